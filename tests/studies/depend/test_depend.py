@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import random
+import re
 import sys
 
 import numpy as np
@@ -102,6 +104,27 @@ def test_a_window_beyond_the_training_is_warned_of(loaded, capsys):
         assert window_warning(loaded, 10**6) == ""
     finally:
         loaded.model.config.max_position_embeddings = trained
+
+
+@pytest.mark.parametrize("task", ["long_text", "false_sinks"])
+def test_texts_that_are_scored_on_the_same_tokens_are_warned_of(loaded, tmp_path, task):
+    """One passage again and again is no sample of texts: told of a short corpus and of none that is long enough."""
+    words = random.Random(0)
+    long = "\n".join("".join(words.choices("abcdefghij", k=4)) for _ in range(5_000))
+    for name, text in (("short", long[:600]), ("long", long)):
+        (tmp_path / f"{name}.txt").write_text(text)
+    options = {**QUICK, "policies": [], "items": 24}
+    settings = "contexts=[1.3],scored=8"
+    short, long = (depend(loaded, [f"{task}:corpus={tmp_path / name}.txt,{settings}"], **options) for name in ("short", "long"))
+    assert long.summary["warnings"] == []
+    (warning,) = short.summary["warnings"]
+    found = re.fullmatch(
+        rf"{task}: (\d+) of 24 texts are scored on tokens that another one is scored on, too \(and the 15 before are alike\)\. "
+        r"Intervals take texts for independent, and are too narrow here: take fewer `items` or a longer `corpus`\.",
+        warning,
+    )
+    assert found
+    assert 3 <= int(found[1]) <= 23
 
 
 class TestVerdicts:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
+from sinklab.corpora._overlap import RUN, count_repeats
 from sinklab.corpora.base import hash_tokens
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.results.metric import Row
 from sinklab.studies.depend.conditions import ConditionPlan
 from sinklab.studies.depend.outcome import Facts, Measured, outcome
-from sinklab.studies.depend.runner import ScoredTask, curve, effective_lengths, per_item, table_rows
+from sinklab.studies.depend.runner import PreparedTask, ScoredTask, curve, effective_lengths, per_item, table_rows
 from sinklab.studies.depend.score import METRICS
 
-__all__ = ["default_window", "summarise_task", "window_warning"]
+__all__ = ["default_window", "repeats_warning", "summarise_task", "window_warning"]
+
+MOST_REPEATS = 0.1
+"""Share of texts scored on tokens of another one up to which their intervals stand without a warning."""
 
 
 def default_window(loaded: LoadedModel) -> int:
@@ -31,6 +35,29 @@ def window_warning(loaded: LoadedModel, window: int) -> str:
         f"A window of {window:,} tokens and the token at hand take {window + 1:,} positions, and the model was made for "
         f"{trained:,}: scores there, with sinks or without, are those of positions it has never seen. Take a `window` below "
         f"{trained:,}."
+    )
+
+
+def repeats_warning(prepared: PreparedTask) -> str:
+    """A sentence where many texts are scored on tokens that others are scored on, too; empty otherwise.
+
+    Of a task whose answers are the text itself; answers that are drawn are independent whatever text stands around them.
+    """
+    number, index = prepared.counted[-1]
+    sheet = next(iter(prepared.sheets.values()))[number]
+    question = sheet.questions[index]
+    if prepared.task.metric != "log_likelihood":
+        return ""
+    # Runs that end in a token that is scored: a few tokens in a row are alike in any two texts.
+    first = max(0, question.start - RUN + 1)
+    repeats = count_repeats(sheet.tokens[:, first : question.stop].tolist())
+    texts = len(sheet.tokens)
+    if repeats <= MOST_REPEATS * texts:
+        return ""
+    return (
+        f"{prepared.label}: {repeats} of {texts} texts are scored on tokens that another one is scored on, too (and the "
+        f"{RUN - 1} before are alike). Intervals take texts for independent, and are too narrow here: take fewer `items` or a "
+        "longer `corpus`."
     )
 
 

@@ -8,14 +8,12 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
+from sinklab.corpora._overlap import RUN, token_runs
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.losses import IGNORED
 
-__all__ = ["RUN", "distinct", "divided", "require_counts", "two_sets"]
-
-RUN = 16
-"""Tokens in a row that no two texts may have in common: files begin with the same licence, and passages of one file overlap."""
+__all__ = ["distinct", "divided", "require_counts", "two_sets"]
 
 LEAST = 4
 """Samples that are measured at least: modules are chosen on one half of them and measured on the other."""
@@ -105,8 +103,8 @@ def _marks(sample: Samples) -> set[Hashable]:
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return {digest.digest()}
     ids = (_unmasked(tokens, sample.targets) if sample.kind == "text" else tokens)[0].tolist()
-    length = min(RUN, max(1, len(ids) - 1))  # a common first token, such as BOS, makes no two texts alike
-    return {tuple(ids[start : start + length]) for start in range(len(ids) - length + 1)}
+    # A common first token, such as BOS, makes no two texts alike.
+    return set(token_runs(ids, min(RUN, max(1, len(ids) - 1))))
 
 
 def _unmasked(tokens: Tensor, targets: Tensor | None) -> Tensor:
