@@ -13,7 +13,16 @@ import torch
 import yaml
 from tests.conftest import make_sinklm
 from tests.studies.quantize.planted import TOKENS, bigram, rows
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
@@ -243,6 +252,19 @@ def test_a_library_that_cannot_is_named():
     assert six["refused"] == {"torchao": "it has no integer scheme with activations of 6 bits"}
 
 
+def test_groups_that_are_not_whole_have_no_recipe():
+    """Both libraries refuse a width that is no multiple of the group; with 8 bits an output channel has one scale."""
+    config = LlamaConfig(
+        vocab_size=TOKENS, hidden_size=32, intermediate_size=40, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    model = wrap_model(LlamaForCausalLM(config).eval())
+    four = quantize(model, inputs=rows(12), calibration=4, schemes=["w4a16"]).summary["recipe"]
+    reason = "it takes whole groups of 32 inputs, and model.layers.0.mlp.down_proj has 40"
+    assert (four["files"], four["refused"]) == ([], {"torchao": reason, "llm-compressor": reason})
+    assert quantize(model, inputs=rows(12), calibration=4, schemes=["w8a16"]).summary["recipe"]["refused"] == {}
+
+
 # --- samples ------------------------------------------------------------------------------------------------------------------
 
 
@@ -356,6 +378,16 @@ def test_a_gap_in_the_noise_is_not_one():
         )
         assert summary["sites"] == []
     assert entry["verdict"] == judged(Interval(entry["gap"], entry["low"], entry["high"]), 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_share_counts_tied_weights_once(dtype):
+    config = bigram().model.config.to_dict() | {"tie_word_embeddings": True}
+    model = LlamaForCausalLM(LlamaConfig(**config)).eval().to(dtype)
+    twin = Twin(model)
+    assert twin.model.lm_head.weight is twin.model.model.embed_tokens.weight
+    assert twin.model.lm_head.weight.dtype == torch.float32
+    assert twin.share == pytest.approx(14 * TOKENS / (15 * TOKENS + 5))  # 14 maps, one table, five norms
 
 
 def test_nothing_outside_of_blocks_is_touched_and_the_model_stays_as_it_is():

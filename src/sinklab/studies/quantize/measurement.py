@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
+from sinklab.models.integer_linear import GROUP
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_causal_lm, loss_kind
 from sinklab.results.intervals import Interval, means_over_items
@@ -81,6 +82,7 @@ class Examined:
     rows: list[Row]
     outside: list[str]
     transposed: bool
+    ragged: str
 
 
 def examine(
@@ -213,7 +215,7 @@ class _Examination:
         rows = quantize_rows(
             summary, spikes, layers, clean_loss=float(self.clean_means.mean()), scored=int(clean.isfinite().sum())
         )
-        return Examined(summary, list(rows), _outside(twin), any(map_.transposed for map_ in twin.maps))
+        return Examined(summary, list(rows), _outside(twin), any(map_.transposed for map_ in twin.maps), _ragged(twin))
 
     # --- parts ----------------------------------------------------------------------------------------------------------------
 
@@ -357,6 +359,11 @@ def _column_means(differences: Tensor) -> np.ndarray:
     """Mean of each position over the samples that have a loss there; positions without one are left out."""
     values = differences.double().numpy()
     return np.nanmean(values[:, ~np.isnan(values).all(axis=0)], axis=0)
+
+
+def _ragged(twin: Twin) -> str:
+    """A linear map whose inputs make no whole groups, and how many it has; empty where there is none."""
+    return next((f"{map_.name} has {map_.in_features:,}" for map_ in twin.maps if map_.in_features % GROUP), "")
 
 
 def _outside(twin: Twin) -> list[str]:

@@ -127,7 +127,7 @@ def quantize(
             label, about = text.label, corpus_record(text)
         examined = examine(loaded, ranges, measured, request, corpus=label, bos=int(with_bos), progress=run.progress)
         summary = examined.summary
-        summary["recipe"] = recipe_of(summary, examined.outside, transposed=examined.transposed)
+        summary["recipe"] = recipe_of(summary, examined.outside, transposed=examined.transposed, ragged=examined.ragged)
 
         def write(folder: Path) -> None:
             write_quantize_plot(summary, folder / "quantize.png")

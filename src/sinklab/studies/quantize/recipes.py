@@ -17,7 +17,7 @@ __all__ = ["TORCHAO", "YAML", "llm_compressor_recipe", "recipe_of", "torchao_rec
 TORCHAO, YAML = "quantize_torchao.py", "recipe.yaml"
 
 
-def recipe_of(summary: QuantizeSummary, outside: Sequence[str], *, transposed: bool) -> QuantizeRecipe:
+def recipe_of(summary: QuantizeSummary, outside: Sequence[str], *, transposed: bool, ragged: str) -> QuantizeRecipe:
     """What both files are to say: the best of what these libraries have settings for.
 
     That is the scheme itself where activations stay whole and it has no gap, or a scale for each token; and the modules that a
@@ -26,6 +26,7 @@ def recipe_of(summary: QuantizeSummary, outside: Sequence[str], *, transposed: b
     Args:
         outside: linear maps outside of blocks, which stay as they are.
         transposed: whether some maps are ``Conv1D``, which neither library quantises.
+        ragged: a map whose inputs make no whole groups, which neither library takes; empty where there is none.
     """
     (scheme,) = parse_schemes([summary["examined"]])
     per_token = scheme.activations != WHOLE_BITS
@@ -36,7 +37,7 @@ def recipe_of(summary: QuantizeSummary, outside: Sequence[str], *, transposed: b
     best = best_cure(cures, summary["minimal_effect"])
     modules = [] if best is None else [name for name in best["modules"] if "(" not in name]
     left = {"mean": base["gap"], "low": base["low"], "high": base["high"]} if best is None else best["left"]
-    refused = {name: why for name, why in _refusals(scheme, transposed).items() if why}
+    refused = {name: why for name, why in _refusals(scheme, transposed, ragged).items() if why}
     files = [name for name, library in ((TORCHAO, "torchao"), (YAML, "llm-compressor")) if library not in refused]
     return {
         "scheme": scheme.name,
@@ -48,13 +49,15 @@ def recipe_of(summary: QuantizeSummary, outside: Sequence[str], *, transposed: b
     }
 
 
-def _refusals(scheme: Scheme, transposed: bool) -> dict[str, str]:
+def _refusals(scheme: Scheme, transposed: bool, ragged: str) -> dict[str, str]:
     """Why a library cannot be given a scheme; empty where it can."""
     why = ""
     if transposed:
         why = "some linear maps are Conv1D, and it quantises nn.Linear alone"
     elif scheme.weights == WHOLE_BITS:
         why = "it has no scheme with weights as they are"
+    elif scheme.weights <= 4 and ragged:
+        why = f"it takes whole groups of {GROUP} inputs, and {ragged}"
     torchao = why
     if not why and scheme.activations not in (8, WHOLE_BITS):
         torchao = f"it has no integer scheme with activations of {scheme.activations} bits"

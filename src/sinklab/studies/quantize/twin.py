@@ -182,13 +182,16 @@ class Twin:
                 f"the weights of the model are spread over {', '.join(sorted(places))}, and codes are made of weights on one "
                 "device; load it with `device`"
             )
-        # The weights are read and never written, so a copy of what is float32 already shares them.
-        shared = {id(parameter): parameter for parameter in model.parameters() if parameter.dtype == torch.float32}
-        self.model, self.integer = copy.deepcopy(model, shared).eval(), integer
+        # The weights are read and never written, so a copy of what is float32 already shares them. What two modules have in
+        # common they have in common in the copy, which the memo of deepcopy sees to.
+        wide = {
+            id(parameter): parameter
+            if parameter.dtype == torch.float32
+            else nn.Parameter(parameter.detach().float(), requires_grad=False)
+            for parameter in model.parameters()
+        }
+        self.model, self.integer = copy.deepcopy(model, wide).eval(), integer
         for module in self.model.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                if parameter.dtype != torch.float32:
-                    setattr(module, name, nn.Parameter(parameter.detach().float(), requires_grad=False))
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if buffer.is_floating_point():
                     setattr(module, name, buffer.float())
