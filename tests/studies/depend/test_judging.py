@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+import scipy.special
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.intervals import mean_over_items
+from sinklab.results.intervals import function_over_items, mean_over_items
 from sinklab.studies.depend.judge import effective_length, judge, useful_context
 from sinklab.studies.depend.outcome import Measured
 
@@ -42,6 +45,17 @@ class TestInterval:
         found = mean_over_items(np.zeros(60), scale=1.0)
         assert (found.low, found.high) == (pytest.approx(-0.05), pytest.approx(0.05))
         assert mean_over_items(np.ones(60)).low == 1.0  # of numbers without a range, nothing more can be said
+
+    @pytest.mark.parametrize("count", [2, 5, 8, 64])
+    def test_wider_at_every_level(self, count):
+        """Beyond what 10,000 resamples show it is Student's; resampling alone would stop growing at its outermost mean."""
+        values = np.random.default_rng(3).exponential(size=count)
+        found = [mean_over_items(values, level=level) for level in (0.9, 0.99, 0.999, 0.9999, 0.99999)]
+        assert all(wide.low < narrow.low and wide.high > narrow.high for narrow, wide in itertools.pairwise(found))
+        half = scipy.special.stdtrit(count - 1, 1 - 0.5e-5) * values.std(ddof=1) / np.sqrt(count)
+        assert found[-1].high - values.mean() == pytest.approx(half)
+        product = function_over_items(np.stack([values, values]), lambda means: means[0] * means[1], level=0.99999)
+        assert product.high - product.mean == pytest.approx(2 * half * values.mean(), rel=0.35)  # bent, by the error's square
 
     def test_one_item_has_none(self):
         with pytest.raises(ConfigurationError, match=r"needs two items or more, got 1; take more of them"):
