@@ -77,6 +77,7 @@ class TestOutput:
         text = "".join(token.text for token in expected)
         assert run(checkpoint, "--file", tmp_path / "text", *options).stdout == text
         assert run(checkpoint, *options, stdin="def f(x):").stdout == text
+        assert run(checkpoint, *options, "--file=-", stdin="def f(x):").stdout == text
 
     def test_settings_reach_the_stream(self, checkpoint, loaded):
         options = ["--policy", "pinned", "--set", "pinned=[0, 3]", "--window", 11, "--temperature", 0.9, "--top-k", 40]

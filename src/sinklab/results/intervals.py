@@ -56,7 +56,8 @@ def mean_over_items(values: Sequence[float] | np.ndarray, *, level: float = LEVE
     The percentile interval is too short for few items by the factor ``sqrt(n / (n - 1))`` and by Student's t against the normal
     distribution; its percentiles are moved outwards by both (Hesterberg 2015, arXiv 1411.5279, "expanded percentile interval").
     No resample is below the least item. Where the percentile is rarer than a resample that is that item alone, one in ``n**n``
-    (up to four items at 95 %), or than one of all that are drawn (up to eight items at 99 %), the interval is Student's. Paired differences of two policies are such numbers too.
+    (up to four items at 95 %), or than one of all that are drawn (up to eight items at 99 %), the interval is Student's.
+    Paired differences of two policies are such numbers too.
 
     Args:
         values: two or more independent items.

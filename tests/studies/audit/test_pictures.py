@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from transformers import SwinConfig, SwinModel, ViTConfig, ViTForImageClassification
+from transformers import (
+    SegformerConfig,
+    SegformerForImageClassification,
+    SwinConfig,
+    SwinModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from sinklab import audit
@@ -118,3 +125,20 @@ def test_windows_have_no_panel_and_no_maps(tmp_path):
     assert result.summary["seq_len"] == 16
     files = {path.name for path in result.folder.iterdir()}
     assert files == {"report.html", "summary.json", "table.parquet", "run.json"}
+
+
+def test_a_place_without_a_name_has_none(capsys):
+    """The keys of SegFormer's stages are merged patches of several sizes; none of them is one patch, or a token."""
+    torch.manual_seed(0)
+    config = SegformerConfig(
+        num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[16, 32], patch_sizes=[7, 3], strides=[4, 2],
+        num_attention_heads=[1, 2], mlp_ratios=[2, 2], decoder_hidden_size=32, image_size=32,
+    )  # fmt: skip
+    model = SegformerForImageClassification(config).eval()
+    for parameter in model.parameters():
+        parameter.data *= 4
+    result = audit(wrap_model(model, processor=processor(32)), samples=4)
+    (place,) = result.summary["sink_positions"]
+    assert place["token"] is None
+    result.show()
+    assert f"places position {place['position']} {place['rate']:.2f} %" in " ".join(capsys.readouterr().out.split())

@@ -185,9 +185,10 @@ def _tier(tier: str, missing: Mapping[str, str]) -> str:
 
 
 def _position(sink: Sink) -> dict[str, object]:
+    token = None if sink.token is None else str(sink.token)
     return {
         "position": sink.position,
-        "token": sink.called or (sink.text if sink.text is not None else str(sink.token)),
+        "token": sink.called or (token if sink.text is None else sink.text),
         "token_share": sink.token_share,
         "rate": sink.rate,
         "mean_weight": sink.mass,

@@ -83,7 +83,7 @@ def stream(
     Args:
         model: embedded:softmax, embedded:sigmoid, a directory, or a hub id.
         prompt: Text to go on from; by default stdin, if piped.
-        file: UTF-8 text to go on from, of any length.
+        file: UTF-8 text to go on from, of any length; without it and a prompt, what is piped in.
         chat: Take turns: one line of stdin each, in the model's chat template.
         system: With --chat: a system message, which is never evicted.
         keep: Text in front of the prompt, which is never evicted.
@@ -283,7 +283,7 @@ def _text(prompt: str | None, file: Path | None, *, needed: bool) -> str | None:
         raise ConfigurationError("give one of `prompt` and `file`")
     if prompt is not None:
         text, where = prompt, "`prompt`"
-    elif file is not None:
+    elif file is not None and str(file) != "-":
         try:
             text, where = file.read_text(encoding="utf-8-sig"), str(file)  # a pipe is read too, as shells make of <(…)
         except FileNotFoundError:
@@ -292,7 +292,7 @@ def _text(prompt: str | None, file: Path | None, *, needed: bool) -> str | None:
             raise InputError(f"{file} cannot be read as a text file: {error.strerror or error}") from None
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from error
-    elif not needed:
+    elif not needed and file is None:
         return None
     elif sys.stdin.isatty():
         raise ConfigurationError("there is nothing to go on from; give `prompt`, `file` or `chat`, or pipe a text in")
