@@ -108,6 +108,7 @@ def write_audit(
     maps: bool = True,
     hostile: bool = False,
     position_rows: int | None = None,
+    gate: float | None = None,
     summary: dict[str, Any] | None = None,
     run: dict[str, Any] | None = None,
 ) -> Path:
@@ -123,6 +124,7 @@ def write_audit(
         maps: whether maps.safetensors is written.
         hostile: whether token, model and corpus names try to break out of the page.
         position_rows: how many key positions have rows of their own; all by default.
+        gate: what a gate puts on the output of every head; ``None`` for a model without gates.
         summary, run: keys to replace.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -208,6 +210,8 @@ def write_audit(
     if wanted("null_mass"):
         per_head("null_mass", "null_mass", "fraction", np.zeros((layers, heads)))
         per_head("null_mass", "row_mass", "fraction", np.ones((layers, heads)))
+        if gate is not None:
+            per_head("null_mass", "output_gain", "fraction", np.full((layers, heads), gate))
     if wanted("entropy"):
         per_head("entropy", "entropy", "nats", entropy)
         per_head("entropy", "entropy_without_sink", "nats", entropy_rest)

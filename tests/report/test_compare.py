@@ -9,6 +9,7 @@ from synthetic import HOSTILE, write_audit
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.report.compare import comparison_table, comparison_warning, format_comparison, write_comparison
+from sinklab.report.html import write_report
 from sinklab.results.table import read_run
 
 
@@ -46,6 +47,22 @@ def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
     # The synthetic audit without BOS has 0.7 of the rate with it.
     assert softmax["BOS sensitivity (percentage points)"] == pytest.approx(0.3 * summary["sink_rate_gu2024"])
     assert softmax["sink rate, one token repeated (%)"] == 0.0
+
+
+def test_rows_of_one_audit_stand_where_they_stand_there(tmp_path: Path) -> None:
+    """A gate of the second and a null score of the third, each beside what it belongs to, and nothing in other columns."""
+    gated = write_audit(tmp_path / "gated", model="gated", layers=2, heads=2, gate=0.25)
+    null = write_audit(tmp_path / "null", model="null", layers=2, heads=2, summary={"definitions": {"gu2024_null": 12.5}})
+    table = comparison_table([write_audit(tmp_path / "plain", model="plain", layers=2, heads=2), gated, null])
+    row, rate = "gate (mean factor on a head's output)", "sink rate of the null score, gu2024_null (%)"
+    assert [table[name][row] for name in ("plain", "gated", "null")] == [None, 0.25, None]
+    assert [table[name][rate] for name in ("plain", "gated", "null")] == [None, None, 12.5]
+    rows = list(table.index)
+    assert rows.index(row) == rows.index("null mass (%)") + 1
+    assert rows.index(rate) == rows.index("strongest sink: position") - 1
+    page = (write_report(gated)).read_text(encoding="utf-8")
+    assert "mean factor on a head&#39;s output; 0 is a head that says nothing" in page
+    assert "attention that goes to no key" not in page
 
 
 @pytest.mark.parametrize("corpus", ["random_tokens", "repeated_token"])

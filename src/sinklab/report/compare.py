@@ -169,7 +169,11 @@ def _table(audits: Sequence[tuple[str, Audit]]) -> pd.DataFrame:
         for name, audit in audits:
             if not _certificate(audit):
                 columns[name][_ASKED] = "not certified"
-    rows = list(dict.fromkeys(row for numbers in columns.values() for row in numbers))
+    rows: list[str] = []
+    for numbers in columns.values():
+        for before, row in zip([None, *numbers], numbers, strict=False):
+            if row not in rows:  # of this audit alone; it stands where it stands there
+                rows.insert(rows.index(before) + 1 if before is not None else 0, row)
     return pd.DataFrame(
         {name: pd.Series([numbers.get(row) for row in rows], dtype=object) for name, numbers in columns.items()}
     ).set_axis(rows, axis=0)
@@ -180,7 +184,7 @@ def _numbers(audit: Audit) -> dict[str, object]:
     sinks = sinks_of(audit.summary)
     top = sinks[0] if sinks else {}
     heads = share_of_sinking_heads(audit)
-    null = mean_by_head(audit, "null_mass", "null_mass")
+    null, gate = mean_by_head(audit, "null_mass", "null_mass"), mean_by_head(audit, "null_mass", "output_gain")
     numbers: dict[str, Any] = {
         "model": audit.model,
         "operation": f"{audit.operation} ({summary['tier']})" if summary.get("tier") else audit.operation,
@@ -203,6 +207,7 @@ def _numbers(audit: Audit) -> dict[str, object]:
         "sink positions": len(sinks) if none else None,
         "sink role": summary.get("sink_role"),
         "null mass (%)": None if null is None else 100 * null,
+        **({} if gate is None else {"gate (mean factor on a head's output)": gate}),
         "entropy (nats)": mean_by_head(audit, "entropy", "entropy"),
         "entropy without the sink (nats)": mean_by_head(audit, "entropy", "entropy_without_sink"),
         "massive activations (most in a layer)": _largest(audit, "massive_activation", "massive_count"),

@@ -26,6 +26,7 @@ HEAD_NUMBERS: list[tuple[str, str, str, str, str]] = [
     ("Entropy without sink", "entropy", "entropy_without_sink", "nats", "renormalised"),
     ("Null mass", "null_mass", "null_mass", "", "goes to no key"),
     ("Mass on keys", "null_mass", "row_mass", "", "sum of a row of weights"),
+    ("Gate", "null_mass", "output_gain", "", "mean factor on the head's output"),
     ("Output / residual", "head_output", "relative_norm", "", "near 0: nearly a no-op"),
     ("Output norm", "head_output", "output_norm", "", "after the output projection"),
     ("First-token share", "sink_rate", "first_token_share", "unit", ""),

@@ -60,7 +60,10 @@ def largest_by_layer(audit: Audit, probe: str, metric: str) -> tuple[float, int]
 
 
 def mass_card(audit: Audit, null: float | None) -> Card:
-    """Null mass; where that is not defined (rows need not sum to one), the mass of a row."""
+    """How much heads abstain: by a gate; else null mass; where that is not defined (rows need not sum to one), a row's mass."""
+    gate = mean_by_head(audit, "null_mass", "output_gain")
+    if gate is not None and not null:
+        return Card("Gate", number(gate), "mean factor on a head's output; 0 is a head that says nothing")
     mass = mean_by_head(audit, "null_mass", "row_mass") if null is None else None
     if mass is None:
         return Card(
