@@ -151,6 +151,35 @@ def test_a_token_that_some_samples_lack_is_followed_in_the_others():
     assert found["pull_lost"]["mean"] == pytest.approx(alone["pull_lost"]["mean"], rel=1e-5)
 
 
+def test_spikes_and_losses_of_a_token_are_those_of_the_samples_that_have_it():
+    """And what is found of a token is not found again as a spike at the position where it stands in half of the samples."""
+    ids = tokens(samples=9)
+    have = torch.arange(9) % 2 == 0
+    have[8] = False  # the last forward of the runs below has samples without it alone
+    ids[~have, 0] = 3
+    model, sinks = planted(writes=3.0, reads=SPIKE), Sinks.at(Sink(kind="token", token=0, text="<s>"))
+    mixed = locate_origins(model, Samples.of_tokens(ids), sinks, controls=1, batch_size=1).summary
+    alone = locate_origins(model, Samples.of_tokens(ids[have]), sinks, controls=1, batch_size=1).summary
+    (found,), (own,) = mixed["origins"], alone["origins"]
+    assert found["spike"] == pytest.approx(own["spike"], rel=1e-5)
+    assert found["spike"] > 1000
+    for edit in ("zero", "mean"):
+        for key in ("loss", "spike_kept", "weight_kept"):
+            assert edit_of(found, "units", edit)[key] == pytest.approx(edit_of(own, "units", edit)[key], rel=1e-4, abs=1e-6)
+    assert mixed["notes"] == ["Of 9 samples 4 have the first '<s>'; its numbers are those of these samples."]
+    losses = sample_losses(model, Samples.of_tokens(ids)).nanmean(1)
+    assert mixed["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+
+
+def test_a_token_that_one_sample_has_is_not_followed():
+    ids = tokens(samples=6)
+    ids[1:, 0] = 3
+    model, sinks = planted(writes=3.0, reads=SPIKE), Sinks.at(Sink(kind="token", token=0, text="<s>"))
+    summary = locate_origins(model, Samples.of_tokens(ids), sinks, controls=1).summary
+    assert summary["origins"] == []
+    assert summary["notes"][-1] == "Of 6 samples 1 has the first '<s>', and an interval needs two: it is not followed."
+
+
 def test_a_jump_behind_the_heads_that_look_is_not_the_origin(samples):
     model = planted(writes=0.06, reads=SPIKE)
     last = model.model.layers[1].mlp  # behind all attention

@@ -174,7 +174,7 @@ def run_edits(
         masks: which tokens are the place, which are others, and which are no padding, boolean ``(samples, length)``.
         batch_size: samples a forward, copies for several edits counted.
     """
-    takes_loss = samples.targets is not None or samples.scored is not None or loss_kind(model) == "next token"
+    takes_loss = _takes_loss(model, samples)
     rows = [(edit, sample) for edit in range(len(edits)) for sample in range(len(samples))]
     losses, spikes, seen, layers = [], [], list[tuple[PlaceWeights, int]](), dict[str, int]()
     for start in range(0, len(rows), batch_size):
@@ -213,6 +213,19 @@ def run_edits(
         )
         for edit in range(len(edits))
     ]  # fmt: skip
+
+
+def _takes_loss(model: nn.Module, samples: Samples) -> bool:
+    return samples.targets is not None or samples.scored is not None or loss_kind(model) == "next token"
+
+
+@torch.no_grad()
+def clean_losses(model: nn.Module, samples: Samples, forward: Callable[[Samples], object], batch_size: int) -> Tensor:
+    """Mean loss of every sample under the model as it is, float64 ``(samples,)``; NaN where none is taken."""
+    if not _takes_loss(model, samples):
+        return torch.full((len(samples),), float("nan"), dtype=torch.float64)
+    scored = [batch.scored or batch for batch in samples.batches(batch_size)]
+    return torch.cat([mean_losses(forward(batch), batch) for batch in scored])
 
 
 def mean_losses(output: object, samples: Samples) -> Tensor:

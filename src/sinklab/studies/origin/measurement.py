@@ -22,13 +22,13 @@ from sinklab.results.summaries.origin import OriginFound, OriginSummary
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments
-from sinklab.studies.origin.ablation import MODES, Edit, Measured, Mode, new_values, read_columns, run_edits
+from sinklab.studies.origin.ablation import MODES, Edit, Measured, Mode, clean_losses, new_values, read_columns, run_edits
 from sinklab.studies.origin.decomposition import Decomposition, decompose
 from sinklab.studies.origin.entry import PlacedEdit, TracedPlace, entry_of, known
 from sinklab.studies.origin.rows import origin_rows
 from sinklab.studies.origin.setting import OriginSetting, mean_over, own_heads
 from sinklab.studies.origin.structure import Block, Structure, Sublayer, find_structure
-from sinklab.studies.origin.tracing import Birth, Place, birth_of, measure_growth, spike_places
+from sinklab.studies.origin.tracing import Birth, Growth, Place, birth_of, measure_growth, spike_places
 from sinklab.studies.origin.words import sentences
 from sinklab.studies.origin.writers import Writer, writer_of
 
@@ -105,7 +105,9 @@ def locate_origins(
     structure = find_structure(model, lambda: forward(samples.take(slice(0, 2))))
     progress("norms by block", 0, 1)
     growth = measure_growth(model, structure, samples, forward, batch_size)
-    followed = [sink for sink in sinks.sinks if sink.kind != "null"]
+    listed = [sink for sink in sinks.sinks if sink.kind != "null"]
+    rare = {sink.name: count for sink in listed if (count := _having(growth, sink)) < 2}
+    followed = [sink for sink in listed if sink.name not in rare]
     spikes = spike_places(growth, followed, samples.names)
     everything = Place((*followed, *spikes)) if followed or spikes else None
     real = growth.positions >= 0
@@ -117,20 +119,25 @@ def locate_origins(
             "longer samples (`seq_len`)"
         )
     setting = OriginSetting(model, structure, samples, forward, growth, others, batch_size, controls, seed, progress)
-    found, rows, loss = [], list[Row](), float("nan")
+    found, rows, loss = [], list[Row](), torch.full((1,), float("nan"))
+    partly: dict[str, int] = {}
     for place, birth in _groups(setting, followed[:PLACES], spikes):
+        if (having := int(setting.tokens_at(place).any(1).sum())) < len(samples):
+            partly[place.name] = having
         entry, own, loss = _origin(setting, place, birth)
         found.append(entry)
         rows += own
+    if found and len(loss) < len(samples):  # samples that lack the place have a loss, too
+        loss = clean_losses(model, samples, forward, batch_size)
     summary: OriginSummary = {
         "samples": len(samples),
         "positions": growth.positions.shape[1],
         "blocks": len(structure.blocks),
-        "loss": known(loss),
+        "loss": known(float(loss.nanmean())),
         "controls": controls,
         "seed": seed,
         "origins": found,
-        "notes": _notes(sinks, followed, spikes, structure),
+        "notes": _notes(sinks, followed, spikes, structure) + _counts(rare, partly, len(samples)),
     }
     summary["text"] = sentences(summary)
     return Located(summary, rows)
@@ -187,6 +194,29 @@ def _groups(setting: OriginSetting, sinks: Sequence[Sink], spikes: Sequence[Sink
     return placed
 
 
+def _having(growth: Growth, sink: Sink) -> int:
+    """In how many samples a sink has a token."""
+    return int(Place((sink,)).mask(growth.positions, growth.tokens).any(1).sum())
+
+
+def _counts(rare: Mapping[str, int], partly: Mapping[str, int], samples: int) -> list[str]:
+    """Which places not all samples have, a sentence each.
+
+    Args:
+        rare, partly: how many have them: fewer than two, or more.
+    """
+    return [
+        *(
+            f"Of {samples} samples {count} has {name}, and an interval needs two: it is not followed."
+            for name, count in rare.items()
+        ),
+        *(
+            f"Of {samples} samples {count} have {name}; its numbers are those of these samples."
+            for name, count in partly.items()
+        ),
+    ]
+
+
 def _notes(sinks: Sinks, followed: Sequence[Sink], spikes: Sequence[Sink], structure: Structure) -> list[str]:
     """What is not followed, and why, a sentence each."""
     notes = []
@@ -207,9 +237,11 @@ def _notes(sinks: Sinks, followed: Sequence[Sink], spikes: Sequence[Sink], struc
     return notes
 
 
-def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[OriginFound, list[Row], float]:
-    """Everything about one place, its rows, and the loss of the model as it is."""
+def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[OriginFound, list[Row], Tensor]:
+    """Everything about one place in the samples that have it, its rows, and the losses of the model as it is there."""
     at = setting.tokens_at(place)
+    if not bool(at.any(1).all()):  # a token that samples lack
+        setting, at = setting.having(at.any(1)), at[at.any(1)]
     clean = _run(setting, [Edit("as it is")], at, {}, f"{place.name}: as it is")[0]
     sublayer: Sublayer | None = None
     pull: tuple[float, Interval | None] | None = None
@@ -238,7 +270,7 @@ def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[OriginF
         spike_block=spike_block, edits=edits, measured=measured,
     )  # fmt: skip
     entry = entry_of(setting, traced)
-    return entry, list(origin_rows(entry, clean, len(setting.samples))), float(clean.loss.nanmean())
+    return entry, list(origin_rows(entry, clean, len(setting.samples))), clean.loss
 
 
 def _run(

@@ -57,6 +57,16 @@ class OriginSetting:
         """Boolean ``(samples, length)``: the tokens of a place."""
         return place.mask(self.growth.positions, self.growth.tokens)
 
+    def having(self, rows: Tensor) -> OriginSetting:
+        """On some of the samples alone, boolean ``(samples,)``."""
+        growth = self.growth
+        own = Growth(
+            norms=growth.norms[rows], blocks=growth.blocks[rows], spikes=growth.spikes[rows], positions=growth.positions[rows],
+            tokens=None if growth.tokens is None else growth.tokens[rows],
+        )  # fmt: skip
+        samples = self.samples.take(torch.nonzero(rows)[:, 0])
+        return dataclasses.replace(self, samples=samples, growth=own, others=self.others[rows])
+
     def block_of(self, label: str) -> int:
         """Number of the block that an attention module belongs to, from the label of its site; -1 for one of no block."""
         name, call = run_of(label)

@@ -262,7 +262,10 @@ def spike_places(growth: Growth, known: Sequence[Sink], names: Sequence[str] | N
     real = (growth.positions >= 0)[:, None]
     middle = growth.norms.masked_fill(~real, float("nan")).nanmedian(2, keepdim=True).values
     high = ((growth.norms > SPIKE_TIMES * middle) & real).any(1)
-    taken, places = Place(tuple(known)).positions, []
+    followed = Place(tuple(known))
+    taken, places = followed.positions, []
+    if known:  # a token is followed wherever it stands
+        high &= ~followed.mask(growth.positions, growth.tokens)
     for position in range(int(growth.positions.max()) + 1):
         here = growth.positions == position
         if position not in taken and 2 * int((high & here).sum()) >= int(here.sum()) > 0:
