@@ -13,7 +13,7 @@ from sinklab.attention.token_text import token_text
 class Llama:
     """Decodes as the tokenizers of Llama do, which take away the space in front of a text."""
 
-    pieces = ("▁", "▁the", "\n", "<0x20>")
+    pieces = ("▁", "▁the", "\n", "<0x20>", "the", "▁▁")
 
     def decode(self, token_ids):
         (token,) = token_ids
@@ -31,9 +31,14 @@ class Letters:
 
 
 def test_a_token_that_decodes_to_nothing_is_written_as_in_the_vocabulary():
-    assert [token_text(Llama(), token) for token in range(4)] == ["▁", "the", "\n", "<0x20>"]
+    assert [token_text(Llama(), token) for token in range(4)] == ["▁", " the", "\n", "<0x20>"]
     assert [token_text(Letters(), token) for token in range(2)] == ["", "a"]
     assert token_text(None, 17) == "17"
+
+
+def test_a_word_keeps_the_space_in_front_of_it():
+    """Which tells it from the same letters inside of a word, and words of a text from each other."""
+    assert [token_text(Llama(), token) for token in (1, 4, 5)] == [" the", "the", " "]
 
 
 @pytest.mark.skipif("SINKLAB_REAL_MODELS" not in os.environ, reason="needs checkpoints of others: SINKLAB_REAL_MODELS")
@@ -43,4 +48,6 @@ def test_no_token_of_a_llama_is_shown_as_nothing():
     tokenizer = AutoTokenizer.from_pretrained(Path(os.environ["SINKLAB_REAL_MODELS"]) / "tiny1m")
     texts = [token_text(tokenizer, token) for token in range(len(tokenizer))]
     assert "" not in texts
+    text = "Once upon a time there was a cat"
+    assert "".join(token_text(tokenizer, token) for token in tokenizer(text)["input_ids"]) == f"<s> {text}"
     assert "" in [tokenizer.decode([token]) for token in range(len(tokenizer))]  # the space in front of a word

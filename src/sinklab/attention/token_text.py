@@ -7,6 +7,10 @@ from typing import Protocol
 __all__ = ["Decoder", "token_text"]
 
 
+SPACE = "▁"
+"""How SentencePiece writes a space."""
+
+
 class Decoder(Protocol):
     """What makes text of token ids: a tokenizer of transformers."""
 
@@ -19,9 +23,13 @@ def token_text(tokenizer: Decoder | None, token: int) -> str:
     """A token as text; its number without a tokenizer.
 
     Alone, the space in front of a word (``▁``) and a byte that is a space decode to nothing, since decoding takes away the
-    space in front of a text: these are given as the vocabulary writes them.
+    space in front of a text: these are given as the vocabulary writes them. A word keeps the space in front of it, which is what
+    tells it from the same letters inside of a word.
     """
     if tokenizer is None:
         return str(token)
     text, pieces = str(tokenizer.decode([token])), getattr(tokenizer, "convert_ids_to_tokens", None)
-    return text if text or pieces is None else str(pieces(token))
+    if pieces is None:
+        return text
+    piece = str(pieces(token))
+    return f" {text}" if text and piece.startswith(SPACE) and not text.startswith(" ") else text or piece
