@@ -23,7 +23,7 @@ def token_text(tokenizer: Decoder | None, token: int) -> str:
     """A token as text; its number without a tokenizer.
 
     Alone, the space in front of a word (``▁``) and a byte that is a space decode to nothing, since decoding takes away the
-    space in front of a text: these are given as the vocabulary writes them. A word keeps the space in front of it, which is what
+    space in front of a text: these are given as the vocabulary writes them. A word keeps the space in front of it, which
     tells it from the same letters inside of a word.
     """
     if tokenizer is None:

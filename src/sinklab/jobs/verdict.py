@@ -2,14 +2,14 @@
 
 A part of a claim states a region in which an effect lies: above a bound, below one, or between two. The effects of the seeds
 give a middle and a 95 % interval that suits their kind (:mod:`sinklab.jobs.estimate`). If the interval lies in the region, the
-part is reproduced; if it lies wholly outside, the part is not reproduced; in all other cases, and with fewer than three seeds,
-it is inconclusive. A claim is reproduced if all of its parts are, and not reproduced if one part is not. That every part must
+part is reproduced; if it lies wholly outside, the part is not reproduced; in all other cases, with fewer than three seeds, and
+where more than a quarter of them have no number, it is inconclusive. A claim is reproduced if all of its parts are, and not reproduced if one part is not. That every part must
 hold needs no correction for their number; that one part failing is enough makes "not reproduced" somewhat more likely by
 chance, which is the direction to err in.
 
 What the claim presupposes (that there is a sink to remove) is judged like a part, and where it is about one variant also from
 seeds of it that other claims have trained. Where it does not hold, the claim is not tested at this scale; where its interval
-reaches over the bound, nothing follows for or against the claim.
+reaches over the bound, or too few seeds have a number of it, nothing follows for or against the claim.
 
 Three kinds of evidence have verdicts of their own. Where a seed is a training, a claim is reproduced or not. Where a seed is a
 draw of texts for one model, it holds or does not hold for this model. What is proved is checked: it agrees with the proof if
@@ -70,6 +70,9 @@ Effects = Mapping[int, float | None] | Mapping[str, float | None]
 SEEDS = 3
 """Fewest seeds with which anything but "inconclusive" is said."""
 
+MOST_LOST = 0.25
+"""Share of the seeds without a number (a training that diverged) up to which the others speak for all: they may be the lucky."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
@@ -95,8 +98,12 @@ class Finding:
     @property
     def undecided(self) -> bool:
         """Whether there are enough seeds, and they leave it open."""
-        known = sum(value is not None for value in self.by_seed.values())
-        return known >= SEEDS and self.verdict == "inconclusive"
+        return len(self.by_seed) >= SEEDS and self.verdict == "inconclusive"
+
+    @property
+    def known(self) -> int:
+        """Seeds that have a number."""
+        return sum(value is not None for value in self.by_seed.values())
 
     def to_dict(self) -> ClaimPart:
         """For JSON."""
@@ -172,7 +179,7 @@ def _judge(
         judge_part(part, {**numbers, **_complete(part, lent or {})}, draws=unit == "draw") for part in presupposes
     )
     for finding in presupposed:
-        few = sum(value is not None for value in finding.by_seed.values()) < SEEDS
+        few = finding.known < SEEDS
         if finding.verdict == "not reproduced" or (few and not _mean_inside(finding)):
             return Conclusion(otherwise, findings, presupposed, _presupposes(finding))
     for finding in presupposed:
@@ -277,8 +284,14 @@ def _judged(part: Part, by_seed: Effects, *, draws: bool = False) -> Finding:
         alike = draws and min(values) == max(values)
         found = Estimate(values[0], (values[0], values[0]), "range") if alike else part.effect.estimate(values)
         verdict = "inconclusive" if found.interval is None else _of_interval(part, *found.interval)
+    if _many_lost(by_seed):
+        verdict = "inconclusive"
     method = None if found.interval is None else found.method
     return Finding(part, by_seed, found.middle, found.interval, method, found.standardized, verdict)
+
+
+def _many_lost(by_seed: Effects) -> bool:
+    return sum(value is None for value in by_seed.values()) > MOST_LOST * len(by_seed)
 
 
 def _of_interval(part: Part, low: float, high: float) -> Verdict:
@@ -291,9 +304,10 @@ def _open(finding: Finding, unit: str) -> str:
     """Why a part is inconclusive."""
     if finding.part.of_some and unit == "model":
         return f"none of {len(finding.by_seed)} models shows it, which refutes nothing: the claim is that there are such models"
-    known = sum(value is not None for value in finding.by_seed.values())
+    known, lost = finding.known, len(finding.by_seed) - finding.known
+    if known >= SEEDS and _many_lost(finding.by_seed):
+        return f"{lost} of {len(finding.by_seed)} {unit}s have no number, and the others cannot speak for them"
     if known < SEEDS:
-        lost = len(finding.by_seed) - known
         without = f", {lost} of them without a number" if lost else ""
         seeds = f"1 {unit}" if len(finding.by_seed) == 1 else f"{len(finding.by_seed)} {unit}s"
         return f"{seeds}{without}; a verdict needs {SEEDS}"

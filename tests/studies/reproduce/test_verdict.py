@@ -101,6 +101,29 @@ def diverged(*values: float) -> dict[int, dict[str, dict[str, float]]]:
     return {seed: {"a": {"diverged": value}, "b": {"diverged": 0.0}} for seed, value in enumerate(values)}
 
 
+def test_a_presupposition_that_few_seeds_have_decides_nothing() -> None:
+    """Fewer numbers of it must not make a stronger verdict: of eight seeds one or two have the baseline."""
+    there = Part("there is a sink", Value("sink_rate", "b"), more_than=5.0)
+    numbers = {seed: {"a": {"loss": 9.0 + seed / 10}} for seed in range(8)}
+    for seed, rate in ((0, 21.0), (1, 90.0), (2, 25.0)):
+        numbers[seed]["b"] = {"sink_rate": rate}
+        judgement = judge([MORE], [there], numbers)
+        assert judgement.verdict == "inconclusive"
+        assert judgement.reason.startswith("presupposes that there is a sink")
+    assert judgement.reason.endswith("5 of 8 seeds have no number, and the others cannot speak for them")
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(0, "reproduced"), (2, "reproduced"), (3, "inconclusive")])
+def test_seeds_without_a_number_are_not_passed_over(lost: int, verdict: str) -> None:
+    """Trainings that diverge leave the lucky ones; a quarter may, and more leave it open."""
+    judgement = judge([MORE], [], seeds(*(9.0 + seed / 10 for seed in range(8 - lost)), *[math.nan] * lost))
+    assert judgement.verdict == verdict
+    assert judgement.reason == (
+        "'it rises': 3 of 8 seeds have no number, and the others cannot speak for them" if lost == 3 else ""
+    )
+    assert judgement.findings[0].interval is not None
+
+
 def test_a_count_has_an_exact_interval() -> None:
     """Of 0 in 3 it ends at 1 - 0.025 ** (1 / 3) = 0.708, and not at 0."""
     rare = Part("it does not diverge", Value("diverged", "a"), less_than=0.5)
