@@ -47,7 +47,7 @@ def test_the_fewest_is_the_first_that_decides():
 
 
 # Percentages of the bootstrap at 95 %: the normal tail at sqrt(n / (n - 1)) times the quantile of Student's t of n - 1 degrees.
-@pytest.mark.parametrize(("items", "quantile", "level"), [(5, 2.7764451, 0.95), (10, 0.7027221, 0.5)])
+@pytest.mark.parametrize(("items", "quantile", "level"), [(8, 2.3646243, 0.95), (10, 0.7027221, 0.5)])
 def test_intervals_over_items_are_widened_percentiles_of_resampled_means(items, quantile, level):
     values = np.array([0.5, 2.0, 1.0, 7.0, 3.0, 0.0, 0.25, 4.0, 1.5, 6.0])[:items]
     draws = np.random.default_rng(0).integers(items, size=(10_000, items))
@@ -68,10 +68,10 @@ def test_many_means_are_those_of_each():
         assert list(found[number].to_dict().values()) == pytest.approx(list(mean_over_items(values[number]).to_dict().values()))
 
 
-@pytest.mark.parametrize("items", [2, 3, 4])
+@pytest.mark.parametrize("items", [2, 3, 4, 7])
 def test_intervals_over_very_few_items_are_those_of_student(items):
     """No resample is below the least item, where an interval of so few has to reach: of two items, 12.7 times the error."""
-    values = np.array([[1.0, 3.0, -2.0, 0.5], [2.0, 2.5, 2.25, 4.0]])[:, :items]
+    values = np.array([[1.0, 3.0, -2.0, 0.5, 0.1, 7.0, -1.0], [2.0, 2.5, 2.25, 4.0, 1.0, 1.5, 3.0]])[:, :items]
     for row, found in zip(values, means_over_items(values), strict=True):
         expected = mean_interval(list(row))
         assert found.mean == pytest.approx(expected[0])
@@ -85,7 +85,7 @@ def test_intervals_over_few_items_hold_their_level(items):
     """Of normal items: without Student's t, two were held in 57 % and three in 71 % of the cases."""
     draws = np.random.default_rng(0).normal(size=(1000, items))
     held = np.mean([found.low <= 0 <= found.high for found in means_over_items(draws)])
-    assert held > 0.89
+    assert held > 0.93
     ratios = np.random.default_rng(1).normal([[[1.0], [2.0]]], 0.1, size=(300, 2, items))
     found = [function_over_items(pair, lambda means: means[0] / means[1]) for pair in ratios]
     assert np.mean([one.low <= 0.5 <= one.high for one in found]) > 0.88
@@ -109,8 +109,8 @@ def test_items_that_are_all_the_same_have_the_rule_of_three():
     assert mean_over_items([0.4] * 6) == Interval(pytest.approx(0.4), pytest.approx(0.4), pytest.approx(0.4))
     found = mean_over_items([0.5] * 6, scale=2.0)
     assert (found.mean, found.low, found.high) == (0.5, -0.5, 1.5)
-    spread = mean_over_items([0.5, 0.5001] * 3, scale=2.0)  # what varies at all is resampled
-    assert (spread.low, spread.high) == (pytest.approx(0.5, abs=1e-9), pytest.approx(0.5001, abs=1e-9))
+    spread = mean_over_items([0.5, 0.5001] * 4, scale=2.0)  # what varies at all is resampled
+    assert (spread.low, spread.high) == (pytest.approx(0.50005, abs=1e-4), pytest.approx(0.50005, abs=1e-4))
 
 
 def test_least_counts_of_a_tenth():

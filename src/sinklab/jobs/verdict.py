@@ -3,9 +3,9 @@
 A part of a claim states a region in which an effect lies: above a bound, below one, or between two. The effects of the seeds
 give a middle and a 95 % interval that suits their kind (:mod:`sinklab.jobs.estimate`). If the interval lies in the region, the
 part is reproduced; if it lies wholly outside, the part is not reproduced; in all other cases, with fewer than three seeds, and
-where more than a quarter of them have no number, it is inconclusive. A claim is reproduced if all of its parts are, and not reproduced if one part is not. That every part must
-hold needs no correction for their number; that one part failing is enough makes "not reproduced" somewhat more likely by
-chance, which is the direction to err in.
+where more than a quarter of them have no number, it is inconclusive. A claim is reproduced if all of its parts are, and not
+reproduced if one part is not. That every part must hold needs no correction for their number; that one part failing is enough
+makes "not reproduced" somewhat more likely by chance, which is the direction to err in.
 
 What the claim presupposes (that there is a sink to remove) is judged like a part, and where it is about one variant also from
 seeds of it that other claims have trained. Where it does not hold, the claim is not tested at this scale; where its interval
@@ -71,7 +71,7 @@ SEEDS = 3
 """Fewest seeds with which anything but "inconclusive" is said."""
 
 MOST_LOST = 0.25
-"""Share of the seeds without a number (a training that diverged) up to which the others speak for all: they may be the lucky."""
+"""Share of the seeds without a number (a training that diverged) up to which the others, the lucky ones, speak for all."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,6 +33,8 @@ LEAST_SHARE = 0.1
 """Share of documents that the interval of a sinking head must exceed: less often than in one of ten, it reads that text."""
 
 RESAMPLES = 10_000
+LEAST_RESAMPLED = 8
+"""Items from which on means are resampled: of fewer, 95 % intervals of normal numbers hold the mean in 92 to 94 %."""
 ROWS = 64
 """Numbers that are resampled at once; what bounds the memory."""
 
@@ -50,28 +52,34 @@ class Interval:
         return dataclasses.asdict(self)
 
 
-def mean_over_items(values: Sequence[float] | np.ndarray, *, level: float = LEVEL, scale: float | None = None) -> Interval:
+def mean_over_items(
+    values: Sequence[float] | np.ndarray, *, level: float = LEVEL, scale: float | None = None, paired: bool = False
+) -> Interval:
     """Mean of one number an item, with its bootstrap interval.
 
     The percentile interval is too short for few items by the factor ``sqrt(n / (n - 1))`` and by Student's t against the normal
     distribution; its percentiles are moved outwards by both (Hesterberg 2015, arXiv 1411.5279, "expanded percentile interval").
-    No resample is below the least item. Where the percentile is rarer than a resample that is that item alone, one in ``n**n``
-    (up to four items at 95 %), or than one of all that are drawn (up to eight items at 99 %), the interval is Student's.
-    Paired differences of two policies are such numbers too.
+    Up to seven items, and where the percentile is rarer than one of all resamples (up to eight items at 99 %), the interval is
+    Student's. Paired differences of two policies are such numbers too.
 
     Args:
         values: two or more independent items.
         scale: how far one item could change, for bounded scores. If all values are the same, resampling shows no spread at
             all; the interval is then ``3 / n`` of this scale to both sides, since n items without an exception leave 3 / n
             for its rate.
+        paired: whether the values are differences of two bounded scores. If most are 0 and none is below (or above), resampling
+            shows none either; ``3 / n`` is then joined to that side of the interval as a second, independent error
+            (Newcombe 1998, doi 10.1002/(SICI)1097-0258(19980430)17:8<873::AID-SIM779>3.0.CO;2-I).
 
     Raises:
         ConfigurationError: fewer than two values.
     """
-    return means_over_items(np.asarray(values, dtype=np.float64)[None], level=level, scale=scale)[0]
+    return means_over_items(np.asarray(values, dtype=np.float64)[None], level=level, scale=scale, paired=paired)[0]
 
 
-def means_over_items(values: np.ndarray, *, level: float = LEVEL, scale: float | None = None) -> list[Interval]:
+def means_over_items(
+    values: np.ndarray, *, level: float = LEVEL, scale: float | None = None, paired: bool = False
+) -> list[Interval]:
     """:func:`mean_over_items` of many numbers an item, which are resampled together.
 
     Args:
@@ -89,9 +97,12 @@ def means_over_items(values: np.ndarray, *, level: float = LEVEL, scale: float |
         else:
             lows, highs = np.quantile(rows @ shares.T, [tail, 1.0 - tail], axis=1)
         for row, mean, low, high in zip(rows, means[start : start + ROWS], lows, highs, strict=True):
+            margin = 0.0 if scale is None else scale * 3.0 / count
             if np.ptp(row) < 1e-12:
-                margin = 0.0 if scale is None else scale * 3.0 / count
                 low, high = mean - margin, mean + margin
+            elif paired and np.mean(row == 0) > 0.5:
+                low = low if row.min() < 0 else mean - math.hypot(mean - low, margin)
+                high = high if row.max() > 0 else mean + math.hypot(high - mean, margin)
             intervals.append(Interval(float(mean), float(low), float(high)))
     return intervals
 
@@ -131,11 +142,8 @@ def _resampled(count: int, level: float) -> tuple[np.ndarray, float]:
 
 
 def _too_few(count: int, tail: float) -> bool:
-    """Whether a percentile is rarer than anything resampling shows.
-
-    With chance ``count**-count`` it draws one item alone; and of what is rarer than one resample there is none.
-    """
-    return tail < max(float(count) ** -count, 1 / RESAMPLES)
+    """Whether resampling shows too little: too few items, or a percentile that is rarer than one of all resamples."""
+    return count < LEAST_RESAMPLED or tail < 1 / RESAMPLES
 
 
 def _student(values: np.ndarray, function: Callable[[np.ndarray], np.ndarray], level: float) -> tuple[np.ndarray, np.ndarray]:

@@ -69,7 +69,7 @@ def measure_dependence(
         return Dependence(None, f"{what}: says nothing about sinks")
     index = function_over_items(np.stack([visible, hidden, least]), _share, level=level)
     if np.ptp(visible - hidden) < 1e-12:  # no spread to resample: the rule of three, as for the difference itself
-        difference = mean_over_items(visible - hidden, level=level, scale=scale)
+        difference = mean_over_items(visible - hidden, level=level, scale=scale, paired=True)
         room = float((best - least).mean())
         low, high = (max(-1.0, min(1.0, bound / room)) for bound in (difference.low, difference.high))
         index = Interval(index.mean, low, high)

@@ -54,7 +54,7 @@ def judge(
         chance: value of a model that knows nothing, or ``None``.
         scale: how far one item could change, for scores in a fixed range.
     """
-    difference = mean_over_items(with_sinks - without, level=level, scale=scale)
+    difference = mean_over_items(with_sinks - without, level=level, scale=scale, paired=True)
     effect = f"{minimal_effect:g}"
     if difference.low > minimal_effect:
         return Judgement("yes", difference, f"the whole interval of the difference lies above {effect}")
@@ -65,7 +65,10 @@ def judge(
         reason = f"the model is not shown to be above chance, with sinks or without: {at_best}"
         return Judgement("undecided", difference, reason)
     if -minimal_effect <= difference.low and difference.high <= minimal_effect:
-        use = max((mean_over_items(values - floor, level=level, scale=scale) for values in (with_sinks, without)), key=_mean)
+        use = max(
+            (mean_over_items(values - floor, level=level, scale=scale, paired=True) for values in (with_sinks, without)),
+            key=_mean,
+        )
         if use.low <= 0.0:
             return Judgement("undecided", difference, "the score is no better than with next to nothing in the cache")
         return Judgement("no", difference, f"the whole interval of the difference lies within ± {effect}")

@@ -44,13 +44,13 @@ class Measured:
     scale: float | None
     level: float
 
-    def interval(self, values: np.ndarray) -> Interval:
-        """Of the mean."""
-        return mean_over_items(values, level=self.level, scale=self.scale)
+    def difference(self, one: np.ndarray, other: np.ndarray) -> Interval:
+        """Of the mean difference of two scores, paired by items."""
+        return mean_over_items(one - other, level=self.level, scale=self.scale, paired=True)
 
     def score(self, values: np.ndarray) -> Interval:
         """Of a mean score; one in a fixed range is that of a share, and so is its interval."""
-        interval = self.interval(values)
+        interval = mean_over_items(values, level=self.level, scale=self.scale)
         if self.scale is None:
             return interval
         return Interval(interval.mean, max(0.0, interval.low), min(self.scale, interval.high))
@@ -94,7 +94,7 @@ def outcome(
             {
                 "policy": name,
                 "score": measured.score(scores).to_dict(),
-                "difference": None if name == contenders.without else measured.interval(scores - without).to_dict(),
+                "difference": None if name == contenders.without else measured.difference(scores, without).to_dict(),
                 "effective_length": lengths.get(name),
                 "means": dict(means.get(name, {})),
             }
@@ -140,7 +140,7 @@ def _grid(measured: Measured, plan: ConditionPlan, reference: np.ndarray, floor:
             "dependence": None,
         }
         if seen is not None and unseen is not None:
-            entry["difference"] = measured.interval(seen - unseen).to_dict()
+            entry["difference"] = measured.difference(seen, unseen).to_dict()
             entry["dependence"] = _entry(measured.dependence(seen, unseen, floor))
         entries.append(entry)
     return entries
