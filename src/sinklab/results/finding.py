@@ -48,7 +48,8 @@ def _trained(record: Mapping[str, object]) -> str:
         numbers.append(f"{result['sink_rate']:.2f} % of heads and samples sink at position 0")
     divergence = record.get("divergence")
     ended = ": ".join([f"{_capital(status)} after {record.get('steps')} steps", *filter(None, [", ".join(numbers)])])
-    return f"{ended}. {divergence['reason']}" if isinstance(divergence, dict) and divergence.get("reason") else f"{ended}."
+    why = divergence.get("reason") if isinstance(divergence, dict) else None
+    return f"{ended}. {_capital(str(why)).removesuffix('.')}." if why else f"{ended}."
 
 
 def _capital(text: str) -> str:

@@ -81,13 +81,20 @@ def display(result: Result) -> Iterator[str]:
 
 
 def newest(table: pd.DataFrame) -> dict[str, float | None]:
-    """The newest held-out loss and sink rate of position 0 in a table of a run, or ``None`` where there is none."""
+    """The newest held-out loss and sink rate of position 0 in a table of a run, or ``None`` where there is none.
+
+    What was measured before the training diverged says nothing of the model that it ended with.
+    """
     whole = table[table["layer"].isna()].sort_values("step", kind="stable")
+    diverged = max(whole.loc[whole["metric"] == "diverged_at", "step"], default=0)
     chosen = {
         "held_out_loss": whole[whole["metric"] == "held_out_loss"],
         "sink_rate": whole[(whole["metric"] == "gu2024") & (whole["key_position"] == 0)],
     }
-    last = {name: rows["value"].iloc[-1] if len(rows) else None for name, rows in chosen.items()}
+    last = {
+        name: None if rows.empty or rows["step"].iloc[-1] < diverged else rows["value"].iloc[-1]
+        for name, rows in chosen.items()
+    }
     return {name: None if value is None or pd.isna(value) else float(value) for name, value in last.items()}
 
 
