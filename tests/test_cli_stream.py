@@ -228,6 +228,11 @@ class TestBadInput:
             (["--prompt", "a", "--policy", "windw"], "no policy is called 'windw'. Did you mean 'window'?"),
             (["--prompt", "a", "--policy", "window", "--sinks", "4"], "policy 'window' has no setting 'num_sinks'"),
             (["--prompt", "a", "--set", "window"], "--set 'window' is not of the form FIELD=VALUE"),
+            (
+                ["--prompt", "a", "--window", "16", "--set", "window=8"],
+                "window is given twice, by --window and by --set window=",
+            ),
+            (["--prompt", "a", "--sinks", "2", "--set", "num_sinks=1"], "num_sinks is given twice, by --sinks and by --set"),
             (["--prompt", "a", "--set", "windw=3"], "policy 'sink_window' has no setting 'windw'"),
             (["--prompt", "a", "--set", "window=["], "--set 'window=[': the value cannot be read"),
             (["--prompt", "a", "--top-k", "5"], "top_k has no effect at temperature 0"),

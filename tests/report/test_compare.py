@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,29 @@ def test_rows_of_one_audit_stand_where_they_stand_there(tmp_path: Path) -> None:
     page = (write_report(gated)).read_text(encoding="utf-8")
     assert "mean factor on a head&#39;s output; 0 is a head that says nothing" in page
     assert "attention that goes to no key" not in page
+
+
+def test_texts_of_other_revisions_show_what_differs(tmp_path: Path) -> None:
+    """Versions of packages are whole; of a hash there is as much as tells two apart."""
+    revisions = ("CPython-3.11.7 numpy-2.0 torch-2.13", "CPython-3.11.7 numpy-2.0 torch-2.14", f"sha256-{'a1b2c3d4' * 8}")
+    folders = []
+    for name, revision in zip("abc", revisions, strict=True):
+        folders.append(write_audit(tmp_path / name, model=name, layers=2, run={"corpus": {"revision": revision}}))
+    warning = comparison_warning(folders)
+    assert f"({revisions[0]})" in warning
+    assert f"({revisions[1]})" in warning
+    assert "(sha256-a1b2c3d4)" in warning
+    assert list(comparison_table(folders).loc["setting: revision of the corpus"]) == [*revisions[:2], "sha256-a1b2c3d4"]
+
+
+def test_a_token_is_named_where_most_samples_have_it(tmp_path: Path) -> None:
+    folders = [write_audit(tmp_path / name, model=name, layers=2) for name in "ab"]
+    summary = read_run(folders[1], "summary.json")
+    for sink in summary["sink_positions"]:
+        sink["token_share"] = 0.5
+    (folders[1] / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    table = comparison_table(folders)
+    assert list(table.loc["strongest sink: token"]) == ["<s>", None]
 
 
 @pytest.mark.parametrize("corpus", ["random_tokens", "repeated_token"])

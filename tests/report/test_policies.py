@@ -14,6 +14,7 @@ from sinklab.report.html import render_report, write_report
 from sinklab.report.policies import (
     HEADINGS,
     left_out_lines,
+    parts_of,
     policy_curves,
     policy_rows,
     policy_section,
@@ -182,3 +183,9 @@ def test_the_curves_are_drawn_and_read_by_the_keyboard(browser, comparison: dict
     assert min(map(float, ticks)) >= 2
     visit.check_quiet()
     visit.context.close()
+
+
+def test_intervals_over_blocks_are_called_so(comparison):
+    """Fewer than eight texts are cut into blocks, of which intervals are taken."""
+    said = {documents: parts_of({**comparison, "documents": documents}) for documents in (1, 4, 8)}
+    assert said == {1: "blocks of the text, 8 or more in all", 4: "blocks of the texts, 8 or more in all", 8: "texts"}

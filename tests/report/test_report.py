@@ -218,6 +218,16 @@ class TestMissing:
         card = next(card for card in cards(read_audit(audit_folder)) if card.label == "Heads that sink")
         assert card.note == "in more than 10.0\u202f% of samples, with 95 % confidence, at position 0"
 
+    def test_the_card_of_the_strongest_sink_agrees_with_the_sentence_on_weak_ones(self, tmp_path: Path) -> None:
+        folder = write_audit(tmp_path / "a", layers=2, seq_len=16, sink_position=None)
+        notes = []
+        for weak in ([], [{"kind": "position", "position": 0, "name": "position 0", "rate": 4.2, "heads": []}]):
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+            summary["sinks"] = {"sinks": [], "silent": [], "followed": [], "weak": weak}
+            (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+            notes.append(next(card.note for card in cards(read_audit(folder)) if card.label == "Strongest sink"))
+        assert notes == ["no position passes the threshold", "no position passes it often enough"]
+
     def test_not_an_audit(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"run\.json is not there; is .* the output directory of a finished run"):
             write_report(tmp_path)

@@ -96,7 +96,8 @@ def front_matter(card: Card) -> str:
 def plain(text: str) -> str:
     """Text as Markdown shows it: no name of a token or a model is taken for markup, and none begins a line."""
     text = " ".join(str(text).split())
-    return re.sub(r"([\\`*\[\]])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])|[\\`*~\[\]]", r"\\\g<0>", text)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _cell(text: str) -> str:

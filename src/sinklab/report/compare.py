@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from sinklab.report.words import (
     percent,
     sink_column,
     sinks_of,
+    token_there,
     verdict,
 )
 from sinklab.results.file import check_file, write_file
@@ -44,9 +46,6 @@ _ASKED = f"{_CERTIFICATE}sink asked about"
 
 _SETTINGS = ("threshold", "seq_len", "samples", "bos")
 """Settings that must agree before two sink rates can be compared, besides the text."""
-
-HASH_SHOWN = len("sha256-") + 8
-"""Characters of a revision that tell two texts apart."""
 
 
 def comparison_table(folders: Sequence[Path]) -> pd.DataFrame:
@@ -183,6 +182,7 @@ def _numbers(audit: Audit) -> dict[str, object]:
     summary = audit.summary
     sinks = sinks_of(audit.summary)
     top = sinks[0] if sinks else {}
+    token = token_there(top) if top.get("kind") == "position" else top.get("token")
     heads = share_of_sinking_heads(audit)
     null, gate = mean_by_head(audit, "null_mass", "null_mass"), mean_by_head(audit, "null_mass", "output_gain")
     numbers: dict[str, Any] = {
@@ -201,7 +201,7 @@ def _numbers(audit: Audit) -> dict[str, object]:
     none = "none" if isinstance(summary.get("sink_positions"), list) else None
     numbers |= {
         "strongest sink: position": none if not top else top["position"] if top["kind"] == "position" else top["name"],
-        "strongest sink: token": display_token(str(top["token"])) if top.get("token") else none if not top else None,
+        "strongest sink: token": display_token(token) if token else none if not top else None,
         "strongest sink: rate (%)": _float(top.get("rate")),
         "strongest sink: heads": f"{heads[0]} of {heads[1]}" if heads else None,
         "sink positions": len(sinks) if none else None,
@@ -235,7 +235,7 @@ def _numbers(audit: Audit) -> dict[str, object]:
     for name in _SETTINGS:
         numbers[f"setting: {name}"] = _setting(audit, name)
     corpus, revision = _text(audit)
-    return numbers | {"setting: corpus": corpus, "setting: revision of the corpus": revision[:HASH_SHOWN]}
+    return numbers | {"setting: corpus": corpus, "setting: revision of the corpus": _short(revision)}
 
 
 def _certified(audit: Audit) -> dict[str, Any]:
@@ -382,12 +382,17 @@ def _text(audit: Audit) -> tuple[str, str]:
     return str(audit.config.get("corpus")), str(corpus.get("revision"))
 
 
+def _short(revision: str) -> str:
+    """A revision without most of its hashes; one of versions, such as those of installed packages, is whole."""
+    return re.sub(r"\b(sha256-[0-9a-f]{8})[0-9a-f]+", r"\1", revision)
+
+
 def _warning(audits: Sequence[tuple[str, Audit]]) -> str:
     """What keeps the audits from being compared: other texts, other settings; empty if nothing does."""
     sentences = []
     texts = list(dict.fromkeys(_text(audit) for _, audit in audits))
     if len(texts) > 1:
-        listed = _join([f"{name} ({revision[:HASH_SHOWN]})" for name, revision in texts])
+        listed = _join([f"{name} ({_short(revision)})" for name, revision in texts])
         sentences.append(f"These audits read different texts: {listed}. Neither their rates nor their losses compare.")
     different = _different(audits, _SETTINGS)
     if different:

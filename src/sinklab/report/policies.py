@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict, TypeGuard
 
 from sinklab.report.image import write_image
 from sinklab.report.words import number
+from sinklab.results.statistics import LEAST_PARTS
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.summaries.shared import Difference
 
@@ -19,6 +20,7 @@ __all__ = [
     "Curves",
     "is_comparison",
     "left_out_lines",
+    "parts_of",
     "policy_curves",
     "policy_rows",
     "policy_section",
@@ -207,15 +209,22 @@ def _caption(comparison: Comparison) -> str:
     return "The texts are the same for all policies, so bumps are theirs."
 
 
+def parts_of(comparison: Comparison) -> str:
+    """What the intervals of a comparison are taken over."""
+    if comparison["documents"] >= LEAST_PARTS:
+        return "texts"
+    return f"blocks of the text{'s' if comparison['documents'] > 1 else ''}, {LEAST_PARTS} or more in all"
+
+
 def _made(comparison: Comparison) -> str:
     texts = f"{number(comparison['documents'])} texts of {number(comparison['tokens'])} tokens of {comparison['corpus']}"
     if comparison["documents"] == 1:
         texts = texts.replace("texts", "text", 1)
     return (
         f"{texts}. The loss is that of the tokens from {number(comparison['scored_from'])} on, with half of its 95 % interval "
-        "over texts; differences are paired, with intervals of their own. Windows count the tokens before the query without "
-        "the sinks; all bounded policies of one size hold equally many. Tokens per second are those of single-token steps at "
-        f"the end of a text, one row, all policies in turn.{_sampled(comparison)}"
+        f"over {parts_of(comparison)}; differences are paired, with intervals of their own. Windows count the tokens before "
+        "the query without the sinks; all bounded policies of one size hold equally many. Tokens per second are those of "
+        f"single-token steps at the end of a text, one row, all policies in turn.{_sampled(comparison)}"
     )
 
 

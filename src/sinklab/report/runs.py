@@ -20,7 +20,7 @@ from sinklab.results.table import read_run, read_table
 
 __all__ = ["MOST_NUMBERS", "MOST_POINTS", "IndexedRun", "index_run", "read_runs"]
 
-MOST_NUMBERS = 60
+MOST_NUMBERS = 300
 """Numbers of a whole model that an index keeps of one run, in the order of its table."""
 
 MOST_POINTS = 120

@@ -9,7 +9,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from sinklab.report.data import Audit
-from sinklab.report.words import loss_unit, number, percent, quote, sink_column, sink_name, sinks_of, token_there
+from sinklab.report.words import (
+    followed_and_weak,
+    loss_unit,
+    number,
+    percent,
+    quote,
+    sink_column,
+    sink_name,
+    sinks_of,
+    token_there,
+)
 from sinklab.results.intervals import LEAST_SHARE, LEVEL
 
 __all__ = ["Card", "cards", "largest_by_layer", "mean_by_head", "part_cards", "share_of_sinking_heads"]
@@ -92,7 +102,8 @@ def cards(audit: Audit) -> list[Card]:
         token = f"{quote(top['token'])} · " if token_there(top) else ""
         strongest = Card("Strongest sink", name[0].upper() + name[1:], f"{token}{percent(top['rate'])}")
     elif isinstance(summary.get("sink_positions"), list):
-        strongest = Card("Strongest sink", "None", "no position passes the threshold")
+        often = "it often enough" if followed_and_weak(summary)[1] else "the threshold"
+        strongest = Card("Strongest sink", "None", f"no position passes {often}")
     return [
         Card("Sink rate", None if rate is None else percent(rate), f"Gu et al., first position, threshold {threshold}"),
         dataclasses.replace(strongest, note=" · ".join(filter(None, [strongest.note, str(role) if role and sinks else ""]))),

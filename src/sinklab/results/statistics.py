@@ -6,7 +6,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-__all__ = ["CHANCE", "fewest", "mean_interval", "shortfall"]
+__all__ = ["CHANCE", "LEAST_PARTS", "fewest", "mean_interval", "shortfall"]
+
+LEAST_PARTS = 8
+"""Parts of the text that an interval rests on at least; Student's t for 7 degrees of freedom is 2.4, for infinitely many 2."""
 
 CHANCE = 0.8
 """With which a count that is foretold decides (of seeds, of texts), as usual for the power of a study."""

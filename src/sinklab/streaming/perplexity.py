@@ -17,7 +17,7 @@ from sinklab.attention.ranks import Ranks, ranks_of
 from sinklab.errors import InputError
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec
-from sinklab.results.statistics import mean_interval
+from sinklab.results.statistics import LEAST_PARTS, mean_interval
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
 
@@ -28,9 +28,6 @@ CHUNK = 64
 
 LOGITS_AT_ONCE = 2**26
 """Logits that are held at once: 256 MiB in float32."""
-
-LEAST_UNITS = 8
-"""Parts of the text that an interval rests on at least; Student's t for 7 degrees of freedom is 2.4, for infinitely many 2."""
 
 
 def losses(
@@ -107,7 +104,7 @@ def unit_means(values: Tensor) -> Tensor:
     Args:
         values: ``(batch, length)``.
     """
-    blocks = math.ceil(LEAST_UNITS / len(values))
+    blocks = math.ceil(LEAST_PARTS / len(values))
     parts = [part for row in values for part in row.tensor_split(blocks)]
     means = torch.stack([part.double().nanmean() for part in parts])
     return means[~means.isnan()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shlex
 
@@ -10,7 +11,7 @@ from huggingface_hub import ModelCard
 from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
-from sinklab.report.card import Card, CardNumber, front_matter, markdown
+from sinklab.report.card import Card, CardNumber, front_matter, markdown, plain
 from sinklab.results.run import Run
 from sinklab.results.table import make_table, read_run, write_json
 from sinklab.studies.card.contents import _task
@@ -288,3 +289,13 @@ def test_names_are_no_markup():
 )
 def test_public_names(name, public):
     assert public_name(name) == public
+
+
+@pytest.mark.parametrize("token", ["__init__", "_x_", "a_b_c", "~~gone~~", "*a*", "**b**", "`c`", "[d](e)", "<s>", "__", "_"])
+def test_no_token_is_markup(token):
+    """Underscores inside of a word are none, and stay as they are."""
+    from markdown_it import MarkdownIt
+
+    shown = MarkdownIt("commonmark").enable("strikethrough").render(plain(f"sink at “{token}”, of x"))
+    assert shown == f"<p>sink at “{html.escape(token, quote=False)}”, of x</p>\n"
+    assert "\\" not in plain("a_b_c")

@@ -27,7 +27,8 @@ def display(result: Result) -> Iterator[RenderableType]:
     for row in policy_rows(summary):
         shown.add_row(*row)
     bos = "with BOS" if summary["bos"] else "without BOS"
-    texts = f"{summary['documents']} texts of {summary['tokens']} tokens of {summary['corpus']} {bos}"
+    plural = "s" if summary["documents"] > 1 else ""
+    texts = f"{summary['documents']} text{plural} of {summary['tokens']} tokens of {summary['corpus']} {bos}"
     yield Text(f"{summary['model']}: {texts}, scored from token {summary['scored_from']} on\n")
     yield shown
     for line in left_out_lines(summary):

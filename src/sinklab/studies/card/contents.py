@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from sinklab.errors import InputError
 from sinklab.registry import spelled
 from sinklab.report.card import Card, CardNumber
-from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, policy_rows
+from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, unit_of
 from sinklab.results.summaries.cache import Comparison
@@ -114,11 +114,11 @@ def _cache(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         for entry in comparison["policies"]
     ]
     bos = "with BOS" if comparison["bos"] else "without BOS"
+    texts = f"{number(comparison['documents'])} text{'s' if comparison['documents'] > 1 else ''}"
     limits = [
-        f"{number(comparison['documents'])} texts of {number(comparison['tokens'])} tokens of "
-        f"{public_name(comparison['corpus'])} {bos}, scored from token {number(comparison['scored_from'])} on. Losses are in "
-        "nats per token with half of their 95 % interval over texts; differences are paired. Tokens per second are those of "
-        f"one machine ({_hardware(record)})."
+        f"{texts} of {number(comparison['tokens'])} tokens of {public_name(comparison['corpus'])} {bos}, scored from token "
+        f"{number(comparison['scored_from'])} on. Losses are in nats per token with half of their 95 % interval over "
+        f"{parts_of(comparison)}; differences are paired. Tokens per second are those of one machine ({_hardware(record)})."
     ]
     limits += [f"Left out: {line}." for line in left_out_lines(comparison)]
     return HEADINGS, policy_rows(comparison), limits, numbers

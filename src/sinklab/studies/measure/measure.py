@@ -105,6 +105,13 @@ def measure(
         text = default_corpus(loaded) if corpus == AUTO else resolve_corpus(corpus)
         with_bos = probing.uses_bos(loaded.encoder, bos)
         drawn = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        length = drawn.positions or seq_len
+        for one in made:
+            place = one.get("sink_position")
+            if isinstance(place, int) and place >= length:
+                raise ConfigurationError(
+                    f"probe {one['name']!r}: sink_position {place} lies behind samples of {length} positions"
+                )
         reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         identity = probing.check_identity(loaded.model, drawn)
         session = probing.run_probes(
@@ -114,7 +121,7 @@ def measure(
             table=probing.labelled(session, loaded, run_id=run.id, corpus=text.label, bos=int(with_bos), seed=seed),
             display=display,
             loaded=loaded,
-            config={"corpus": text.label, "seq_len": drawn.positions or seq_len, "probes": [spelled(probe) for probe in made]},
+            config={"corpus": text.label, "seq_len": length, "probes": [spelled(probe) for probe in made]},
             model=probing.model_facts(loaded, session),
             corpus=corpus_record(text, reading),
             token_sha256=drawn.sha256,

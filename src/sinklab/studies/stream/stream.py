@@ -153,7 +153,13 @@ def stream(
         talk = Chat(loaded.model, stream=source) if chat else None
     else:
         named = {"num_sinks": sinks, "window": window}
-        fields = {name: value for name, value in named.items() if value is not None} | _fields(changes or [])
+        fields = _fields(changes or [])
+        for name, value in named.items():
+            if value is not None and name in fields:
+                option = "`sinks`" if name == "num_sinks" else f"`{name}`"
+                raise ConfigurationError(f"{name} is given twice, by {option} and by `changes` {name}=…; give one of them")
+            if value is not None:
+                fields[name] = value
         settings["policy"] = {"name": policy or "sink_window", **fields}
         if chat:
             talk = Chat(loaded.model, system=system, **settings)
