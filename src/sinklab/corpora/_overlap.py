@@ -15,12 +15,12 @@ def token_runs(ids: Sequence[int], length: int = RUN) -> set[tuple[int, ...]]:
     return {tuple(ids[start : start + length]) for start in range(len(ids) - length + 1)}
 
 
-def count_repeats(texts: Iterable[Sequence[int]]) -> int:
-    """How many texts have a run of tokens that one before them has: :data:`RUN` of them, or all of a shorter text."""
+def count_repeats(texts: Iterable[Sequence[int]], length: int = RUN) -> int:
+    """How many texts have a run of ``length`` tokens that one before them has; of a shorter text all tokens."""
     seen: set[tuple[int, ...]] = set()
     repeats = 0
     for ids in texts:
-        runs = token_runs(ids, min(RUN, len(ids)))
+        runs = token_runs(ids, min(length, len(ids)))
         repeats += bool(runs & seen)
         seen |= runs
     return repeats

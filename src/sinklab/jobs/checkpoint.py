@@ -15,7 +15,7 @@ from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_causal_lm
 
-__all__ = ["LONG", "Checkpoint", "Kind", "Reads", "check_texts", "kind_of", "not_about"]
+__all__ = ["LONG", "Checkpoint", "Kind", "Reads", "check_texts", "kind_of", "not_about", "rows_read"]
 
 Kind = Literal["decoder", "encoder", "encoder-decoder", "image model"]
 """What a model reads and predicts: ``decoder``, the next token; ``encoder``, a text that it sees whole."""
@@ -125,12 +125,18 @@ def check_texts(checkpoint: Checkpoint, reads: Reads) -> None:
         InputError: it is, or the model came without a tokenizer.
         DoesNotApply: rows that the model cannot have.
     """
-    if reads == "long":
-        checkpoint.streams()
-    else:
-        checkpoint.rows(100, 64)
-        if reads == "context":
-            checkpoint.rows(32)
+    rows_read(checkpoint, reads)
+    if reads == "context":
+        checkpoint.rows(32)
+
+
+def rows_read(checkpoint: Checkpoint, reads: Reads) -> Tensor:
+    """The rows that a claim reads most of, int64 ``(rows, length)``.
+
+    Raises:
+        InputError, DoesNotApply: as :func:`check_texts`.
+    """
+    return checkpoint.streams() if reads == "long" else checkpoint.rows(100, 64)
 
 
 def kind_of(loaded: LoadedModel) -> Kind:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -293,6 +295,26 @@ def test_a_text_that_the_tokenizer_cannot_read_is_said(here, llama, tmp_path):
     assert json.loads((tmp_path / "out" / "checkpoint" / FAST / "run.json").read_text())["models"][0]["text"].startswith(
         "strange"
     )
+
+
+def test_draws_of_a_short_text_are_said_to_be_much_alike(llama, tmp_path):
+    """Rows begin with lines: of 118 lines two draws of 100 rows have most in common, of thousands few."""
+    loaded, letters = load_model(str(llama)), random.Random(0)
+    lines = ["".join(letters.choices("abcdefghij ", k=40)) for _ in range(8000)]
+    said = {}
+    for count in (118, 8000):
+        path = tmp_path / f"{count}.txt"
+        path.write_text("\n".join(lines[:count]))
+        said[count] = checkpoints.alike_draws(loaded, resolve_corpus(str(path)), "samples", (0, 1))
+    assert said[8000] == ""
+    found = re.fullmatch(
+        r"(\d+) of 100 rows of seed 1 share half or more with a row of seed 0 or one before them, so that intervals over draws "
+        r"are about this text alone, and not about texts like it; give a longer text",
+        said[118],
+    )
+    assert found
+    assert 50 < int(found[1]) <= 100
+    assert checkpoints.alike_draws(loaded, resolve_corpus(str(tmp_path / "118.txt")), "samples", (0,)) == ""
 
 
 # --- known answers ------------------------------------------------------------------------------------------------------------

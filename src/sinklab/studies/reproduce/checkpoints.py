@@ -14,15 +14,16 @@ import torch
 from rich.console import RenderableType
 
 from sinklab.corpora import resolve_corpus
+from sinklab.corpora._overlap import count_repeats
 from sinklab.corpora._reading import read_samples
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
-from sinklab.jobs.checkpoint import Checkpoint, Kind, check_texts, kind_of, not_about
+from sinklab.jobs.checkpoint import Checkpoint, Kind, Reads, check_texts, kind_of, not_about, rows_read
 from sinklab.jobs.claim import Claim, OnCheckpoint
 from sinklab.jobs.effect import Numbers
 from sinklab.jobs.scale import CHECKPOINT
 from sinklab.jobs.verdict import Conclusion, judge_model, judge_models
-from sinklab.models.loading import load_model
+from sinklab.models.loading import LoadedModel, load_model
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, check_name
 from sinklab.results.metric import catalogue
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Subject", "opened_subject", "parse_model", "reproduce_on"]
+
+MOST_ALIKE = 0.2
+"""Share of the rows of a draw that may be much like rows of another one, up to which draws count as independent."""
 
 COST = "minutes"
 """Of a claim on a checkpoint of the size that a machine without a GPU runs."""
@@ -135,7 +139,7 @@ def reproduce_on(
     check_name(out)
     wanted = {name: claim_called(name) for name in dict.fromkeys(names)}
     texts = corpora if len(corpora) == len(models) else [corpora[0]] * len(models)
-    subjects = [opened_subject(*of, text, list(wanted.values()), say) for of, text in zip(called, texts, strict=True)]
+    subjects = [opened_subject(*of, text, list(wanted.values()), seeds, say) for of, text in zip(called, texts, strict=True)]
     folder = out / "measured" / CHECKPOINT
     tasks = [
         subject.task(name, seed, folder)
@@ -153,9 +157,17 @@ def reproduce_on(
 
 
 def opened_subject(
-    name: str, source: str, corpus: str, wanted: Sequence[Claim], say: Callable[[str], None] = lambda text: None
+    name: str,
+    source: str,
+    corpus: str,
+    wanted: Sequence[Claim],
+    seeds: Sequence[int] = (0,),
+    say: Callable[[str], None] = lambda text: None,
 ) -> Subject:
     """A model with its text, after both have been tried.
+
+    Args:
+        say: called with a sentence where the tokenizer cannot read the text, or draws of it are much alike.
 
     Raises:
         InputError: see :func:`reproduce_on`.
@@ -183,7 +195,26 @@ def opened_subject(
     reading = read_samples(text, loaded.encoder, seq_len=64, samples=32, seed=0, bos=checkpoint.bos is not None)
     if reading is not None and reading.warning:
         say(f"{name}: {reading.warning}")
+    for each in sorted(reads - refused.keys()):
+        if warning := alike_draws(loaded, text, each, seeds):
+            say(f"{name}: {warning}")
+            break
     return dataclasses.replace(subject, text=f"{text.label}, {text.identity.revision}", refused=refused)
+
+
+def alike_draws(loaded: LoadedModel, text: Corpus, reads: Reads, seeds: Sequence[int]) -> str:
+    """A sentence where two draws of a text have many rows in common; empty otherwise, and for one seed."""
+    if len(seeds) < 2:
+        return ""
+    first, second = (rows_read(Checkpoint(loaded, text, seed=seed), reads)[:, 1:].tolist() for seed in seeds[:2])
+    half = len(first[0]) // 2
+    count = count_repeats(first + second, half) - count_repeats(first, half)
+    if count <= MOST_ALIKE * len(second):
+        return ""
+    return (
+        f"{count} of {len(second)} rows of seed {seeds[1]} share half or more with a row of seed {seeds[0]} or one before them, "
+        "so that intervals over draws are about this text alone, and not about texts like it; give a longer text"
+    )
 
 
 def _how(claim: Claim) -> OnCheckpoint:
