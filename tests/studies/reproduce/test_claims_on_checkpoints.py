@@ -308,7 +308,7 @@ def test_draws_of_a_short_text_are_said_to_be_much_alike(llama, tmp_path):
         said[count] = checkpoints.alike_draws(loaded, resolve_corpus(str(path)), "samples", (0, 1))
     assert said[8000] == ""
     found = re.fullmatch(
-        r"(\d+) of 100 rows of seed 1 share half or more with a row of seed 0 or one before them, so that intervals over draws "
+        r"(\d+) of 100 rows of seed 1 share half or more with one of seed 0 or one before them, so that intervals over draws "
         r"are about this text alone, and not about texts like it; give a longer text",
         said[118],
     )

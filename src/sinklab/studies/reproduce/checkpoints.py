@@ -212,7 +212,7 @@ def alike_draws(loaded: LoadedModel, text: Corpus, reads: Reads, seeds: Sequence
     if count <= MOST_ALIKE * len(second):
         return ""
     return (
-        f"{count} of {len(second)} rows of seed {seeds[1]} share half or more with a row of seed {seeds[0]} or one before them, "
+        f"{count} of {len(second)} rows of seed {seeds[1]} share half or more with one of seed {seeds[0]} or one before them, "
         "so that intervals over draws are about this text alone, and not about texts like it; give a longer text"
     )
 
