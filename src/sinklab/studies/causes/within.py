@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.results.run import Progress, silent
@@ -47,15 +47,34 @@ def candidates(labels: Sequence[HeadLabel], sinks: Sinks, samples: Samples, *, l
 
 
 @torch.no_grad()
-def where_it_rests(model: nn.Module, samples: Samples, sinks: Sinks, heads: Sequence[Head], *, batch_size: int) -> list[Tensor]:
-    """Of each head, at which positions more than half of its row is on the sink, boolean ``(samples, q_len)``."""
-    parts: list[list[Tensor]] = []
+def where_it_rests(
+    model: nn.Module, samples: Samples, sinks: Sinks, heads: Sequence[Head], *, batch_size: int
+) -> list[Tensor | None]:
+    """Of each head, at which positions more than half of its row is on the sink, boolean ``(samples, seq_len)``.
+
+    Learned tokens in front of the texts are left out. ``None`` for a head whose queries are not the positions that are scored:
+    in an encoder, whose loss is of its decoder's positions, and where a sample has one loss for all of it.
+    """
+    parts: list[list[Tensor | None]] = []
     for _, part in samples.parts(batch_size):
         watcher = _Shares(sinks)
         with attend(model, [watcher]):
             model(**part.inputs)
-        parts.append([watcher.shares[head.module][:, head.head] > RESTS for head in heads])
-    return [torch.cat([part[number] for part in parts]) for number in range(len(heads))]
+        parts.append([_at_scored(watcher, head, part) for head in heads])
+    found: list[Tensor | None] = []
+    for number in range(len(heads)):
+        own = [rests for part in parts if (rests := part[number]) is not None]
+        found.append(torch.cat(own) if len(own) == len(parts) else None)
+    return found
+
+
+def _at_scored(watcher: _Shares, head: Head, part: Samples) -> Tensor | None:
+    """Whether a head rests at each position of ``domains``; ``None`` where its queries are other ones."""
+    of, shares = watcher.parts[head.module], watcher.shares[head.module]
+    tokens = part.inputs.get("decoder_input_ids" if of == "decoder" else "input_ids")
+    front = 0 if tokens is None else max(0, shares.shape[2] - tokens.shape[1])
+    rests = shares[:, head.head, front:] > RESTS
+    return rests if of != "encoder" and rests.shape == part.domains.shape else None
 
 
 def switches_within(
@@ -75,7 +94,8 @@ def switches_within(
     """The labels, those of some heads with what they are in each half of every domain: where they rest, and elsewhere.
 
     A head that is semantic elsewhere and dormant or a broadcast where it rests is a switch in that domain. Every query is
-    edited, and what changes at a position may come from another: what spreads makes a switch undecided rather than found.
+    edited, and what changes at a position may come from another: what spreads makes a switch undecided rather than found. A head
+    whose queries are not the scored positions is left as it is.
 
     Args:
         heads: of :func:`candidates`; each has ``level`` divided by their number.
@@ -85,10 +105,11 @@ def switches_within(
     rests = dict(zip(heads, where_it_rests(model, samples, sinks, heads, batch_size=batch_size), strict=True))
     found = []
     for label in labels:
-        if label.head not in rests:
+        own_rests = rests.get(label.head)
+        if own_rests is None:
             found.append(label)
             continue
-        halves = split(samples, rests[label.head].to(samples.domains.device))
+        halves = split(samples, own_rests.to(samples.domains.device))
         counts = [int((halves.domains == number).any(1).sum()) for number in range(len(halves.domain_names))]
         if min(counts) < least_texts(len(counts) * len(RULES), level / len(heads)):
             found.append(label)  # it rests nowhere, or everywhere
@@ -118,14 +139,14 @@ def with_halves(label: HeadLabel, halves: Mapping[str, str]) -> HeadLabel:
 
 
 class _Shares(Watcher):
-    """Share of every row on the main sink, by module, float64 ``(batch, heads, q_len)``."""
+    """Share of every row on the main sink, by module, float64 ``(batch, heads, q_len)``; and of which part the module is."""
 
     name, needs = "sink_shares", frozenset({"mass", "log_sum_exp"})
 
     def __init__(self, sinks: Sinks) -> None:
-        self.sinks, self.shares = sinks, dict[str, Tensor]()
+        self.sinks, self.shares, self.parts = sinks, dict[str, Tensor](), dict[str, Part]()
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         share = share_of_sink(self.sinks, call, statistics)
         if share is not None and call.site.kind == "self":
-            self.shares[call.site.module] = share.double().cpu()
+            self.shares[call.site.module], self.parts[call.site.module] = share.double().cpu(), call.site.part
