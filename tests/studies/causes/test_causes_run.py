@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -149,6 +150,76 @@ def test_what_another_model_left_is_not_taken(checkpoint, tmp_path, monkeypatch)
     other = find_causes(str(checkpoint), **{**QUICK, "seq_len": 20}, out=out, say=said.append)
     assert "earlier run" not in said[0]
     assert other.record["config"]["positions"] == 20
+
+
+class Weighted(NextToken):
+    """The loss times a factor, from logits."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def loss(self, outputs, samples):
+        return self.factor * super().loss(outputs, samples)
+
+    def compare_hidden(self, *given):
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Held(NextToken):
+    """Holds a value."""
+
+    value: object
+
+
+def test_what_another_readout_of_the_same_class_left_is_not_taken(checkpoint, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    tokens = torch.randint(2, 300, (10, 12), generator=torch.Generator().manual_seed(1))
+    options = {
+        "samples": token_samples([("words", tokens)]), "sink": 0, "heads": [(0, 0)], "minimal_effect": 0.01,
+        "experiments": False, "out": out,
+    }  # fmt: skip
+
+    def killed(factor):
+        with monkeypatch.context() as patched:
+            patched.setattr(causes_measure, "label_heads", lambda *given, **options: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                find_causes(str(checkpoint), readout=Weighted(factor), **options, overwrite=True)
+
+    def clean_loss(factor, **more):
+        said = []
+        found = find_causes(str(checkpoint), readout=Weighted(factor), say=said.append, **{**options, **more})
+        return found.summary["clean_loss"]["words"], bool(said)
+
+    alone, _ = clean_loss(1.0, out=None)
+    killed(1.0)
+    other, measured = clean_loss(10.0)
+    assert measured
+    assert other == pytest.approx(10 * alone, rel=1e-6)
+    killed(10.0)
+    assert clean_loss(10.0, overwrite=True) == (other, False)  # of the same one they are taken
+
+
+def test_readouts_are_told_apart_by_what_they_hold_or_not_stored():
+    def enclosing(factor):
+        class Enclosing(NextToken):
+            def loss(self, outputs, samples):
+                return factor * super().loss(outputs, samples)
+
+        return Enclosing()
+
+    assert resumable._state(NextToken()) == resumable._state(ClassLogits()) == ""
+    held = [
+        torch.arange(3), torch.arange(3.0), torch.arange(4), torch.tensor(1.0), np.arange(3), [1, 2], (1, 2), [[1], 2],
+        {"a": 1}, {"a": 1.0}, 1, 1.0, True, "1", None, torch.zeros(3, dtype=torch.bfloat16),
+    ]  # fmt: skip
+    states = [resumable._state(Held(value)) for value in held]
+    assert None not in states
+    assert len(set(states)) == len(held)
+    assert resumable._state(Held(torch.arange(3))) == states[0]
+    for unknown in (lambda: 1, {1, 2}, torch.nn.Linear(1, 1), [object()]):
+        assert resumable._state(Held(unknown)) is None
+    assert resumable._state(enclosing(2.0)) is None
 
 
 def test_some_heads_in_any_order(result, checkpoint, tmp_path):

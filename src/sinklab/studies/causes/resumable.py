@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sinklab.models.loading import hash_weights
 from sinklab.registry import operations
@@ -22,6 +24,7 @@ from sinklab.studies.causes.engine import estimate, measure_effects
 from sinklab.studies.causes.experiments import estimate_experiments
 from sinklab.studies.causes.groups import EDITS
 from sinklab.studies.causes.head_group import HeadGroup
+from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.texts import Texts
 from sinklab.studies.causes.threshold import SILENCED
@@ -54,7 +57,10 @@ class Resumable:
     progress: Progress
 
     def __post_init__(self) -> None:
-        self._settings, self._sources = self._key() if self.store.folder is not None else ({}, "")
+        state = _state(self.texts.readout)
+        if state is None:  # effects by it could not be told from those by another one of its class
+            self.store = Store(None)
+        self._settings, self._sources = self._key(state) if state is not None and self.store.folder is not None else ({}, "")
 
     def of_heads(self, heads: Sequence[Head], groups: Sequence[HeadGroup]) -> Effects:
         """Effects of all variants on some heads, a few modules at a time if what is measured is to be stored.
@@ -160,8 +166,12 @@ class Resumable:
         # As long as two runs of the model at least, the unedited and the edited one.
         return (time.perf_counter() - began) / 2 * len(self.texts.samples) / len(part)
 
-    def _key(self) -> tuple[dict[str, object], str]:
-        """What effects depend on besides the heads: the settings, and the digest of the code."""
+    def _key(self, state: str) -> tuple[dict[str, object], str]:
+        """What effects depend on besides the heads: the settings, and the digest of the code.
+
+        Args:
+            state: of the readout.
+        """
         digest = hashlib.sha256()
         samples = self.texts.samples
         for tensor in (*samples.inputs.values(), samples.domains, *(() if samples.targets is None else (samples.targets,))):
@@ -173,13 +183,53 @@ class Resumable:
             **{name: value for name, value in self.request.to_dict().items() if name in matter},
             "weights": hash_weights(self.model),
             "variants": [variant.name for variant in self.variants],
-            "readout": type(self.texts.readout).__qualname__,
+            "readout": f"{type(self.texts.readout).__qualname__}{state}",
             "samples": digest.hexdigest(),
         }
         named = str(self.identity["operation"])
         operation = [operations[named]] if named in operations else []
         code = (measure_effects, one_by_one, make_variants, find_sinks, type(self.texts.readout))
         return settings, digest_of(*code, *operation, *classes_of(self.model))
+
+
+def _state(readout: Readout) -> str | None:
+    """Digest of what a readout holds, empty if it holds nothing; ``None`` where that cannot be told."""
+    functions = [inspect.unwrap(value) for kind in type(readout).__mro__ for value in vars(kind).values() if callable(value)]
+    codes = [function.__code__ for function in functions if inspect.isfunction(function)]
+    # What dataclasses write for a class is of no file.
+    enclosed = {name for code in codes if code.co_filename != "<string>" for name in code.co_freevars}
+    held = object.__getstate__(readout)
+    if held is None and enclosed <= {"__class__"}:
+        return ""
+    try:
+        if not enclosed <= {"__class__"}:  # its methods read what stood round the class when it was made
+            raise TypeError
+        return f" {hashlib.sha256(b''.join(_described(held))).hexdigest()}"
+    except TypeError:
+        return None
+
+
+def _described(value: object) -> Iterator[bytes]:
+    """The bytes of plain values, tensors and arrays, and of collections of them.
+
+    Raises:
+        TypeError: anything else, of which it is not known what it holds.
+    """
+    if isinstance(value, Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield f"{value.dtype} {value.shape}".encode()
+        yield value.tobytes()
+    elif type(value) in (list, tuple, dict):
+        parts = [part for item in value.items() for part in item] if isinstance(value, dict) else list(value)  # type: ignore[call-overload]
+        yield f"{type(value).__name__} {len(parts)}".encode()
+        for part in parts:
+            yield from _described(part)
+    elif value is None or type(value) in (bool, int, float, complex, str, bytes):
+        yield f"{type(value).__name__} {value!r}".encode()
+    else:
+        raise TypeError
 
 
 def _arrays(effects: Effects[Edited]) -> dict[str, np.ndarray]:

@@ -94,8 +94,8 @@ def switches_within(
     """The labels, those of some heads with what they are in each half of every domain: where they rest, and elsewhere.
 
     A head that is semantic elsewhere and dormant or a broadcast where it rests is a switch in that domain. Every query is
-    edited, and what changes at a position may come from another: what spreads makes a switch undecided rather than found. A head
-    whose queries are not the scored positions is left as it is.
+    edited, and what changes at a position may come from another: what spreads makes a switch undecided rather than found. Heads
+    whose queries are not the scored positions are left as they are.
 
     Args:
         heads: of :func:`candidates`; each has ``level`` divided by their number.
