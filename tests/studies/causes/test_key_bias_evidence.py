@@ -15,8 +15,9 @@ from sinklab import attend
 from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
+from sinklab.results.intervals import Interval
 from sinklab.results.table import make_table
-from sinklab.studies.causes.key_bias import key_bias
+from sinklab.studies.causes.key_bias import KeyBiasEvidence, key_bias
 from sinklab.studies.causes.readout import ClassLogits, NextToken
 from sinklab.studies.causes.samples import Samples, token_samples
 from sinklab.testing import tiny_models
@@ -56,6 +57,35 @@ def test_a_sink_that_broadcasts_is_missed():
     assert found.losses["zero_value beyond control"].low > 0.1
     assert abs(found.losses["zero_value control"].mean) < NEGLIGIBLE
     assert "what the sink carries is missed" in found.statement
+
+
+def test_a_sink_whose_value_does_harm_is_not_missed():
+    """Its value brings the logarithms of the frequencies with the wrong sign."""
+    harmful = broadcast(zipf())
+    harmful.output.neg_()
+    found = found_in(PlantedLM([harmful]), token_samples([("words", drawn(zipf(), 8, seed=2))]))
+    assert found.losses["zero_value"].high < -0.1
+    assert "what the sink carries does harm here" in found.statement
+    assert "missed" not in found.statement
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "value", "score"),
+    [
+        (-0.005, 0.009, "is not missed", "does as well"),
+        (0.01, 0.2, "is missed", "does not do"),
+        (-0.2, -0.01, "does harm here", "a constant score does better"),
+        (0.005, 0.2, "stays open", "stays open"),
+        (-0.2, -0.005, "stays open", "stays open"),
+        (-0.2, 0.2, "stays open", "stays open"),
+    ],
+)
+def test_verdicts_go_by_the_side_of_the_change(low, high, value, score):
+    loss = Interval((low + high) / 2, low, high)
+    found = KeyBiasEvidence(0, {"zero_value": loss, "constant_score": loss}, [], [], 1.0, 0.01, 8, "nats")
+    of_value, of_score = found.statement.split(" Making its score ")
+    assert value in of_value
+    assert score in of_score
 
 
 class Spy(Probe):

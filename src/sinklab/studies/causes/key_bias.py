@@ -109,11 +109,13 @@ class KeyBiasEvidence(ExperimentResult):
         meaning = {
             "none": f"{small} what the sink carries is not missed, as a key bias with no value would have it",
             "some": "what the sink carries is missed: it is more than a key bias with no value",
+            "harm": "what the sink carries does harm here: the model does better without it, unlike a key bias with no value",
             "open": "whether what the sink carries is missed stays open",
         }[self._verdict(value)]
         scored = {
             "none": f"{small} a constant score does as well, as a learned sink logit would give",
             "some": "a constant score does not do: the score on the sink depends on the query",
+            "harm": "a constant score does better: the score on the sink depends on the query, and that does harm here",
             "open": "whether a constant score would do stays open",
         }[self._verdict(score)]
         where = f"the heads that have their sink there ({', '.join(map(str, self.sink_heads))})" if which else "all heads"
@@ -125,7 +127,9 @@ class KeyBiasEvidence(ExperimentResult):
     def _verdict(self, loss: Interval) -> str:
         if max(abs(loss.low), abs(loss.high)) < self.minimal_effect:
             return "none"
-        return "some" if min(abs(loss.low), abs(loss.high)) >= self.minimal_effect and loss.low * loss.high > 0 else "open"
+        if loss.high <= -self.minimal_effect:
+            return "harm"
+        return "some" if loss.low >= self.minimal_effect else "open"
 
     def to_dict(self) -> dict[str, object]:
         return {**super().to_dict(), "heads": [scores.to_dict() for scores in self.heads]}
