@@ -394,6 +394,8 @@ def test_an_encoder_from_python():
             {"texts": 4},
             r"4 texts .* too few: 20 hypotheses .* take 9 texts or more.*`texts`, `heads`, `level`\)",
         ),
+        ({"sink": None}, "`sink` None must be auto, a position from 0, null or none"),
+        ({"sink": 0.5}, r"`sink` 0\.5 must be auto, a position from 0, null or none"),
         ({"heads": [(0, 0), (2, 1)]}, r"`heads` 2\.1: there is no such head; the model has 2 layers of 2 heads, .* to 1\.1"),
         ({"heads": []}, "`heads` names no head"),
         ({"budget": "slow"}, "`budget` 'slow' must be fast or full"),

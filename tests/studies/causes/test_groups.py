@@ -232,6 +232,11 @@ def test_members_are_examined_alone_each_once():
         ("0.0+0.1+0.0", r"`heads` 0\.0\+0\.1\+0\.0: head 0\.0 stands in the group more than once; name it once"),
         ([[]], r"`heads` has an empty group; a group is one head or more, such as 0\.0\+0\.1"),
         ([(0, (1, 2))], r"`heads` \(0, \(1, 2\)\) must be a pair \(layer, head\), or a list of pairs"),
+        ([(0.5, 0)], r"`heads` \(0\.5, 0\) must be a pair \(layer, head\), or .* with whole numbers"),
+        ([("0", "1")], r"`heads` \('0', '1'\) must be a pair"),
+        ([(0, 0), (0, 0, 0)], r"`heads` \(0, 0, 0\) must be a pair"),
+        ([[(0, 0), 1]], r"`heads` \[\(0, 0\), 1\] must be a pair"),
+        ((0, 0), r"`heads` 0 must be a pair \(layer, head\), .* `heads` is a list of these, \[\(0, 1\)\]"),
         ("0.0+2.1", r"`heads` 2\.1: there is no such head; the model has 2 layers of 2 heads"),
     ],
 )

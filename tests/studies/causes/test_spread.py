@@ -125,7 +125,7 @@ def test_what_a_sink_holds_back_is_seen():
     assert sink.weights.min() > 0.9
     found = spread(model, samples, sink)
     assert found.ratios["no sink"].low > 2 > found.ratios["control"].high
-    assert "the sink holds changes back, more than any key does" in found.statement
+    assert "the sink holds changes back, more than a random other key does" in found.statement
     table = make_table(found.rows())
     assert {"spread_total", "spread_at_distance", "spread_ratio", "spread_ratio_low", "loss_change"} <= set(table["metric"])
 
@@ -133,8 +133,9 @@ def test_what_a_sink_holds_back_is_seen():
 @pytest.mark.parametrize(
     ("ratio", "control", "words"),
     [
-        ((1.2, 1.1, 1.3), (1.0, 0.99, 1.01), "the sink holds changes back, more than any key does"),
+        ((1.2, 1.1, 1.3), (1.0, 0.99, 1.01), "the sink holds changes back, more than a random other key does"),
         ((1.2, 1.1, 1.3), (1.1, 1.0, 1.2), "not clearly more than without a random other key"),
+        ((1.09, 1.09, 1.09), (1.08, 1.08, 1.08), "not clearly more than without a random other key"),
         ((1.01, 1.002, 1.02), (1.0, 1.0, 1.0), "no difference of 5 % or more"),
         ((1.1, 0.9, 1.3), (1.0, 1.0, 1.0), "stays open"),
         ((0.8, 0.7, 0.9), (1.0, 1.0, 1.0), "changes spread less without the sink"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias
 
 from sinklab.errors import ConfigurationError
 
@@ -131,14 +132,12 @@ def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]] | None) -> Asked:
     if not isinstance(heads, str):
         alone: list[Pair] = []
         groups: list[tuple[Pair, ...]] = []
-        for entry in heads:
-            numbers = [part for part in entry if not isinstance(part, Sequence)]
-            if len(numbers) == len(entry) == 2:
-                alone.append((int(numbers[0]), int(numbers[1])))
-            elif not numbers:
-                groups.append(tuple(part for part in entry if isinstance(part, Sequence)))
+        for entry in _listed(heads, heads):
+            given = _listed(entry, entry)
+            if given and not any(isinstance(one, Iterable) for one in given):
+                alone.append(_pair(given, entry))
             else:
-                raise ConfigurationError(f"`heads` {entry!r} must be a pair (layer, head), or a list of pairs for a group")
+                groups.append(tuple(_pair(_listed(one, entry), entry) for one in given))
         return Asked(tuple(alone), tuple(groups))
     parts = [part.strip() for part in heads.split(",") if part.strip()]
     named = [part.split("+") for part in parts if part not in ("all", "layers")]
@@ -161,14 +160,39 @@ def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]] | None) -> Asked:
     )
 
 
+def _listed(given: object, entry: object) -> list[Any]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise _no_pair(entry)
+    return list(given)
+
+
+def _pair(numbers: Sequence[Any], entry: object) -> Pair:
+    """Layer and head as whole numbers, of numpy too."""
+    try:
+        layer, head = (operator.index(number) for number in numbers)
+    except (TypeError, ValueError):
+        raise _no_pair(entry) from None
+    return layer, head
+
+
+def _no_pair(entry: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"`heads` {entry!r} must be a pair (layer, head), or a list of pairs for a group; `heads` is a list of these, "
+        "[(0, 1)], with whole numbers"
+    )
+
+
 def parse_sink(sink: int | str) -> int | Literal["auto", "null", "none"]:
     """``auto``, ``null``, ``none`` or a position, which may be written as text.
 
     Raises:
         ConfigurationError: anything else.
     """
-    if isinstance(sink, int):
-        return sink
+    if not isinstance(sink, str):
+        try:
+            return sink if isinstance(sink, bool) else operator.index(sink)  # a truth value is refused with the other settings
+        except TypeError:
+            raise ConfigurationError(f"`sink` {sink!r} must be auto, a position from 0, null or none") from None
     for word in WORDS:
         if sink == word:
             return word

@@ -71,8 +71,8 @@ class Spread(ExperimentResult):
             return "A replaced token changes no other one, with the sink or without it."
         if ratio.low > 1 / 1.05 and ratio.high < 1.05:
             verdict = "the sink makes no difference of 5 % or more"
-        elif ratio.low > 1 and ratio.low > control.high:
-            verdict = "the sink holds changes back, more than any key does"
+        elif ratio.low > 1 and ratio.low > 1.05 * control.high:
+            verdict = "the sink holds changes back, more than a random other key does"
         elif ratio.low > 1:
             verdict = "changes spread farther without the sink, but not clearly more than without a random other key"
         elif ratio.high < 1:
