@@ -161,6 +161,26 @@ def test_texts_of_other_lengths_give_what_they_have(llama, tokens):
     assert torch.equal(edited[1, 4:], clean[0, :5])
 
 
+def test_samples_of_different_lengths_get_the_next_longer_one(llama):
+    """Long and short ones in turn: all are edited at each of their positions, and the longest, which has none behind it, at
+    those of the one before."""
+    texts = torch.randint(1, 50, (6, 9), generator=torch.Generator().manual_seed(1))
+    for sizes, others in (([9, 3, 8, 3, 9, 2], [4, 3, 0, 2, 0, 1]), ([8, 3, 9, 4], [2, 3, 0, 0]), ([9] * 4, [1, 2, 3, 0])):
+        tokens = texts[: len(sizes)]
+        mask = (torch.arange(9) < torch.tensor(sizes)[:, None]).long()
+        outputs = []
+        for edits in ([], [ResampleHead(heads={0: (1,)})]):
+            spy = Spy()
+            with torch.no_grad(), attend(llama, [spy], edits):
+                llama(input_ids=tokens, attention_mask=mask)
+            outputs.append(spy.calls[0].head_outputs[:, :, 1])
+        clean, edited = outputs
+        for number, (size, other) in enumerate(zip(sizes, others, strict=True)):
+            shared = min(size, sizes[other])
+            assert torch.equal(edited[number, :shared], clean[other, :shared])
+            assert torch.equal(edited[number, shared:size], clean[number, shared:size])
+
+
 # --- rotated changes --------------------------------------------------------------------------------------------------------
 
 

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
 from sinklab.errors import ConfigurationError
 
-__all__ = ["from_sample", "require_another"]
+__all__ = ["from_sample", "further_on", "of_like_length", "require_another"]
 
 
-def from_sample(positions: Tensor, documents: Tensor, shift: int) -> tuple[Tensor, Tensor]:
-    """Where the tokens of every sample stand in the sample ``shift`` further on.
+def further_on(positions: Tensor, shift: int) -> Tensor:
+    """Number of the sample ``shift`` further on in a batch, counted round: int64 ``(batch,)``.
+
+    Args:
+        positions: int64 ``(batch, length)``.
+    """
+    return torch.arange(len(positions), device=positions.device).roll(-shift)
+
+
+def of_like_length(positions: Tensor, shift: int) -> Tensor:
+    """The same where all samples are as long; otherwise the sample ``shift`` further on in the order of their lengths.
+
+    The longest, which none is behind, have the one that is as far before them: as long as can be, where the shortest would have
+    nothing at most of their positions.
+
+    Args:
+        positions: int64 ``(batch, length)``, -1 for padding.
+    """
+    length = (positions >= 0).sum(1)
+    if bool((length == length[:1]).all()):
+        return further_on(positions, shift)
+    order, number = length.argsort(stable=True), len(positions)
+    place = torch.arange(number, device=positions.device)
+    ahead, behind = place + shift, place - shift
+    chosen = torch.where((behind >= 0) & (behind < number), behind, ahead % number)
+    chosen = torch.where((ahead >= 0) & (ahead < number), ahead, chosen)
+    return torch.empty_like(order).scatter_(0, order, order[chosen])
+
+
+def from_sample(positions: Tensor, documents: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the tokens of every sample stand in another one.
 
     Args:
         positions, documents: int64 ``(batch, length)``, -1 for padding.
+        other: number of the other sample, int64 ``(batch,)``.
 
     Returns:
         int64 ``(batch, length)``: index in the other sample; boolean, the same shape: whether it has such a token.
     """
-    same = (positions[:, :, None] == positions.roll(-shift, 0)[:, None]) & (
-        documents[:, :, None] == documents.roll(-shift, 0)[:, None]
-    )
+    same = positions[:, :, None] == positions[other][:, None]
+    same &= documents[:, :, None] == documents[other][:, None]
     same &= (positions >= 0)[:, :, None]
     return same.int().argmax(-1), same.any(-1)
 

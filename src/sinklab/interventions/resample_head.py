@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.intervention import HeadIntervention
-from sinklab.interventions._samples import from_sample, require_another
+from sinklab.interventions._samples import from_sample, of_like_length, require_another
 from sinklab.registry import interventions
 
 __all__ = ["ResampleHead"]
@@ -23,8 +23,9 @@ class ResampleHead(HeadIntervention):
     (Chan et al. 2022, causal scrubbing).
 
     Sample b of a batch gets what the model computed, in the same forward, for sample ``b + shift`` (counted round) at the
-    same position of its document. Queries for which the other sample has no such position are left as they are. What a
-    sample gets therefore depends on the batch that it is in. Under any operation, gated or not.
+    same position of its document. Samples of different lengths are counted in the order of their lengths, so that the other
+    one has at least as many positions; for the longest it is the one before, and queries for which that has no such position
+    are left as they are. What a sample gets depends on the batch that it is in. Under any operation, gated or not.
 
     Args:
         shift: how many samples further the other text is, modulo the batch; 0 for the text itself.
@@ -53,7 +54,8 @@ class ResampleHead(HeadIntervention):
 
     def edit_outputs(self, call: AttentionCall, outputs: Tensor) -> Tensor:
         require_another(self.shift, call)
-        donors = self.given_by(call).roll(-self.shift, dims=0).transpose(1, 2).to(outputs.dtype)
-        source, has_donor = from_sample(call.query_positions, call.query_documents, self.shift)
+        other = of_like_length(call.query_positions, self.shift)
+        donors = self.given_by(call)[other].transpose(1, 2).to(outputs.dtype)
+        source, has_donor = from_sample(call.query_positions, call.query_documents, other)
         resampled = donors.gather(2, source[:, None, :, None].expand_as(donors))
         return torch.where(has_donor[:, None, :, None], resampled, outputs)

@@ -10,7 +10,7 @@ import torch
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.intervention import KeyIntervention, keys_at
 from sinklab.errors import ConfigurationError
-from sinklab.interventions._samples import from_sample, require_another
+from sinklab.interventions._samples import from_sample, further_on, require_another
 from sinklab.registry import interventions
 
 __all__ = ["ResampleValue"]
@@ -52,7 +52,7 @@ class ResampleValue(KeyIntervention):
 
     def edit_call(self, call: AttentionCall) -> AttentionCall:
         require_another(self.shift, call)
-        source, has_donor = from_sample(call.key_positions, call.key_documents, self.shift)
+        source, has_donor = from_sample(call.key_positions, call.key_documents, further_on(call.key_positions, self.shift))
         donors = call.values.roll(-self.shift, dims=0)
         resampled = donors.gather(2, source[:, None, :, None].expand_as(donors))
         chosen = (keys_at(call, self.place) & has_donor)[:, None, :, None]

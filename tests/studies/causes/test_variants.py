@@ -55,6 +55,22 @@ def test_control_keys_are_drawn_by_text_early_and_off_the_sinks(known):
     assert not torch.equal(other["redirect control 0"].interventions[0].place, first)
 
 
+def test_control_keys_are_none_behind_the_end_of_a_text(known):
+    found, sink = known
+    tokens = found.samples.inputs["input_ids"].clone()
+    size = torch.tensor([23, 5, 2, 12]).repeat(len(tokens))[: len(tokens)]
+    padding = 999
+    tokens[torch.arange(23) >= size[:, None]] = padding
+    samples = token_samples([("repeated", tokens)], padding=padding)
+    variants = {variant.name: variant for variant in make_variants(sink, samples, budget="full")}
+    keys = torch.cat([variants[f"redirect control {key}"].interventions[0].place for key in range(KEYS)], dim=1)
+    assert (keys < size[:, None]).all()
+    assert (keys > 0).all()
+    assert (keys[size == 2] == 1).all()  # it has no other one
+    assert (keys[size > 2][:, 0] != keys[size > 2][:, 1]).all()
+    assert set(keys[size == 23].flatten().tolist()) == {1, 2, 3, 4}  # of the first quarter
+
+
 def test_texts_too_short_for_controls():
     model, tokens = PlantedLM([no_op()]).eval(), fresh(3, 0)[:, :2]
     samples = token_samples([("short", tokens)])

@@ -16,6 +16,7 @@ from sinklab.interventions.rotate_head import RotateHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.sinks import Sinks
+from sinklab.studies.causes._runs import lengths
 from sinklab.studies.causes.effects import HeadEdit
 from sinklab.studies.causes.samples import Samples
 
@@ -39,7 +40,7 @@ def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", se
     """All variants of a measurement, by the names that :func:`~sinklab.studies.causes.labels.label_heads` looks for.
 
     - ``redirect``, ``hide``, ``zero_value``: with the sink; ``zero``: the whole head; ``resample``: its output of the next text
-      of the same domains. On these labels rest.
+      of the same domains, where these have different lengths the next longer one of the batch. On these labels rest.
     - in a full budget also ``mean``; ``redirect control K``, all mass to another key, drawn for each text, neither the sink nor
       a secondary one; and ``rotated K``: the head's output, rotated by a random orthogonal matrix, one for all texts. Norms are
       kept, and all that the output says is lost (:class:`~sinklab.interventions.rotate_head.RotateHead`).
@@ -68,18 +69,28 @@ def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", se
         seeds = range(seed * 1000, (seed + 1) * 1000)  # runs with other seeds have other directions
         variants += [HeadEdit(f"rotated {number}", (RotateHead(seed=seeds[number]),)) for number in range(ROTATED)]
         if place is not None:
-            keys = _control_keys(sinks, place, len(samples), KEYS, seed)
+            keys = _control_keys(sinks, place, samples, KEYS, seed)
             variants += [HeadEdit(f"redirect control {number}", (Redirect(place=key),)) for number, key in enumerate(keys)]
     return variants
 
 
-def _control_keys(sinks: Sinks, place: int | Tensor | str, samples: int, number: int, seed: int) -> list[Tensor]:
-    """Keys for controls, int64 ``(samples, 1)`` each, a text's keys all different."""
-    own = torch.full((samples, 1), -1) if isinstance(place, str) else torch.as_tensor(place).expand(samples, 1)
-    early = max(sinks.length // EARLY, number + 1 + len(sinks.secondary))
-    generator, drawn = torch.Generator().manual_seed(seed), []
-    for sink in own[:, 0].tolist():
-        pool = [position for position in range(min(early, sinks.length)) if position not in {sink, *sinks.secondary}]
+def _control_keys(sinks: Sinks, place: int | Tensor | str, samples: Samples, number: int, seed: int) -> list[Tensor]:
+    """Keys for controls, int64 ``(samples, 1)`` each, none behind the end of its text.
+
+    A text's keys are all different, but those of a text that has fewer keys while others have enough.
+    """
+    count = len(samples)
+    own = torch.full((count, 1), -1) if isinstance(place, str) else torch.as_tensor(place).expand(count, 1)
+    tokens = lengths(samples, sinks.length)
+    # The longest text is as long as the model was found to see; learned tokens in front are in every text.
+    sizes = (tokens + (sinks.length - tokens.max()).clamp_min(0)).clamp_max(sinks.length).tolist()
+    generator, drawn, longest = torch.Generator().manual_seed(seed), [], max(sizes)
+    for sink, size in zip(own[:, 0].tolist(), sizes, strict=True):
+        early = max(size // EARLY, number + 1 + len(sinks.secondary))
+        pool = [position for position in range(min(early, size)) if position not in {sink, *sinks.secondary}]
+        if size < longest and len(pool) < number:
+            pool = pool or [position for position in range(size) if position != sink]
+            pool *= number
         if len(pool) < number:
             raise ConfigurationError(
                 f"controls need {number} keys besides the sink, and texts of {sinks.length} tokens leave {len(pool)}; "
