@@ -62,7 +62,12 @@ class Effect(abc.ABC):
         ranges = {known[metric].metric.range if metric in known else (-math.inf, math.inf) for _, metric in self.needs()}
         return ranges.pop() if len(ranges) == 1 else (-math.inf, math.inf)
 
-    def estimate(self, values: Sequence[float]) -> Estimate:
+    @property
+    def steps(self) -> tuple[Effect, ...]:
+        """Effects of which one must show what is said; mostly it is the effect itself."""
+        return (self,)
+
+    def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
         """What the effects of three seeds or more say together.
 
         Outcomes are counted: whether a training diverged, and the difference of two of these. Rates are what is declared to lie
@@ -72,15 +77,15 @@ class Effect(abc.ABC):
         known, paired = catalogue(), isinstance(self, Difference | Peak | Rise)
         outcomes = all(metric in known and known[metric].metric.outcome for _, metric in self.needs())
         if outcomes and all(value in (-1.0, 0.0, 1.0) for value in values):
-            return estimate_counts(values, paired=paired)
+            return estimate_counts(values, level, paired=paired)
         if self.unit == "ratio" and not paired:
-            return estimate_ratio(values)
+            return estimate_ratio(values, level)
         extent = {"fraction": FRACTION, "percent": PERCENTAGE}.get(self.unit)
         if extent is not None and not paired and self.range == extent:
             least, whole = extent
             # In it but for rounding, which a root of the share does not bear.
-            return estimate_share([min(max(value, least), whole) for value in values], whole)
-        return estimate_mean(values)
+            return estimate_share([min(max(value, least), whole) for value in values], whole, level)
+        return estimate_mean(values, level)
 
 
 def _of(numbers: Numbers, variant: str, metric: str) -> float | None:
@@ -199,8 +204,8 @@ class Ratio(_Pair):
     def compare(self, left: float, right: float) -> float | None:
         return left / right if right else None
 
-    def estimate(self, values: Sequence[float]) -> Estimate:
-        return estimate_ratio(values)
+    def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
+        return estimate_ratio(values, level)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,9 +243,9 @@ class Trend(_Several):
 
         return float(spearmanr(range(len(values)), values).statistic)
 
-    def estimate(self, values: Sequence[float]) -> Estimate:
+    def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
         # Over a few conditions it takes a handful of values, whose mean no t interval describes.
-        return estimate_median(values)
+        return estimate_median(values, level)
 
     @property
     def words(self) -> str:
@@ -289,7 +294,10 @@ class Extreme(_Several):
 
 @dataclasses.dataclass(frozen=True)
 class Rise(_Several):
-    """The largest rise of a number from one variant to the next: at most 0 where it falls, or stays, throughout."""
+    """The largest rise of a number from one variant to the next: at most 0 where it falls, or stays, throughout.
+
+    Over seeds every step is judged by itself: the largest of several noisy steps is above 0 in each seed of a plateau.
+    """
 
     def __post_init__(self) -> None:
         if len(self.over) < 2:
@@ -298,6 +306,10 @@ class Rise(_Several):
     def __call__(self, numbers: Numbers) -> float | None:
         values = _all(numbers, self.over, self.metric)
         return None if values is None else max(after - before for before, after in itertools.pairwise(values))
+
+    @property
+    def steps(self) -> tuple[Effect, ...]:
+        return tuple(Difference(self.metric, after, before) for before, after in itertools.pairwise(self.over))
 
     @property
     def unit(self) -> str:

@@ -79,10 +79,12 @@ class Finding:
     """What was found about one part.
 
     Attributes:
-        by_seed: seed to effect, over models their names to it; ``None`` where it could not be computed.
+        by_seed: seed to effect (of several steps to that of the one that decides), over models their names to it; ``None``
+            where it could not be computed.
         mean: what the seeds that have one say together, in the unit of the part: the mean, of a ratio the geometric one, of a
             correlation the median; ``None`` without any.
-        interval: 95 %; ``None`` with fewer than three, or where they show no spread and are too few for an interval without.
+        interval: 95 %, for all steps together where there are several; ``None`` with fewer than three seeds, or where they show
+            no spread and are too few for an interval without.
         method: how the interval was taken; ``None`` without one.
         standardized: the mean over the standard deviation over seeds; ``None`` where that is 0 or unknown.
     """
@@ -269,10 +271,19 @@ def judge_part(part: Part, numbers: Mapping[int, Numbers], *, draws: bool = Fals
         draws: whether a seed is a draw of texts for one model. A number of a draw is a mean over many texts and heads, so draws
             that are all alike say that there is little to vary, where trainings that are all alike may be three of a kind.
     """
-    return _judged(part, {seed: part.effect(of_seed) for seed, of_seed in numbers.items()}, draws=draws)
+    steps, found = part.effect.steps, list[Finding]()
+    for step in steps:
+        # That one of several shows it is likelier by chance, so each interval leaves out as much less (Bonferroni).
+        of_step = dataclasses.replace(part, effect=step)
+        by_seed = {seed: step(of_seed) for seed, of_seed in numbers.items()}
+        finding = _judged(of_step, by_seed, draws=draws, level=1 - 0.05 / len(steps))
+        found.append(dataclasses.replace(finding, part=part))
+    shown = [finding for finding in found if finding.verdict == "reproduced"]
+    left = [finding for finding in found if finding.verdict == "inconclusive"]
+    return max(shown or left or found, key=lambda finding: -math.inf if finding.mean is None else finding.mean)
 
 
-def _judged(part: Part, by_seed: Effects, *, draws: bool = False) -> Finding:
+def _judged(part: Part, by_seed: Effects, *, draws: bool = False, level: float = 0.95) -> Finding:
     values = [value for value in by_seed.values() if value is not None]
     if len(values) < SEEDS:
         mean = statistics.fmean(values) if values else None
@@ -282,7 +293,7 @@ def _judged(part: Part, by_seed: Effects, *, draws: bool = False) -> Finding:
         verdict: Verdict = "reproduced" if all(_inside(part, value) for value in values) else "not reproduced"
     else:
         alike = draws and min(values) == max(values)
-        found = Estimate(values[0], (values[0], values[0]), "range") if alike else part.effect.estimate(values)
+        found = Estimate(values[0], (values[0], values[0]), "range") if alike else part.effect.estimate(values, level)
         verdict = "inconclusive" if found.interval is None else _of_interval(part, *found.interval)
     if _many_lost(by_seed):
         verdict = "inconclusive"

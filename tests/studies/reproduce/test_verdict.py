@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.claim import Part
-from sinklab.jobs.effect import Difference, Ratio, Trend, Value
+from sinklab.jobs.effect import Difference, Ratio, Rise, Trend, Value
 from sinklab.jobs.verdict import judge, judge_part
 
 # Three values m - d, m, m + d have the standard error d / sqrt(3), and t(0.975, 2) = 4.3026527.
@@ -122,6 +123,30 @@ def test_seeds_without_a_number_are_not_passed_over(lost: int, verdict: str) -> 
         "'it rises': 3 of 8 seeds have no number, and the others cannot speak for them" if lost == 3 else ""
     )
     assert judgement.findings[0].interval is not None
+
+
+def test_a_plateau_is_no_rise() -> None:
+    """Four equal losses with noise: the largest of three steps is above 0 in nearly every seed, and no step is in all."""
+    generator = random.Random(0)
+    rise = Part("a step raises it", Rise("loss", ("a", "b", "c", "d")), more_than=0.02)
+    verdicts = []
+    for _ in range(200):
+        numbers = {seed: {name: {"loss": generator.gauss(3.0, 0.04)} for name in "abcd"} for seed in range(8)}
+        verdicts.append(judge_part(rise, numbers).verdict)
+    assert verdicts.count("reproduced") <= 10  # 2.5 % are expected; the largest step of each seed would make it two in three
+    for step in range(3):
+        level = [3.0] * (step + 1) + [3.2] * (3 - step)
+        numbers = {
+            seed: {name: {"loss": value + generator.gauss(0.0, 0.02)} for name, value in zip("abcd", level, strict=True)}
+            for seed in range(8)
+        }
+        finding = judge_part(rise, numbers)
+        assert finding.verdict == "reproduced"
+        assert finding.mean == pytest.approx(0.2, abs=0.03)
+        before, after = "abcd"[step], "abcd"[step + 1]
+        assert finding.by_seed == {s: numbers[s][after]["loss"] - numbers[s][before]["loss"] for s in numbers}
+    falls = {seed: {name: {"loss": 3.0 - at / 5 + seed / 100} for at, name in enumerate("abcd")} for seed in range(8)}
+    assert judge_part(rise, falls).verdict == "not reproduced"
 
 
 def test_a_count_has_an_exact_interval() -> None:
