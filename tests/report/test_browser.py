@@ -465,6 +465,22 @@ def test_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
     visit.context.close()
 
 
+def test_a_comparison_has_a_line_for_every_audit(browser: Any, tmp_path: Path) -> None:
+    """Also for those beyond the colours, in the figures and in their legends."""
+    names = [f"m{index}" for index in range(8)]
+    audits = [write_audit(tmp_path / name, model=name, layers=2, heads=1, seq_len=16, maps=False) for name in names]
+    visit = Visit(browser, write_comparison(audits, tmp_path / "compare.html"))
+    styles = """lines => lines.map(line => getComputedStyle(line)).map(style => [style.stroke, style.strokeDasharray].join())"""
+    drawn = visit.page.eval_on_selector_all("#figures .figure:first-child path.line", styles)
+    assert len(set(drawn)) == 8
+    assert not any(style.startswith("none") for style in drawn)
+    looks = """keys => keys.map(key => getComputedStyle(key)).map(s => [s.color, s.borderTopStyle, s.backgroundImage].join())"""
+    assert len(set(visit.page.eval_on_selector_all("#figures .figure:first-child .keys i", looks))) == 8
+    assert visit.page.locator("#figures .figure:first-child .keys span").all_inner_texts() == names
+    visit.check_quiet()
+    visit.context.close()
+
+
 def test_index(browser: Any, tmp_path: Path) -> None:
     for name, operation in (("one", "softmax"), ("two", "sigmoid")):
         write_audit(tmp_path / name, layers=2, heads=2, seq_len=16)

@@ -14,7 +14,7 @@ import pandas as pd
 from sinklab.errors import ConfigurationError
 from sinklab.report.data import Audit, read_audit
 from sinklab.report.head_data import head_rates
-from sinklab.report.layers import layer_figures
+from sinklab.report.layers import COLOURS, layer_figures
 from sinklab.report.pack import round_matrix
 from sinklab.report.page import render
 from sinklab.report.summary_cards import largest_by_layer, mean_by_head, share_of_sinking_heads
@@ -131,7 +131,7 @@ def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = F
         data["audits"].append(
             {
                 "name": name,
-                "kind": f"audit{index % 6}",
+                "kind": f"audit{index % COLOURS}",
                 "grid": [{"layer": row.layer, "module": row.module, "label": row.label} for row in audit.numbers.grid],
                 "heads": audit.numbers.num_heads,
                 "position": column,

@@ -9,7 +9,10 @@ from sinklab.report.data import Audit
 from sinklab.report.pack import rounded
 from sinklab.report.words import number, sink_columns, sink_name
 
-__all__ = ["layer_figures", "layer_table"]
+__all__ = ["COLOURS", "layer_figures", "layer_table"]
+
+COLOURS = 6
+"""Colours of audits, ``k-audit0`` on, in the style sheet; further audits have them again, with another dash."""
 
 Source = tuple[str | Callable[[Audit], str], Callable[[Audit], dict[int, float] | None], str]
 """Series name, where its numbers come from, how its line is drawn."""
@@ -64,15 +67,18 @@ def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, object]
     """
     figures = []
     for title, axis, caption, logarithmic, sources in FIGURES:
-        lines: list[tuple[str, str, dict[int, float]]] = []
+        lines: list[tuple[str, str, int, dict[int, float]]] = []
         for index, (name, audit) in enumerate(audits):
             for label, source, kind in sources if len(audits) == 1 else sources[:1]:
                 values = source(audit)
                 if values:
                     shown = label(audit) if callable(label) else label
-                    lines.append((shown if len(audits) == 1 else name, kind if len(audits) == 1 else f"audit{index}", values))
-        layers = sorted({layer for _, _, values in lines for layer in values})
-        every = [value for _, _, values in lines for value in values.values()]
+                    if len(audits) == 1:
+                        lines.append((shown, kind, 0, values))
+                    else:
+                        lines.append((name, f"audit{index % COLOURS}", index // COLOURS, values))
+        layers = sorted({layer for _, _, _, values in lines for layer in values})
+        every = [value for _, _, _, values in lines for value in values.values()]
         # A logarithmic axis has no place for 0, and within one decade a plain one is easier to read.
         wide = bool(every) and min(every) > 0 and max(every) > 10 * min(every)
         figures.append(
@@ -84,7 +90,8 @@ def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, object]
                 "labels": ["in" if layer < 0 else str(layer) for layer in layers],
                 "series": [
                     {"name": name, "kind": kind, "y": [rounded(values.get(layer)) for layer in layers]}
-                    for name, kind, values in lines
+                    | ({"round": turn} if turn else {})
+                    for name, kind, turn, values in lines
                 ],
             }
         )

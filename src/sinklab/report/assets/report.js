@@ -213,7 +213,16 @@
     if (inside.length > 5) inside = inside.filter((t) => /^1(e|0*$|\.0*$)/.test(String(t)) || /^(0\.0*1)$/.test(String(t)));
     return inside.length > 1 ? inside : [low, high];
   }
-  // figure: {title, axis, caption?, labels, series: [{name, kind, y}], log?, threshold?, area?, tip?: i => text, height?, zoom?: not from 0,
+  // Where there are more audits than colours, the colours come again, each time with another dash.
+  const COLOURS = 6, DASHES = ["9 3 2 3", "14 4", "9 3 2 3 2 3", "16 3 4 3"];
+  const dashOf = (s) => DASHES[(s.round - 1) % DASHES.length];
+  const dashed = (node, s) => { if (s.round) node.style.strokeDasharray = dashOf(s); return node; };
+  function dashes(s) { // for a legend: a border knows only one dash
+    let at = 0;
+    const stops = dashOf(s).split(" ").map((length, i) => `${i % 2 ? "transparent" : "currentcolor"} ${at}px ${at += Number(length)}px`);
+    return `repeating-linear-gradient(90deg, ${stops.join(", ")})`;
+  }
+  // figure: {title, axis, caption?, labels, series: [{name, kind, y, round?}], log?, threshold?, area?, tip?: i => text, height?, zoom?: not from 0,
   // xs?: where the labels stand on the axis, and points that are null are passed over}
   function chart(host, figure) {
     const values = figure.series.flatMap((s) => s.y).filter((y) => y !== null && Number.isFinite(y));
@@ -221,8 +230,9 @@
     for (const s of figure.series) {
       if (figure.series.length < 2) break;
       const swatch = el("i", { class: `k-${s.kind}` });
-      if (["rest", "audit1"].includes(s.kind)) swatch.style.borderTopStyle = "dashed";
-      if (["other", "audit2"].includes(s.kind)) swatch.style.borderTopStyle = "dotted";
+      if (s.round) swatch.style.cssText = `width: 28px; height: 2px; border: 0; background: ${dashes(s)}`;
+      else if (["rest", "audit1"].includes(s.kind)) swatch.style.borderTopStyle = "dashed";
+      else if (["other", "audit2"].includes(s.kind)) swatch.style.borderTopStyle = "dotted";
       keys.append(el("span", {}, swatch, s.name));
     }
     const holder = el("div");
@@ -287,7 +297,7 @@
           pen = known || (pen && Boolean(figure.xs));
         });
         if (figure.area) picture.append(svg("path", { class: `area k-${s.kind}`, d: `${path}L${x(count - 1)} ${y(0)}L${x(0)} ${y(0)}Z` }));
-        picture.append(svg("path", { class: `line k-${s.kind}`, d: path }));
+        picture.append(dashed(svg("path", { class: `line k-${s.kind}`, d: path }), s));
         if (count <= 40 && !figure.area) s.y.forEach((v, i) => {
           if (v !== null) picture.append(svg("circle", { class: `k-${s.kind}`, cx: x(i), cy: y(v), r: count > 20 ? 1.6 : 2.3 }));
         });
@@ -1037,7 +1047,7 @@
       $("compare-hint").hidden = runs.length > 0;
       if (!runs.length) return;
       const names = runs.map((run) => (runs.filter((other) => other.name === run.name).length > 1 ? run.folder : run.name));
-      const swatch = (i) => el("i", { class: `swatch k-audit${i % 6}`, "aria-hidden": "true" });
+      const swatch = (i) => el("i", { class: `swatch k-audit${i % COLOURS}`, "aria-hidden": "true" });
       const grid = (lines) => el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "compare" },
         el("thead", {}, el("tr", {}, el("td"), ...names.map((name, i) => el("th", { scope: "col" }, swatch(i), name)))),
         el("tbody", {}, ...lines.map(([name, values]) => el("tr", {}, el("th", { scope: "row", text: name }), ...values.map((value) => el("td", { text: value })))))));
@@ -1065,7 +1075,7 @@
         const xs = [...new Set(with_.flatMap(([curve]) => curve[0]))].sort((one, two) => one - two);
         chart($("figures"), {
           title, axis, xs, labels: xs, zoom: metric.endsWith("loss"), tip: (i) => `step ${xs[i]}`,
-          series: with_.map(([[steps, values], i]) => ({ name: names[i], kind: `audit${i % 6}`, y: xs.map((step) => values[steps.indexOf(step)] ?? null) })),
+          series: with_.map(([[steps, values], i]) => ({ name: names[i], kind: `audit${i % COLOURS}`, round: Math.floor(i / COLOURS), y: xs.map((step) => values[steps.indexOf(step)] ?? null) })),
         });
       }
     }
