@@ -481,6 +481,31 @@ def test_a_comparison_has_a_line_for_every_audit(browser: Any, tmp_path: Path) -
     visit.context.close()
 
 
+def test_below_a_curve_only_what_was_measured_is_filled(browser: Any, folder: Path, tmp_path: Path) -> None:
+    """Every run of known points closes at its own first and last place; one point alone is a dot."""
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    before, data, after = re.split(r'(?<=<script type="application/json" id="data">)(.*?)(?=</script>)', text, flags=re.DOTALL)
+    changed = json.loads(data)
+    count = len(changed["bins"])
+    known = [None, 10.0, 20.0, None, None, 30.0, 5.0, 5.0, None, 40.0]
+    changed["positionRate"] = [{"name": "sink rate", "kind": "sink", "y": known + [None] * (count - len(known))}]
+    page = tmp_path / "gaps.html"
+    page.write_text(before + json.dumps(changed).replace("<", "\\u003c") + after, encoding="utf-8")
+    visit = Visit(browser, page)
+    picture = visit.page.locator("#profile svg")
+    paths = {kind: picture.locator(f"path.{kind}").get_attribute("d") for kind in ("line", "area")}
+    middles = [float(x) for x in re.findall(r"M([\d.]+)", paths["line"])]
+    step = (middles[1] - middles[0]) / 4  # the runs begin at the places 1, 5 and 9
+    first = middles[0] - step
+    runs = [[float(x) for x, _ in re.findall(r"([\d.]+) ([\d.]+)", run)] for run in re.findall(r"M(.*?)Z", paths["area"])]
+    places = [[round((x - first) / step) for x in run] for run in runs]
+    assert places == [[1, 2, 2, 1], [5, 6, 7, 7, 5], [9, 9, 9]]
+    dots = picture.locator("circle")
+    assert [round((float(dot.get_attribute("cx")) - first) / step) for dot in dots.all()] == [9]
+    visit.check_quiet()
+    visit.context.close()
+
+
 def test_index(browser: Any, tmp_path: Path) -> None:
     for name, operation in (("one", "softmax"), ("two", "sigmoid")):
         write_audit(tmp_path / name, layers=2, heads=2, seq_len=16)

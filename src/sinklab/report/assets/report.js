@@ -290,14 +290,20 @@
         picture.append(svg("text", { x: width - right, y: y(figure.threshold) - 5, "text-anchor": "end", text: figure.thresholdName ?? `threshold ${tick(figure.threshold)}` }));
       }
       for (const s of [...figure.series].reverse()) {
-        let path = "", pen = false;
+        const runs = []; // of known points: a gap ends one, unless the points have places of their own on the axis
+        let open = false;
         s.y.forEach((v, i) => {
           const known = v !== null && Number.isFinite(v);
-          if (known) path += `${pen ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`;
-          pen = known || (pen && Boolean(figure.xs));
+          if (known && open) runs.at(-1).push(i);
+          else if (known) runs.push([i]);
+          open = known || (open && Boolean(figure.xs));
         });
-        if (figure.area) picture.append(svg("path", { class: `area k-${s.kind}`, d: `${path}L${x(count - 1)} ${y(0)}L${x(0)} ${y(0)}Z` }));
-        picture.append(dashed(svg("path", { class: `line k-${s.kind}`, d: path }), s));
+        const along = (run) => "M" + run.map((i) => `${x(i).toFixed(1)} ${y(s.y[i]).toFixed(1)}`).join("L");
+        // The area ends where its run does: what was not measured has none.
+        if (figure.area) picture.append(svg("path", { class: `area k-${s.kind}`, d: runs.map((run) => `${along(run)}L${x(run.at(-1)).toFixed(1)} ${y(0).toFixed(1)}L${x(run[0]).toFixed(1)} ${y(0).toFixed(1)}Z`).join("") }));
+        picture.append(dashed(svg("path", { class: `line k-${s.kind}`, d: runs.map(along).join("") }), s));
+        // A point between two gaps has neither a line nor an area.
+        if (count > 40 || figure.area) for (const [i] of runs.filter((run) => run.length === 1)) picture.append(svg("circle", { class: `k-${s.kind}`, cx: x(i), cy: y(s.y[i]), r: 1.6 }));
         if (count <= 40 && !figure.area) s.y.forEach((v, i) => {
           if (v !== null) picture.append(svg("circle", { class: `k-${s.kind}`, cx: x(i), cy: y(v), r: count > 20 ? 1.6 : 2.3 }));
         });
