@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sinklab.errors import InputError
-from sinklab.report.curves import draw_runs, read_curves, write_plot
+from sinklab.report.curves import draw_runs, read_curves, without_maps, write_plot
 from sinklab.results.table import make_table, write_json, write_table
+from sinklab.studies.plot.plot import plot
 
 STEPS = (0, 100, 200)
 
@@ -107,6 +109,71 @@ def test_a_sweep_stands_for_its_runs(tmp_path):
     text = (tmp_path / "curves.svg").read_text()
     assert "<!-- one (softmax), position 2 -->" in text
     assert "<!-- two (softmax), position 2 -->" in text
+
+
+def test_cells_of_a_sweep_are_called_by_the_settings_that_differ(tmp_path):
+    cells = []
+    for rate in (0.001, 1e9):
+        for seed in (0, 1):
+            name = f"learning_rate={rate},heads=2,seed={seed}-a918b74b"
+            settings = {"optimizer.learning_rate": rate, "model.num_attention_heads": 2}
+            cells.append({"name": name, "settings": settings, "seed": seed})
+            make_run(tmp_path / name)
+    write_json({"cells": cells}, tmp_path / "sweep.json")
+    figure = draw_runs([read_curves(tmp_path / cell["name"]) for cell in cells])
+    names = [f"learning_rate={rate}, seed={seed}" for rate in ("0.001", "1e+09") for seed in (0, 1)]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"{name}, position 2" for name in names]
+    figure.canvas.draw()
+    # Nothing stands on something else: no title reaches the next, and the legend lies above the axes.
+    for row in range(4):
+        titles = [axes.title.get_window_extent() for axes in figure.axes[3 + 5 * row : 6 + 5 * row]]  # and two bars
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(titles))
+    assert figure.legends[0].get_window_extent().y0 >= max(axes.title.get_window_extent().y1 for axes in figure.axes[:3])
+
+
+def test_more_runs_than_colours_and_maps(tmp_path):
+    runs = [read_curves(make_run(tmp_path / f"r{number}")) for number in range(9)]
+    figure = draw_runs(runs)
+    looks = [(line.get_color(), line.get_linestyle()) for line in figure.axes[1].lines]
+    assert len(set(looks)) == len(looks) == 9
+    said = "Without maps of layers, heads and positions: r8 (softmax) (only the first 8 are drawn)."
+    assert figure.get_supxlabel() == without_maps(runs) == said
+    notes = []
+    write_plot([tmp_path / "r0"], tmp_path / "one.svg", note=notes.append)
+    assert not notes
+    runs[1].table.drop(runs[1].table.index[runs[1].table["head"].notna()], inplace=True)
+    assert without_maps(runs) == (
+        "Without maps of layers, heads and positions: r1 (softmax) (no sink rate of single heads was measured)."
+    )
+
+
+def test_one_measurement(tmp_path):
+    run = read_curves(make_run(tmp_path / "run"))
+    run.table.drop(run.table.index[run.table["step"] != 100], inplace=True)
+    losses, rates, gaps, layers = draw_runs([run]).axes[:4]
+    for axes in (losses, rates, gaps, layers):
+        assert axes.get_xticks().tolist() == [100]
+        assert axes.lines[0].get_marker() == "o"
+
+
+def test_a_small_number_has_no_factor_above_the_axis(tmp_path):
+    run = read_curves(make_run(tmp_path / "run"))
+    run.table.loc[run.table["metric"] == "sink_loss_gap", "value"] *= 1e-5
+    figure = draw_runs([run])
+    figure.canvas.draw()
+    gaps = figure.axes[2]
+    assert gaps.yaxis.get_offset_text().get_text() == ""
+    assert "1e\u22126" in [label.get_text() for label in gaps.get_yticklabels()]
+
+
+def test_nothing_to_draw(tmp_path):
+    write_json({"cells": []}, tmp_path / "sweep.json")
+    with pytest.raises(InputError, match="has no run yet"):
+        write_plot([tmp_path], tmp_path / "curves.png")
+    assert not (tmp_path / "curves.png").exists()
+    for attempt in (lambda: draw_runs([]), lambda: write_plot([], tmp_path / "curves.png"), lambda: plot([])):
+        with pytest.raises(InputError):
+            attempt()
 
 
 def test_errors(tmp_path):

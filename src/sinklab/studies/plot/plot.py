@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+from sinklab.errors import InputError
 from sinklab.results.file import check_file
 from sinklab.studies.arguments import OverwriteFile, command
 
@@ -36,6 +38,12 @@ def plot(
     check_file(out, overwrite)
     from sinklab.report.curves import write_plot
 
+    if not folders:
+        raise InputError("give the output directory of at least one run or sweep")
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr)
+
     if out is None:  # a name in a folder that is ours
-        return write_plot(folders, folders[0] / "curves.png", overwrite=True)
-    return write_plot(folders, out, overwrite=overwrite)
+        return write_plot(folders, folders[0] / "curves.png", overwrite=True, note=note)
+    return write_plot(folders, out, overwrite=overwrite, note=note)
