@@ -118,6 +118,29 @@ def test_curves_are_those_of_the_recommended_size(comparison: dict) -> None:
     assert policy_curves(comparison) is None
 
 
+def test_the_recommended_row_is_drawn_and_one_line_of_a_kind(comparison: dict) -> None:
+    """Whatever else was measured in the same bytes, and in whatever order."""
+    comparison["recommended"] = {"num_sinks": 2, "window": 62}
+    others = [
+        entry("recompute", None, 64, 64, 9.0, settings={"positions": "in_cache", "every": 8}),
+        entry("window", 0, 64, 64, 9.0, settings={"positions": "original"}),
+        entry("sink_window", 4, 60, 64, 9.0, settings={"positions": "original"}, label="sink_window 4+60, original positions"),
+        entry("sink_window", 2, 62, 64, 9.0, settings={"positions": "original"}, label="sink_window 2+62, original positions"),
+    ]
+    recommended = entry("sink_window", 2, 62, 64, 2.0, settings={"positions": "in_cache"})
+    measured = comparison["policies"]
+    comparison["policies"] = [*others, *measured, recommended]
+    drawn = [(line["name"], line["y"][0]) for line in policy_curves(comparison)["series"]]
+    assert drawn == [("2 sinks + 62", 2.0), ("window computed anew", 2.1), ("window 64", 2.2), ("dense", 4.1)]
+    # Where nothing better was measured, the name says what is drawn.
+    comparison["policies"] = others[:3]
+    assert [line["name"] for line in policy_curves(comparison)["series"]] == [
+        "4 sinks + 60, original positions",
+        "window computed anew, every 8 tokens",
+        "window 64, original positions",
+    ]
+
+
 def test_policies_left_out_for_one_reason_share_a_line(comparison: dict) -> None:
     assert left_out_lines(comparison) == ["pinned: none found", "odd: no size"]
 

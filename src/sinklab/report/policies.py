@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, TypeGuard
 from sinklab.report.image import write_image
 from sinklab.report.words import number
 from sinklab.results.statistics import LEAST_PARTS
-from sinklab.results.summaries.cache import Comparison
+from sinklab.results.summaries.cache import Comparison, PolicyEntry
 from sinklab.results.summaries.shared import Difference
 
 if TYPE_CHECKING:
@@ -103,6 +103,10 @@ class Curves(TypedDict):
 def policy_curves(comparison: Comparison) -> Curves | None:
     """Loss against position: dense, and in the recommended size a window without and with sinks and one computed anew.
 
+    Of each there is one line. With sinks it is the recommended row, its kind of positions included; of a window with both kinds
+    of positions it is the one in the cache, and of re-computation the one for every token, where there is one. What else a row
+    is says its name.
+
     Returns:
         A figure for the page's script; ``None`` where there is nothing to draw.
     """
@@ -112,25 +116,29 @@ def policy_curves(comparison: Comparison) -> Curves | None:
     budget: int | None = max((entry["budget"] for entry in entries if entry["budget"]), default=None)
     if advised is not None:
         budget = advised["num_sinks"] + advised["window"]
-    series: list[Curve] = []
+    best: dict[str, tuple[tuple[float, ...], Curve]] = {}
     for entry in entries:
-        name, label, number_of_sinks = entry["policy"], entry["label"], entry.get("num_sinks") or 0
+        name, number_of_sinks = entry["policy"], entry.get("num_sinks") or 0
+        original, every = _original(entry), _every(entry)
+        rank: tuple[float, ...] = (original,)
         if name == "full":
-            kind, label = "rest", "dense"
+            kind, label, rank, original = "rest", "dense", (0,), False
         elif entry["budget"] != budget:
             continue
-        elif name == "window" or (name == "sink_window" and not entry["num_sinks"]):
+        elif name == "window" or (name == "sink_window" and not number_of_sinks):
             kind, label = "other", f"window {entry['window']}"
         elif name == "recompute":
-            kind, label = "audit3", "window computed anew"
-        elif name == "sink_window" and not any(line["kind"] == "sink" for line in series) and number_of_sinks >= sinks:
-            kind, label = "sink", f"{_sinks(number_of_sinks)} + {entry['window']}"
+            kind, label, rank = "audit3", "window computed anew", (every,)
+            label += f", every {every} tokens" if every > 1 else ""
+        elif name == "sink_window" and number_of_sinks >= sinks:
+            kind, label, rank = "sink", f"{_sinks(number_of_sinks)} + {entry['window']}", (number_of_sinks != sinks, original)
         else:
             continue
+        label += ", original positions" if original else ""
         values = [None if value is None else float(f"{value:.5g}") for value in entry["loss_by_position"]]
-        series.append({"name": label, "kind": kind, "y": values})
-    order = {"sink": 0, "audit3": 1, "other": 2, "rest": 3}
-    series.sort(key=lambda line: order[line["kind"]])
+        if kind not in best or rank < best[kind][0]:
+            best[kind] = rank, {"name": label, "kind": kind, "y": values}
+    series = [best[kind][1] for kind in ("sink", "audit3", "other", "rest") if kind in best]
     if not series:
         return None
     return {
@@ -198,6 +206,17 @@ def _draw(comparison: Comparison, curves: Curves) -> Figure:
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.legend(fontsize=8, frameon=False)
     return figure
+
+
+def _original(entry: PolicyEntry) -> bool:
+    """Whether what is kept stays at its positions in the text; older comparisons say so in the label alone."""
+    return entry.get("settings", {}).get("positions", "") == "original" or "original positions" in entry["label"]
+
+
+def _every(entry: PolicyEntry) -> int:
+    """Tokens between two re-computations."""
+    every = entry.get("settings", {}).get("every", 1)
+    return every if isinstance(every, int) else 1
 
 
 def _caption(comparison: Comparison) -> str:
