@@ -656,6 +656,11 @@
       tools.append(el("p", { class: "missing", text: "The sink rate was not measured per head; the squares still open the heads." }));
     }
 
+    // In an address a head is called by its layer or, where several columns have that number, by the label of its column.
+    const shared = (layer) => grid.filter((g) => g.layer === layer).length > 1;
+    const nameOfRow = (row) => (shared(grid[row].layer) ? encodeURIComponent(grid[row].label.replaceAll(" ", "-")) : `layer-${grid[row].layer}`);
+    const named = new Map(grid.map((_, row) => [nameOfRow(row), row]));
+
     // The panel.
     const panel = makePanel({ rate, received, rateAt, binOf });
     let opened = false;
@@ -663,7 +668,7 @@
       label: "Sink map: one cell per layer and head",
       onselect(row, head) {
         panel.show(row, head);
-        if (!framed) history.replaceState(null, "", `#layer-${grid[row].layer}-head-${head}`); // a frame has no address of its own
+        if (!framed) history.replaceState(null, "", `#${nameOfRow(row)}-head-${head}`); // a frame has no address of its own
         if (opened && $("panel").getBoundingClientRect().top > innerHeight * 0.8) $("panel").scrollIntoView({ block: "start" });
       },
     });
@@ -675,8 +680,10 @@
         $("panel-title").focus({ preventScroll: true });
       });
     }
-    const asked = /^#layer-(-?\d+)-head-(\d+)$/.exec(location.hash);
-    let start = asked ? [grid.findIndex((g) => g.layer === Number(asked[1])), Number(asked[2])] : null;
+    const asked = /^#(.+)-head-(\d+)$/.exec(location.hash);
+    // An address by a layer that is not unique leads to the first such column.
+    const layer = /^layer-(-?\d+)$/.exec(asked?.[1] ?? "");
+    let start = asked ? [named.get(asked[1]) ?? (layer ? grid.findIndex((g) => g.layer === Number(layer[1])) : -1), Number(asked[2])] : null;
     if (!start || start[0] < 0 || start[1] >= heads) {
       let best = [-1, 0, 0];
       for (let row = 0; row < grid.length; row++) for (let head = 0; head < heads; head++) {
