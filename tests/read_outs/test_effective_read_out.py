@@ -8,9 +8,14 @@ from tests.read_outs.by_hand import seen
 
 from sinklab.read_outs import robustness as file
 from sinklab.read_outs._attention import first_rows
+from sinklab.read_outs.carried import carried
 from sinklab.read_outs.effective import effective
+from sinklab.read_outs.norms import norms
+from sinklab.read_outs.outliers import outliers
 from sinklab.read_outs.robustness import NOISE, STRETCH, in_other_language, robustness, with_false_sink, with_noise
 from sinklab.read_outs.sinks import sinks
+from sinklab.read_outs.window import window
+from sinklab.training.rows import TextRows
 from sinklab.training.windowed import token_losses
 
 SHAPES = [
@@ -80,6 +85,43 @@ def test_without_a_gate_it_is_the_weight_and_a_shut_gate_takes_the_sink(random_m
     assert effective(shut)["effective_sink_rate"] == 0
     # Opened by a hundredth at every query: a hundredth of the weight.
     assert effective(shut)["effective_first"] == pytest.approx(0.01 * sinks(shut)["first_attention"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("read_out", "shape"),
+    [
+        (sinks, {}), (sinks, {"operation": {"name": "sigmoid"}}), (effective, {}), (carried, {}), (norms, {}), (outliers, {}),
+        (window, {"operation": {"name": "sink_token"}}),
+    ],
+    ids=lambda value: getattr(value, "__name__", "-".join(value) if isinstance(value, dict) else None),
+)  # fmt: skip
+def test_documents_are_read_as_the_training_reads_them(random_model, monkeypatch, read_out, shape):
+    trained = random_model(position={"name": "rotary"}, **shape)
+    apart = trained.rows(24, 64).reshape(48, 32)
+    packed = TextRows(apart.reshape(24, 64), torch.arange(32).repeat(24, 2))
+    found = []
+    for text in (TextRows(apart), packed, TextRows(packed.ids)):
+        monkeypatch.setattr(type(trained), "text", lambda self, samples=100, seq_len=None, text=text: text)
+        found.append(read_out(trained))
+    # sink_rate_max is over the first half of a row, which is longer. Sums in another order, in float32.
+    expected, documents = ({name: value for name, value in each.items() if name != "sink_rate_max"} for each in found[:2])
+    assert documents == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert found[2] != pytest.approx(found[1], rel=1e-3, abs=1e-5)
+
+
+def test_changes_of_a_text_keep_to_its_documents(trained, monkeypatch):
+    rows = trained.rows(24, 64)
+    positions = torch.cat((torch.arange(10), torch.arange(54))).repeat(24, 1)
+    _, replaced = with_noise(trained, rows, positions)
+    assert not replaced[:, [0, 10]].any()
+    assert torch.equal(with_false_sink(rows, positions)[:, 16 : 16 + STRETCH], rows[:, 10:11].expand(-1, STRETCH))
+    for short in (positions, torch.arange(16).repeat(24, 4)):
+        text = TextRows(rows, short)
+        monkeypatch.setattr(type(trained), "text", lambda self, samples=100, seq_len=None, text=text: text)
+        # Where no document reaches from a quarter of the row into its second half, none is misled.
+        assert set(robustness(trained)) == {"noise_gap", "other_language_gap"} | (
+            {"false_sink_gap"} if short is positions else set()
+        )
 
 
 def test_noise_leaves_the_first_token_and_replaces_its_share(trained):

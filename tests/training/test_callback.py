@@ -37,6 +37,7 @@ from sinklab.training import callback as callback_file
 from sinklab.training import run_table
 from sinklab.training.callback import FIRST_POSITIONS, SinkCallback, _strongest, log_between, measure_sinks, measuring
 from sinklab.training.headline import HEADLINE, headline_metrics, tracked
+from sinklab.training.rows import TextRows
 from sinklab.training.trainer import stack
 from sinklab.training.windowed import _Limit, limited_attention, token_losses, windowed_losses
 
@@ -334,6 +335,35 @@ def test_windowed_losses_are_of_the_tokens_beyond_the_window():
         assert kept.shape == hidden.shape == (6, 23 - 8)
         with limited_attention(model, 8):
             assert torch.equal(hidden, token_losses(model, ROWS)[:, 8:])
+
+
+def test_documents_that_do_not_see_each_other_are_measured_like_rows_of_their_own():
+    model = make_sinklm()
+    apart = ROWS.reshape(12, 12)
+    packed = TextRows(ROWS, torch.arange(12).repeat(6, 2))
+    with torch.no_grad():
+        found, expected, merged = (measure_sinks(model, rows, window=4, threshold=0.15) for rows in (packed, apart, ROWS))
+    numbers = [
+        {(row["metric"], row.get("layer"), row.get("head"), row.get("key_position")): row["value"] for row in each.rows}
+        for each in (found, expected, merged)
+    ]
+    plain = {key for key in numbers[1] if key[0] in ("gu2024", "loss", "qiu2025_first_attention", "hidden_norm", "entropy")}
+    plain |= {("windowed_loss_without_sink", None, None, None)}
+    # Sums in another order, in float32.
+    assert {key: numbers[0][key] for key in plain} == pytest.approx({key: numbers[1][key] for key in plain}, rel=1e-5, abs=1e-6)
+    assert numbers[2]["loss", None, None, None] != pytest.approx(numbers[0]["loss", None, None, None], rel=1e-4)
+    with torch.no_grad():
+        for kept, alone in zip(
+            windowed_losses(model, packed, 4, [0, 2]), windowed_losses(model, apart, 4, [0, 2]), strict=True
+        ):
+            torch.testing.assert_close(kept, alone.flatten(), rtol=1e-4, atol=1e-5)
+
+
+def test_documents_with_no_token_beyond_the_window_are_refused():
+    with pytest.raises(
+        ConfigurationError, match=r"the longest document in the first 16 probe rows has 12 tokens.*watch\.window"
+    ):
+        SinkCallback(TextRows(ROWS, torch.arange(12).repeat(6, 2)), window=11)
 
 
 def test_a_model_s_own_window_goes_on_hiding():

@@ -244,6 +244,34 @@ def test_probe_rows_begin_as_asked(tmp_path, corpus, policy, bos, expected):
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("policy", "bos", "expected"),
+    [
+        ("rows", None, [("^ABCD$EF", "01234501"), ("^GHIJ$KL", "01234501")]),
+        ("rows", False, [("ABCD$EFG", "01234012"), ("GHIJ$KLM", "01234012")]),
+        ("none", True, [("^ABCD$EF", "01234501"), ("^HIJ$KLM", "01234012")]),
+        ("documents", False, [("ABCD$^EF", "01234012"), ("FGHIJ$^K", "01234501")]),
+    ],
+)
+def test_probe_rows_are_in_the_documents_of_the_training(tmp_path, corpus, policy, bos, expected):
+    prepared = prepare(tmp_path, context=8, bos=policy, held_out_rows=3, batch_size=1, packing="isolated")
+    text = prepared.probe_text(2, 8, bos=bos)
+    found = [
+        (spell(prepared, row), "".join(map(str, positions.tolist())))
+        for row, positions in zip(text.ids, text.position_ids, strict=True)
+    ]
+    assert found == expected
+    inside = prepared.probe_text(3, 4, bos=policy == "none" or None, front=1)
+    assert inside.position_ids is None
+    assert "$" not in "".join(spell(prepared, row[:-1]) for row in inside.ids)
+    merged = prepare(tmp_path, context=8, bos=policy, held_out_rows=3, batch_size=1).probe_text(2, 8, bos=bos)
+    assert merged.position_ids is None
+    corpus.given["held_out"] = ["ABCD"] * 20
+    short = prepare(tmp_path / "short", context=8, bos=policy, held_out_rows=3, batch_size=1, packing="isolated")
+    with pytest.raises(InputError, match=r"no held-out row of 8 tokens lies inside one document.*lower watch\.seq_len"):
+        short.probe_text(2, 8, bos=bos, front=1)
+
+
 def test_probe_rows_as_long_as_the_context_reach_one_token_further_without_their_bos(tmp_path, corpus):
     prepared = prepare(tmp_path, held_out_rows=8)
     assert [spell(prepared, row) for row in prepared.held_out][-1] == "^TUV"

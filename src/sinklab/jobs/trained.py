@@ -15,6 +15,7 @@ from sinklab.results.table import read_run, read_table
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import weights_sha256
+from sinklab.training.rows import TextRows
 
 __all__ = ["MeasuredModel", "TrainedModel"]
 
@@ -60,6 +61,10 @@ class MeasuredModel(abc.ABC):
             samples: at most; a small text may have fewer.
             seq_len: at most :attr:`context`, which is the default.
         """
+
+    def text(self, samples: int = 100, seq_len: int | None = None) -> TextRows:
+        """The same rows with the documents that the training kept apart in them, as the model has learned to read them."""
+        return TextRows(self.rows(samples, seq_len))
 
     @property
     @abc.abstractmethod
@@ -111,7 +116,7 @@ class TrainedModel(MeasuredModel):
 
     @functools.cached_property
     def data(self) -> PreparedData:
-        """The text: ``data.held_out`` has the held-out rows, ``data.probe_rows`` their beginnings."""
+        """The text: ``data.held_out`` has the held-out rows, ``data.probe_text`` their beginnings."""
         return prepare_data(self.config, self.cache)
 
     @property
@@ -137,9 +142,16 @@ class TrainedModel(MeasuredModel):
         return None if data.fixed_position is None else (data.fixed_position, data.fixed_token)
 
     def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
-        """Held-out text as in training; there are at most ``config.data.held_out_rows`` rows."""
+        """Held-out text as in training; there are at most ``config.data.held_out_rows`` rows.
+
+        Ids alone: where documents were packed and kept apart, :meth:`text` says where they begin.
+        """
+        return self.text(samples, seq_len).ids
+
+    def text(self, samples: int = 100, seq_len: int | None = None) -> TextRows:
         length = self.context if seq_len is None else min(seq_len, self.context)
-        return self.data.probe_rows(min(samples, self.config.data.held_out_rows), length).to(self.loaded.device)
+        wanted = min(samples, self.config.data.held_out_rows)
+        return self.data.probe_text(wanted, length, front=self.front).to(self.loaded.device)
 
     @property
     def draw(self) -> int:

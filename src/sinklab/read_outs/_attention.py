@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
+from sinklab.training.rows import TextRows
 
 __all__ = [
     "ATTENTION",
@@ -33,7 +34,9 @@ __all__ = [
     "attention_numbers",
     "batches",
     "first_rows",
+    "first_text",
     "look",
+    "sum_by_document",
 ]
 
 FIRST_POSITIONS = 4
@@ -44,6 +47,8 @@ SAMPLES, SEQ_LEN, THRESHOLD = 100, 64, 0.3
 
 TOKENS, LEAST_ROWS = 16_384, 32
 """Tokens of held-out text behind a mean loss, and rows of it at least."""
+
+Rows = TypeVar("Rows", Tensor, TextRows)
 
 FIRST_ATTENTION = Metric(
     "first_attention",
@@ -136,8 +141,8 @@ class FirstToken(Watcher):
         share = row_share(weight, mass, call.operation)
         self.means.add(FIRST_ATTENTION, call.site, *by_head(share, counted))
         self.means.add(FIRST_MASS, call.site, *by_head(weight, counted))
-        by_row = weight.where(counted, 0.0).sum(-1) / counted.sum(-1).clamp(min=1)
-        hits = 100.0 * (by_row > THRESHOLD).double()
+        means = sum_by_document(call, weight.where(counted, 0.0)) / sum_by_document(call, counted).clamp(min=1)
+        hits = 100.0 * (means > THRESHOLD).double()
         self.means.add(MASS_RATE, call.site, hits.sum(0), torch.ones_like(hits).sum(0))
         self.means.add(FIRST_ARGMAX, call.site, *by_head(100.0 * is_largest(weight, largest), counted))
         self.means.add(ENTROPY, call.site, *by_head(entropy, counted.to(mass.device) & (mass > 0)))
@@ -152,28 +157,46 @@ class FirstToken(Watcher):
         return float(sum(sums.sum() for _, sums, _ in cells) / sum(counts.sum() for _, _, counts in cells))
 
 
-def look(model: nn.Module, rows: Tensor, probes: Sequence[Probe]) -> None:
+def sum_by_document(call: AttentionCall, values: Tensor) -> Tensor:
+    """Sum over the queries of each document: of ``(batch, heads or 1, q_len, …)``, ``(documents, heads or 1, …)``.
+
+    Rows that hold one document each are summed in one go.
+    """
+    documents = call.query_documents.to(values.device)
+    last = int(documents.max())
+    if last <= 0:
+        return values.sum(2)
+    sums = []
+    for number in range(last + 1):
+        inside = documents == number
+        here = inside[:, None].reshape(len(inside), 1, -1, *[1] * (values.ndim - 3))
+        sums.append(values.where(here, 0).sum(2)[inside.any(1)])
+    return torch.cat(sums)
+
+
+def look(model: nn.Module, rows: Tensor | TextRows, probes: Sequence[Probe]) -> None:
     """Show the attention of the model over the rows to the probes.
 
     Args:
         model: in evaluation mode.
-        rows: int64 ``(rows, seq_len)``, on the model's device.
+        rows: int64 ``(rows, seq_len)``, or with the documents in them, on the model's device.
     """
     # Encoders have no cache and do not take the word.
     options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with torch.no_grad(), attend(model, probes):
-        for part in batches(rows):
-            model(input_ids=part, **options)
+        for part in batches(TextRows.of(rows)):
+            model(**part.inputs, **options)
 
 
-def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[str, float]:
+def attention_numbers(model: nn.Module, rows: Tensor | TextRows, front: int = 0) -> dict[str, float]:
     """The numbers of :data:`ATTENTION` of one model on one set of rows.
 
     Args:
         model: in evaluation mode.
-        rows: int64 ``(rows, seq_len)``, on the model's device.
+        rows: int64 ``(rows, seq_len)``, or with the documents in them, on the model's device.
         front: learned tokens that the model puts in front of every row (``Architecture.tokens_in_front``).
     """
+    rows = TextRows.of(rows)
     rates, nothing, first = SinkRate(THRESHOLD), NullMass(), FirstToken(front)
     look(model, rows, (rates, nothing, first))
     whole = [row for probe in (rates, nothing) for row in unpacked(probe.rows()) if "layer" not in row]
@@ -181,7 +204,7 @@ def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[st
     of_nothing = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
     numbers = {"sink_rate": profile[0]}
     numbers |= {f"sink_rate_{at}": profile[at] for at in range(1, FIRST_POSITIONS) if at in profile}
-    numbers["sink_rate_max"] = max(profile[at] for at in range(max(1, rows.shape[1] // 2)))
+    numbers["sink_rate_max"] = max(profile[at] for at in range(max(1, rows.ids.shape[1] // 2)) if at in profile)
     numbers["sink_rate_star"] = max([of_nothing.get("gu2024_null", 0.0), *(profile[at] for at in range(-front, 0))])
     numbers |= {metric.name: first.whole(metric) for metric in (FIRST_ATTENTION, FIRST_MASS, MASS_RATE, FIRST_ARGMAX, ENTROPY)}
     return numbers | ({"null_mass": of_nothing["null_mass"]} if "null_mass" in of_nothing else {})
@@ -192,6 +215,12 @@ def first_rows(model: MeasuredModel) -> Tensor:
     return model.rows(SAMPLES, SEQ_LEN)
 
 
-def batches(rows: Tensor) -> Iterator[Tensor]:
+def first_text(model: MeasuredModel) -> TextRows:
+    """:func:`first_rows` in the documents that the training kept apart."""
+    return model.text(SAMPLES, SEQ_LEN)
+
+
+def batches(rows: Rows) -> Iterator[Rows]:
     """The rows in parts whose logits fit any machine."""
-    yield from rows.split(max(1, TOKENS_PER_FORWARD // rows.shape[1]))
+    length = rows.shape[1] if isinstance(rows, Tensor) else rows.ids.shape[1]
+    yield from rows.split(max(1, TOKENS_PER_FORWARD // length))

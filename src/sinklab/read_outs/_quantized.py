@@ -29,6 +29,7 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.grids import Grid, RunningGrid, symmetric_grid
 from sinklab.models.norms import Norm
 from sinklab.operations._sigma_linear import SigmaLinear
+from sinklab.training.rows import TextRows
 
 __all__ = ["activation_grid", "quantized", "weight_grid"]
 
@@ -38,13 +39,14 @@ MOMENTUM = 0.9
 
 @torch.no_grad()
 def quantized(
-    model: PreTrainedModel, calibration: Iterable[Tensor], *, weight_bits: int = 8, activation_bits: int = 8
+    model: PreTrainedModel, calibration: Iterable[Tensor | TextRows], *, weight_bits: int = 8, activation_bits: int = 8
 ) -> PreTrainedModel:
     """A quantised copy; the model stays as it is.
 
     Args:
         model: float32, in evaluation mode.
-        calibration: batches of rows, int64 ``(rows, seq_len)``, on the model's device; at least one.
+        calibration: batches of rows, int64 ``(rows, seq_len)`` or with the documents in them, on the model's device; at
+            least one.
         weight_bits, activation_bits: from 2 to 16.
 
     Raises:
@@ -63,7 +65,7 @@ def quantized(
     grids = _lay_grids(twin, weight_bits, activation_bits)
     batches = 0
     for rows in calibration:
-        twin(input_ids=rows, use_cache=False)
+        twin(**TextRows.of(rows).inputs, use_cache=False)
         batches += 1
     if not batches:
         raise InputError("no calibration batch was given, so activations have no ranges; give at least one")

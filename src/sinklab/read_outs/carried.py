@@ -13,7 +13,7 @@ from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.operation import row_share
 from sinklab.attention.probe import Watcher
 from sinklab.jobs.trained import MeasuredModel
-from sinklab.read_outs._attention import THRESHOLD, first_rows, look
+from sinklab.read_outs._attention import THRESHOLD, first_text, look, sum_by_document
 from sinklab.registry import read_outs
 from sinklab.results.metric import PERCENTAGE, Metric
 
@@ -47,7 +47,7 @@ class CarriedRate(Watcher):
     def __init__(self, front: int) -> None:
         self.keys = tuple(range(front, front + TOKENS))
         self.hits: list[Tensor] = []
-        """Of each call, ``(rows, heads)``, 0 or 1."""
+        """Of each call, ``(rows, heads)``, 0 or 1; a row of each document where rows hold several."""
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         weights = weights_of_keys(call, keys_of_document(call, *self.keys), statistics.log_sum_exp)
@@ -58,9 +58,13 @@ class CarriedRate(Watcher):
         start = self.keys[0]
         # A prefix is seen by all; a later key by the queries from its own on.
         seen = torch.stack(
-            [((weights[..., at] > 0) | (call.query_positions >= start + at)[:, None]).sum(-1) for at in range(TOKENS)], -1
+            [
+                sum_by_document(call, (weights[..., at] > 0) | (call.query_positions >= start + at)[:, None])
+                for at in range(TOKENS)
+            ],
+            -1,
         )
-        both = torch.minimum(weights.sum(2), shares.sum(2)) / seen.clamp_min(1)
+        both = torch.minimum(sum_by_document(call, weights), sum_by_document(call, shares)) / seen.clamp_min(1)
         self.hits.append((both.amax(-1) > THRESHOLD).double().cpu())
 
     def rate(self) -> float:
@@ -72,5 +76,5 @@ class CarriedRate(Watcher):
 def carried(trained: MeasuredModel) -> dict[str, float]:
     """Number of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training."""
     watcher = CarriedRate(trained.front)
-    look(trained.loaded.model, first_rows(trained), (watcher,))
+    look(trained.loaded.model, first_text(trained), (watcher,))
     return {"carried_rate": watcher.rate()}

@@ -11,7 +11,7 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.probe import Watcher
 from sinklab.jobs.trained import MeasuredModel
-from sinklab.read_outs._attention import THRESHOLD, first_rows, look
+from sinklab.read_outs._attention import THRESHOLD, first_text, look, sum_by_document
 from sinklab.registry import read_outs
 from sinklab.results.metric import PERCENTAGE, Metric
 
@@ -52,7 +52,7 @@ class EffectiveWeight(Watcher):
     def __init__(self, front: int) -> None:
         self.front = front
         self.means: list[Tensor] = []
-        """A tensor ``(rows, num_heads)`` of each call, float64."""
+        """A tensor ``(rows, num_heads)`` of each call, float64; a row of each document where rows hold several."""
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         first = keys_of_document(call, self.front)
@@ -60,14 +60,14 @@ class EffectiveWeight(Watcher):
         sees = scores_of_keys(call, first)[1][..., 0] & call.counted[:, None]
         if call.gain is not None:
             weight = weight * call.gain.double().abs().mean(-1)
-        self.means.append((weight * sees).sum(-1) / sees.sum(-1))
+        self.means.append(sum_by_document(call, weight * sees) / sum_by_document(call, sees))
 
 
 @read_outs.register("effective")
 def effective(trained: MeasuredModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training."""
     watched = EffectiveWeight(trained.front)
-    look(trained.loaded.model, first_rows(trained), (watched,))
+    look(trained.loaded.model, first_text(trained), (watched,))
     means = torch.cat([part.flatten() for part in watched.means])
     # In float32, as sink_rate compares: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
     above = means.float() > torch.tensor(THRESHOLD, dtype=torch.float32)

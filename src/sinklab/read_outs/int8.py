@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.jobs.trained import TrainedModel
@@ -14,6 +13,8 @@ from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.read_outs._quantized import quantized
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
+from sinklab.training.rows import TextRows
+from sinklab.training.trainer import stack
 from sinklab.training.windowed import token_losses
 
 __all__ = ["METRICS", "calibration_batches", "int8", "quantization_gap"]
@@ -48,21 +49,21 @@ def quantization_gap(trained: TrainedModel, *, weight_bits: int, activation_bits
         ConfigurationError: bits outside 2 to 16.
     """
     model = copy.deepcopy(trained.loaded.model).float()
-    rows = trained.rows(max(LEAST_ROWS, TOKENS // trained.context))
+    rows = trained.text(max(LEAST_ROWS, TOKENS // trained.context))
     coarse = quantized(model, calibration_batches(trained), weight_bits=weight_bits, activation_bits=activation_bits)
     return _loss(model, rows), _loss(coarse, rows)
 
 
-def calibration_batches(trained: TrainedModel) -> Iterator[Tensor]:
+def calibration_batches(trained: TrainedModel) -> Iterator[TextRows]:
     """Training rows spread evenly over the training text, in 16 batches of about 1,024 tokens, on the model's device."""
     text = trained.data.train
     size = max(1, BATCH_TOKENS // text.context)
     for batch in range(CALIBRATION):
         numbers = range(batch * size, (batch + 1) * size)
-        rows = [text[number * len(text) // (CALIBRATION * size)]["input_ids"] for number in numbers]
-        yield torch.stack(rows).to(trained.loaded.device)
+        batch_of = stack([text[number * len(text) // (CALIBRATION * size)] for number in numbers])
+        yield TextRows(batch_of["input_ids"], batch_of.get("position_ids")).to(trained.loaded.device)
 
 
-def _loss(model: PreTrainedModel, rows: Tensor) -> float:
-    losses = [token_losses(model, part) for part in batches(rows)]
+def _loss(model: PreTrainedModel, rows: TextRows) -> float:
+    losses = [part.scored(token_losses(model, part)) for part in batches(rows)]
     return torch.cat(losses).double().mean().item()

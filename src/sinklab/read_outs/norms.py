@@ -15,7 +15,7 @@ from sinklab.probes.key_norm import KeyNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.probes.value_norm import ValueNorm
-from sinklab.read_outs._attention import FIRST_ATTENTION, THRESHOLD, FirstToken, first_rows, look
+from sinklab.read_outs._attention import FIRST_ATTENTION, THRESHOLD, FirstToken, first_text, look
 from sinklab.registry import read_outs
 from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
@@ -62,7 +62,7 @@ def norms(trained: MeasuredModel) -> dict[str, float]:
     front = trained.front
     hidden, massive, keys, values, angle = HiddenNorm(), MassiveActivation(), KeyNorm(), ValueNorm(), QueryKeyAngle()
     first = FirstToken(front)
-    look(trained.loaded.model, first_rows(trained), (hidden, massive, keys, values, angle, first))
+    look(trained.loaded.model, first_text(trained), (hidden, massive, keys, values, angle, first))
     numbers = {
         "hidden_ratio": max(_first_to_others(curve, front) for curve in _curves(hidden, "hidden_norm").values()),
         "massive_ratio": max(

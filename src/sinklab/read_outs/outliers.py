@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.outliers import KURTOSIS, LAYER_KURTOSIS, LAYER_MAX_INF_NORM, MAX_INF_NORM, Outliers
-from sinklab.read_outs._attention import first_rows, look
+from sinklab.read_outs._attention import first_text, look
 from sinklab.registry import read_outs
 from sinklab.results.table import unpacked
 
@@ -21,5 +21,5 @@ def outliers(trained: MeasuredModel) -> dict[str, float]:
     Learned tokens that the model puts in front count like others.
     """
     probe = Outliers()
-    look(trained.loaded.model, first_rows(trained), (probe,))
+    look(trained.loaded.model, first_text(trained), (probe,))
     return {row["metric"]: row["value"] for row in unpacked(probe.rows()) if "layer" not in row}

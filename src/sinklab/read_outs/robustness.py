@@ -9,6 +9,7 @@ from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
+from sinklab.training.rows import TextRows
 from sinklab.training.windowed import token_losses
 
 __all__ = ["METRICS", "NOISE", "STRETCH", "robustness"]
@@ -36,7 +37,9 @@ METRICS = (
         "false_sink_gap",
         "nats",
         f"Mean next-token loss predicted from the second half of the row when {STRETCH} tokens from a quarter of it on are "
-        "replaced by the first token of the row (BOS, where rows have it), less the loss of the same tokens without.",
+        "replaced by the first token of the row (BOS, where rows have it), less the loss of the same tokens without. Of "
+        "documents that training kept apart it is the first token of the one that is there, and the loss of its tokens; absent "
+        "where none reaches from a quarter of the row into the second half.",
     ),
 )
 """Metrics, on the same drawn changes for all models of a vocabulary."""
@@ -46,23 +49,41 @@ METRICS = (
 @torch.no_grad()
 def robustness(trained: TrainedModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on held-out rows of the length of the training."""
-    rows = trained.rows(max(LEAST_ROWS, TOKENS // trained.context)).cpu()
-    noisy, replaced = with_noise(trained, rows)
-    plain, under_noise = _losses(trained, rows), _losses(trained, noisy)
+    text = trained.text(max(LEAST_ROWS, TOKENS // trained.context)).to("cpu")
+    rows, positions = text.ids, text.position_ids
+    noisy, replaced = with_noise(trained, rows, positions)
+    plain, under_noise = _losses(trained, text), _losses(trained, text.with_ids(noisy))
+    elsewhere, misled = (
+        _losses(trained, text.with_ids(ids)) for ids in (in_other_language(trained, rows), with_false_sink(rows, positions))
+    )
     stays = ~replaced[:, 1:]  # a loss is that of the token behind its query
     late = trained.context // 2
-    return {
+    if positions is None:
+        return {
+            "noise_gap": (under_noise[stays].mean() - plain[stays].mean()).item(),
+            "other_language_gap": (elsewhere.mean() - plain.mean()).item(),
+            "false_sink_gap": (misled[:, late:].mean() - plain[:, late:].mean()).item(),
+        }
+    scored, index = torch.diff(positions, dim=1) == 1, torch.arange(rows.shape[1])
+    stays &= scored
+    sees = scored & ((index - positions)[:, :-1] <= rows.shape[1] // 4) & (index >= late)[:-1]
+    numbers = {
         "noise_gap": (under_noise[stays].mean() - plain[stays].mean()).item(),
-        "other_language_gap": (_losses(trained, in_other_language(trained, rows)).mean() - plain.mean()).item(),
-        "false_sink_gap": (_losses(trained, with_false_sink(rows))[:, late:].mean() - plain[:, late:].mean()).item(),
+        "other_language_gap": (elsewhere[scored].mean() - plain[scored].mean()).item(),
     }
+    return numbers | ({"false_sink_gap": (misled[sees].mean() - plain[sees].mean()).item()} if sees.any() else {})
 
 
-def with_noise(trained: TrainedModel, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows with a share of their tokens drawn anew, and which these are, boolean of the same shape."""
+def with_noise(trained: TrainedModel, rows: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The rows with a share of their tokens drawn anew, and which these are, boolean of the same shape.
+
+    The first token of each row stays and, with ``positions`` of the tokens in their documents, that of each document.
+    """
     generator, ids = torch.Generator().manual_seed(trained.draw), trained.text_ids
     replaced = torch.rand(rows.shape, generator=generator) < NOISE
     replaced[:, 0] = False
+    if positions is not None:
+        replaced[positions == 0] = False
     if trained.fixed is not None:
         replaced[:, trained.fixed[0]] = False
     return torch.where(replaced, ids[torch.randint(len(ids), rows.shape, generator=generator)], rows), replaced
@@ -79,15 +100,19 @@ def in_other_language(trained: TrainedModel, rows: Tensor) -> Tensor:
     return exchanged[rows]
 
 
-def with_false_sink(rows: Tensor) -> Tensor:
-    """The rows with their first token again, a few times, from a quarter of their length on."""
+def with_false_sink(rows: Tensor, positions: Tensor | None = None) -> Tensor:
+    """The rows with their first token again, a few times, from a quarter of their length on.
+
+    With ``positions`` of the tokens in their documents it is the first token of the document that is there.
+    """
     start = rows.shape[1] // 4
     changed = rows.clone()
-    changed[:, start : start + STRETCH] = rows[:, :1]
+    first = rows[:, :1] if positions is None else rows.gather(1, start - positions[:, start : start + 1])
+    changed[:, start : start + STRETCH] = first
     return changed
 
 
-def _losses(trained: TrainedModel, rows: Tensor) -> Tensor:
+def _losses(trained: TrainedModel, rows: TextRows) -> Tensor:
     """Loss of every token but the first, float64 ``(rows, seq_len - 1)`` on the CPU."""
     model, device = trained.loaded.model, trained.loaded.device
     return torch.cat([token_losses(model, part.to(device)).cpu() for part in batches(rows)]).double()

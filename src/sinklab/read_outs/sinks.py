@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinklab.jobs.trained import MeasuredModel
-from sinklab.read_outs._attention import ATTENTION, attention_numbers, first_rows
+from sinklab.read_outs._attention import ATTENTION, attention_numbers, first_text
 from sinklab.registry import read_outs
 
 __all__ = ["METRICS", "sinks"]
@@ -15,4 +15,4 @@ METRICS = ATTENTION
 @read_outs.register("sinks")
 def sinks(trained: MeasuredModel) -> dict[str, float]:
     """Numbers of :data:`METRICS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training."""
-    return attention_numbers(trained.loaded.model, first_rows(trained), trained.front)
+    return attention_numbers(trained.loaded.model, first_text(trained), trained.front)

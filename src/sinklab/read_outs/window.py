@@ -20,7 +20,8 @@ METRICS = (
         "window_gap",
         "nats",
         "Mean next-token loss when every query sees the last quarter of the context and nothing else, less the loss of dense "
-        "attention; over the tokens predicted from positions behind the first quarter.",
+        "attention; over the tokens predicted from positions behind the first quarter; of documents that training kept apart, "
+        "from positions in them, and absent where none is that long.",
     ),
     Metric(
         "window_sink_gap",
@@ -40,11 +41,13 @@ def window(trained: MeasuredModel) -> dict[str, float]:
     model, context = trained.loaded.model, trained.context
     size, visible = max(1, context // 4), range(trained.front + SINKS)
     dense, with_sinks, alone = [], [], []
-    for part in batches(trained.rows(max(LEAST_ROWS, TOKENS // context))):
-        dense.append(token_losses(model, part, after=size))
+    for part in batches(trained.text(max(LEAST_ROWS, TOKENS // context))):
+        dense.append(part.scored(token_losses(model, part, after=size), after=size))
         losses = windowed_losses(model, part, size, visible)
         with_sinks.append(losses[0])
         alone.append(losses[1])
+    if not any(part.numel() for part in dense):
+        return {}
     losses_of = [torch.cat(parts).double().mean().item() for parts in (dense, with_sinks, alone)]
     numbers = {"window_gap": losses_of[2] - losses_of[0], "window_sink_gap": losses_of[1] - losses_of[0]}
     return numbers | {"sink_worth": numbers["window_gap"] - numbers["window_sink_gap"]}

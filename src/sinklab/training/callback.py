@@ -24,6 +24,7 @@ from sinklab.results.metric import LOSS, Metric, Row, SingleRow
 from sinklab.results.table import unpacked
 from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.headline import HEADLINE
+from sinklab.training.rows import TextRows
 from sinklab.training.run_table import RunTable
 from sinklab.training.windowed import token_losses, windowed_losses
 
@@ -104,7 +105,9 @@ class SinkCallback(TrainerCallback):
     :data:`~sinklab.training.headline.HEADLINE`, which TensorBoard, trackio and wandb show as ``train/sink_rate`` and so on.
 
     Args:
-        rows: int64 ``(rows, seq_len)``: the fixed probe batch, the beginning-of-sequence token included if it should be.
+        rows: int64 ``(rows, seq_len)``: the fixed probe batch, the beginning-of-sequence token included if it should be. For a
+            training in which packed documents do not see each other, :class:`~sinklab.training.rows.TextRows` with the
+            ``position_ids`` that it gives the model; positions and losses are then those in documents.
         every: steps between measurements.
         threshold: epsilon of the sink rate (Gu et al. 2024, arXiv 2410.10781).
         window: tokens that a query sees in the read-out; fewer than ``seq_len - 1``.
@@ -125,7 +128,7 @@ class SinkCallback(TrainerCallback):
 
     def __init__(
         self,
-        rows: Tensor,
+        rows: Tensor | TextRows,
         every: int = 100,
         threshold: float = 0.3,
         window: int = 32,
@@ -133,15 +136,23 @@ class SinkCallback(TrainerCallback):
         columns: Mapping[str, object] | None = None,
         trainer: Trainer | None = None,
     ) -> None:
-        if not isinstance(rows, Tensor):
+        if not isinstance(rows, Tensor | TextRows):
             raise ConfigurationError(f"rows must be an int64 tensor (rows, seq_len), got a {type(rows).__name__}")
-        if rows.ndim != 2 or rows.dtype != torch.int64:
-            raise ConfigurationError(f"rows must be int64 (rows, seq_len), got {rows.dtype} {tuple(rows.shape)}")
+        rows = TextRows.of(rows)
+        for name, tensor in (("rows", rows.ids), ("position_ids", rows.position_ids)):
+            if tensor is not None and (tensor.ndim != 2 or tensor.dtype != torch.int64 or tensor.shape != rows.ids.shape):
+                raise ConfigurationError(f"{name} must be int64 (rows, seq_len), got {tensor.dtype} {tuple(tensor.shape)}")
         if every < 1:
             raise ConfigurationError(f"every must be at least 1 step, got {every}")
-        if not 1 <= window < rows.shape[1] - 1:
+        if not 1 <= window < rows.ids.shape[1] - 1:
             raise ConfigurationError(
-                f"window {window} must be at least 1 and leave tokens beyond it: rows have {rows.shape[1]} tokens"
+                f"window {window} must be at least 1 and leave tokens beyond it: rows have {rows.ids.shape[1]} tokens"
+            )
+        longest = None if rows.position_ids is None else int(rows.position_ids[:READOUT_ROWS].max()) + 1
+        if longest is not None and longest < window + 2:
+            raise ConfigurationError(
+                f"window {window} leaves no token beyond it: the longest document in the first {READOUT_ROWS} probe rows has "
+                f"{longest} tokens, and documents do not see each other; lower the window (watch.window)"
             )
         SinkRate(threshold=threshold)  # refuses a threshold outside [0, 1)
         self.rows, self.every, self.threshold, self.window, self.trainer = rows, every, threshold, window, trainer
@@ -253,31 +264,37 @@ def measuring(model: nn.Module) -> Iterator[tuple[PreTrainedModel, Clock]]:
 
 
 def measure_sinks(
-    model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.3, window: int = 32, expected: Sinks | None = None
+    model: PreTrainedModel,
+    rows: Tensor | TextRows,
+    *,
+    threshold: float = 0.3,
+    window: int = 32,
+    expected: Sinks | None = None,
 ) -> SinkMeasurement:
     """Find the sinks, and run the probes and the read-out over the rows once; the model should be in evaluation mode.
 
     Args:
-        rows: int64 ``(rows, seq_len)``.
+        rows: int64 ``(rows, seq_len)``, or with the documents in them.
         expected: where the sinks were last time; position 0 by default. Found elsewhere, they cost the rows one more pass.
     """
-    rows = rows.to(model.device)
-    size = max(1, TOKENS_PER_FORWARD // rows.shape[1])
+    rows = TextRows.of(rows).to(model.device)
+    length = rows.ids.shape[1]
+    size = max(1, TOKENS_PER_FORWARD // length)
     finder, entropy = SinkFinder(threshold), Entropy().about(expected or Sinks())
     probes = (SinkRate(threshold=threshold), entropy, HiddenNorm(), MassiveActivation())
     with attend(model, [*probes, finder]) as session:
-        losses = torch.cat([token_losses(model, part) for part in rows.split(size)])
+        losses = torch.cat([part.scored(token_losses(model, part)) for part in rows.split(size)])
     found, at = finder.sinks(), entropy.sink_position
     if entropy.about(found).sink_position != at:
         probes = (probes[0], entropy := Entropy().about(found), *probes[2:])
         with attend(model, [entropy], verify=False):
             for part in rows.split(size):
-                model(input_ids=part)
+                model(**part.inputs)
     measured: list[SingleRow] = [{**row, "probe": probe.name} for probe in probes for row in unpacked(probe.rows())]
     whole = [row for row in measured if "layer" not in row]
     profile = {row["key_position"]: row["value"] for row in whole if row["metric"] == "gu2024"}
     rates = finder.rates()
-    sinks = _strongest(rates, (rows.shape[1] - window) // 2)
+    sinks = _strongest(rates, (length - window) // 2)
     with_sink, without_sink = (
         torch.cat(side)
         for side in zip(*(windowed_losses(model, part, window, sinks) for part in rows[:READOUT_ROWS].split(size)), strict=True)
@@ -292,7 +309,7 @@ def measure_sinks(
         {"metric": metric, "value": losses.mean().item(), "count": losses.numel()} for metric, losses in values.items()
     ]
     of_readout += [
-        {"metric": SINK_POSITION_RATE, "value": rates[position], "count": len(rows), "key_position": position}
+        {"metric": SINK_POSITION_RATE, "value": rates[position], "count": rows.documents, "key_position": position}
         for position in sinks
     ]
     readout: list[SingleRow] = [{**row, "probe": "sink_readout"} for row in unpacked(of_readout)]
@@ -307,7 +324,7 @@ def measure_sinks(
 
 
 def _measured(
-    model: PreTrainedModel, rows: Tensor, threshold: float, window: int, expected: Sinks | None = None
+    model: PreTrainedModel, rows: TextRows, threshold: float, window: int, expected: Sinks | None = None
 ) -> SinkMeasurement:
     """The measurement; of a model that computes no numbers, which measuring refuses, the fact."""
     try:

@@ -17,7 +17,7 @@ from sinklab.corpora.base import Corpus, Encoder, Split, drawable_ids
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.run import Progress, silent
 from sinklab.training.config import DataConfig, PretrainingConfig
-from sinklab.training.rows import RandomPositions, RowDataset, kept_rows
+from sinklab.training.rows import RandomPositions, RowDataset, TextRows, kept_rows
 from sinklab.training.token_cache import TokenStream, cached_folder, hash_key, storing, write_stream
 from sinklab.training.tokenizer import (
     encode,
@@ -62,18 +62,34 @@ class PreparedData:
     identity: dict[str, Any]
 
     def probe_rows(self, samples: int, seq_len: int, bos: bool | None = None) -> Tensor:
-        """The first ``seq_len`` tokens of the first held-out rows, int64 ``(samples, seq_len)``.
+        """The ids of :meth:`probe_text`, int64 ``(samples, seq_len)``."""
+        return self.probe_text(samples, seq_len, bos).ids
+
+    def probe_text(self, samples: int, seq_len: int, bos: bool | None = None, *, front: int = 0) -> TextRows:
+        """The first ``seq_len`` tokens of the first ``samples`` held-out rows, in the documents that training keeps apart.
 
         Args:
             bos: with the beginning-of-sequence token in front, without it (the text begins a token earlier), or as in
                 training.
+            front: learned tokens that the model puts in front of every row. Documents of a row share them, so that none but
+                the first one is like a row of its own: of isolated documents only rows are given that lie inside one.
 
         Raises:
             ConfigurationError: rows longer than those of training, or a token in front that does not exist or would be
                 overwritten by the fixed one.
-            InputError: fewer rows than asked for.
+            InputError: fewer rows than asked for, or none that lies inside one document.
         """
         rows = self.held_out_dataset
+        if front and rows.isolated:
+            every = self.probe_text(len(rows), seq_len, bos)
+            assert every.position_ids is not None
+            inside = (torch.diff(every.position_ids, dim=1) == 1).all(dim=1)
+            if not inside.any():
+                raise InputError(
+                    f"no held-out row of {seq_len} tokens lies inside one document, and documents that do not see each other "
+                    "cannot be told apart behind learned tokens in front; lower watch.seq_len, or set data.packing=stream"
+                )
+            return TextRows(every.ids[inside][:samples])
         if seq_len > rows.context:
             raise ConfigurationError(f"probe rows of {seq_len} tokens are longer than those of training, {rows.context}")
         if samples > len(rows):
@@ -82,13 +98,18 @@ class PreparedData:
                 "data.held_out_rows"
             )
         if bos is None:
-            return self.held_out[:samples, :seq_len].clone()
+            positions = torch.stack([rows[index]["position_ids"] for index in range(samples)]) if rows.isolated else None
+            return TextRows(
+                self.held_out[:samples, :seq_len].clone(), None if positions is None else positions[:, :seq_len].clone()
+            )
         token = self.tokenizer.bos_token_id
         if bos and token is None:
             raise ConfigurationError("this tokenizer has no beginning-of-sequence token; set watch.bos to false or null")
         if bos and rows.fixed is not None and rows.fixed[0] == 0:
             raise ConfigurationError("watch.bos puts a token at position 0, where data.fixed_position has put another")
-        return torch.stack([rows.leading(index, seq_len, token if bos else None, token) for index in range(samples)])
+        leading = [rows.leading(index, seq_len, token if bos else None, token) for index in range(samples)]
+        begun = [row.position_ids for row in leading if row.position_ids is not None]
+        return TextRows(torch.cat([row.ids for row in leading]), torch.cat(begun) if begun else None)
 
 
 def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = silent) -> PreparedData:

@@ -5,7 +5,9 @@ What row ``i`` holds depends on the settings and on ``i`` alone: not on workers,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from torch.utils.data import Dataset
 
 from sinklab.training.token_cache import TokenStream
 
-__all__ = ["RandomPositions", "RowDataset", "kept_rows"]
+__all__ = ["RandomPositions", "RowDataset", "TextRows", "kept_rows"]
 
 KEPT, DRAWN = 0, 1
 """What a draw is for; keeps the draws of one seed apart."""
@@ -44,6 +46,72 @@ class RandomPositions(NamedTuple):
         """The tokens of one row, ``(stop - start,)``."""
         generator = np.random.default_rng((self.seed, DRAWN, number))
         return self.ids[generator.integers(len(self.ids), size=self.stop - self.start)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextRows:
+    """Rows of text as a model of their training reads them: whole, or as documents that do not see each other.
+
+    Args:
+        ids: int64 ``(rows, seq_len)``.
+        position_ids: int64, same shape, which begin at 0 again where a document begins that sees only itself; ``None`` where
+            every row is one text.
+    """
+
+    ids: Tensor
+    position_ids: Tensor | None = None
+
+    @classmethod
+    def of(cls, rows: Tensor | TextRows) -> TextRows:
+        """The rows themselves; of ids alone, each row one text."""
+        return cls(rows) if isinstance(rows, Tensor) else rows
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What the model is called with."""
+        return {"input_ids": self.ids} | ({} if self.position_ids is None else {"position_ids": self.position_ids})
+
+    @property
+    def documents(self) -> int:
+        """Texts, and parts of them, that do not see each other."""
+        return len(self.ids) + int(0 if self.position_ids is None else (torch.diff(self.position_ids, dim=1) != 1).sum())
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: slice) -> Self:
+        return self._each(lambda tensor: tensor[part])
+
+    def to(self, device: torch.device | str) -> Self:
+        return self._each(lambda tensor: tensor.to(device))
+
+    def split(self, size: int) -> Iterator[Self]:
+        """Parts of ``size`` rows; the last one may have fewer."""
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+    def with_ids(self, ids: Tensor) -> Self:
+        """Other tokens in the same documents."""
+        return dataclasses.replace(self, ids=ids)
+
+    def scored(self, losses: Tensor, after: int = 0) -> Tensor:
+        """The losses that count, of all that :func:`~sinklab.training.windowed.token_losses` gives for the same ``after``.
+
+        Of rows in documents, ``(tokens,)``: tokens of the document of the query that predicts them, which stands at position
+        ``after`` of it or later; no other one is predicted in training, or is as far from the beginning of its document. Of
+        rows that are one text, all.
+
+        Args:
+            losses: ``(rows, seq_len - 1 - after)``.
+        """
+        if self.position_ids is None:
+            return losses
+        positions = self.position_ids.to(losses.device)
+        follows = torch.diff(positions, dim=1) == 1
+        return losses[follows[:, after:] & (positions[:, after:-1] >= after)]
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        positions = None if self.position_ids is None else change(self.position_ids)
+        return dataclasses.replace(self, ids=change(self.ids), position_ids=positions)
 
 
 class RowDataset(Dataset):
@@ -96,30 +164,40 @@ class RowDataset(Dataset):
         labels = row.copy()
         if not self.isolated:
             return {"input_ids": torch.from_numpy(row), "labels": torch.from_numpy(labels)}
-        inside = np.searchsorted(self._starts, (begin + 1, begin + self.content))
-        starts = self._starts[slice(*inside)] - begin + (self.context - self.content)
-        labels[starts] = -100
-        first = np.zeros(self.context, dtype=np.int64)  # where the document of each token begins
-        first[starts] = starts
-        positions = np.arange(self.context) - np.maximum.accumulate(first)
+        positions = self._positions(begin, self.context, self.context - self.content)
+        labels[1:][positions[1:] == 0] = -100
         return {
             "input_ids": torch.from_numpy(row),
             "labels": torch.from_numpy(labels),
             "position_ids": torch.from_numpy(positions),
         }
 
-    def leading(self, index: int, length: int, front: int | None, bos: int | None) -> Tensor:
-        """The first tokens of a row's text behind ``front`` (or nothing), int64 ``(length,)``; only the fixed token is put in.
+    def _positions(self, begin: int, length: int, front: int) -> np.ndarray:
+        """Positions in its document of each token of a row, ``(length,)``.
+
+        Args:
+            begin: token of the stream with which the row begins, behind ``front`` tokens that belong to its document.
+        """
+        inside = np.searchsorted(self._starts, (begin + 1, begin + length - front))
+        starts = self._starts[slice(*inside)] - begin + front
+        first = np.zeros(length, dtype=np.int64)  # where the document of each token begins
+        first[starts] = starts
+        return np.arange(length) - np.maximum.accumulate(first)
+
+    def leading(self, index: int, length: int, front: int | None, bos: int | None) -> TextRows:
+        """The first tokens of a row's text behind ``front`` (or nothing), one row; only the fixed token is put in.
 
         A ``bos`` that the stream has at that place is left out, so that ``front`` is not doubled or smuggled in.
         """
         begin = int(self.numbers[index]) * self.content
         row = self._tokens[begin : begin + length + 1].astype(np.int64)
-        row = row[int(row[0] == bos) :]
+        left_out = int(row[0] == bos)
+        row = row[left_out:]
         row = (row if front is None else np.concatenate(([front], row)))[:length]
         if self.fixed is not None and self.fixed[0] < length:
             row[self.fixed[0]] = self.fixed[1]
-        return torch.from_numpy(row)
+        positions = self._positions(begin + left_out, length, int(front is not None)) if self.isolated else None
+        return TextRows(torch.from_numpy(row)[None], None if positions is None else torch.from_numpy(positions)[None])
 
     def __getstate__(self) -> dict[str, object]:
         # A memory map would be pickled with all that it maps.

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
@@ -42,6 +41,7 @@ from sinklab.training.process import (
 from sinklab.training.progress import Display, display
 from sinklab.training.record import RunRecord, Status, library_versions, newest, read_result, result_of, weights_sha256
 from sinklab.training.resuming import earlier_run, require_same_text
+from sinklab.training.rows import TextRows
 from sinklab.training.run_table import RunTable
 from sinklab.training.tokenizer import beginning_as_rows
 from sinklab.training.trainer import PretrainingTrainer
@@ -58,7 +58,7 @@ class Prepared:
     arguments: TrainingArguments
     data: PreparedData
     model: SinkLM
-    probe_rows: Tensor
+    probe_rows: TextRows
     checkpoint: Path | None
     table: RunTable
     record: RunRecord
@@ -173,7 +173,9 @@ def _prepare(
     table = RunTable(out / "table.parquet", columns, writes=arguments.should_save)
     if checkpoint is not None:
         table.resume(step_of(checkpoint))
-    probe_rows = data.probe_rows(config.watch.samples, config.watch.seq_len, config.watch.bos)
+    probe_rows = data.probe_text(
+        config.watch.samples, config.watch.seq_len, config.watch.bos, front=config.model.tokens_in_front
+    )
     prepared = Prepared(config, out, arguments, data, model, probe_rows, checkpoint, table, record, screen)
     _take_down(prepared, start, passed_over)
     return prepared
@@ -212,7 +214,7 @@ def _train(run: Prepared) -> Result:
         threshold=config.watch.threshold,
         window=config.watch.window,
         table=table,
-        columns={"bos": int(bos is not None and bool((run.probe_rows[:, 0] == bos).all()))},
+        columns={"bos": int(bos is not None and bool((run.probe_rows.ids[:, 0] == bos).all()))},
         trainer=trainer,
     )
     trainer.add_callback(sinks)
@@ -283,7 +285,7 @@ def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[st
         token_sha256={
             "train": data.identity["sha256"],
             "held_out": hash_tokens(data.held_out),
-            "probe_rows": hash_tokens(run.probe_rows),
+            "probe_rows": hash_tokens(run.probe_rows.ids),
         },
         definitions=definitions({"training": METRICS, "sink_readout": READOUT, **{each.name: each.metrics for each in PROBES}}),
         resumed=resumed,
