@@ -40,6 +40,21 @@ def test_sides_and_order_do_not_depend_on_where_the_folder_lies(folder, tmp_path
     assert TextFolder(moved).identity.revision != identity.revision
 
 
+def test_copies_of_a_text_are_on_one_side(folder):
+    before = {split: set(TextFolder(folder).documents(split)) for split in ("train", "held_out")}
+    assert TextFolder(folder).identity.source.endswith("(40 files)")
+    for path in sorted(folder.rglob("part-*/*")):
+        copy = folder / "part-2" / "copies" / f"{path.stem}-again.md"  # behind the first one in the order of names
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    corpus = TextFolder(folder)
+    train, held_out = list(corpus.documents("train")), list(corpus.documents("held_out"))
+    assert not set(train) & set(held_out)
+    assert len(train) + len(held_out) == 80
+    assert len(set(held_out)) == len(before["held_out"]) == 2
+    assert corpus.identity.source.endswith("(80 files, 40 of them copies)")
+
+
 def test_passages_begin_at_paragraphs_and_follow_the_seed(folder, tokenizer):
     encoder = Encoder(vocab_size=300, bos_token_id=0, tokenizer=tokenizer)
     rows = [TextFolder(folder).sample(encoder, seq_len=4, samples=6, seed=seed, bos=False) for seed in (0, 0, 1)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +23,7 @@ class TextFolder(TextCorpus):
     """Every ``.txt`` and ``.md`` file below a folder; hidden files and empty ones are left out.
 
     Passages start at paragraphs of files drawn with replacement. For pre-training, one file in twenty is held out (at least
-    one), by the hash of its path below the folder.
+    one), by the hash of its path below the folder; files with the same content are on one side, that of the first of them.
 
     Args:
         path: the folder.
@@ -53,7 +56,10 @@ class TextFolder(TextCorpus):
     @property
     def identity(self) -> Identity:
         revision = f"sha256-{hash_files(self.path, self._files.values())}"
-        return Identity(source=f"{self.path.name}/ ({len(self._files)} files)", revision=revision, licence="the user's own")
+        copies = len(self._files) - len(set(self._texts.values()))
+        # Said here because it also names the encoded text: another division of the files is another one.
+        files = f"{len(self._files)} files" + (f", {copies} of them copies" if copies else "")
+        return Identity(source=f"{self.path.name}/ ({files})", revision=revision, licence="the user's own")
 
     def passages(self, seed: int) -> Iterator[str]:
         generator = random.Random(seed)
@@ -62,12 +68,27 @@ class TextFolder(TextCorpus):
             yield next(TextFile(generator.choice(files)).passages(generator.getrandbits(32)))
 
     def documents(self, split: Split) -> Iterator[str]:
-        held_out = held_out_keys(self._files)
-        if len(held_out) == len(self._files):
+        held_out = held_out_keys(self._texts.values())
+        if len(held_out) == len(set(self._texts.values())):
             raise InputError(
                 f"{self.path} holds one text, and training needs two or more: one is held out; give the file itself, "
                 f"{self.path / next(iter(self._files))}, whose paragraphs are then divided"
             )
         for name in hash_order(self._files):
-            if (name in held_out) == (split == "held_out"):
+            if (self._texts[name] in held_out) == (split == "held_out"):
                 yield TextFile(self._files[name]).text
+
+    @functools.cached_property
+    def _texts(self) -> dict[str, str]:
+        """Name of each file to that of the first file with the same content."""
+        sizes = {name: path.stat().st_size for name, path in self._files.items()}
+        alike = Counter(sizes.values())
+        first: dict[tuple[int, str], str] = {}
+        texts = {}
+        for name, path in self._files.items():
+            digest = ""
+            if alike[sizes[name]] > 1:  # others differ, and a large folder is not read for it
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+            texts[name] = first.setdefault((sizes[name], digest), name)
+        return texts
