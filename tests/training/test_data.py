@@ -365,6 +365,14 @@ def test_only_as_many_documents_are_read_as_are_needed(tmp_path, corpus, monkeyp
     assert corpus.read["held_out"] < 20  # 8 rows of 4
 
 
+def test_a_corpus_that_never_ends_needs_a_number_of_tokens(tmp_path):
+    config = configuration(corpus="bigram_backcopy", batch_size=2)
+    said = rf"'bigram_backcopy' never ends: .* data\.max_tokens={config.training.steps * 2 * 4}, "
+    with pytest.raises(ConfigurationError, match=said):
+        prepare_data(config, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_progress_is_told_of_every_stage(tmp_path, corpus):
     seen = []
     prepare_data(configuration(max_tokens=9), tmp_path, progress=lambda *report: seen.append(report))

@@ -177,6 +177,8 @@ class Corpus(abc.ABC):
 
     name: ClassVar[str]
     kinds: ClassVar[frozenset[Kind]] = frozenset({"text"})
+    endless: ClassVar[bool] = False
+    """Whether the training documents never end, so that whoever reads them must say how many tokens."""
 
     @property
     def label(self) -> str:

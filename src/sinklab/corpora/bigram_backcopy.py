@@ -9,6 +9,7 @@ so the language is the same on every machine.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class BigramBackcopy(TextCorpus):
     One document has 256 characters. Training text is endless: give ``data.max_tokens``. With the smallest vocabulary
     (``data.vocab_size=258``, bytes and nothing merged) one character is one token.
     """
+
+    endless: ClassVar[bool] = True
 
     @property
     def identity(self) -> Identity:

@@ -128,6 +128,12 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = si
     """
     data, context = config.data, config.model.max_position_embeddings
     corpus = _resolve(data)
+    if corpus.endless and data.max_tokens is None:
+        tokens = config.training.steps * config.training.batch_size * context
+        raise ConfigurationError(
+            f"data.corpus {data.corpus!r} never ends: say how many tokens of it to read, such as data.max_tokens={tokens}, "
+            "which the run sees once"
+        )
     identity = corpus.identity
     source = {
         "format": FORMAT,
