@@ -127,6 +127,18 @@ def test_nothing_is_to_be_predicted_across_a_boundary(tmp_path, corpus):
     assert labels == [ids[0], [*ids[1][:2], -100, ids[1][3]], [ids[2][0], -100, *ids[2][2:]], ids[3]]
 
 
+def test_tokens_of_a_prefix_are_no_targets_in_isolated_documents(tmp_path, corpus):
+    def labels(**settings):
+        config = configuration(bos="none", **settings)
+        config.model.prefix = 2
+        return [row["labels"].tolist() for row in prepare_data(config, tmp_path).train]
+
+    ids = labels()  # of merged rows the model knows where the prefix is
+    assert all(-100 not in row for row in ids)
+    first = [[-100, -100, *row[2:]] for row in ids]
+    assert labels(packing="isolated") == [first[0], [-100] * 4, [-100, -100, -100, ids[2][3]], first[3]]
+
+
 def test_held_out_rows_follow_the_policy_and_are_spread_over_the_text(tmp_path, corpus):
     # ABCD$EFGHIJ$KLMNOPQRSTUVW$: 26 tokens, 8 rows of 3 behind a BOS, of which the rows 0, 2 and 5 are taken.
     prepared = prepare(tmp_path, held_out_rows=3)

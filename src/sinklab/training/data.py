@@ -175,6 +175,7 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = si
         "context": context,
         "bos": row_bos,
         "isolated": data.packing == "isolated",
+        "prefix": config.model.prefix,
         "fixed": None if data.fixed_position is None else (data.fixed_position, data.fixed_token),
     }
     random = None

@@ -119,7 +119,8 @@ class RowDataset(Dataset):
 
     Row ``i`` is ``{"input_ids", "labels"}``, int64 ``(context,)``; with ``isolated`` also ``"position_ids"``, which begin at 0
     again where a document begins. Labels are the ids themselves, for a model that shifts them; with ``isolated`` the first
-    token of a document that begins inside the row is -100, because nothing that it may see predicts it.
+    token of a document that begins inside the row is -100, because nothing that it may see predicts it, and so are those of a
+    prefix, of which rows then differ in how many they have.
 
     Args:
         stream: the documents.
@@ -127,6 +128,7 @@ class RowDataset(Dataset):
         context: tokens of a row.
         bos: id in front of every row, which then holds ``content = context - 1`` tokens of the stream; or ``None``.
         isolated: give position ids.
+        prefix: tokens at the beginning of each isolated document that are no targets.
         random: positions that hold random tokens.
         fixed: position and id of a token that every row holds.
     """
@@ -139,11 +141,12 @@ class RowDataset(Dataset):
         context: int,
         bos: int | None = None,
         isolated: bool = False,
+        prefix: int = 0,
         random: RandomPositions | None = None,
         fixed: tuple[int, int] | None = None,
     ) -> None:
         self.stream, self.numbers, self.context, self.bos = stream, numbers, context, bos
-        self.isolated, self.random, self.fixed = isolated, random, fixed
+        self.isolated, self.prefix, self.random, self.fixed = isolated, prefix, random, fixed
         self.content = context - (bos is not None)
         self._tokens, self._starts = stream.tokens(), stream.starts()
 
@@ -166,6 +169,7 @@ class RowDataset(Dataset):
             return {"input_ids": torch.from_numpy(row), "labels": torch.from_numpy(labels)}
         positions = self._positions(begin, self.context, self.context - self.content)
         labels[1:][positions[1:] == 0] = -100
+        labels[positions < self.prefix] = -100
         return {
             "input_ids": torch.from_numpy(row),
             "labels": torch.from_numpy(labels),
