@@ -24,7 +24,7 @@ from sinklab.results.run import Result, new_run_id
 from sinklab.results.statistics import mean_interval
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 from sinklab.training import progress as training_progress
-from sinklab.training.config import PretrainingConfig
+from sinklab.training.config import PretrainingConfig, check_read
 from sinklab.training.data import prepare_data
 from sinklab.training.process import chosen_dtype, compiles, default_cache
 from sinklab.training.resuming import require_same_config
@@ -93,6 +93,8 @@ def run_sweep(
     if (jobs is not None and jobs < 1) or retries < 0:
         raise ConfigurationError(f"`jobs` must be at least 1 and `retries` at least 0, got {jobs} and {retries}")
     cells = {cell.name: cell for cell in make_cells(config, grid, seeds, changes)}
+    if not resume:
+        check_read([cell.config for cell in cells.values()])
     if ray is not None:
         from sinklab.jobs.ray_cluster import import_ray, require_cluster
 

@@ -61,10 +61,13 @@ def pretrain(
         sinklab audit {folder}/model  (its sinks; its curves: sinklab plot {folder})
     """
     from sinklab.configuration import with_overrides
+    from sinklab.training.config import check_read
     from sinklab.training.resolve import resolve_recipe
     from sinklab.training.train import run_training
 
     config = with_overrides(resolve_recipe(recipe), changes or [])
+    if not resume:
+        check_read([config])
     folder = default_out("sinklab-runs", config.name) if out is None else out
     return run_training(
         config, folder, resume=resume, init_from=init_from, overwrite=overwrite, cache=cache, progress=not quiet
