@@ -89,8 +89,10 @@ class Sink(TypedDict):
         name: in words.
         position: ``None`` for a group of positions and for the null score.
         token: its text; ``None`` where it is not known.
-        mean_weight: mean over all heads.
+        mean_weight: mean over all heads; of an encoder–decoder, over those of the part.
         heads: layer, head and mean weight, strongest first.
+        part: of an encoder–decoder, whose heads these are: a position of the source is not that of the target, and the encoder
+            and cross-attention have layers of one number. Empty for other models.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Sink(TypedDict):
     token: str | None
     mean_weight: float
     heads: list[tuple[int, int, float]]
+    part: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -171,7 +174,22 @@ def head_view(
         known = about.names is not None
         # Of several samples, and of the two sides of a pair, a position holds more than one token.
         texts = about.names or (maps.tokens[0] if maps and len(maps.tokens) == 1 and not maps.targets else None)
-        named = _sinks(weights, early, null, grid, texts, about.groups, threshold, known=known)
+        parts = list(dict.fromkeys(row.part for row in grid))
+        if len(parts) > 1:
+            named = []
+            for part in parts:
+                # The keys of the decoder are tokens of the target, and nothing of what the names and groups are of.
+                target = part == "decoder"
+                side = None if maps is None else maps.targets if target else maps.tokens
+                own = (None if target else about.names) or (side[0] if side and len(side) == 1 else None)
+                rows = np.array([row.part == part for row in grid])
+                groups = {} if target else about.groups
+                named += _sinks(
+                    weights, early, null, grid, own, groups, threshold, known=known and not target, part=part, rows=rows
+                )
+            named = _strongest(named)
+        else:
+            named = _strongest(_sinks(weights, early, null, grid, texts, about.groups, threshold, known=known))
         sinks = [sink for sink, _ in named]
         finding = _finding(sinks, weights, early, grid, threshold, about.kind, len(received.received))
         _add_received(data, blobs, weights, early, named)
@@ -216,15 +234,21 @@ def _sinks(
     threshold: float,
     *,
     known: bool,
+    part: str = "",
+    rows: NDArray[np.bool_] | None = None,
 ) -> list[tuple[Sink, NDArray[Any]]]:
-    """Positions, groups of positions and the null score that get more than the threshold of some head, most heads first.
+    """Positions, groups of positions and the null score that get more than the threshold of some head.
 
     Args:
         texts: of the positions: tokens, or their names where ``known``.
+        part: of an encoder–decoder, the part whose heads are looked at.
+        rows: which modules are of the part, ``(modules,)``.
 
     Returns:
-        Each with what it gets of every head, ``(modules, heads)``.
+        Each with what it gets of every head, ``(modules, heads)``; of a part, heads of others give it nothing.
     """
+    if rows is not None:
+        early, null = early & rows[:, None], np.where(rows[:, None], null, np.nan)
     candidates = np.where(early[:, None], weights, np.nan)
     together = {called: candidates[..., list(positions)].sum(-1) for called, positions in groups.items()}
     grouped = {position for positions in groups.values() for position in positions}
@@ -243,9 +267,21 @@ def _sinks(
         heads = sorted(((grid[row].layer, head, float(values[row, head])) for row, head in where), key=lambda head: -head[2])
         if heads:
             mean = float(np.nanmean(values))
-            found.append((Sink(name=called, position=at, token=token, mean_weight=mean, heads=heads), values))
-    found.sort(key=lambda entry: (-len(entry[0]["heads"]), -entry[0]["mean_weight"]))
-    return found[:LISTED]
+            if rows is not None:
+                values = np.where(rows[:, None], values, np.where(np.isfinite(weights).any(-1), 0.0, np.nan))
+            name = called + _of_part(part)
+            found.append((Sink(name=name, position=at, token=token, mean_weight=mean, heads=heads, part=part), values))
+    return found
+
+
+def _strongest(found: Sequence[tuple[Sink, NDArray[Any]]]) -> list[tuple[Sink, NDArray[Any]]]:
+    """Those that are listed, most heads first."""
+    return sorted(found, key=lambda entry: (-len(entry[0]["heads"]), -entry[0]["mean_weight"]))[:LISTED]
+
+
+def _of_part(part: str) -> str:
+    """What follows the name of a sink of one part, as on the page of an audit."""
+    return "" if not part else f" of {part}" if part == "cross-attention" else f" of the {part}"
 
 
 def _finding(
@@ -259,7 +295,7 @@ def _finding(
 ) -> str:
     what = {"image": "picture", "audio": "recording", "pairs": "pair"}.get(kind, "text")
     what = f"this {what}" if samples == 1 else f"these {samples} {what}s"
-    heads = int(np.isfinite(weights).any(-1).sum())
+    there = np.isfinite(weights).any(-1)
     if not sinks:
         candidates = np.where(early[:, None], weights, np.nan)
         if np.isnan(candidates).all():
@@ -271,8 +307,11 @@ def _finding(
             f"{grid[row].label}, head {head}, on position {at}."
         )
     named = [sink["name"] + (f" ({quote(sink['token'])})" if sink["token"] is not None else "") for sink in sinks]
-    count = len(sinks[0]["heads"])
-    first = f"On {what} {count} of {heads} heads {'gives' if count == 1 else 'give'} {named[0]} more than {threshold:g} of "
+    count, part = len(sinks[0]["heads"]), sinks[0]["part"]
+    heads = int(sum(there[index].sum() for index, row in enumerate(grid) if part in ("", row.part)))
+    # What heads of other parts do not see, they cannot look at: they are not among those counted.
+    whose = f"heads{_of_part(part)} {'gives' if count == 1 else 'give'} {named[0].replace(_of_part(part), '', 1)}"
+    first = f"On {what} {count} of {heads} {whose} more than {threshold:g} of "
     others = [f"{len(sink['heads'])} so {name}" for sink, name in zip(sinks[1:NAMED], named[1:], strict=False)]
     left = [f"{len(sinks) - NAMED} other positions get as much of some head"] if len(sinks) > NAMED else []
     return first + "; ".join([f"{'its' if count == 1 else 'their'} attention", *others, *left]) + "."
@@ -304,9 +343,9 @@ def _add_received(
     for sink, values in sinks:
         entry: dict[str, Any] = {"position": sink["position"], "token": sink["token"]}
         entry["rate"] = float(f"{100 * sink['mean_weight']:.4g}")
-        if sink["position"] is None:
-            entry |= {"kind": "group", "rates": round_matrix(100 * values)}
-        if sink["token"] is None:
+        if sink["position"] is None or sink["part"]:
+            entry |= {"position": None, "kind": "group", "rates": round_matrix(100 * values)}
+        if sink["token"] is None or sink["part"]:
             entry["name"] = sink["name"]
         data["sinks"].append(entry)
 

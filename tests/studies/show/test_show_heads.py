@@ -178,6 +178,38 @@ def test_pictures_are_shown_with_what_their_patches_receive():
         sinklab.show(model, "no such file", processor=processor)
 
 
+def test_sinks_of_an_encoder_decoder_are_those_of_its_parts():
+    """A position of the source is not that of the target, and a layer's number is not one module's."""
+    parts = ("encoder", "decoder", "cross-attention")
+    sites = [(0, "e", parts[0]), (1, "d", parts[1]), (0, "c", parts[2])]
+    weights = np.zeros((1, 3, 2, 4), np.float32)
+    weights[0, 0, 0, 1] = 0.6
+    weights[0, 1, :, 1] = 0.5, 0.75
+    weights[0, 2, 0, 1], weights[0, 2, 1, 0] = 0.4, 0.35
+    every = np.full((1, 3), 4, np.float32)
+    seen, null = np.full((1, 3, 4), 4, np.float32), np.full((1, 3, 2), np.nan, np.float32)
+    known = Received(["e", "d", "c"], weights, seen, every, null)
+    codes = np.zeros((1, 3, 2, 4, 4), np.uint8)
+    texts = [[f"s{i}" for i in range(4)]], [[f"t{i}" for i in range(4)]]
+    maps = Maps(codes, codes + 1, np.zeros((1, 3, 2, 2), np.float32), texts[0], ["e", "d", "c"], 4, texts[1])
+    view = head_view(sites, about=Shown(model="toy", kind="pairs"), operation="softmax", received=known, maps=maps)
+    assert [(sink["name"], sink["position"], sink["token"], sink["part"]) for sink in view.sinks] == [
+        ("position 1 of the decoder", 1, "t1", "decoder"),
+        ("position 1 of the encoder", 1, "s1", "encoder"),
+        ("position 1 of cross-attention", 1, "s1", "cross-attention"),
+        ("the first position of cross-attention", 0, "s0", "cross-attention"),
+    ]
+    assert [[head[:2] for head in sink["heads"]] for sink in view.sinks] == [[(1, 1), (1, 0)], [(0, 0)], [(0, 0)], [(0, 1)]]
+    assert [sink["mean_weight"] for sink in view.sinks] == pytest.approx([0.625, 0.3, 0.2, 0.175])
+    assert view.finding.startswith(
+        "On this pair 2 of 2 heads of the decoder give position 1 (“t1”) more than 0.3 of their attention; 1 so position 1 of "
+        "the encoder (“s1”); 1 so position 1 of cross-attention (“s1”); "
+    )
+    first = data_of(view)["sinks"][0]
+    assert (first["name"], first["position"]) == ("position 1 of the decoder", None)
+    assert first["rates"] == [[0, 0], [50, 75], [0, 0]]
+
+
 def test_source_and_target_are_shown_apart():
     from transformers import T5Config, T5ForConditionalGeneration
 
