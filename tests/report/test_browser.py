@@ -535,6 +535,7 @@ def test_every_head_has_an_address_of_its_own(browser: Any, folder: Path, tmp_pa
 def test_index(browser: Any, tmp_path: Path) -> None:
     for name, operation in (("one", "softmax"), ("two", "sigmoid")):
         write_audit(tmp_path / name, layers=2, heads=2, seq_len=16)
+        (tmp_path / name / "report.html").write_text("<p>")
         for file in ("run.json", "summary.json"):
             record = json.loads((tmp_path / name / file).read_text())
             record |= {"operation": operation} if file == "summary.json" else {"config": {**record["config"], "seed": name}}
@@ -544,6 +545,11 @@ def test_index(browser: Any, tmp_path: Path) -> None:
     page = visit.page
     rows = page.locator("table.index tbody tr")
     assert rows.count() == 2
+    names = page.locator(".pages a")
+    assert names.count() == 2
+    # The name of a page stands on one line.
+    assert names.evaluate_all("links => links.map(a => a.getClientRects().length)") == [1, 1]
+    assert all(box["height"] < 30 for box in (name.bounding_box() for name in names.all()))
     page.fill("#filter", "seed=two")
     assert page.locator("table.index tbody tr:visible").count() == 1
     assert page.text_content("#shown") == "1 of 2 shown"

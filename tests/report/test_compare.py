@@ -149,6 +149,16 @@ def test_page(folders: list[Path], tmp_path: Path) -> None:
     assert path.read_bytes() == write_comparison(folders, tmp_path / "again.html").read_bytes()
 
 
+def test_an_encoder_decoder_is_one_audit(folders: list[Path], tmp_path: Path) -> None:
+    parts = {"parts": [{"part": part, "sinks": []} for part in ("encoder", "decoder")]}
+    both = write_audit(tmp_path / "t5", model="t5", layers=2, heads=2, seq_len=16, summary=parts)
+    text = write_comparison([folders[0], both], tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert "t5, encoder" in text
+    assert "t5, decoder" in text
+    assert "<h1>2 audits side by side</h1>" in text
+    assert "the output directories of 2 audits." in text
+
+
 def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> None:
     config = read_run(folders[0])["config"] | {"threshold": 0.5, "seq_len": 32}
     other = write_audit(tmp_path / "d", model="other", layers=2, run={"config": config})

@@ -114,6 +114,7 @@ def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = F
     table = format_comparison(_table(audits))
     context = {
         "names": list(table.columns),
+        "count": len(folders),  # an encoder–decoder has a column for each part, and is one audit
         "sentences": _sentences(audits),
         "warning": _warning(audits),
         "rows": [(row, list(table.loc[row])) for row in table.index if not row.startswith(_CERTIFICATE)],
