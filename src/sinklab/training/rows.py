@@ -83,6 +83,7 @@ class TextRows:
         return self._each(lambda tensor: tensor[part])
 
     def to(self, device: torch.device | str) -> Self:
+        """The same rows on a device."""
         return self._each(lambda tensor: tensor.to(device))
 
     def split(self, size: int) -> Iterator[Self]:
