@@ -23,6 +23,7 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.read_outs.carried import carried
 from sinklab.studies.reproduce.cells import configure
 from sinklab.studies.reproduce.scales import base_config
+from sinklab.training.rows import TextRows
 from sinklab.training.windowed import token_losses
 
 SHAPE = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -39,6 +40,7 @@ def read_like(model: SinkLM, rows: torch.Tensor, ids: torch.Tensor = IDS) -> Sim
     return SimpleNamespace(
         loaded=SimpleNamespace(model=model),
         rows=lambda samples=100, seq_len=None: rows[:samples, :seq_len],
+        text=lambda samples=100, seq_len=None: TextRows(rows[:samples, :seq_len]),
         front=0,
         bos=0,
         draw=0,

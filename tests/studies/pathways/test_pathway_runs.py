@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from sinklab.studies.pathways.columns import TABLES
 from sinklab.studies.pathways.operations import pathways_of
 from sinklab.studies.reproduce import cells, work
 from sinklab.studies.trigger.problem import TriggerProblem
+from sinklab.training.rows import TextRows
 
 
 def test_columns_are_put_together_by_hand():
@@ -77,7 +79,7 @@ def test_beyond_the_context_by_hand(monkeypatch):
     """Losses equal to the position of the query: 6 and 7 inside the context of 8, 8 to 30 beyond it."""
 
     class Made:
-        cache = Path()
+        cache, front = Path(), 0
         config = backcopy_tiny().model_copy(
             update={
                 "model": backcopy_tiny().model.model_copy(update={"max_position_embeddings": 8, "position": {"name": "alibi"}})
@@ -86,11 +88,17 @@ def test_beyond_the_context_by_hand(monkeypatch):
         loaded = type("Loaded", (), {"model": None, "device": torch.device("cpu")})
 
     def data(config, cache):
-        return type("Data", (), {"held_out": torch.zeros(40, config.model.max_position_embeddings, dtype=torch.int64)})
+        held_out = torch.zeros(40, config.model.max_position_embeddings, dtype=torch.int64)
+
+        def text(rows, length, *, front):
+            return TextRows(held_out[:rows, :length])
+
+        return SimpleNamespace(held_out=held_out, probe_text=text)
 
     def losses(model, rows, after):
-        assert rows.shape[1] == 32
-        return torch.arange(after, rows.shape[1] - 1).float().expand(len(rows), -1)
+        length = rows.ids.shape[1]
+        assert length == 32
+        return torch.arange(after, length - 1).float().expand(len(rows), -1)
 
     monkeypatch.setattr(extrapolation_file, "prepare_data", data)
     monkeypatch.setattr(extrapolation_file, "token_losses", losses)

@@ -58,7 +58,7 @@ class Resumable:
 
     def __post_init__(self) -> None:
         state = _state(self.texts.readout)
-        if state is None:  # effects by it could not be told from those by another one of its class
+        if state is None:  # effects by it would look like those by another one of its class
             self.store = Store(None)
         self._settings, self._sources = self._key(state) if state is not None and self.store.folder is not None else ({}, "")
 
@@ -193,7 +193,7 @@ class Resumable:
 
 
 def _state(readout: Readout) -> str | None:
-    """Digest of what a readout holds, empty if it holds nothing; ``None`` where that cannot be told."""
+    """Digest of what a readout holds, empty if it holds nothing; ``None`` where that is not known."""
     functions = [inspect.unwrap(value) for kind in type(readout).__mro__ for value in vars(kind).values() if callable(value)]
     codes = [function.__code__ for function in functions if inspect.isfunction(function)]
     # What dataclasses write for a class is of no file.
