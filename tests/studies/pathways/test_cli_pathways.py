@@ -67,7 +67,9 @@ def test_the_seeds_of_the_scale(made):
     assert invoke("--base", "bos").exit_code == 0
     assert (made["seeds"], made["base"]) == (list(range(8)), "bos")
     assert invoke("--scale", "small").exit_code == 0
-    assert made["seeds"] == [0, 1, 2]
+    assert (made["seeds"], made["rate"]) == ([0, 1, 2], None)
+    assert invoke("--scale", "small", "--rate", "0.5").exit_code == 0
+    assert made["rate"] == 0.5
 
 
 def test_json_is_all_there_is_on_stdout(made):
@@ -97,6 +99,7 @@ def test_failures_are_told_and_give_status_1(made):
         (["--seeds", "2..0"], "expected seeds such as 0..4"),
         (["--seeds", "1000"], "seed 1000 is one on which learning rates are chosen"),
         (["--scale", "60m", "--base", "bos"], "scale 60m has the base no-bos"),
+        (["--rate", "-1"], "--rate is -1; expected a learning rate over that of the scale, such as 0.5"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
     ],
 )

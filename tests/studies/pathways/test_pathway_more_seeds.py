@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sinklab.errors import ConfigurationError, InputError, ResultError
-from sinklab.results.table import read_run, read_table, write_table
+from sinklab.results.table import read_run, read_table, write_json, write_table
 from sinklab.studies.pathways import more_seeds
 from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS
 from sinklab.studies.pathways.more_seeds import add_seeds, main
@@ -75,6 +75,31 @@ def test_seeds_are_trained_read_and_judged_with_the_others(folder, trained, caps
     loss = next(row["numbers"]["held_out_loss"] for row in new["rows"] if row["label"] == "relu")
     assert loss["count"] == 10
     assert "over 10 seeds" in new["paragraph"]
+
+
+def test_seeds_of_a_comparison_at_one_rate(folder, trained):
+    """That of the scale, made of the kept one: its trainings at that rate are all there are."""
+    table, record = read_table(folder / "table.parquet"), read_run(folder)
+    at_scale = {"held_out_loss": "scale_rate_loss", "window_gap": "scale_rate_window"}
+    of_others = {column.name for column in COLUMNS if column.source in ("rates", "scale", "longer")}
+    values = table.set_index(["metric", "model", "seed"])["value"]
+    kept = table[~table["metric"].isin(of_others)].copy()
+    kept["value"] = [
+        values[at_scale[metric], model, seed] if metric in at_scale else value
+        for metric, model, seed, value in kept[["metric", "model", "seed", "value"]].itertuples(index=False)
+    ]
+    write_table(kept.reset_index(drop=True), folder / "table.parquet")
+    write_json({**record, "rate": 1.0, "rates": {}, "cells": {"chosen": record["cells"]["scale"]}}, folder / "run.json")
+    add_seeds(folder, [8], store=folder / "store")
+    assert len(trained["trained"]) == 12 + 1
+    assert {read_out for _, read_out in trained["read"]} == set(READ_OUTS["chosen"])
+    new = read_run(folder)
+    assert set(new["cells"]) == {"chosen"}
+    assert "8" in new["cells"]["chosen"]["relu"]
+    assert "at the rate of the scale, the held-out loss" in new["definition"]
+    trained["control"] += 0.01
+    with pytest.raises(ResultError, match=r"softmax with seed 0 ends at a loss of .* today's trainings are others"):
+        add_seeds(folder, [9], store=folder / "store")
 
 
 def test_a_control_that_ends_elsewhere_adds_nothing(folder, trained):

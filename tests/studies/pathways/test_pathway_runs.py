@@ -202,9 +202,47 @@ def test_the_whole_comparison(tmp_path, short):
     assert {path.name for path in out.glob("pareto.*")} == {"pareto.svg", "pareto.png"}
 
 
+def test_one_rate_for_all_is_not_searched_for(tmp_path, short):
+    """Half of the scale's rate: as many trainings as operations and seeds, and no column of another training."""
+    out = tmp_path / "out"
+    given = {"seeds": [0], "out": out, "store": tmp_path / "store", "cache": tmp_path / "cache", "progress": False}
+    result = benchmark.run_pathways([{"name": "softmax_plus_one"}], rate=0.5, problem=TriggerProblem(cap=2), **given)
+    run = read_run(out)
+    assert (run["rate"], run["rates"], run["selection_seeds"]) == (0.5, {}, [])
+    assert set(run["cells"]) == set(run["trainings"]) == {"chosen"}
+    assert run["trainings"]["chosen"]["what"].startswith("trained at 0.5 times the learning rate of the scale")
+    assert "at 0.5 times the rate of the scale, the held-out loss" in run["definition"]
+    trained = {path.name for path in (tmp_path / "store" / "runs" / "tiny").iterdir() if (path / "run.json").is_file()}
+    assert trained == {run["cells"]["chosen"][label]["0"] for label in ("softmax", "softmax_plus_one")}
+    usual = run["config"]["optimizer"]["learning_rate"]
+    for name in trained:
+        assert read_run(tmp_path / "store" / "runs" / "tiny" / name)["config"]["optimizer"]["learning_rate"] == 0.5 * usual
+    for row in result.summary["rows"]:
+        assert {"held_out_loss", "window_gap", "distortion", "trigger_solved"} <= set(row["numbers"])
+        assert not {"scale_rate_loss", "tuning_gain", "chosen_factor", "longer_gap"} & set(row["numbers"])
+        assert set(row["bounds_at_one_rate"]) == {"loss", "sink", "window"} - ({"loss"} if row["label"] == "softmax" else set())
+    written = (out / "pathways.md").read_text()
+    again.judge_again(out)
+    assert (out / "pathways.md").read_text() == written
+    for other, here in ((None, "rates of their own"), (1.0, "the rate 1")):
+        with pytest.raises(InputError, match=f"holds the comparison at the rate 0.5, and this one is at {here}; choose"):
+            benchmark.run_pathways([], rate=other, **given)
+
+
+def test_what_is_said_before_trainings_at_one_rate():
+    asked = benchmark.asked_of([{"name": "softmax_plus_one"}], [0, 1, 2], "small", None, 0.5)
+    minutes = round((6 * 560 + 6 * (6 + 15)) / 60)
+    assert runs.foreseen(asked) == (
+        "2 operations, base no-bos: 6 trainings at 0.5 times the learning rate of the scale, and 6 of the trigger task; about "
+        f"{minutes} minutes of one core; what is there already is not done again"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"rate": 0.0}, "`rate` is 0; expected a learning rate over that of the scale, such as 0.5"),
+        ({"rate": float("nan")}, "`rate` is nan; expected a learning rate over that of the scale"),
         ({"seeds": []}, r"pathways: seeds \[\]; expected one or more, and none twice"),
         ({"seeds": [1, 1]}, r"pathways: seeds \[1, 1\]; expected one or more, and none twice"),
         ({"scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, 60m, 1b"),

@@ -9,7 +9,7 @@ from sinklab.studies.pathways.columns import COLUMNS, DECIDING, TABLES
 from sinklab.studies.pathways.figure import draw, draw_panels, write_figure
 from sinklab.studies.pathways.judging import AT_ONE_RATE, BOUNDS, Summary, judged
 from sinklab.studies.pathways.tables import all_tables, cell, deciding_table, page
-from sinklab.studies.pathways.words import in_words
+from sinklab.studies.pathways.words import figure_title, in_words
 
 SOFTMAX = {
     "held_out_loss": 1.9,
@@ -181,6 +181,53 @@ def test_what_replaces_the_sink_of_softmax_at_one_rate():
     assert answers == ["–", "yes", "undecided: sink", "no: loss, window"]
     none = said(at_scale({**windows, "gated": 0.3}, softmax=SOFTMAX, gated=GATED)).paragraph
     assert "it is shown to be replaced, with loss, sink and window inside the bounds, by none; not by gated (window)" in none
+
+
+def test_at_one_given_rate_the_bounds_themselves_say_what_replaces_the_sink():
+    """No column of another rate is there, and nothing is said of own rates or of a search."""
+    numbers = {seed: {"softmax": SOFTMAX, "gated": GATED, "relu": RELU} for seed in range(6)}
+    found = judged(["softmax", "gated", "relu"], numbers, {}, one_rate=True)
+    spoken = in_words(found, {}, scale="small", base="no-bos", seeds=6, rate=0.5)
+    assert (
+        "At one rate for all, 0.5 times that of the scale, softmax has a sink to replace, in 40.0 % of heads, and loses 0.500 "
+        "nats in a window without it; it is replaced, with loss, sink and window inside the bounds, by gated; not by relu "
+        "(loss), with what fails in brackets. An explicit way" in spoken.paragraph
+    )
+    assert list(spoken.statements) == [
+        "Loss",
+        "Learning rates",
+        "Sinks at one rate",
+        "Bounds",
+        "Loss and distortion together",
+        "Text that it was not trained for",
+        "Trigger task",
+    ]
+    assert spoken.statements["Learning rates"] == (
+        "All operations are trained at 0.5 times the rate of the scale, and no rate is searched for: one that is inside the "
+        "bounds is so without having been tuned, and one that is outside may be inside at a rate of its own."
+    )
+    assert spoken.statements["Loss"].startswith("Of the loss at 0.5 times the rate of the scale (2 comparisons,")
+    assert spoken.statements["Sinks at one rate"] == (
+        "At 0.5 times the rate of the scale for all, by the heads that carry a first token: a sink is there with softmax "
+        "(40.0 %); there is none with gated (0.0 %) and relu (0.0 %)."
+    )
+    assert "own rate" not in " ".join([spoken.paragraph, *spoken.statements.values()])
+    assert deciding_table(found, 0.5).startswith("| operation | low-distortion | replaces the sink at ×0.5 |")
+    assert "and at 0.5 times the rate of the scale, the held-out loss" in page(found, spoken, 0.5)
+    assert figure_title("small", "no-bos", 3, 0.5) == (
+        "Ways to do nothing, scale small, no BOS, learning rate ×0.5, 3 seeds, 95 % intervals"
+    )
+
+
+def test_at_one_given_rate_without_a_sink_there_is_nothing_to_replace():
+    numbers = {seed: {"softmax": GATED, "gated": GATED} for seed in range(6)}
+    found = judged(["softmax", "gated"], numbers, {}, one_rate=True)
+    text = in_words(found, {}, scale="small", base="no-bos", seeds=6, rate=1.0).paragraph
+    assert (
+        "At the rate of the scale softmax itself is inside every bound, so there is no sink to replace, and whether an "
+        "explicit way to do nothing would replace one is not tested at such a rate: that gated is inside too says little."
+        in text
+    )
 
 
 def test_where_softmax_loses_nothing_in_a_window_nothing_is_said_to_be_replaced():

@@ -25,11 +25,11 @@ from sinklab.studies.pathways.choosing import Choice
 from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Column, Source
 from sinklab.studies.pathways.judging import PROTOCOL
 from sinklab.studies.pathways.operations import pathways_of
-from sinklab.studies.pathways.runs import Asked, evaluation_cells
+from sinklab.studies.pathways.runs import Asked, evaluation_cells, factors_of
 from sinklab.studies.reproduce import work
 from sinklab.training.process import default_cache
 
-__all__ = ["LOSS", "Cells", "add_columns", "asked_of_record", "missing_columns", "same_loss", "train_and_read"]
+__all__ = ["LOSS", "Cells", "add_columns", "asked_of_record", "control_of", "missing_columns", "same_loss", "train_and_read"]
 
 SAME_LOSS = 1e-4
 """Nats by which the loss of a training may differ from the one in the table: another order of sums, and no other training."""
@@ -41,11 +41,17 @@ LOSS: Mapping[Source, str] = {"chosen": "held_out_loss", "scale": "scale_rate_lo
 """Column of the table that the loss of a training must equal; others have none, and nothing is added to them."""
 
 
-def missing_columns(table: pd.DataFrame) -> dict[Source, list[Column]]:
-    """Columns that are read from trained models and that a table does not have, by the training that they are read from."""
+def missing_columns(table: pd.DataFrame, *, one_rate: bool = False) -> dict[Source, list[Column]]:
+    """Columns that are read from trained models and that a table does not have, by the training that they are read from.
+
+    Args:
+        one_rate: a comparison at one given rate, which has no other trainings.
+    """
     there = set(table["metric"])
     lacking: dict[Source, list[Column]] = {}
     for column in COLUMNS:
+        if one_rate and column.source != "chosen":
+            continue
         if column.name not in there and column.source in LOSS and READ_OUTS[column.source]:
             lacking.setdefault(column.source, []).append(column)
     return lacking
@@ -66,7 +72,7 @@ def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress:
         ResultError: trainings that failed, or whose losses are not those of the comparison.
     """
     record, table = read_run(folder), read_table(folder / "table.parquet")
-    lacking = missing_columns(table)
+    lacking = missing_columns(table, one_rate=record.get("rate") is not None)
     if not lacking:
         return []
     asked, factors = asked_of_record(record, folder)
@@ -119,18 +125,25 @@ def asked_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dic
         record["scale"],
         record["base"],
         record["seeds"],
+        record.get("rate"),
     )
-    factors = {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
+    factors = factors_of(asked, choices)
     return dataclasses.replace(asked, dtype=_dtype_of(record, asked, factors)), factors
+
+
+def control_of(asked: Asked) -> Source:
+    """The trainings that every comparison of its kind has of every operation, and by which those of today are recognised."""
+    return "scale" if asked.rate is None else "chosen"
 
 
 def _dtype_of(record: Mapping[str, Any], asked: Asked, factors: Mapping[str, float]) -> str | None:
     """In which its models were trained, on whatever machine, as their names tell; ``None`` where no such name is known."""
     label, seed = asked.pathways[0].label, asked.seeds[0]
-    name = record["cells"].get("scale", {}).get(label, {}).get(str(seed))
+    source = control_of(asked)
+    name = record["cells"].get(source, {}).get(label, {}).get(str(seed))
     for dtype in ("bfloat16", "float32"):
         first = dataclasses.replace(asked, seeds=[seed], dtype=dtype)
-        if evaluation_cells(first, factors)["scale"][label, seed].name == name:
+        if evaluation_cells(first, factors)[source][label, seed].name == name:
             return dtype
     return None
 

@@ -18,7 +18,7 @@ from sinklab.studies.pathways.columns import COLUMNS
 from sinklab.studies.pathways.figure import write_figure, write_panels
 from sinklab.studies.pathways.judging import PROTOCOL, Row, judged
 from sinklab.studies.pathways.tables import page
-from sinklab.studies.pathways.words import DEFINITION, figure_title, in_words
+from sinklab.studies.pathways.words import definition, figure_title, in_words
 from sinklab.studies.reproduce.again import numbers_of_table
 
 __all__ = ["judge_again"]
@@ -53,19 +53,19 @@ def judge_again(folder: Path) -> list[Row]:
         }
     numbers = numbers_of_table(table[table["seed"].notna()], "model", record["seeds"])
     choices = {label: Choice.of_dict(choice) for label, choice in record["rates"].items()}
-    rows = judged(list(record["operations"]), numbers, times, choices)
-    scale, base, seeds = record["scale"], record["base"], len(record["seeds"])
-    words = in_words(rows, record["cannot_do_the_trigger_task"], scale=scale, base=base, seeds=seeds)
-    write_text(page(rows, words), folder / "pathways.md")
+    scale, base, seeds, rate = record["scale"], record["base"], len(record["seeds"]), record.get("rate")
+    rows = judged(list(record["operations"]), numbers, times, choices, one_rate=rate is not None)
+    words = in_words(rows, record["cannot_do_the_trigger_task"], scale=scale, base=base, seeds=seeds, rate=rate)
+    write_text(page(rows, words, rate), folder / "pathways.md")
     for suffix in ("svg", "png"):
         write_figure(rows, _title(record), folder / f"pareto.{suffix}")
-    about = {"definition": DEFINITION, **words.to_dict(), "rows": [row.to_dict() for row in rows]}
+    about = {"definition": definition(rate), **words.to_dict(), "rows": [row.to_dict() for row in rows]}
     write_json({**record, **about}, folder / "run.json")
     return rows
 
 
 def _title(record: Mapping[str, Any]) -> str:
-    return figure_title(record["scale"], record["base"], len(record["seeds"]))
+    return figure_title(record["scale"], record["base"], len(record["seeds"]), record.get("rate"))
 
 
 def main(folders: Sequence[Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sinklab.results.folder import FolderLock, check_place
 from sinklab.results.run import Progress, Result, new_run_id, silent
 from sinklab.results.table import make_table, read_run, write_json, write_table, write_text
 from sinklab.studies.pathways.choosing import SELECTION_SEEDS, check_apart
-from sinklab.studies.pathways.columns import COLUMNS, GROUPS, READ_OUTS, Source
+from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, training_of
 from sinklab.studies.pathways.cost import costs
 from sinklab.studies.pathways.display import display
 from sinklab.studies.pathways.figure import write_figure
@@ -26,7 +27,7 @@ from sinklab.studies.pathways.matching import matched_widths
 from sinklab.studies.pathways.operations import DEFAULT, Pathway, pathways_of
 from sinklab.studies.pathways.runs import Asked, Found, Numbers, foreseen, train_and_read, trigger_numbers
 from sinklab.studies.pathways.tables import page
-from sinklab.studies.pathways.words import DEFINITION, figure_title, in_words
+from sinklab.studies.pathways.words import definition, figure_title, in_words
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
@@ -34,9 +35,6 @@ from sinklab.training.process import default_cache
 __all__ = ["asked_of", "long_table", "own_base", "run_pathways"]
 
 PROBE = "pathways"
-
-TRAINED: tuple[Source, ...] = ("rates", "chosen", "scale", "longer")
-"""The groups of columns that come from trainings of the language model."""
 
 TRIGGER = "trigger"
 """Folder of the trigger task inside the output directory."""
@@ -51,13 +49,19 @@ def own_base(scale: Scale) -> Base:
     return bases_at(scale, ("no-bos", "bos"))[0]
 
 
-def asked_of(operations: Sequence[Mapping[str, object]], seeds: Sequence[int], scale: Scale, base: Base | None) -> Asked:
+def asked_of(
+    operations: Sequence[Mapping[str, object]],
+    seeds: Sequence[int],
+    scale: Scale,
+    base: Base | None,
+    rate: float | None = None,
+) -> Asked:
     """What is compared, checked; nothing is trained.
 
     Raises:
         UnknownNameError: no such operation.
         ConfigurationError: no seeds, seeds twice, or one on which rates are chosen; operations twice; no such scale, or a base
-            that it does not have; an operation whose parameters cannot be matched.
+            that it does not have; an operation whose parameters cannot be matched; a rate that is no positive number.
     """
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(f"pathways: seeds {list(seeds)}; expected one or more, and none twice")
@@ -65,9 +69,11 @@ def asked_of(operations: Sequence[Mapping[str, object]], seeds: Sequence[int], s
         raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
     if base is not None and base not in BASES[scale]:
         raise ConfigurationError(f"pathways: scale {scale} has the base {', '.join(BASES[scale])}, and `base` is {base!r}")
+    if rate is not None and not (rate > 0 and math.isfinite(rate)):
+        raise ConfigurationError(f"`rate` is {rate:g}; expected a learning rate over that of the scale, such as 0.5")
     check_apart(seeds, scale)
     pathways, base = pathways_of(operations), base or own_base(scale)
-    return Asked(pathways, matched_widths(pathways, base_config(scale, base)), scale, base, seeds)
+    return Asked(pathways, matched_widths(pathways, base_config(scale, base)), scale, base, seeds, rate)
 
 
 def run_pathways(
@@ -76,6 +82,7 @@ def run_pathways(
     seeds: Sequence[int] = (0, 1, 2),
     scale: Scale = "tiny",
     base: Base | None = None,
+    rate: float | None = None,
     out: Path = Path("sinklab-pathways"),
     store: Path = Path("sinklab-claims"),
     problem: TriggerProblem | None = None,
@@ -90,12 +97,13 @@ def run_pathways(
     """Compare operations, or go on with a comparison.
 
     Every operation gets the learning rate, of five, that is best on the seeds of the selection. At this rate it is trained on
-    the seeds of the evaluation, besides at the scale's rate, and on the first three with ALiBi positions. What the store has is
+    the seeds of the evaluation, besides at the scale's rate, and on the first three with ALiBi positions. With ``rate`` the
+    trainings of the evaluation at that rate are all. What the store has is
     not trained or read again, whichever command put it there; the trigger task goes on in ``out/trigger``. The cost is measured
     anew. ``out`` gets ``table.parquet``, ``run.json``, ``pareto.svg``, ``pareto.png`` and ``pathways.md`` when all is done.
 
     Args:
-        operations, seeds, scale, base, out, store, jobs, ray, retries, cache: as in
+        operations, seeds, scale, base, rate, out, store, jobs, ray, retries, cache: as in
             :func:`~sinklab.studies.pathways.pathways.pathways`, all of them read.
         problem: the trigger task; by default the published one.
         progress: show trainings on a terminal's stderr, lines elsewhere.
@@ -107,12 +115,12 @@ def run_pathways(
     """
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
-    asked, problem = asked_of(operations, seeds, scale, base), problem or TriggerProblem()
+    asked, problem = asked_of(operations, seeds, scale, base, rate), problem or TriggerProblem()
     given, (out, store) = out, (path.expanduser().absolute() for path in (out, store))
     cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()
     check_place(out)
     with FolderLock(out):
-        _require_own(out, asked.base)
+        _require_own(out, asked)
         if say is not None:
             say(foreseen(asked))
         found = train_and_read(asked, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress)
@@ -124,32 +132,37 @@ def run_pathways(
         config = base_config(scale, asked.base)
         times = costs(asked.pathways, config, widths=asked.widths, progress=stages)
         labels = [pathway.label for pathway in asked.pathways]
-        rows = judged(labels, numbers, times, found.choices)
-        words = in_words(rows, cannot, scale=scale, base=asked.base, seeds=len(seeds))
+        rows = judged(labels, numbers, times, found.choices, one_rate=rate is not None)
+        words = in_words(rows, cannot, scale=scale, base=asked.base, seeds=len(seeds), rate=rate)
         run_id = new_run_id()
         table = long_table(asked.pathways, numbers, times, config.data.corpus, run_id)
         summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, **words.to_dict(), "errors": found.errors}
         record = _record(summary, asked, found, problem, run_id)
         write_table(table, out / "table.parquet")
-        write_text(page(rows, words), out / "pathways.md")
+        write_text(page(rows, words, rate), out / "pathways.md")
         for suffix in ("svg", "png"):
-            write_figure(rows, figure_title(scale, asked.base, len(seeds)), out / f"pareto.{suffix}")
+            write_figure(rows, figure_title(scale, asked.base, len(seeds), rate), out / f"pareto.{suffix}")
         write_json(record, out / "run.json")  # last: it is whole
         return Result(summary, table, record, given, display)
 
 
-def _require_own(out: Path, base: Base) -> None:
-    """Refuse a folder of something else, or of another base: a comparison that goes on writes its files again."""
+def _require_own(out: Path, asked: Asked) -> None:
+    """Refuse a folder of something else, or of another base or rate: a comparison that goes on writes its files again."""
     kept = read_run(out) if (out / "run.json").is_file() else {}
     own = (out / TRIGGER).is_dir() or kept.get("kind") == "pathways"
     if out.is_dir() and any(out.iterdir()) and not own:
         raise InputError(
             f"output directory {out} holds something else than a comparison of pathways; choose another with `out`"
         )
-    if kept.get("base", base) != base:
+    if kept.get("base", asked.base) != asked.base:
         raise InputError(
-            f"output directory {out} holds the comparison on base {kept['base']}, and this one is on {base}; choose another "
-            "with `out`"
+            f"output directory {out} holds the comparison on base {kept['base']}, and this one is on {asked.base}; choose "
+            "another with `out`"
+        )
+    if kept and kept.get("rate") != asked.rate:
+        there, here = ("rates of their own" if one is None else f"the rate {one:g}" for one in (kept.get("rate"), asked.rate))
+        raise InputError(
+            f"output directory {out} holds the comparison at {there}, and this one is at {here}; choose another with `out`"
         )
 
 
@@ -192,8 +205,9 @@ def _record(
         "scale": asked.scale,
         "base": asked.base,
         "seeds": list(asked.seeds),
-        "selection_seeds": list(SELECTION_SEEDS[asked.scale]),
-        "definition": DEFINITION,
+        "selection_seeds": list(SELECTION_SEEDS[asked.scale]) if asked.rate is None else [],
+        "rate": asked.rate,
+        "definition": definition(asked.rate),
         "paragraph": summary["paragraph"],
         "statements": summary["statements"],
         "operations": {
@@ -215,7 +229,9 @@ def _record(
             }
             for column in COLUMNS
         },
-        "trainings": {source: {"what": GROUPS[source], "read_outs": list(READ_OUTS[source])} for source in TRAINED},
+        "trainings": {
+            source: {"what": training_of(source, asked.rate), "read_outs": list(READ_OUTS[source])} for source in found.cells
+        },
         "cells": found.cells,
         "rows": summary["rows"],
         "cannot_do_the_trigger_task": summary["cannot"],

@@ -26,6 +26,10 @@ the margins the losses are "equivalent", wholly beyond them the operation is "be
 At its own best rate softmax may have no sink, so that nothing is there to replace. Three of the bounds (loss, sink, window) are
 therefore asked a second time where all operations are trained at the rate of the scale. The bounds are the same; that they are
 asked there too was decided on 2026-11-23 with the results at that rate in view: eight seeds without BOS, and four with it.
+
+A comparison can also be made at one given rate for all, without a search. The five bounds are then asked at that rate, and the
+same three of them decide on the replacement of the sink. Where it is the best rate of softmax, an operation inside the bounds
+is there without having been tuned, and one outside may be inside at a rate of its own.
 """
 
 from __future__ import annotations
@@ -121,6 +125,9 @@ AT_ONE_RATE: tuple[Bound, ...] = (
 )
 """Those of the same names, for all operations at the rate of the scale."""
 
+REPLACING = frozenset(bound.name for bound in AT_ONE_RATE)
+"""Names of the bounds by which a replacement of the sink is judged."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
@@ -196,7 +203,7 @@ class Row:
         numbers: column to its summary; columns without a number are absent.
         findings: name of the bound to what was found.
         answer: whether it is low-distortion.
-        at_one_rate: the same as ``findings`` for the bounds that are asked at the rate of the scale.
+        at_one_rate: the same as ``findings`` for the bounds that are asked at one rate for all.
         beside: its loss beside that of softmax; ``None`` for softmax itself.
         choice: its learning rate; ``None`` where none was chosen by trainings.
         best: no other operation has both a lower loss and a lower distortion, by their means.
@@ -234,6 +241,8 @@ def judged(
     numbers: Mapping[int, Mapping[str, Mapping[str, float]]],
     costs: Mapping[str, Mapping[str, Mapping[str, float]]],
     choices: Mapping[str, Choice] = MappingProxyType({}),
+    *,
+    one_rate: bool = False,
 ) -> list[Row]:
     """The rows of the table.
 
@@ -241,6 +250,7 @@ def judged(
         numbers: seed to label to column to number, of the seeds of the evaluation.
         costs: label to column to ``value``, ``low`` and ``high``.
         choices: label to its learning rate.
+        one_rate: all were trained at one learning rate and no other, so that the numbers of the evaluation are those at it.
     """
     summaries = {label: summarised(label, numbers) | _of_costs(costs.get(label, {})) for label in labels}
     for label, choice in choices.items():
@@ -254,8 +264,9 @@ def judged(
     rows = []
     for label in labels:
         findings = _findings(BOUNDS, label, numbers)
-        measured = all(bound.column in summaries[label] for bound in AT_ONE_RATE)
-        at_one_rate = _findings(AT_ONE_RATE, label, numbers) if measured else {}
+        asked = [bound for bound in BOUNDS if bound.name in REPLACING] if one_rate else AT_ONE_RATE
+        measured = all(bound.column in summaries[label] for bound in asked)
+        at_one_rate = _findings(asked, label, numbers) if measured else {}
         beside = None if label == REFERENCE else compared(label, numbers)
         rows.append(
             Row(label, summaries[label], findings, together(findings), label in best, beside, choices.get(label), at_one_rate)
@@ -280,7 +291,7 @@ def together(findings: Mapping[str, Finding]) -> Answer:
 
 
 def sink_to_replace(rows: Sequence[Row]) -> bool:
-    """Whether softmax has a sink at the rate of the scale, by both of what tells one: heads that sink, and a window's loss."""
+    """Whether softmax has a sink at the one rate for all, by both of what tells one: heads that sink, and a window's loss."""
     reference = next((row for row in rows if row.label == REFERENCE and row.at_one_rate), None)
     return reference is not None and all(reference.at_one_rate[name].verdict == "not reproduced" for name in ("sink", "window"))
 

@@ -1,9 +1,9 @@
 """More seeds for a kept comparison of pathways: trained at the learning rates that it has chosen, and judged with the others.
 
 ``python -m sinklab.studies.pathways.more_seeds results/tiny-bos/pathways --seeds 4..7 --store store`` trains every operation
-at its own rate and at the scale's, reads all columns, and runs the trigger task. No rate is chosen again, and times and the
-column of ALiBi models stay as they are. One training of softmax that the comparison has is made again as a control: if its
-loss is another, today's code trains other models, and nothing is added.
+at its own rate and at the scale's (of a comparison at one given rate: at that), reads all columns, and runs the trigger task.
+No rate is chosen again, and times and the column of ALiBi models stay as they are. One training of softmax that the comparison
+has is made again as a control: if its loss is another, today's code trains other models, and nothing is added.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sinklab.results.environment import environment
 from sinklab.results.run import Progress, new_run_id, silent
 from sinklab.results.table import append, read_run, read_table, write_json, write_table
 from sinklab.studies.arguments import parse_seeds
-from sinklab.studies.pathways.added import LOSS, Cells, asked_of_record, missing_columns, same_loss, train_and_read
+from sinklab.studies.pathways.added import LOSS, Cells, asked_of_record, control_of, missing_columns, same_loss, train_and_read
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.benchmark import long_table
 from sinklab.studies.pathways.choosing import check_apart
@@ -63,7 +63,9 @@ def add_seeds(
     asked, factors = asked_of_record(record, folder)
     _require_new(folder, seeds, asked.seeds)
     check_apart(seeds, asked.scale)
-    if lacking := [column.name for columns in missing_columns(table).values() for column in columns]:
+    if lacking := [
+        column.name for columns in missing_columns(table, one_rate=asked.rate is not None).values() for column in columns
+    ]:
         raise InputError(
             f"{folder} lacks the columns {', '.join(lacking)}; add them first (python -m sinklab.studies.pathways.added)"
         )
@@ -72,9 +74,10 @@ def add_seeds(
         for source, cells in evaluation_cells(dataclasses.replace(asked, seeds=list(seeds)), factors).items()
         if source in LOSS
     }
-    control = evaluation_cells(asked, factors)["scale"][REFERENCE, asked.seeds[0]]
+    source = control_of(asked)
+    control = evaluation_cells(asked, factors)[source][REFERENCE, asked.seeds[0]]
     place = train_and_read(folder, asked, by_source, store=store, jobs=jobs, progress=progress, also=[control])
-    _require_control(folder, table, place / control.name, asked.seeds[0])
+    _require_control(folder, table, place / control.name, LOSS[source], asked.seeds[0])
     raw = {
         source: {key: work.read_numbers(place / cell.name, READ_OUTS[source]) for key, cell in cells.items()}
         for source, cells in by_source.items()
@@ -99,10 +102,10 @@ def _require_new(folder: Path, seeds: Sequence[int], there: Sequence[int]) -> No
         raise InputError(f"{folder} has the seeds {', '.join(map(str, shared))} already; it has {', '.join(map(str, there))}")
 
 
-def _require_control(folder: Path, table: pd.DataFrame, training: Path, seed: int) -> None:
+def _require_control(folder: Path, table: pd.DataFrame, training: Path, loss: str, seed: int) -> None:
     """Refuse where softmax with a seed of the comparison ends at another loss than it did."""
     found = work.read_numbers(training, ()).get("held_out_loss", math.nan)
-    of_it = (table["metric"] == LOSS["scale"]) & (table["model"] == REFERENCE) & (table["seed"] == seed)
+    of_it = (table["metric"] == loss) & (table["model"] == REFERENCE) & (table["seed"] == seed)
     kept = float(table.loc[of_it, "value"].iloc[0])
     if not same_loss(found, kept):
         raise ResultError(

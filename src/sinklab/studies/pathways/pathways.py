@@ -25,6 +25,7 @@ def pathways(
     seeds: Seeds | None = None,
     scale: Literal["tiny", "small", "60m", "1b"] = "tiny",
     base: Literal["bos", "no-bos"] | None = None,
+    rate: float | None = None,
     out: Annotated[Path | None, WrittenTo("sinklab-pathways")] = None,
     store: Annotated[Path | None, WrittenTo("sinklab-claims")] = None,
     jobs: Jobs = None,
@@ -51,6 +52,8 @@ def pathways(
         scale: What is trained; tiny needs one core, some 17 seconds a training.
         base: What the rows begin with: BOS, or nothing of the kind. By default no BOS where the scale has that, since a BOS in
             every row is a place to rest whatever the operation offers.
+        rate: One learning rate for all, over that of the scale, in place of a search of five for each operation, which takes
+            more than twice the trainings. An operation outside a bound may be inside at a rate of its own.
         out: Directory for table.parquet, run.json, pareto.svg and pathways.md; each base needs one.
         store: Where trained models are kept; that of 'sinklab reproduce', so that none is trained twice.
         ray: Train on a Ray cluster; the store must be shared by its nodes.
@@ -63,14 +66,15 @@ def pathways(
 
     Raises:
         UnknownNameError: no such operation.
-        ConfigurationError: no seeds, seeds or operations twice, a seed of the selection, no such scale or base, a setting that
-            cannot be, or an operation whose parameters cannot be matched.
+        ConfigurationError: no seeds, seeds or operations twice, a seed of the selection, no such scale or base, a rate of zero
+            or less, a setting that cannot be, or an operation whose parameters cannot be matched.
         InputError: a text or a directory that cannot be used.
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
 
     Examples:
         sinklab pathways
         sinklab pathways --operations softpick,gated --seeds 0 --jobs 2  (a first look)
+        sinklab pathways --scale small --rate 0.5 --out sinklab-pathways-small  (the best rate of softmax there)
         sinklab pathways --base bos --out sinklab-pathways-bos  (where every row begins with BOS)
         sinklab pathways --operations 'sigmoid(length_bias=true),sink_logit' --seeds 0..4 --out build/pathways
         sinklab pathways --scale 60m --ray auto --store /shared/claims
@@ -90,6 +94,7 @@ def pathways(
         seeds=parse_seeds(seeds or (SEEDS_OF_TINY if scale == "tiny" else SEEDS)),
         scale=scale,
         base=base,
+        rate=rate,
         out=default_out("sinklab-pathways") if out is None else out,
         store=default_out("sinklab-claims") if store is None else store,
         jobs=jobs,

@@ -27,7 +27,19 @@ from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.studies.trigger.trigger import trigger
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["LONGER_SEEDS", "Asked", "Found", "Numbers", "cells_of", "combined", "foreseen", "train_and_read", "trigger_numbers"]
+__all__ = [
+    "LONGER_SEEDS",
+    "Asked",
+    "Found",
+    "Numbers",
+    "cells_of",
+    "combined",
+    "evaluation_cells",
+    "factors_of",
+    "foreseen",
+    "train_and_read",
+    "trigger_numbers",
+]
 
 Numbers = dict[int, dict[str, dict[str, float]]]
 """Seed to label to column to number; a number that could not be taken is absent."""
@@ -49,6 +61,7 @@ class Asked:
         pathways: the reference first.
         widths: label to the width of the feed-forward layer (:func:`~sinklab.studies.pathways.matching.matched_widths`).
         seeds: of the evaluation; none on which rates are chosen.
+        rate: one learning rate for all, over that of the scale; ``None`` for a search that gives each operation its own.
         dtype: of the products; by default what suits this machine.
     """
 
@@ -57,6 +70,7 @@ class Asked:
     scale: Scale
     base: Base
     seeds: Sequence[int]
+    rate: float | None = None
     dtype: str | None = None
 
 
@@ -72,7 +86,7 @@ class Found:
 
     numbers: Numbers
     choices: dict[str, Choice]
-    cells: dict[str, dict[str, dict[str, str]]]
+    cells: dict[Source, dict[str, dict[str, str]]]
     errors: list[str]
 
 
@@ -102,13 +116,23 @@ def cells_of(
 
 
 def selection_cells(asked: Asked) -> dict[float, dict[tuple[str, int], Cell]]:
-    """Factor to label and seed to the trainings by which rates are chosen: those of the selection seeds and no others."""
+    """Factor to label and seed to the trainings by which rates are chosen: those of the selection seeds and no others.
+
+    None where one rate is given for all.
+    """
+    if asked.rate is not None:
+        return {}
     labels = [pathway.label for pathway in asked.pathways]
     return {factor: cells_of(asked, SELECTION_SEEDS[asked.scale], dict.fromkeys(labels, factor)) for factor in FACTORS}
 
 
 def evaluation_cells(asked: Asked, factors: Mapping[str, float]) -> dict[Source, dict[tuple[str, int], Cell]]:
-    """The trainings on the seeds of the evaluation; of operations that no rate was found for, those at the scale's alone."""
+    """The trainings on the seeds of the evaluation; of operations that no rate was found for, those at the scale's alone.
+
+    Where one rate is given for all, the trainings at that rate are all.
+    """
+    if asked.rate is not None:
+        return {"chosen": cells_of(asked, asked.seeds, factors)}
     return {
         "chosen": cells_of(asked, asked.seeds, factors),
         "scale": cells_of(asked, asked.seeds, {pathway.label: 1.0 for pathway in asked.pathways}),
@@ -116,19 +140,29 @@ def evaluation_cells(asked: Asked, factors: Mapping[str, float]) -> dict[Source,
     }
 
 
+def factors_of(asked: Asked, choices: Mapping[str, Choice]) -> dict[str, float]:
+    """Label to the learning rate of the evaluation over that of the scale; operations that no rate was found for are absent."""
+    if asked.rate is not None:
+        return {pathway.label: asked.rate for pathway in asked.pathways}
+    return {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
+
+
 def foreseen(asked: Asked) -> str:
     """What the comparison takes if nothing of it is there yet, in a sentence."""
     first = len(asked.pathways) * len(FACTORS) * len(SELECTION_SEEDS[asked.scale])
     chosen, longer = len(asked.pathways) * len(asked.seeds), len(asked.pathways) * min(LONGER_SEEDS, len(asked.seeds))
-    most = first + 2 * chosen + longer
-    words = (
-        f"{len(asked.pathways)} operations, base {asked.base}: {first} trainings to choose learning rates, then "
-        f"{chosen + longer} to {2 * chosen + longer} to evaluate them, and {chosen} of the trigger task"
-    )
+    words = f"{len(asked.pathways)} operations, base {asked.base}: "
+    if asked.rate is not None:
+        least = most = chosen
+        words += f"{chosen} trainings at {asked.rate:g} times the learning rate of the scale"
+    else:
+        least, most = first + chosen + longer, first + 2 * chosen + longer
+        words += f"{first} trainings to choose learning rates, then {least - first} to {most - first} to evaluate them"
+    words += f", and {chosen} of the trigger task"
     seconds = SECONDS_OF_A_TRAINING.get(asked.scale)
     if seconds is not None:
-        minutes = [(of * seconds + chosen * (SECONDS_OF_READING + SECONDS_OF_A_TRIGGER)) / 60 for of in (most - chosen, most)]
-        words += f"; about {minutes[0]:,.0f} to {minutes[1]:,.0f} minutes of one core"
+        minutes = [(of * seconds + chosen * (SECONDS_OF_READING + SECONDS_OF_A_TRIGGER)) / 60 for of in (least, most)]
+        words += "; about " + " to ".join(f"{some:,.0f}" for some in sorted(set(minutes))) + " minutes of one core"
     return f"{words}; what is there already is not done again"
 
 
@@ -142,7 +176,7 @@ def train_and_read(
     ray: str | None,
     progress: bool,
 ) -> Found:
-    """Choose a learning rate for every operation, train what is missing in the store, and read it out.
+    """Choose a learning rate for every operation if none is given, train what is missing in the store, and read it out.
 
     Args:
         store: output directory of ``sinklab reproduce``, whose trained models are used and added to.
@@ -165,11 +199,15 @@ def train_and_read(
         progress=progress,
     )
     tried = selection_cells(asked)
-    plan, errors = train({cell.name: cell for of_factor in tried.values() for cell in of_factor.values()}, [])
-    choices = {
-        pathway.label: Choice(_losses(pathway.label, tried, plan), SELECTION_SEEDS[asked.scale]) for pathway in asked.pathways
-    }
-    factors = {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
+    choices: dict[str, Choice] = {}
+    errors: dict[str, str] = {}
+    if asked.rate is None:
+        plan, errors = train({cell.name: cell for of_factor in tried.values() for cell in of_factor.values()}, [])
+        choices = {
+            pathway.label: Choice(_losses(pathway.label, tried, plan), SELECTION_SEEDS[asked.scale])
+            for pathway in asked.pathways
+        }
+    factors = factors_of(asked, choices)
     by_source = evaluation_cells(asked, factors)
     read = [
         (cell.name, read_out)
@@ -186,7 +224,9 @@ def train_and_read(
         }
         for source, of_source in by_source.items()
     }
-    names: dict[str, dict[str, dict[str, str]]] = {source: {} for source in ("rates", *by_source)}
+    names: dict[Source, dict[str, dict[str, str]]] = {source: {} for source in by_source}
+    if asked.rate is None:
+        names = {"rates": {}, **names}
     for source, of_source in by_source.items():
         for (label, seed), cell in of_source.items():
             names[source].setdefault(label, {})[str(seed)] = cell.name

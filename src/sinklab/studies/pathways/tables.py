@@ -7,22 +7,26 @@ from collections.abc import Sequence
 from sinklab.studies.pathways.columns import COLUMNS, DECIDING, TABLES, Column
 from sinklab.studies.pathways.judging import Row, Summary, replacement, sink_to_replace
 from sinklab.studies.pathways.operations import REFERENCE
-from sinklab.studies.pathways.words import DEFINITION, Words
+from sinklab.studies.pathways.words import Words, definition
 
 __all__ = ["all_tables", "beside", "cell", "deciding_table", "page"]
 
 
-def page(rows: Sequence[Row], words: Words) -> str:
-    """``pathways.md``: the definition, the table of what decides, the paragraph, what else is said, and all numbers."""
+def page(rows: Sequence[Row], words: Words, rate: float | None = None) -> str:
+    """``pathways.md``: the definition, the table of what decides, the paragraph, what else is said, and all numbers.
+
+    Args:
+        rate: the one learning rate of all trainings, over that of the scale; ``None`` where each operation has its own.
+    """
     said = "".join(f"- **{about}.** {text}\n" for about, text in words.statements.items())
-    return f"{DEFINITION}\n\n{deciding_table(rows)}\n{words.paragraph}\n\n{said}\n{all_tables(rows)}"
+    return f"{definition(rate)}\n\n{deciding_table(rows, rate)}\n{words.paragraph}\n\n{said}\n{all_tables(rows)}"
 
 
-def deciding_table(rows: Sequence[Row]) -> str:
+def deciding_table(rows: Sequence[Row], rate: float | None = None) -> str:
     """What is asked of every operation, with the answers and the numbers on which they rest."""
     answers = [("low-distortion", [_answer(row) for row in rows])]
     if sink_to_replace(rows):
-        answers.append(("replaces the sink at ×1", [_replaces(row) for row in rows]))
+        answers.append((f"replaces the sink at ×{1 if rate is None else rate:g}", [_replaces(row) for row in rows]))
     answers.append(("loss beside softmax (nats)", [beside(row) for row in rows]))
     return _table(rows, answers, [column for column in COLUMNS if column.name in DECIDING])
 

@@ -10,11 +10,13 @@ from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Beside, Row, replac
 from sinklab.studies.pathways.operations import REFERENCE, is_explicit
 from sinklab.studies.reproduce.scales import DESCRIPTIONS
 
-__all__ = ["DEFINITION", "Words", "figure_title", "in_words"]
+__all__ = ["DEFINITION", "Words", "definition", "figure_title", "in_words"]
+
+OWN_RATE = "at its own best of five learning rates"
 
 DEFINITION = (
     "A pathway is low-distortion if, in a model trained with it on the same data for the same number of steps, with as many"
-    " parameters as softmax's and at its own best of five learning rates, the held-out loss is less than 0.02 nats above "
+    f" parameters as softmax's and {OWN_RATE}, the held-out loss is less than 0.02 nats above "
     "that of softmax with the same seed; fewer than 5 % of heads sink on the first token, both by weight times gate "
     "and by the share of a row; the first hidden state is less than 2 times as long as others; a window of a quarter of the "
     "context without sinks costs less than 0.02 nats; and 8-bit weights and activations cost less than 0.02 nats. "
@@ -28,9 +30,15 @@ DEFINITION = (
 OF_BASE: Mapping[Base, str] = {"bos": "BOS in front of every row", "no-bos": "no BOS"}
 
 
-def figure_title(scale: str, base: Base, seeds: int) -> str:
+def definition(rate: float | None) -> str:
+    """What low-distortion means where each operation has a learning rate of its own, or all have one."""
+    return DEFINITION if rate is None else DEFINITION.replace(OWN_RATE, f"at {_one_rate(rate)}")
+
+
+def figure_title(scale: str, base: Base, seeds: int, rate: float | None = None) -> str:
     """What stands above the figure."""
-    return f"Ways to do nothing, scale {scale}, {OF_BASE[base]}, {seeds} seeds, 95 % intervals"
+    at_rate = "" if rate is None else f", learning rate ×{rate:g}"
+    return f"Ways to do nothing, scale {scale}, {OF_BASE[base]}{at_rate}, {seeds} seeds, 95 % intervals"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,22 +58,26 @@ class Words:
         return {"paragraph": self.paragraph, "statements": dict(self.statements)}
 
 
-def in_words(rows: Sequence[Row], cannot: Mapping[str, str], *, scale: Scale, base: Base, seeds: int) -> Words:
+def in_words(
+    rows: Sequence[Row], cannot: Mapping[str, str], *, scale: Scale, base: Base, seeds: int, rate: float | None = None
+) -> Words:
     """Which pathway is low-distortion, as far as the numbers say; every sentence is there only if they do.
 
     Args:
         rows: of :func:`~sinklab.studies.pathways.judging.judged`, the reference among them.
         cannot: operations that provably cannot do the trigger task.
+        rate: the one learning rate of all trainings, over that of the scale; ``None`` where each operation has its own.
     """
     reference = next(row for row in rows if row.label == REFERENCE)
     others = [row for row in rows if row is not reference]
     setting = f"At the scale {scale} ({DESCRIPTIONS[scale]}), here with {OF_BASE[base]}, over {_counted(seeds, 'seed')}:"
-    answer = [setting, *_of_reference(reference), *_of_what_replaces(rows), *_of_the_question(rows), _limits(scale)]
+    replaced, question = _of_what_replaces(rows, rate), _of_the_question(rows, rate)
+    answer = [setting, *_of_reference(reference), *replaced, *question, _limits(scale)]
     statements = {
-        "Loss": _of_loss(others),
-        "Learning rates": _of_rates(rows),
-        "Sinks at one rate": _of_sinks_at_one_rate(rows),
-        "Bounds at the own rates": _of_bounds(others),
+        "Loss": _of_loss(others, rate),
+        "Learning rates": _of_rates(rows) if rate is None else _of_one_rate(rate),
+        "Sinks at one rate": _of_sinks_at_one_rate(rows, rate),
+        "Bounds at the own rates" if rate is None else "Bounds": _of_bounds(others),
         "Loss and distortion together": _of_front(rows),
         "Text that it was not trained for": _of_robustness(rows),
         "Trigger task": _of_trigger(rows, cannot),
@@ -96,7 +108,7 @@ def _of_front(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _of_loss(others: Sequence[Row]) -> list[str]:
+def _of_loss(others: Sequence[Row], rate: float | None) -> list[str]:
     """What the two one-sided tests say."""
     answers: list[tuple[Beside, str]] = [
         ("better", "is lower than softmax's by 0.02 nats or more with"),
@@ -112,7 +124,15 @@ def _of_loss(others: Sequence[Row]) -> list[str]:
         return []
     count = sum(map(len, named.values()))
     tests = f" ({count} comparisons, each by two tests at 5 %, not corrected for their number)" if count > 1 else ""
-    return [f"Of the loss at the own rates{tests}: {'; '.join(parts)}."]
+    return [f"Of the loss at {'the own rates' if rate is None else _one_rate(rate)}{tests}: {'; '.join(parts)}."]
+
+
+def _of_one_rate(rate: float) -> list[str]:
+    """What a comparison without a search of rates can say, and what not."""
+    return [
+        f"All operations are trained at {_one_rate(rate)}, and no rate is searched for: one that is inside the bounds is so "
+        "without having been tuned, and one that is outside may be inside at a rate of its own."
+    ]
 
 
 def _of_rates(rows: Sequence[Row]) -> list[str]:
@@ -147,8 +167,8 @@ def _of_rates(rows: Sequence[Row]) -> list[str]:
     return sentences
 
 
-def _of_sinks_at_one_rate(rows: Sequence[Row]) -> list[str]:
-    """Which operations have a sink at the learning rate of the scale."""
+def _of_sinks_at_one_rate(rows: Sequence[Row], rate: float | None) -> list[str]:
+    """Which operations have a sink at the learning rate that all were trained at."""
     found = [row for row in rows if row.at_one_rate]
     if len(found) < 2 or not any(row.label == REFERENCE for row in found):
         return []
@@ -156,15 +176,13 @@ def _of_sinks_at_one_rate(rows: Sequence[Row]) -> list[str]:
     parts = []
     for verdict, said in groups.items():
         named = [
-            f"{row.label} ({row.numbers['scale_rate_sink'].mean:.1f} %)"
-            for row in found
-            if row.at_one_rate["sink"].verdict == verdict
+            f"{row.label} ({row.at_one_rate['sink'].mean:.1f} %)" for row in found if row.at_one_rate["sink"].verdict == verdict
         ]
         parts += [f"{said} with {_list(named)}"] if named else []
-    return [f"At the rate of the scale for all, by the heads that carry a first token: {'; '.join(parts)}."]
+    return [f"At {_one_rate(rate)} for all, by the heads that carry a first token: {'; '.join(parts)}."]
 
 
-def _of_what_replaces(rows: Sequence[Row]) -> list[str]:
+def _of_what_replaces(rows: Sequence[Row], rate: float | None) -> list[str]:
     """Which operations have neither the sink of softmax nor its loss in a window, at no more loss, all at one rate."""
     reference = next(row for row in rows if row.label == REFERENCE)
     others = [row for row in rows if row is not reference and row.at_one_rate]
@@ -174,10 +192,10 @@ def _of_what_replaces(rows: Sequence[Row]) -> list[str]:
     for row in others:
         answer, what = replacement(row)
         by_answer[answer].append(f"{row.label} ({', '.join(what)})" if what else row.label)
-    sink, lost = (reference.numbers[f"scale_rate_{name}"].mean for name in ("sink", "window"))
+    sink, lost = (reference.at_one_rate[name].mean for name in ("sink", "window"))
     parts = [
-        f"At one rate for all, that of the scale, {REFERENCE} has a sink to replace, in {sink:.1f} % of heads, and loses "
-        f"{lost:.3f} nats in a window without it"
+        f"At one rate for all, {_times(rate)}that of the scale, {REFERENCE} has a sink to replace, in {sink:.1f} % of heads, "
+        f"and loses {lost:.3f} nats in a window without it"
     ]
     parts.append(
         f"it is replaced, with loss, sink and window inside the bounds, by {_list(by_answer['yes'])}"
@@ -186,7 +204,8 @@ def _of_what_replaces(rows: Sequence[Row]) -> list[str]:
     )
     parts += [f"not by {_list(by_answer['no'])}, with what fails in brackets"] if by_answer["no"] else []
     parts += [f"open is {_list(by_answer['undecided'])}"] if by_answer["undecided"] else []
-    return [f"{'; '.join(parts)}. (That these bounds are asked at one rate too was decided with results at that rate in view.)"]
+    too = "" if rate else " (That these bounds are asked at one rate too was decided with results at that rate in view.)"
+    return [f"{'; '.join(parts)}.{too}"]
 
 
 ROBUSTNESS = {
@@ -216,21 +235,23 @@ def _of_robustness(rows: Sequence[Row]) -> list[str]:
     )
 
 
-def _of_the_question(rows: Sequence[Row]) -> list[str]:
+def _of_the_question(rows: Sequence[Row], rate: float | None) -> list[str]:
     """Whether there is an explicit low-distortion way to do nothing, as far as this can say.
 
     Where softmax has no distortion either, a pathway without any has replaced nothing, and the question was not asked.
     """
     reference = next(row for row in rows if row.label == REFERENCE)
     others = [row for row in rows if row is not reference]
+    at_rate = "at its own rate" if rate is None else f"at {_one_rate(rate)}"
     explicit = [row for row in others if is_explicit(row.label)]
     if not explicit:
         return []
     if reference.answer == "yes":
         inside = [row.label for row in explicit if row.answer == "yes"]
         words = (
-            f"At its own rate {REFERENCE} itself is inside every bound, so there is no sink to replace, and whether an "
-            "explicit way to do nothing would replace one is not tested at such rates"
+            f"{at_rate[0].upper()}{at_rate[1:]} {REFERENCE} itself is inside every bound, so there is no sink to replace, and "
+            "whether an explicit way to do nothing would replace one is not tested at such "
+            f"{'rates' if rate is None else 'a rate'}"
         )
         words += f": that {_list(inside)} {'is' if len(inside) == 1 else 'are'} inside too says little" if inside else ""
         return [f"{words}."]
@@ -252,7 +273,7 @@ def _of_the_question(rows: Sequence[Row]) -> list[str]:
         words = f"None of the {len(explicit)} explicit ways to do nothing leaves little distortion here."
     if reference.findings["sink"].verdict == "inconclusive":
         words += (
-            f" Whether {REFERENCE} itself has a sink at its own rate is open, so that an operation which has one at another "
+            f" Whether {REFERENCE} itself has a sink {at_rate} is open, so that an operation which has one at another "
             "rate may have it by that rate."
         )
     if without:
@@ -300,6 +321,14 @@ def _limits(scale: Scale) -> str:
     bounds = ", ".join(f"{bound.name} < {bound.less_than:g} {bound.unit}" for bound in BOUNDS)
     small = " Models this small have few heads and no massive activations to speak of; large ones may rank otherwise."
     return f"The bounds ({bounds}) and the margin were fixed before the runs.{small if scale in ('tiny', 'small') else ''}"
+
+
+def _one_rate(rate: float | None) -> str:
+    return f"{_times(rate)}the rate of the scale"
+
+
+def _times(rate: float | None) -> str:
+    return "" if rate is None or rate == 1 else f"{rate:g} times "
 
 
 def _mean(row: Row, column: str) -> float | None:
