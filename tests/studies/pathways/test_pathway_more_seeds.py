@@ -44,9 +44,9 @@ def trained(monkeypatch, folder):
     def read_numbers(place, read_outs):
         return {"held_out_loss": seen["control"]} if place.name == control else dict(NUMBERS)
 
-    def trigger_numbers(pathways, seeds, problem, folder, progress):
-        seen["trigger"].append((list(seeds), problem.length, folder))
-        return {seed: {"relu": {"trigger_solved": 1.0}} for seed in seeds}, {}
+    def trigger_numbers(asked, problem, folder, progress):
+        seen["trigger"].append((list(asked.seeds), problem.length, folder))
+        return {seed: {"relu": {"trigger_solved": 1.0}} for seed in asked.seeds}, {}
 
     monkeypatch.setattr(work, "train_and_read", train_and_read)
     monkeypatch.setattr(work, "read_numbers", read_numbers)

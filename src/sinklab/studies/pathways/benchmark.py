@@ -98,7 +98,7 @@ def run_pathways(
 
     Every operation gets the learning rate, of five, that is best on the seeds of the selection. At this rate it is trained on
     the seeds of the evaluation, besides at the scale's rate, and on the first three with ALiBi positions. With ``rate`` the
-    trainings of the evaluation at that rate are all. What the store has is
+    trainings of the evaluation at that rate are all, without the trigger task. What the store has is
     not trained or read again, whichever command put it there; the trigger task goes on in ``out/trigger``. The cost is measured
     anew. ``out`` gets ``table.parquet``, ``run.json``, ``pareto.svg``, ``pareto.png`` and ``pathways.md`` when all is done.
 
@@ -125,7 +125,7 @@ def run_pathways(
             say(foreseen(asked))
         found = train_and_read(asked, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress)
         numbers = found.numbers
-        of_trigger, cannot = trigger_numbers(asked.pathways, seeds, problem, out / TRIGGER, stages)
+        of_trigger, cannot = trigger_numbers(asked, problem, out / TRIGGER, stages)
         for seed, by_label in of_trigger.items():
             for label, values in by_label.items():
                 numbers[seed].setdefault(label, {}).update(values)

@@ -84,7 +84,7 @@ def add_seeds(
     }
     numbers = combined(raw, seeds)
     problem = TriggerProblem(**record["trigger_setting"])
-    of_trigger, _ = trigger_numbers(asked.pathways, seeds, problem, store / "trigger", stages)
+    of_trigger, _ = trigger_numbers(dataclasses.replace(asked, seeds=list(seeds)), problem, store / "trigger", stages)
     for seed, by_label in of_trigger.items():
         for label, values in by_label.items():
             numbers[seed].setdefault(label, {}).update(values)

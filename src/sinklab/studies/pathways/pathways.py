@@ -53,7 +53,8 @@ def pathways(
         base: What the rows begin with: BOS, or nothing of the kind. By default no BOS where the scale has that, since a BOS in
             every row is a place to rest whatever the operation offers.
         rate: One learning rate for all, over that of the scale, in place of a search of five for each operation, which takes
-            more than twice the trainings. An operation outside a bound may be inside at a rate of its own.
+            more than twice the trainings; without the trigger task. An operation outside a bound may be inside at a rate of
+            its own.
         out: Directory for table.parquet, run.json, pareto.svg and pathways.md; each base needs one.
         store: Where trained models are kept; that of 'sinklab reproduce', so that none is trained twice.
         ray: Train on a Ray cluster; the store must be shared by its nodes.

@@ -151,17 +151,18 @@ def foreseen(asked: Asked) -> str:
     """What the comparison takes if nothing of it is there yet, in a sentence."""
     first = len(asked.pathways) * len(FACTORS) * len(SELECTION_SEEDS[asked.scale])
     chosen, longer = len(asked.pathways) * len(asked.seeds), len(asked.pathways) * min(LONGER_SEEDS, len(asked.seeds))
+    least, most, in_trigger = first + chosen + longer, first + 2 * chosen + longer, chosen
     words = f"{len(asked.pathways)} operations, base {asked.base}: "
-    if asked.rate is not None:
-        least = most = chosen
-        words += f"{chosen} trainings at {asked.rate:g} times the learning rate of the scale"
+    if asked.rate is None:
+        words += f"{first} trainings to choose learning rates, then {least - first} to {most - first} to evaluate them, "
+        words += f"and {in_trigger} of the trigger task"
     else:
-        least, most = first + chosen + longer, first + 2 * chosen + longer
-        words += f"{first} trainings to choose learning rates, then {least - first} to {most - first} to evaluate them"
-    words += f", and {chosen} of the trigger task"
+        least, most, in_trigger = chosen, chosen, 0
+        words += f"{chosen} trainings at {asked.rate:g} times the learning rate of the scale"
     seconds = SECONDS_OF_A_TRAINING.get(asked.scale)
     if seconds is not None:
-        minutes = [(of * seconds + chosen * (SECONDS_OF_READING + SECONDS_OF_A_TRIGGER)) / 60 for of in (least, most)]
+        besides = chosen * SECONDS_OF_READING + in_trigger * SECONDS_OF_A_TRIGGER
+        minutes = [(of * seconds + besides) / 60 for of in (least, most)]
         words += "; about " + " to ".join(f"{some:,.0f}" for some in sorted(set(minutes))) + " minutes of one core"
     return f"{words}; what is there already is not done again"
 
@@ -279,19 +280,18 @@ def combined(raw: Mapping[Source, Mapping[tuple[str, int], Mapping[str, float]]]
     return numbers
 
 
-def trigger_numbers(
-    pathways: Sequence[Pathway],
-    seeds: Sequence[int],
-    problem: TriggerProblem,
-    folder: Path,
-    progress: Progress,
-) -> tuple[Numbers, dict[str, str]]:
+def trigger_numbers(asked: Asked, problem: TriggerProblem, folder: Path, progress: Progress) -> tuple[Numbers, dict[str, str]]:
     """Columns of the trigger task, and for operations that provably cannot do it, why; those are not trained.
+
+    None where one rate is given for all: the task knows neither scale nor rate, and is run where rates are searched for.
 
     Args:
         folder: of the trigger lab, which keeps its runs there.
     """
-    chosen = {pathway.label: operations.make(pathway.operation(problem.length)) for pathway in pathways}
+    if asked.rate is not None:
+        return {}, {}
+    seeds = asked.seeds
+    chosen = {pathway.label: operations.make(pathway.operation(problem.length)) for pathway in asked.pathways}
     numbers: Numbers = {seed: {} for seed in seeds}
     cannot = {label: found for label, operation in chosen.items() if (found := obstacle(operation, problem)) is not None}
     label_in_lab = {label_of(operation): label for label, operation in chosen.items() if label not in cannot}
