@@ -19,7 +19,7 @@ from sinklab.report.data import read_audit
 from sinklab.report.html import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
 from sinklab.report.layers import layer_figures
 from sinklab.report.page import environment
-from sinklab.report.summary_cards import cards
+from sinklab.report.summary_cards import cards, part_cards
 from sinklab.report.words import TITLES, display_token, number, percent, verdict
 from sinklab.results.frame import framed
 from sinklab.results.metric import metrics_of
@@ -139,6 +139,32 @@ class TestNumbers:
             "first position": [100.0],
             "mean of the rest": [2.0],
         }
+
+    def test_figures_number_layers_of_an_encoder_decoder_as_its_maps_do(self, tmp_path: Path) -> None:
+        parts = {"parts": [{"part": part, "sinks": []} for part in ("encoder", "decoder", "cross-attention")]}
+        folder = write_audit(tmp_path / "a", layers=2, summary=parts)
+        table = TableMaker(corpus="python_source", bos=1)
+        layers = {"encoder": (0, 1), "decoder": (2, 3), "cross-attention": (0, 1)}
+        for value, (part, layer) in enumerate((part, layer) for part, own in layers.items() for layer in own):
+            at = {"layer": layer, "module": f"{part}.{layer}", "part": part}
+            table.add("entropy", "entropy", "nats", value, head=0, **at)
+            if part != "cross-attention":  # a block, of both kinds of attention
+                table.add("massive_activation", "max_to_median", "ratio", 10.0 + value, **at | {"module": f"block.{layer}"})
+        block = {"layer": -1, "module": "input", "part": "encoder"}
+        table.add("massive_activation", "max_to_median", "ratio", 5.0, **block)
+        table.write(folder / "table.parquet")
+        audit = read_audit(folder)
+        assert [row.label for row in audit.numbers.grid] == ["enc 0", "enc 1", "dec 0", "dec 1", "cross 0", "cross 1"]
+        figures = {str(figure["title"]): figure for figure in layer_figures(audit.parts)}
+        entropy, massive = figures["Entropy of attention, all keys"], figures["Massive activations"]
+        assert entropy["labels"] == ["0", "1"]
+        assert {series["name"]: series["y"] for series in entropy["series"]} == {
+            "encoder": [0.0, 1.0], "decoder": [2.0, 3.0], "cross-attention": [4.0, 5.0],
+        }  # fmt: skip
+        assert massive["labels"] == ["in", "0", "1"]
+        assert [series["y"] for series in massive["series"]] == [[5.0, 10.0, 11.0], [None, 12.0, 13.0]]
+        (card,) = (card for card in part_cards(audit.parts, audit) if card.label == "Largest activation")
+        assert card.note == "the median of its layer; layer dec 1"
 
     def test_other_conditions_and_interventions_stay_apart(self, tmp_path: Path) -> None:
         folder = write_audit(tmp_path / "a", layers=2)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sinklab.errors import InputError, ResultError
 from sinklab.results.table import COLUMNS, LATER
 
-__all__ = ["RANGES", "CorpusAndBos", "GridRow", "MetricRows", "Numbers", "labelled", "part_order"]
+__all__ = ["RANGES", "CorpusAndBos", "GridRow", "MetricRows", "Numbers", "labelled", "layer_name", "part_order"]
 
 CorpusAndBos = tuple[str, int | None]
 """Corpus and how many beginning-of-sequence tokens each sample starts with."""
@@ -150,6 +150,13 @@ class Numbers:
         self.grid: list[GridRow] = []
         self.num_heads = 0
         self._lay_grid()
+        # Attention modules are numbered among themselves, and blocks among themselves: in a part each begin somewhere.
+        self._attention = [module for _, module in self._place]
+        self._first = (0, 0)
+        if part:
+            layer, attention = integers["layer"][chosen], np.isin(self._module[chosen], self._attention)
+            first, second = (layer[kind & (layer >= 0)] for kind in (attention, ~attention))
+            self._first = int(first.min(initial=RANGES["layer"][1])), int(second.min(initial=RANGES["layer"][1]))
 
     def rows(self, probe: str, metric: str, condition: CorpusAndBos | None = None) -> MetricRows | None:
         """The rows of a metric, by default under the main condition; ``None`` when it was not measured."""
@@ -205,7 +212,7 @@ class Numbers:
     def by_layer(
         self, probe: str, metric: str, positions: str = "none", sinks: Sequence[int] = (0,)
     ) -> dict[int, float] | None:
-        """Layer to number, heads averaged.
+        """Layer to number, heads averaged; layers of a part of an encoder–decoder are counted in it, as in maps.
 
         Args:
             probe, metric: what was measured.
@@ -221,7 +228,7 @@ class Numbers:
         rows = rows.where(chosen & (rows.layer != ABSENT))
         if not rows.value.size:
             return None
-        layers, index = np.unique(rows.layer, return_inverse=True)
+        layers, index = np.unique(self._counted_in_part(rows), return_inverse=True)
         means = rows.mean(index, len(layers))
         return {int(layer): float(mean) for layer, mean in zip(layers, means, strict=True) if np.isfinite(mean)}
 
@@ -286,6 +293,12 @@ class Numbers:
         names = {pair: self._module_names[pair[1]] if pair[1] >= 0 else "" for pair in ordered}
         self.grid = labelled([(pair[0], names[pair], of[pair]) for pair in ordered])
 
+    def _counted_in_part(self, rows: MetricRows) -> NDArray[np.int64]:
+        """Layers of the rows; those of a part from its first on: the table numbers a decoder's behind the encoder's."""
+        first = np.where(np.isin(rows.module, self._attention), *self._first)
+        # What enters the first layer (-1) stays in front of it.
+        return np.where(rows.layer >= 0, rows.layer - first, rows.layer)
+
     def _part(self, module: int) -> str:
         code = self._parts.get(module, -1)
         return self._part_names[code] if code >= 0 else ""
@@ -297,6 +310,11 @@ def part_order(part: str) -> int:
     return known.index(part) if part in known else len(known)
 
 
+def layer_name(part: str, layer: int) -> str:
+    """What a page calls a layer: its number, of an encoder–decoder in its part and with it."""
+    return f"{_SHORT[part]} {layer}" if part in _SHORT else str(layer)
+
+
 def labelled(modules: Sequence[tuple[int, str, str]]) -> list[GridRow]:
     """Columns of a sink map from layers, names and parts of attention modules, in order."""
     layers, parts = [layer for layer, _, _ in modules], [part for _, _, part in modules]
@@ -305,7 +323,7 @@ def labelled(modules: Sequence[tuple[int, str, str]]) -> list[GridRow]:
         # Self- and cross-attention modules may share a number; then only the module's name tells them apart.
         label = str(layer) if layers.count(layer) == 1 or not module else module
         if part in _SHORT:
-            label = f"{_SHORT[part]} {parts[:number].count(part)}"
+            label = layer_name(part, parts[:number].count(part))
         rows.append(GridRow(layer, module, label, part))
     return rows
 

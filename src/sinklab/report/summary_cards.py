@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sinklab.report.data import Audit
+from sinklab.report.numbers import layer_name
 from sinklab.report.words import (
     followed_and_weak,
     loss_unit,
@@ -82,8 +83,21 @@ def mass_card(audit: Audit, null: float | None) -> Card:
     return Card("Mass of a row", number(mass), "sum of a query's weights, mean over heads; it need not be 1 here")
 
 
-def cards(audit: Audit) -> list[Card]:
-    """The summary cards, most important first; a card without a number says that it was not measured."""
+def _largest_named(parts: Sequence[tuple[str, Audit]], probe: str, metric: str) -> tuple[float, str] | None:
+    """The largest per-layer number of all parts and the name of its layer, as maps have it."""
+    found = [(*largest, part) for part, view in parts if (largest := largest_by_layer(view, probe, metric)) is not None]
+    if not found:
+        return None
+    value, layer, part = max(found, key=lambda entry: entry[0])
+    return value, layer_name(part, layer)
+
+
+def cards(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> list[Card]:
+    """The summary cards, most important first; a card without a number says that it was not measured.
+
+    Args:
+        parts: of an encoder–decoder, in which layers have numbers of their own.
+    """
     summary, threshold = audit.summary, f"{audit.threshold:g}"
     rate = summary.get("sink_rate_gu2024")
     sinks = sinks_of(audit.summary)
@@ -91,8 +105,9 @@ def cards(audit: Audit) -> list[Card]:
     loss = summary.get("loss")
     null, entropy = mean_by_head(audit, "null_mass", "null_mass"), mean_by_head(audit, "entropy", "entropy")
     without = mean_by_head(audit, "entropy", "entropy_without_sink")
-    massive = largest_by_layer(audit, "massive_activation", "max_to_median")
-    ratio = largest_by_layer(audit, "hidden_norm", "first_to_rest_ratio")
+    parts = parts or [("", audit)]
+    massive = _largest_named(parts, "massive_activation", "max_to_median")
+    ratio = _largest_named(parts, "hidden_norm", "first_to_rest_ratio")
     role = summary.get("sink_role")
     strongest = Card("Strongest sink", None, "")
     if sinks and summary.get("normalized") is False and summary.get("sink_heads_by_weight") == 0:
@@ -145,7 +160,7 @@ def part_cards(parts: Sequence[tuple[str, Audit]], audit: Audit) -> list[Card]:
         for part, view in parts
         for card in cards(view)[:SINK_CARDS]
     ]
-    return [*about, *(card for card in cards(audit)[SINK_CARDS:] if card.label != "Entropy")]
+    return [*about, *(card for card in cards(audit, parts)[SINK_CARDS:] if card.label != "Entropy")]
 
 
 SINK_CARDS = 3
