@@ -187,11 +187,11 @@ def head_view(
                 named += _sinks(
                     weights, early, null, grid, own, groups, threshold, known=known and not target, part=part, rows=rows
                 )
-            named = _strongest(named)
         else:
-            named = _strongest(_sinks(weights, early, null, grid, texts, about.groups, threshold, known=known))
+            named = _sinks(weights, early, null, grid, texts, about.groups, threshold, known=known)
+        found, named = len(named), _strongest(named)
         sinks = [sink for sink, _ in named]
-        finding = _finding(sinks, weights, early, grid, threshold, about.kind, len(received.received))
+        finding = _finding(sinks, found, weights, early, grid, threshold, about.kind, len(received.received))
         _add_received(data, blobs, weights, early, named)
         data["pictures"] = _pictures(about, received)
     data["heads"] = weights.shape[1] if received is not None else numbers.num_heads if numbers else 0
@@ -286,6 +286,7 @@ def _of_part(part: str) -> str:
 
 def _finding(
     sinks: Sequence[Sink],
+    found: int,
     weights: NDArray[Any],
     early: NDArray[np.bool_],
     grid: Sequence[GridRow],
@@ -293,6 +294,12 @@ def _finding(
     kind: str,
     samples: int,
 ) -> str:
+    """What is to be seen, in a sentence.
+
+    Args:
+        sinks: those that are listed.
+        found: how many there are, listed or not.
+    """
     what = {"image": "picture", "audio": "recording", "pairs": "pair"}.get(kind, "text")
     what = f"this {what}" if samples == 1 else f"these {samples} {what}s"
     there = np.isfinite(weights).any(-1)
@@ -312,8 +319,16 @@ def _finding(
     # What heads of other parts do not see, they cannot look at: they are not among those counted.
     whose = f"heads{_of_part(part)} {'gives' if count == 1 else 'give'} {named[0].replace(_of_part(part), '', 1)}"
     first = f"On {what} {count} of {heads} {whose} more than {threshold:g} of "
-    others = [f"{len(sink['heads'])} so {name}" for sink, name in zip(sinks[1:NAMED], named[1:], strict=False)]
-    left = [f"{len(sinks) - NAMED} other positions get as much of some head"] if len(sinks) > NAMED else []
+    others = [
+        f"{(of := len(sink['heads']))} {'gives' if of == 1 else 'give'} as much to {name}"
+        for sink, name in zip(sinks[1:NAMED], named[1:], strict=False)
+    ]
+    rest = found - NAMED
+    left = (
+        [f"{rest} other position{'' if rest == 1 else 's'} get{'s' if rest == 1 else ''} as much of some head"]
+        if rest > 0
+        else []
+    )
     return first + "; ".join([f"{'its' if count == 1 else 'their'} attention", *others, *left]) + "."
 
 

@@ -67,6 +67,24 @@ def test_under_a_window_no_position_is_seen_by_half_of_the_queries():
     assert view.finding == "On this text no position is seen by half of the queries, so none can be a sink."
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [(3, ""), (4, "; 1 other position gets as much of some head"), (12, "; 9 other positions get as much of some head")],
+)
+def test_the_finding_counts_all_positions(keys, said):
+    """One head of a layer each for as many positions: of twelve, three are named, eight listed, and all counted."""
+    weights = np.full((1, keys, 1, keys), 0.0, np.float32)
+    weights[0, np.arange(keys), 0, np.arange(keys)] = 0.5
+    seen = np.full((1, keys, keys), 4, np.float32)
+    known = Received([str(i) for i in range(keys)], weights, seen, np.full((1, keys), 4), np.full((1, keys, 1), np.nan))
+    sites = [(i, str(i), "") for i in range(keys)]
+    view = head_view(sites, about=Shown(model="toy"), operation="softmax", received=known)
+    assert len(view.sinks) == min(keys, 8)
+    named = "; 1 gives as much to position 1; 1 gives as much to position 2"
+    first = f"On this text 1 of {keys} heads gives the first position more than 0.3 of its attention"
+    assert view.finding == f"{first}{named}{said}."
+
+
 def test_the_page_has_tokens_heads_and_maps(loaded, view):
     data = data_of(view)
     ids = loaded.tokenizer(TEXT[:60]).input_ids
@@ -202,8 +220,8 @@ def test_sinks_of_an_encoder_decoder_are_those_of_its_parts():
     assert [[head[:2] for head in sink["heads"]] for sink in view.sinks] == [[(1, 1), (1, 0)], [(0, 0)], [(0, 0)], [(0, 1)]]
     assert [sink["mean_weight"] for sink in view.sinks] == pytest.approx([0.625, 0.3, 0.2, 0.175])
     assert view.finding.startswith(
-        "On this pair 2 of 2 heads of the decoder give position 1 (“t1”) more than 0.3 of their attention; 1 so position 1 of "
-        "the encoder (“s1”); 1 so position 1 of cross-attention (“s1”); "
+        "On this pair 2 of 2 heads of the decoder give position 1 (“t1”) more than 0.3 of their attention; 1 gives as much to "
+        "position 1 of the encoder (“s1”); 1 gives as much to position 1 of cross-attention (“s1”); 1 other position gets "
     )
     first = data_of(view)["sinks"][0]
     assert (first["name"], first["position"]) == ("position 1 of the decoder", None)
