@@ -11,6 +11,8 @@ from dense_oracle import assert_same, make_call, values_of
 
 from sinklab.attention.session import attend
 from sinklab.attention.statistics.columns import column_statistics
+from sinklab.errors import InputError
+from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.head_output import HeadOutput
@@ -81,6 +83,26 @@ def test_packed_documents_equal_single_ones(models):
             model(input_ids=torch.cat((first, second), 1), position_ids=places, use_cache=False)
     for expected, found in zip(alone, packed, strict=True):
         assert_same(values_of(found), values_of(expected), rel=1e-4)
+
+
+def test_packed_documents_behind_learned_tokens_are_refused():
+    """All documents of a row give attention to one key, so the column of no document is what it is in a row of its own."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    plain, fronted = (SinkLM(SinkLMConfig(**shape, operation={"name": name})).eval() for name in ("softmax", "sink_token"))
+    ids, places = tokens(2, 12), torch.cat((torch.arange(7), torch.arange(5)))[None]
+    with torch.no_grad():
+        with attend(fronted, probes=[AttentionReceived()]):
+            with pytest.raises(InputError, match="begins at index 8 sees earlier keys.*Give every document a row of its own"):
+                fronted(input_ids=ids, position_ids=places)
+        padded = torch.tensor([[1] * 12, [1] * 5 + [0] * 7])  # positions of padding start nothing
+        for model, mask in ((plain, None), (plain, padded), (fronted, padded)):
+            rate = SinkRate()
+            with attend(model, probes=[rate]):
+                position_ids = places if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+                model(input_ids=ids, position_ids=position_ids, attention_mask=mask)
+            documents = {count for (metric, *_), (_, count) in values_of(rate).items() if metric == "gu2024"}
+            assert max(documents) >= (4 if mask is None else 2)
 
 
 def test_against_the_weights_that_the_model_returns(models):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.seam import MaskRecord
 from sinklab.attention.visibility import Dense, Visibility
+from sinklab.errors import InputError
 
 __all__ = ["Positions", "by_position", "read_positions"]
 
@@ -68,6 +69,9 @@ def read_positions(
         masked_by_caller: the model was called with a mask of four dimensions. Documents that it keeps apart are documents,
             whatever the position ids. (Masks that a model makes of itself hold other things apart: the windows of Swin.)
         position_ids: of the model's call; a restart of the count begins a new document if the mask agrees.
+
+    Raises:
+        InputError: documents of one row that share keys, such as learned tokens in front of the row.
     """
     q_offset = record.q_offset if record is not None else 0 if cross else max(kv_len - q_len, 0)
     kv_offset = record.kv_offset if record is not None else 0
@@ -91,7 +95,7 @@ def read_positions(
                 return packed, packed
             position_ids = None  # branches behind one prefix count from where it ends, and see it: one document
     if whole and position_ids is not None:
-        packed = _documents(position_ids, visible, batch, q_len, device)
+        packed = _documents(position_ids, visible, batch, q_len, padding, device)
         if packed is not None:
             return (packed, packed) if padding is None else (packed.without(padding), packed.without(padding))
     return _count(padding, batch, q_offset, q_len, device), _count(padding, batch, kv_offset, kv_len, device)
@@ -116,7 +120,9 @@ def _fitting(masks: list[Tensor], batch: int, length: int) -> Tensor | None:
     return next((mask for mask in reversed(masks) if tuple(mask.shape) == (batch, length)), None)
 
 
-def _documents(position_ids: Tensor, visible: Visibility, batch: int, length: int, device: torch.device) -> Positions | None:
+def _documents(
+    position_ids: Tensor, visible: Visibility, batch: int, length: int, tokens: Tensor | None, device: torch.device
+) -> Positions | None:
     if position_ids.ndim != 2 or position_ids.shape[1] != length:
         return None
     restarts = (position_ids[:, 1:] != position_ids[:, :-1] + 1).to(device)
@@ -126,8 +132,17 @@ def _documents(position_ids: Tensor, visible: Visibility, batch: int, length: in
     starts = torch.zeros(batch, length, dtype=torch.bool, device=device)
     starts[:, 0] = True
     for query in (restarts.any(0).nonzero()[:, 0] + 1).tolist():
-        hidden = ~visible.block(query, query + 1, query - 1, query)[:, 0, 0, 0]
-        starts[:, query] = restarts[:, query - 1] & hidden
+        before = visible.block(query, query + 1, 0, query)[:, 0, 0]
+        begins = restarts[:, query - 1] & ~before[:, -1]
+        # A key of all documents has no document and no position of one: what each gave it cannot be told apart in its column.
+        shares = begins & before.any(dim=1)
+        if bool(shares.any() if tokens is None else (shares & tokens[:, query].to(device)).any()):
+            raise InputError(
+                f"a row holds several documents, and the one that begins at index {query} sees earlier keys but not the document "
+                "before it, as learned tokens in front of a row are seen by all: what each document gives to such a key cannot "
+                "be told apart. Give every document a row of its own"
+            )
+        starts[:, query] = begins
     index = torch.arange(length, device=device).expand(batch, length)
     first = torch.where(starts, index, 0).cummax(dim=1).values
     return Positions(index - first, torch.cumsum(starts, dim=1) - 1)
