@@ -17,6 +17,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import wrap_model
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.policies.window import Window
 from sinklab.registry import policies, tasks
 from sinklab.results.table import read_run, read_table
 from sinklab.streaming.reader import open_reader
@@ -313,3 +315,23 @@ def test_policies_that_are_called_alike_are_refused():
     with pytest.raises(ConfigurationError, match=said):
         make_contenders(64, (1,), alike)
     assert "{5 tokens}+55" in make_contenders(64, (1,), [alike[0], alike[0]]).policies
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "sink_window:num_sinks=0,window=64",
+        "sink_window:num_sinks=0,window=64,positions=original",
+        "window:window=64,positions=original",
+        "0+64",
+    ],
+)
+def test_a_window_without_sinks_is_one_policy_however_it_is_written(written):
+    """It is the one that is always compared, and may be named as a baseline."""
+    named = make_contenders(64, (1,), [written, "sink_window:num_sinks=0,window=32"])
+    assert named.policies == {
+        "0+64": Window(window=64),
+        "1+63": SinkWindow(num_sinks=1, window=63),
+        "0+32": Window(window=32),
+        "0+1": Window(window=1),
+    }

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import Policy
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.policies.window import Window
 from sinklab.registry import policies
 
 __all__ = ["Contenders", "make_contenders", "parse_policy"]
@@ -62,7 +64,8 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
         # Recomputation reads the same number of tokens for each one: those before it and itself.
         others: list[Policy] = [policies["full"](), window, *with_sinks.values(), policies["recompute"](window=budget), floor]
     else:
-        others = [window, judged, *(parse_policy(policy) if isinstance(policy, str) else policy for policy in more), floor]
+        given = [parse_policy(policy) if isinstance(policy, str) else policy for policy in more]
+        others = [window, judged, *map(_plain, given), floor]
     named: dict[str, Policy] = {}
     for policy in others:
         first = named.setdefault(policy.describe(), policy)
@@ -72,6 +75,13 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
                 f"{policy}. Leave out the second, or run depend for it by itself"
             )
     return Contenders(named, window.describe(), judged.describe(), floor.describe(), budget, max(sinks))
+
+
+def _plain(policy: Policy) -> Policy:
+    """One policy for all ways to write a window without sinks, whose two kinds of positions are the same."""
+    if isinstance(policy, Window) or (isinstance(policy, SinkWindow) and not policy.num_sinks):
+        return Window(window=policy.window)
+    return policy
 
 
 def parse_policy(text: str) -> Policy:
