@@ -18,6 +18,7 @@ from sinklab.registry import policies
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.rotation import read_rotations
+from sinklab.streaming.stream import Stream
 
 ORDERED = {"bloom", "mpt"}
 """Refused by read_rotations, and served by a cache that keeps the order of the text."""
@@ -228,6 +229,36 @@ def test_masks():
     for shape in ((2, 1, 6, 6), (2, 4)):
         with pytest.raises(ConfigurationError, match="needs a 2-D attention_mask that covers the 6 new tokens"):
             model(input_ids=tokens, attention_mask=torch.ones(shape), past_key_values=small(model), use_cache=True)
+
+
+@torch.no_grad()
+def test_several_documents_in_a_row():
+    """Positions are the cache's own, so it would read them as one text. Those of padding say nothing, and a row may go on."""
+    model, tokens = decoder("llama"), text(9, rows=2)
+    again = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]])
+    said = r"position_ids that start anew inside a row: several documents .*Give every document a row of its own"
+    for given in (again, again.expand(2, -1), again.expand(3, 2, -1)):
+        cache = small(model)
+        with pytest.raises(ConfigurationError, match=said):
+            model(input_ids=tokens, position_ids=given, past_key_values=cache, use_cache=True)
+        assert cache.get_seq_length() == 0
+    with pytest.raises(ConfigurationError, match="given cu_seq_lens_q: several documents"):
+        model(input_ids=tokens, cu_seq_lens_q=torch.tensor([0, 5, 9]), past_key_values=small(model), use_cache=True)
+    for packed in ({"position_ids": again}, {"seq_idx": again > 4}):
+        with pytest.raises(ConfigurationError, match="several documents"):
+            Stream(model, policy={"name": "sink_window", "window": 8}).feed({"input_ids": tokens[:1], **packed})
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    expected = model(input_ids=tokens, attention_mask=mask, past_key_values=small(model), use_cache=True).logits
+    for filler in (0, 1, 9):
+        given = (mask.cumsum(1) - 1).masked_fill(mask == 0, filler)
+        cache = small(model)
+        for part, until in (slice(0, 7), 7), (slice(7, 9), 9):
+            logits = model(
+                input_ids=tokens[:, part], attention_mask=mask[:, :until], position_ids=given[:, part], past_key_values=cache
+            ).logits
+            valid = mask[:, part].bool()
+            assert gap(logits[valid], expected[:, part][valid]) < 1e-5
 
 
 @torch.no_grad()

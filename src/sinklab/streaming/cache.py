@@ -26,6 +26,7 @@ from sinklab.streaming.host import (
     kept_tensors,
     mask_of,
     media_of,
+    require_one_text,
     split,
     tokens_of,
 )
@@ -58,7 +59,8 @@ class PolicyCache(BoundedCache):
 
     One forward may hold one token or many, a prompt longer than the cache included: it is processed in chunks, and the
     result does not depend on their size. Rows of a batch may be padded on either side, given a 2-D ``attention_mask``.
-    Positions are the cache's own: whatever ``position_ids`` a caller gives are replaced.
+    Positions are the cache's own: whatever ``position_ids`` a caller gives are replaced. A row is one text: several documents
+    packed into it are refused.
 
     Args:
         policy: what is held, a :class:`SlotPolicy`.
@@ -73,7 +75,8 @@ class PolicyCache(BoundedCache):
             many of the newest: at least the candidates of a step of assisted decoding.
 
     Raises:
-        ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients.
+        ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients, rows of
+            several documents.
         UnsupportedModelError: see :func:`read_rotations`; also linear attention, encoder-decoders, sliding windows smaller than
             what the policy holds, a rollback where keys are in the order of the text, and what needs a mask where the
             attention function takes none.
@@ -300,6 +303,7 @@ class PolicyCache(BoundedCache):
                 f"{type(model).__name__} is given {media[0]} and has positions or a mask of its own for them, where a bounded "
                 "cache has those of a text; give it text alone"
             )
+        require_one_text(arguments)
         held = self.layers[0].batch_size
         if held in (-1, batch):
             return

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
 __all__ = [
+    "BOUNDARIES",
     "Arguments",
     "Planner",
     "copied_together",
@@ -33,6 +34,7 @@ __all__ = [
     "kept_tensors",
     "mask_of",
     "media_of",
+    "require_one_text",
     "split",
     "tokens_of",
 ]
@@ -40,6 +42,9 @@ __all__ = [
 
 Arguments: TypeAlias = dict[str, object]
 """Keyword arguments of a forward."""
+
+BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+"""Keyword arguments by which a collator says where the documents of a packed row begin."""
 
 
 class Planner(abc.ABC):
@@ -102,6 +107,28 @@ def media_of(arguments: Arguments) -> list[str]:
     """Names of the arguments of a forward that are tensors of images, videos or sounds."""
     words = ("pixel", "image", "video", "audio", "input_features")
     return [name for name, value in arguments.items() if isinstance(value, Tensor) and any(word in name for word in words)]
+
+
+def require_one_text(arguments: Arguments) -> None:
+    """Refuse rows that pack several documents, which a cache would merge: it counts the tokens of a row as one text.
+
+    Raises:
+        ConfigurationError: positions that start anew among the tokens of a row, or boundaries given in another way.
+    """
+    named = [name for name in BOUNDARIES if arguments.get(name) is not None]
+    positions, mask = arguments.get("position_ids"), mask_of(arguments)
+    if isinstance(positions, Tensor) and (length := positions.shape[-1]) > 1:
+        if mask is not None and mask.ndim == 2 and mask.shape[1] >= length:  # those of padding say nothing
+            positions = positions.where(mask[:, -length:].bool().to(positions.device), -1)
+        later, before = positions[..., 1:], positions.cummax(dim=-1).values[..., :-1]
+        if bool(((later >= 0) & (later <= before)).any()):
+            named.append("position_ids that start anew inside a row")
+    if named:
+        raise ConfigurationError(
+            f"the cache is given {named[0]}: several documents are packed into one row, and a cache holds one text for each "
+            "row, so that later documents would see earlier ones. Give every document a row of its own, padded on the left, or "
+            "reset() the cache between them"
+        )
 
 
 def split(arguments: Arguments, size: int, config: object = None) -> tuple[Arguments, Arguments]:

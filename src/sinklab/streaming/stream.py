@@ -21,6 +21,7 @@ from sinklab.policies.base import PolicySpec
 from sinklab.streaming.base import Reader
 from sinklab.streaming.decoding import TextDecoder, Tokenizer
 from sinklab.streaming.fitting import fitting_policy
+from sinklab.streaming.host import BOUNDARIES, require_one_text
 from sinklab.streaming.in_front import columns_of, tokens_of_prefix
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.sampling import Sampler, Sampling
@@ -114,7 +115,7 @@ class Stream:
 
         Raises:
             InputError: nothing to read, text without a tokenizer, or ids that the model does not have.
-            ConfigurationError: another number of rows than before.
+            ConfigurationError: another number of rows than before, or several documents packed into a row.
         """
         ids, mask = self._rows(given, attention_mask)
         if self._ended and len(ids) != len(self._ended):
@@ -154,12 +155,15 @@ class Stream:
         """Ids and which of them are tokens, ``(batch, length)`` on the CPU."""
         if isinstance(given, Mapping):
             mask = given.get("attention_mask") if mask is None else mask
+            names = ("position_ids", *BOUNDARIES)
             try:
+                beside = {name: torch.as_tensor(given[name]) for name in names if given.get(name) is not None}
                 given, mask = torch.as_tensor(given["input_ids"]), None if mask is None else torch.as_tensor(mask)
             except (KeyError, ValueError) as error:
                 raise InputError(
                     f"what a tokenizer returns is read as rows of `input_ids` of one length ({error}); pad on the left"
                 ) from None
+            require_one_text({**beside, "attention_mask": mask})
         elif isinstance(given, np.ndarray):
             given = torch.as_tensor(given)
         if isinstance(given, Tensor):
