@@ -16,6 +16,7 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.limits import length_known
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.rotation import read_rotations
 from sinklab.streaming.stream import Stream
@@ -259,6 +260,32 @@ def test_several_documents_in_a_row():
             ).logits
             valid = mask[:, part].bool()
             assert gap(logits[valid], expected[:, part][valid]) < 1e-5
+
+
+def test_more_than_the_model_was_trained_on():
+    """In Python as on the command line, in the name of the caller's line, and not of sizes that fit."""
+    model = decoder("llama")  # trained on 64
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SinkCache(model, num_sinks=4, window=59)
+        open_reader(model, {"name": "recompute", "window": 63})
+        open_reader(model, "full")
+        Stream(model)
+        with length_known():
+            SinkCache(model, num_sinks=4, window=60)
+    wide = "LlamaForCausalLM: the policy holds 65 tokens and the model was trained on 64"
+    span = r"LlamaForCausalLM: the policy holds 33 tokens over 96 positions and the model was trained on 64"
+    for use, said in (
+        (lambda: SinkCache(model, num_sinks=4, window=60), wide),
+        (lambda: model.generate(text(3), past_key_values=SinkCache(window=60), max_new_tokens=1, pad_token_id=0), wide),
+        (lambda: open_reader(model, {"name": "recompute", "window": 64}), wide),
+        (lambda: Stream(model, policy={"name": "value_norm", "num_sinks": 4, "large": 30, "recent": 30}), wide),
+        (lambda: open_reader(model, {"name": "strided", "num_sinks": 0, "dense": 12, "stride": 4, "span": 96}), span),
+    ):
+        with pytest.warns(UserWarning, match=said) as caught:
+            use()
+        (mine,) = (warning for warning in caught if "was trained on" in str(warning.message))
+        assert mine.filename == __file__
 
 
 @torch.no_grad()

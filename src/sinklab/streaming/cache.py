@@ -33,7 +33,7 @@ from sinklab.streaming.host import (
 from sinklab.streaming.hosted import hosted
 from sinklab.streaming.in_front import columns_of, tokens_in_front, tokens_of_prefix
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.limits import fit_limits
+from sinklab.streaming.limits import fit_limits, warn_of_length
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
 from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
 from sinklab.streaming.refusals import require_decoder, require_integers
@@ -60,7 +60,7 @@ class PolicyCache(BoundedCache):
     One forward may hold one token or many, a prompt longer than the cache included: it is processed in chunks, and the
     result does not depend on their size. Rows of a batch may be padded on either side, given a 2-D ``attention_mask``.
     Positions are the cache's own: whatever ``position_ids`` a caller gives are replaced. A row is one text: several documents
-    packed into it are refused.
+    packed into it are refused. Python warns where the policy holds more than the model was trained to see at once.
 
     Args:
         policy: what is held, a :class:`SlotPolicy`.
@@ -138,6 +138,7 @@ class PolicyCache(BoundedCache):
             raise ConfigurationError(self._belongs())
         require_decoder(model, self.policy)
         self._fit(model)
+        warn_of_length(model, self.policy)
         join(model, self)
         return self
 

@@ -2,23 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
+import warnings
+from collections.abc import Iterator
+from types import FrameType
 
 import torch
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.policies.base import BoundedPolicy
+from sinklab.models.lengths import trained_length
+from sinklab.policies.base import BoundedPolicy, Policy
 from sinklab.streaming.refusals import extent, require_positions
 from sinklab.streaming.rotation import KeyRotations, read_rotations
 
-__all__ = ["Limits", "fit_limits"]
+__all__ = ["Limits", "fit_limits", "length_known", "length_note", "warn_of_length"]
 
 _REBASE, _REBASE_HALF = 2_048, 32_768
 """Position at which positions are counted anew. Models compute angles in float32, off by up to 6e-8 times the position: below
 2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits
 and integers are rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
+
+
+_TRAINED = "and the model was trained on"
+
+
+def length_note(model: PreTrainedModel, policy: Policy) -> str:
+    """A sentence where a policy holds more than the model was trained to see at once; empty otherwise, and for no bound."""
+    trained = trained_length(model)
+    if trained is None or not policy.bounded:
+        return ""
+    held = policy.max_held(1 << 62)
+    span = policy.reach if isinstance(policy, BoundedPolicy) else held
+    if max(held, span) <= trained:
+        return ""
+    over = f" over {span:,} positions" if span > held else ""
+    return f"the policy holds {held:,} tokens{over} {_TRAINED} {trained:,}"
+
+
+def warn_of_length(model: PreTrainedModel, policy: Policy) -> None:
+    """Warn with :func:`length_note`, in the name of the line outside of the library that made the cache."""
+    if note := length_note(model, policy):
+        level, frame = 1, sys._getframe()
+        while _is_ours(frame) and frame.f_back is not None:
+            level, frame = level + 1, frame.f_back
+        warnings.warn(f"{type(model).__name__}: {note}", stacklevel=level)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a frame belongs to this library, or to those through which it is called on the way."""
+    return str(frame.f_globals.get("__name__")).split(".")[0] in ("functools", "sinklab", "torch", "transformers")
+
+
+@contextlib.contextmanager
+def length_known() -> Iterator[None]:
+    """No warning of :func:`warn_of_length` within the block: what it says is said otherwise."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=f".*{_TRAINED}")
+        yield
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import learned_positions
 from sinklab.policies.recompute import Recompute
 from sinklab.streaming.base import Reader
+from sinklab.streaming.limits import warn_of_length
 
 __all__ = ["RecomputeReader"]
 
@@ -45,6 +46,7 @@ class RecomputeReader(Reader):
             raise ConfigurationError(
                 f"{name} has {table} learned positions and a window has {size} tokens; choose a smaller one"
             )
+        warn_of_length(model, policy)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.reset()
 

@@ -80,6 +80,16 @@ class TestRecommendation:
         within = recommend({64: sizes}, full=sizes[1] - 0.1, length=200, trained_length=256).sentence
         assert within.endswith("against keeping all 200 tokens it loses 0.100 [0.100, 0.100].")
 
+    def test_says_of_caches_beyond_the_trained_length_that_they_are(self):
+        sizes = {64: made_up({0: 0.3, 1: 0.0}), 256: made_up({0: 0.3, 1: 0.0})}
+        beyond = recommend(sizes, length=1500, trained_length=256)
+        assert beyond.window == 63  # the choice between numbers of sinks was made at the largest size
+        assert beyond.sentence.endswith(
+            "; this rests on caches that take 257 positions, and the model was trained on 256: take a smaller `window`."
+        )
+        for trained in (None, 257):
+            assert "rests on" not in recommend(sizes, length=1500, trained_length=trained).sentence
+
     @pytest.mark.parametrize("sizes", [{}, {64: (0,)}, {64: (1, 2)}, {32: (0, 1), 64: (0,)}])
     def test_nothing_to_choose_from(self, sizes):
         with pytest.raises(InputError, match="compares a window without sinks with one that keeps some"):

@@ -108,6 +108,7 @@ def compare_policies(
     from sinklab.corpora.base import hash_tokens
     from sinklab.report.policies import write_policy_plot
     from sinklab.results.table import append
+    from sinklab.streaming.limits import length_known
     from sinklab.streaming.quantized import read_bits
     from sinklab.studies.cache.cache_policies import compared
     from sinklab.studies.cache.display import display
@@ -126,9 +127,12 @@ def compare_policies(
     from sinklab.studies.export.writing import FOLDER, advised_exports, checked_engines, write_exports
     from sinklab.studies.measure.probing import opened, uses_bos, writes
 
-    with Run(
-        "cache", out=out, overwrite=overwrite, settings={"seed": seed, "bos": bos}, progress=progress, writes=writes(model)
-    ) as run:
+    with (
+        Run(
+            "cache", out=out, overwrite=overwrite, settings={"seed": seed, "bos": bos}, progress=progress, writes=writes(model)
+        ) as run,
+        length_known(),
+    ):  # the recommendation says it
         names = checked_names(policies)
         for kind in quantized:
             read_bits(kind)

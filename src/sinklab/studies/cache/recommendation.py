@@ -98,6 +98,11 @@ def recommend(
         parts.append(
             f"against keeping all {length:,} tokens it {_loses(against_full)}{_why(against_full, length, trained_length)}"
         )
+    if trained_length is not None and largest >= trained_length:
+        parts.append(
+            f"this rests on caches that take {largest + 1:,} positions, and the model was trained on {trained_length:,}: take "
+            "a smaller `window`"
+        )
     return Recommendation(
         needed, sinks, budget - sinks, loss, gain, against_recompute, against_full, "; ".join(parts).rstrip(".") + "."
     )

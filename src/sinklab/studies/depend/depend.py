@@ -113,6 +113,7 @@ def depend(
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry
     from sinklab.results.table import append, make_table
+    from sinklab.streaming.limits import length_known
     from sinklab.studies.depend.clock import Clock
     from sinklab.studies.depend.conditions import counts_of, make_plan, read_bits, read_bos, read_sights
     from sinklab.studies.depend.contenders import make_contenders
@@ -128,7 +129,10 @@ def depend(
         "sinks": list(sinks), "items": items, "seed": seed, "bos": read_bos(bos), "visibility": read_sights(visibility),
         "cache_bits": list(cache_bits), "cross": cross, "level": level,
     }  # fmt: skip
-    with Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=writes(model)) as run:
+    with (
+        Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=writes(model)) as run,
+        length_known(),  # the summary has a warning
+    ):
         if not tasks:
             raise ConfigurationError("name at least one task: sinklab list tasks")
         if items < 2:
@@ -149,9 +153,10 @@ def depend(
         model_bits = 8 * loaded.model.dtype.itemsize
         counts, bits = counts_of(read_bos(bos), loaded.encoder), read_bits(cache_bits, model_bits)
         budget = default_window(loaded) if window is None else window
-        warnings = [warning] if (warning := window_warning(loaded, budget)) else []
         grid = cross or len(counts) > 1 or any(size != model_bits for size in bits)
         contenders = make_contenders(budget, sinks, ["full"] if grid and policies is None else policies)
+        largest = max(policy.max_held(1 << 62) - 1 for policy in contenders.policies.values() if policy.bounded)
+        warnings = [warning] if (warning := window_warning(loaded, largest)) else []
         plan = make_plan(contenders, counts, read_sights(visibility), bits, model_bits, cross=cross)
         prepared: list[PreparedTask | PreparedHarness] = []
         for task, label in zip(chosen, labels, strict=True):

@@ -27,7 +27,11 @@ def default_window(loaded: LoadedModel) -> int:
 
 
 def window_warning(loaded: LoadedModel, window: int) -> str:
-    """A sentence where a cache and the token at hand have more positions than the model was trained on; empty otherwise."""
+    """A sentence where a cache and the token at hand have more positions than the model was trained on; empty otherwise.
+
+    Args:
+        window: tokens before the query that the largest cache holds.
+    """
     trained = trained_length(loaded.model)
     if trained is None or window < trained:
         return ""

@@ -33,7 +33,6 @@ from sinklab.studies.arguments import (
 )
 
 if TYPE_CHECKING:
-    from sinklab.models.loading import LoadedModel
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.stream import Stream
 
@@ -132,6 +131,7 @@ def stream(
     quiet_libraries()
     from sinklab.models.loading import load_model
     from sinklab.streaming.chat import Chat
+    from sinklab.streaming.limits import length_known
     from sinklab.streaming.state import require_slots
     from sinklab.streaming.stream import Stream
 
@@ -147,28 +147,29 @@ def stream(
     if endless:
         settings["stop_ids"] = ()
     talk: Chat | None = None
-    if resume is not None:
-        changed = {name: value for name, value in settings.items() if name != "stop" or value}
-        source = Stream.load(resume, loaded.model, **changed)
-        talk = Chat(loaded.model, stream=source) if chat else None
-    else:
-        named = {"num_sinks": sinks, "window": window}
-        fields = _fields(changes or [])
-        for name, value in named.items():
-            if value is not None and name in fields:
-                option = "`sinks`" if name == "num_sinks" else f"`{name}`"
-                raise ConfigurationError(f"{name} is given twice, by {option} and by `changes` {name}=…; give one of them")
-            if value is not None:
-                fields[name] = value
-        settings["policy"] = {"name": policy or "sink_window", **fields}
-        if chat:
-            talk = Chat(loaded.model, system=system, **settings)
-            source = talk.stream
+    with length_known():  # it is said below, in a line
+        if resume is not None:
+            changed = {name: value for name, value in settings.items() if name != "stop" or value}
+            source = Stream.load(resume, loaded.model, **changed)
+            talk = Chat(loaded.model, stream=source) if chat else None
         else:
-            source = Stream(loaded.model, keep=keep, **settings)
+            named = {"num_sinks": sinks, "window": window}
+            fields = _fields(changes or [])
+            for name, value in named.items():
+                if value is not None and name in fields:
+                    option = "`sinks`" if name == "num_sinks" else f"`{name}`"
+                    raise ConfigurationError(f"{name} is given twice, by {option} and by `changes` {name}=…; give one of them")
+                if value is not None:
+                    fields[name] = value
+            settings["policy"] = {"name": policy or "sink_window", **fields}
+            if chat:
+                talk = Chat(loaded.model, system=system, **settings)
+                source = talk.stream
+            else:
+                source = Stream(loaded.model, keep=keep, **settings)
     if save is not None:
         require_slots(source.reader)  # what cannot be saved is said before anything is generated
-    _warn(loaded, source)
+    _warn(source)
     if text is not None:
         with bars() as update:
             source.feed(text, progress=lambda done, total: update("prompt", done, total))
@@ -325,12 +326,12 @@ def _fields(changes: list[str]) -> dict[str, object]:
     return fields
 
 
-def _warn(loaded: LoadedModel, source: Stream) -> None:
+def _warn(source: Stream) -> None:
     """One line on stderr about a policy that works, but not as one might think."""
+    from sinklab.streaming.limits import length_note
+
     policy = source.reader.policy
-    context = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     if not policy.bounded:
         say(f"note: policy {policy.name!r} evicts nothing, so memory grows with every token")
-    elif isinstance(context, int) and policy.max_held(1 << 62) > context:
-        held = policy.max_held(1 << 62)
-        say(f"note: the policy holds {held:,} tokens and the model was trained on {context:,}")
+    elif note := length_note(source.model, policy):
+        say(f"note: {note}")
