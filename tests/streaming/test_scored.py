@@ -424,6 +424,27 @@ def test_value_norm_drops_a_sink_that_is_not_pinned():
         assert bool((cache.layers[0].tokens == 0).any(dim=2).all()) == stays
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kinds", [1, 2, 5])
+def test_of_equal_norms_the_oldest_goes(model, kinds):
+    """Tokens that come again have equal values in the first layer, whose last digits depend on how many are read at once."""
+    policy = ValueNorm(num_sinks=1, large=4, recent=3)
+    tokens = 5 + torch.arange(150)[None] * 7 % kinds
+    values = model.model.layers[0].self_attn.v_proj(model.model.layers[0].input_layernorm(model.get_input_embeddings()(tokens)))
+    norms = values.unflatten(-1, (model.config.num_key_value_heads, -1))[0].double().abs().sum(-1)
+    for head, of_head in enumerate(norms.T):
+        held: list[int] = []
+        for token in range(tokens.shape[1]):
+            if len(held) == policy.num_slots:
+                held.remove(min(held[1:-3], key=lambda index: (round(float(of_head[index]), 3), index)))
+            held.append(token)
+        for chunk, pieces in ((1, [150]), (7, [150]), (128, [150]), (128, [13, 40, 1, 96])):
+            reader = open_reader(model, policy, chunk=chunk)
+            for part in tokens.split(pieces, dim=1):
+                reader.read(part)
+            assert sorted(reader.cache.layers[0].tokens[0, head].tolist()) == held
+
+
 def test_shape_is_of_many_heads():
     """One key-value head for each query head, too."""
     model = enlivened(transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape())))

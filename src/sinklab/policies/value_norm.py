@@ -22,7 +22,9 @@ class ValueNorm(ScoredPolicy):
     has been given since, which is the importance of VATP (Guo et al. 2024, arXiv 2406.12335). Either way the first
     ``num_sinks`` tokens stay, as VATP has it: the values of a sink are close to zero, so its norm would throw it out first, and
     ``num_sinks=0`` shows what that costs. Without ``attended`` no query is needed to tell who stays, as with the norms of
-    keys of Devoto et al. 2024 (arXiv 2406.11430).
+    keys of Devoto et al. 2024 (arXiv 2406.11430). The values of one token in several places are the same in the first layer, up
+    to rounding, which depends on how many tokens are computed at once: norms that differ by less than one in some 4,000 are
+    equal there, and of equal ones the oldest token goes.
 
     Attributes:
         num_sinks: first tokens that stay, 0 or more.
@@ -61,7 +63,7 @@ class ValueNorm(ScoredPolicy):
 
     def score(self, previous: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None) -> Tensor:
         norms = self._norms(values)
-        return norms if weights is None else previous + weights * norms
+        return _rounded(norms) if weights is None else previous + weights * norms
 
     def growth(self, keys: Tensor, values: Tensor) -> Tensor | float:
         return self._norms(values) if self.attended else 0.0
@@ -72,3 +74,9 @@ class ValueNorm(ScoredPolicy):
 
     def _norms(self, values: Tensor) -> Tensor:
         return values.abs().sum(dim=-1, dtype=torch.float32)
+
+
+def _rounded(norms: Tensor) -> Tensor:
+    """Norms to 12 binary digits: rounding of their sums reaches the last few of 24, and seldom crosses a step of this grid."""
+    mantissa, exponent = torch.frexp(norms)
+    return torch.ldexp((mantissa * 4096).round() / 4096, exponent)
