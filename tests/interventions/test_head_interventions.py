@@ -145,7 +145,7 @@ def test_padding_is_no_part_of_a_mean_and_gets_none(llama, tokens):
 
 
 def test_texts_of_other_lengths_give_what_they_have(llama, tokens):
-    """Left-padded: position p of the long text takes position p of the short one, and keeps what lies beyond its end."""
+    """Left-padded: position p of the long text takes position p of the short one, beyond its end counted back from there."""
     mask = torch.ones(2, 9).long()
     mask[1, :4] = 0
     padded = {"input_ids": tokens[:2], "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
@@ -157,15 +157,34 @@ def test_texts_of_other_lengths_give_what_they_have(llama, tokens):
         calls.append(spy.calls[0].head_outputs[:, :, 1])
     clean, edited = calls
     assert torch.equal(edited[0, :5], clean[1, 4:])
-    assert torch.equal(edited[0, 5:], clean[0, 5:])
+    assert torch.equal(edited[0, 5:], clean[1, [7, 6, 5, 4]])
     assert torch.equal(edited[1, 4:], clean[0, :5])
 
 
+def test_every_query_of_a_packed_row_is_resampled(llama, tokens):
+    """Documents that are shorter in the other row are counted back from their ends, and further ones come from its first."""
+    rows = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
+    calls = []
+    for edits in ([], [ResampleHead(heads={0: (1,)})]):
+        spy = Spy()
+        with torch.no_grad(), attend(llama, [spy], edits):
+            llama(input_ids=tokens[:2], position_ids=rows, use_cache=False)
+        calls.append(spy.calls[0].head_outputs[:, :, 1])
+    clean, edited = calls
+    assert torch.equal(edited[0], clean[1, rows[0]])
+    assert torch.equal(edited[1], clean[0, [0, 1, 2, 3, 4, 3, 2, 1, 0]])
+
+
 def test_samples_of_different_lengths_get_the_next_longer_one(llama):
-    """Long and short ones in turn: all are edited at each of their positions, and the longest, which has none behind it, at
-    those of the one before."""
+    """Long and short ones in turn: all are edited at each of their positions, the longest, which has none behind it, with the
+    one before, counted back from its end."""
     texts = torch.randint(1, 50, (6, 9), generator=torch.Generator().manual_seed(1))
-    for sizes, others in (([9, 3, 8, 3, 9, 2], [4, 3, 0, 2, 0, 1]), ([8, 3, 9, 4], [2, 3, 0, 0]), ([9] * 4, [1, 2, 3, 0])):
+    for sizes, others in (
+        ([9, 3, 8, 3, 9, 2], [4, 3, 0, 2, 0, 1]),
+        ([8, 3, 9, 4], [2, 3, 0, 0]),
+        ([9, 5], [1, 0]),
+        ([9] * 4, [1, 2, 3, 0]),
+    ):
         tokens = texts[: len(sizes)]
         mask = (torch.arange(9) < torch.tensor(sizes)[:, None]).long()
         outputs = []
@@ -176,9 +195,9 @@ def test_samples_of_different_lengths_get_the_next_longer_one(llama):
             outputs.append(spy.calls[0].head_outputs[:, :, 1])
         clean, edited = outputs
         for number, (size, other) in enumerate(zip(sizes, others, strict=True)):
-            shared = min(size, sizes[other])
-            assert torch.equal(edited[number, :shared], clean[other, :shared])
-            assert torch.equal(edited[number, shared:size], clean[number, shared:size])
+            last = sizes[other] - 1
+            there = [position if position <= last else last - abs(position - last) for position in range(size)]
+            assert torch.equal(edited[number, :size], clean[other, there])
 
 
 # --- rotated changes --------------------------------------------------------------------------------------------------------

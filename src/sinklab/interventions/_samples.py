@@ -8,7 +8,7 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall
 from sinklab.errors import ConfigurationError
 
-__all__ = ["from_sample", "further_on", "of_like_length", "require_another"]
+__all__ = ["counted_back", "from_sample", "further_on", "of_like_length", "require_another"]
 
 
 def further_on(positions: Tensor, shift: int) -> Tensor:
@@ -24,7 +24,7 @@ def of_like_length(positions: Tensor, shift: int) -> Tensor:
     """The same where all samples are as long; otherwise the sample ``shift`` further on in the order of their lengths.
 
     The longest, which none is behind, have the one that is as far before them: as long as can be, where the shortest would have
-    nothing at most of their positions.
+    nothing at most of their positions (:func:`counted_back` says which of its tokens stand in for those that it lacks).
 
     Args:
         positions: int64 ``(batch, length)``, -1 for padding.
@@ -40,20 +40,46 @@ def of_like_length(positions: Tensor, shift: int) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, order[chosen])
 
 
-def from_sample(positions: Tensor, documents: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+def from_sample(positions: Tensor, documents: Tensor, other: Tensor, *, everywhere: bool = False) -> tuple[Tensor, Tensor]:
     """Where the tokens of every sample stand in another one.
 
     Args:
         positions, documents: int64 ``(batch, length)``, -1 for padding.
         other: number of the other sample, int64 ``(batch,)``.
+        everywhere: whether what the other one lacks is to be taken from another of its positions (:func:`counted_back`).
 
     Returns:
         int64 ``(batch, length)``: index in the other sample; boolean, the same shape: whether it has such a token.
     """
-    same = positions[:, :, None] == positions[other][:, None]
-    same &= documents[:, :, None] == documents[other][:, None]
+    wanted, of_document = counted_back(positions, documents, other) if everywhere else (positions, documents)
+    same = wanted[:, :, None] == positions[other][:, None]
+    same &= of_document[:, :, None] == documents[other][:, None]
     same &= (positions >= 0)[:, :, None]
     return same.int().argmax(-1), same.any(-1)
+
+
+def counted_back(positions: Tensor, documents: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions and documents that another sample has, in the place of those of every sample, int64 ``(batch, length)`` both.
+
+    They are the same as far as the other one has them. Behind its end they are counted back from there, and forth again from
+    its beginning, and documents of a packed row likewise from the first one: the nearest that there is at first. Padding is -1.
+
+    Args:
+        positions, documents: int64 ``(batch, length)``, -1 for padding.
+        other: number of the other sample, int64 ``(batch,)``.
+    """
+    there, real = documents[other], positions[other] >= 0
+    number = (torch.where(real, there, -1).amax(1, keepdim=True) + 1).clamp_min(1)
+    chosen = torch.where(documents >= 0, documents % number, -1)
+    inside = (there[:, None, :] == chosen[:, :, None]) & real[:, None, :]
+    least = positions[other][:, None, :].where(inside, torch.iinfo(torch.int64).max).amin(-1)
+    most = positions[other][:, None, :].where(inside, -1).amax(-1)
+    least = least.minimum(most)  # of a document that is not there both are -1
+    size = (most - least).clamp_min(0)
+    away = (positions - least).remainder((2 * size).clamp_min(1))
+    reflected = least + torch.where(size > 0, size - (away - size).abs(), 0)
+    same = (positions >= least) & (positions <= most)
+    return torch.where(same | (positions < 0), positions, reflected), chosen
 
 
 def require_another(shift: int, call: AttentionCall) -> None:

@@ -24,8 +24,9 @@ class ResampleHead(HeadIntervention):
 
     Sample b of a batch gets what the model computed, in the same forward, for sample ``b + shift`` (counted round) at the
     same position of its document. Samples of different lengths are counted in the order of their lengths, so that the other
-    one has at least as many positions; for the longest it is the one before, and queries for which that has no such position
-    are left as they are. What a sample gets depends on the batch that it is in. Under any operation, gated or not.
+    one has at least as many positions; for the longest it is the one before, whose outputs behind its end are counted back
+    from there: no query keeps its own. What a sample gets depends on the batch that it is in. Under any operation, gated or
+    not.
 
     Args:
         shift: how many samples further the other text is, modulo the batch; 0 for the text itself.
@@ -56,6 +57,6 @@ class ResampleHead(HeadIntervention):
         require_another(self.shift, call)
         other = of_like_length(call.query_positions, self.shift)
         donors = self.given_by(call)[other].transpose(1, 2).to(outputs.dtype)
-        source, has_donor = from_sample(call.query_positions, call.query_documents, other)
+        source, has_donor = from_sample(call.query_positions, call.query_documents, other, everywhere=True)
         resampled = donors.gather(2, source[:, None, :, None].expand_as(donors))
         return torch.where(has_donor[:, None, :, None], resampled, outputs)
