@@ -10,6 +10,7 @@ import scipy.special
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import function_over_items, mean_over_items, means_over_items
+from sinklab.studies.depend.dependence import measure_dependence
 from sinklab.studies.depend.judge import effective_length, judge, useful_context
 from sinklab.studies.depend.outcome import Measured
 
@@ -61,6 +62,33 @@ class TestInterval:
         assert mean_over_items(both, scale=1.0, paired=True) == mean_over_items(both, scale=1.0)
         most = np.repeat([0.0, 1.0], [20, 44])
         assert mean_over_items(most, scale=1.0, paired=True) == mean_over_items(most, scale=1.0)
+
+    def test_an_index_of_changes_one_way_leaves_room_for_the_other(self):
+        """Of 64 answers 38 are right, 2 of which go without the sink: 3 in 64 might come, of 0.49 above chance."""
+        visible = np.repeat([1.0, 0.0], [38, 26])
+        hidden = np.repeat([0.0, 1.0, 0.0], [2, 36, 26])
+        about = {"chance": 0.1, "scale": 1.0}
+        found = measure_dependence(visible, hidden, np.zeros(64), **about).index
+        room = 38 / 64 - 0.1
+        assert found.mean == pytest.approx(2 / 64 / room)
+        assert found.low < found.mean - 3 / 64 / room < 0.0
+        unseen = measure_dependence(
+            hidden, visible, np.zeros(64), **about
+        ).index  # the sink does harm: the same with its sign turned
+        assert (unseen.low, unseen.high) == (pytest.approx(-found.high, abs=0.01), pytest.approx(-found.low, abs=0.01))
+        unbounded = measure_dependence(visible, hidden, np.zeros(64), chance=0.1, scale=None).index
+        assert unbounded.low >= 0.0  # of scores without a range nothing more can be said
+        assert unbounded.high == found.high
+
+    @pytest.mark.slow
+    def test_an_index_of_rare_changes_holds_the_truth(self):
+        """Right answers go, and wrong ones come, in 2 % of cases; without room for what was not seen 81 % of intervals do."""
+        generator, held = np.random.default_rng(6), 0
+        for _ in range(300):
+            visible = (generator.random(64) < 0.6).astype(float)
+            hidden = np.where(generator.random(64) < 0.02, 1.0 - visible, visible)
+            held += _holds(measure_dependence(visible, hidden, np.zeros(64), chance=0.1, scale=1.0).index, 0.004 / 0.5)
+        assert held / 300 > 0.93
 
     def test_few_items_have_students(self):
         values = np.random.default_rng(4).normal(size=7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -52,7 +53,8 @@ def measure_dependence(
     """The index of one score, :data:`SINK_DEPENDENCE`, with its interval.
 
     Items are resampled, visible, hidden and floor of an item together, and the ratio is that of the means: a mean of ratios of
-    single items would be ruled by those that are near the floor.
+    single items would be ruled by those that are near the floor. Where most items do not change and none changes one way, the
+    interval leaves room for that way, as that of the difference does (:func:`~sinklab.results.intervals.mean_over_items`).
 
     Args:
         visible, hidden, floor: one number for each item, the same items in the same order; the floor is a policy that keeps
@@ -68,12 +70,21 @@ def measure_dependence(
         what = "no better than with one token in the cache" if chance is None else "at chance"
         return Dependence(None, f"{what}: says nothing about sinks")
     index = function_over_items(np.stack([visible, hidden, least]), _share, level=level)
-    if np.ptp(visible - hidden) < 1e-12:  # no spread to resample: the rule of three, as for the difference itself
-        difference = mean_over_items(visible - hidden, level=level, scale=scale, paired=True)
-        room = float((best - least).mean())
-        low, high = (max(-1.0, min(1.0, bound / room)) for bound in (difference.low, difference.high))
-        index = Interval(index.mean, low, high)
+    change, room = visible - hidden, float((best - least).mean())
+    if np.ptp(change) < 1e-12:  # no spread to resample: the rule of three, as for the difference itself
+        difference = mean_over_items(change, level=level, scale=scale, paired=True)
+        index = _bounded(index.mean, difference.low / room, difference.high / room)
+    elif scale is not None and np.mean(change == 0) > 0.5:  # and as there where none of few changes goes the other way
+        margin = 3.0 * scale / len(change) / room
+        low = index.low if change.min() < 0 else index.mean - math.hypot(index.mean - index.low, margin)
+        high = index.high if change.max() > 0 else index.mean + math.hypot(index.high - index.mean, margin)
+        index = _bounded(index.mean, low, high)
     return Dependence(index)
+
+
+def _bounded(mean: float, low: float, high: float) -> Interval:
+    """The interval of an index, within its range."""
+    return Interval(mean, max(-1.0, min(1.0, low)), max(-1.0, min(1.0, high)))
 
 
 def _share(means: np.ndarray) -> np.ndarray:
