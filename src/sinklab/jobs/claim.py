@@ -57,7 +57,7 @@ class Part:
         proved: whether it follows from definitions alone, so that one exception is an error of the proof or of the
             implementation: it holds if every seed shows it, and is no evidence about trainings.
         of_some: whether what is claimed is that there are such models: over models one that shows it decides, and those that
-            do not refute nothing.
+            do not refute nothing. With several models the interval of each is at the level with which all hold together.
 
     Raises:
         ConfigurationError: no bound, or bounds with nothing between.

@@ -150,29 +150,57 @@ def test_over_models_each_to_which_it_applies_is_one_observation():
     }
     without = judge_model((RISES,), (SINKS,), draws(sink_rate=(0, 0, 0), loss=(9.0, 9.1, 9.2)))
     undecided = judge_model((RISES,), (SINKS,), draws(sink_rate=(4, 6, 8), loss=(9.0, 9.1, 9.2)))
-    found = judge_models((RISES,), {**good, "without": without, "undecided": undecided})
+    found = judge_models((RISES,), {**good, "without": without, "undecided": undecided}, {})
     assert found.verdict == "reproduced"
     assert found.findings[0].by_seed == pytest.approx({"a": 2.1, "b": 2.2, "c": 2.3})
-    few = judge_models((RISES,), {"a": good["a"], "without": without})
+    few = judge_models((RISES,), {"a": good["a"], "without": without}, {})
     assert (few.verdict, few.reason) == ("inconclusive", "'it rises': 1 model; a verdict needs 3")
-    assert judge_models((RISES,), {"without": without}).verdict == "not applicable"
-    assert judge_models((RISES,), {"undecided": undecided}).verdict == "inconclusive"
+    assert judge_models((RISES,), {"without": without}, {}).verdict == "not applicable"
+    assert judge_models((RISES,), {"undecided": undecided}, {}).verdict == "inconclusive"
+
+
+def some_of(losses: dict[str, tuple[float, ...]], part: Part):
+    """The verdict over models, from the losses of each by draw."""
+    numbers = {name: draws(loss=of_model) for name, of_model in losses.items()}
+    return judge_models((part,), {name: judge_model((part,), (), of) for name, of in numbers.items()}, numbers)
 
 
 def test_that_there_are_such_models_is_shown_by_one_and_refuted_by_none():
     some = dataclasses.replace(RISES, of_some=True)
-    shows, does_not, open_ = (
-        judge_model((some,), (), draws(loss=losses)) for losses in ((2.0, 2.1, 2.2), (0.1, 0.2, 0.3), (0.5, 1.5, 2.5))
-    )
-    assert [found.verdict for found in (shows, does_not, open_)] == ["reproduced", "not reproduced", "inconclusive"]
-    found = judge_models((some,), {"a": does_not, "b": shows, "c": open_})
+    shows, does_not, open_ = (2.0, 2.1, 2.2), (0.1, 0.2, 0.3), (0.5, 1.5, 2.5)
+    alone = [judge_model((some,), (), draws(loss=losses)).verdict for losses in (shows, does_not, open_)]
+    assert alone == ["reproduced", "not reproduced", "inconclusive"]
+    found = some_of({"a": does_not, "b": shows, "c": open_}, some)
     assert (found.verdict, found.findings[0].interval) == ("reproduced", pytest.approx((0.2, 2.1)))
-    none = judge_models((some,), {"a": does_not, "b": does_not, "c": does_not, "d": open_})
+    none = some_of({"a": does_not, "b": does_not, "c": does_not, "d": open_}, some)
     assert (none.verdict, none.reason) == (
         "inconclusive",
-        "'it rises': none of 4 models shows it, which refutes nothing: the claim is that there are such models",
+        "'it rises': none of 4 models shows it by intervals that hold for all of them together, which refutes nothing: the "
+        "claim is that there are such models",
     )
-    assert judge_models((RISES,), {"a": does_not, "b": does_not, "c": does_not}).verdict != "reproduced"
+    assert some_of({"a": open_}, some).reason == (
+        "'it rises': the model does not show it, which refutes nothing: the claim is that there are such models"
+    )
+    assert some_of({"a": does_not, "b": does_not, "c": does_not}, RISES).verdict != "reproduced"
+
+
+def test_one_of_many_models_shows_it_at_the_level_of_all_of_them():
+    """Effects of 1.10 to 1.50 lie above 1 at 95 % (from 1.10 on), and not at 99.75 %, that of each of twenty (from 0.82)."""
+    some = dataclasses.replace(RISES, of_some=True)
+    just, below = (1.1, 1.2, 1.3, 1.4, 1.5), (0.1, 0.2, 0.3, 0.4, 0.5)
+    assert some_of({"a": just}, some).verdict == "reproduced"
+    assert some_of({"a": just, "b": below}, some).verdict == "reproduced"
+    many = {"a": just, **{f"b{number}": below for number in range(19)}}
+    assert some_of(many, some).verdict == "inconclusive"
+
+
+def test_models_at_the_bound_are_called_such_models_no_more_often_than_one_is():
+    """With intervals at 95 % each, one of twenty models whose effect is the bound itself shows it in 40 % of cases."""
+    generator, some, wrong = random.Random(0), dataclasses.replace(RISES, of_some=True), 0
+    for _ in range(60):
+        losses = {str(model): tuple(generator.gauss(some.more_than, 1.0) for _ in range(8)) for model in range(20)}
+        wrong += some_of(losses, some).verdict == "reproduced"
+    assert wrong <= 6  # at 2.5 % seven or more have a chance of 0.0007, and at 40 % six or fewer one of 3e-7
 
 
 # --- the run ------------------------------------------------------------------------------------------------------------------

@@ -75,14 +75,14 @@ def _of_checkpoints(claim: Claim, record: ClaimRecord, table: pd.DataFrame) -> t
     how = claim.checkpoint
     assert how is not None, "it was measured on checkpoints"
     presupposes = claim.presupposes if how.presupposes is None else how.presupposes
-    found, models = dict[str, Conclusion](), []
+    found, numbers, models = dict[str, Conclusion](), dict[str, dict[int, Numbers]](), []
     for model in record["models"]:
         rows = table[table["model"] == model["name"]]
         if rows.empty:  # it said why, and still says so
             found[model["name"]] = Conclusion("not applicable", (), (), model["reason"])
             models.append(model)
             continue
-        of_seeds = numbers_of_table(rows, "intervention", record["seeds"])
+        of_seeds = numbers[model["name"]] = numbers_of_table(rows, "intervention", record["seeds"])
         judged = found[model["name"]] = judge_model(how.parts or claim.parts, presupposes, of_seeds)
         parts = [finding.to_dict() for finding in judged.findings]
         deciding = deciding_part({"parts": parts, "verdict": judged.verdict})
@@ -92,7 +92,7 @@ def _of_checkpoints(claim: Claim, record: ClaimRecord, table: pd.DataFrame) -> t
             "unit": None if deciding is None else deciding["unit"],
         }
         models.append(cast(ClaimOfModel, {**model, **_judged(judged), **effect}))
-    return judge_models(how.parts or claim.parts, found), models
+    return judge_models(how.parts or claim.parts, found, numbers), models
 
 
 def main(folder: Path) -> int:
