@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sinklab.errors import InputError
@@ -43,8 +46,6 @@ def make_run(folder: Path, *, sink: int = 2, operation: str = "softmax", null: b
     gaps = [{"metric": "sink_loss_gap", "value": step / 1000, "unit": "nats", "step": step} for step in STEPS]
     frames.append(make_table(gaps, probe="sink_readout", version=1, operation=operation))
     folder.mkdir(parents=True)
-    import pandas as pd
-
     write_table(pd.concat(frames, ignore_index=True), folder / "table.parquet")
     write_json({"config": {"name": "test"}}, folder / "run.json")
     return folder
@@ -131,6 +132,89 @@ def test_cells_of_a_sweep_are_called_by_the_settings_that_differ(tmp_path):
     assert figure.legends[0].get_window_extent().y0 >= max(axes.title.get_window_extent().y1 for axes in figure.axes[:3])
 
 
+def make_sweep(folder: Path, rates, seeds) -> list[Path]:
+    """A plan of all combinations, and a run of each."""
+    cells = [
+        {"name": f"learning_rate={rate},seed={seed}-a9", "settings": {"optimizer.learning_rate": rate}, "seed": seed}
+        for rate in rates
+        for seed in seeds
+    ]
+    for cell in cells:
+        make_run(folder / cell["name"])
+    write_json({"cells": cells}, folder / "sweep.json")
+    return [folder / cell["name"] for cell in cells]
+
+
+def test_cells_without_numbers_are_named_and_the_others_drawn(tmp_path, capsys):
+    cells = make_sweep(tmp_path / "lr", (0.001, 0.004), (0, 1, 2))
+    shutil.rmtree(cells[0])  # has not begun
+    (cells[1] / "table.parquet").unlink()
+    write_json({"status": "running"}, cells[1] / "run.json")
+    write_json({"status": "failed", "error": "ValueError: no room"}, cells[2] / "run.json")
+    (cells[2] / "table.parquet").unlink()
+    shutil.rmtree(cells[3])  # killed before it wrote anything
+    (tmp_path / "lr/cells.csv").write_text(f'cell,seed,status,error\n"{cells[3].name}",0,failed,died of signal 9\n')
+    (cells[4] / "table.parquet").write_bytes(b"torn")
+    page = plot([tmp_path / "lr"], out=tmp_path / "curves.svg")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(
+        "Not drawn: learning_rate=0.001,seed=0-a9 (not begun); learning_rate=0.001,seed=1-a9 (running, nothing measured yet); "
+        "learning_rate=0.001,seed=2-a9 (failed: ValueError: no room); learning_rate=0.004,seed=0-a9 (failed: died of "
+        "signal 9); learning_rate=0.004,seed=1-a9 ("
+    )
+    assert "is not a parquet table" in said[0]
+    text = page.read_text()
+    assert "Not drawn: learning" in text
+    assert "<!-- learning_rate=0.004, seed=2, position 2 -->" in text
+    shutil.rmtree(cells[5])
+    with pytest.raises(
+        InputError, match=r"^no cell of the sweep in .*lr has numbers to draw: .*seed=0-a9; .*seed=2-a9 \(not beg"
+    ):
+        plot([tmp_path / "lr"], out=tmp_path / "other.svg")
+    with pytest.raises(InputError, match="not there"):  # a run that is named is one that is wanted
+        plot([cells[0]], out=tmp_path / "other.svg")
+
+
+def test_sweeps_of_one_grid_are_told_apart_by_their_folders(tmp_path):
+    folders = [tmp_path / "softmax/lr", tmp_path / "sigmoid/lr"]
+    cells = [cell for folder in folders for cell in make_sweep(folder, (0.001, 0.004), (0,))]
+    figure = draw_runs([read_curves(cell) for cell in cells])
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == [
+        f"{name}/lr: learning_rate={rate}, position 2" for name in ("softmax", "sigmoid") for rate in ("0.001", "0.004")
+    ]
+    runs = [make_run(tmp_path / f"{name}/run") for name in "ab"]
+    figure = draw_runs([read_curves(run) for run in runs])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"{n}/run (softmax), position 2" for n in "ab"]
+    write_plot([runs[0], runs[0]], tmp_path / "once.svg")
+    assert (tmp_path / "once.svg").read_text().count("<!-- run (softmax), position 2 -->") == 1
+
+
+def test_no_two_lines_look_alike(tmp_path):
+    """Of thirty runs the seeds of a setting have one look, of thirty settings there are more than looks."""
+    cells = make_sweep(tmp_path / "a", [float(rate) for rate in range(15)], (0, 1))
+    runs = [read_curves(cell) for cell in cells]
+    figure = draw_runs(runs)
+    looks = {}
+    for line in figure.axes[1].lines:
+        looks.setdefault(line.get_label(), []).append((line.get_color(), str(line.get_linestyle())))
+    assert [len(lines) for lines in looks.values()] == [2] * 15
+    assert len({look for lines in looks.values() for look in lines}) == 15
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == list(looks) == [f"learning_rate={rate}, 2 seeds, position 2" for rate in range(15)]
+    assert "Runs that differ in nothing but their seed have one look." in figure.get_supxlabel()
+    assert len({str(line.get_color()) + str(line.get_linestyle()) for line in draw_runs(runs[:28]).axes[1].lines}) == 28
+    seeds = [read_curves(cell) for cell in make_sweep(tmp_path / "seeds", (0.1,), range(29))]
+    (name,) = [text.get_text() for text in draw_runs(seeds).legends[0].get_texts()]
+    assert name == "learning_rate=0.1, 29 seeds, position 2"
+    seeds = [dataclasses.replace(run, settings={"seed": run.settings["seed"]}) for run in seeds]
+    (name,) = [text.get_text() for text in draw_runs(seeds).legends[0].get_texts()]
+    assert name == "seeds (softmax), 29 seeds, position 2"
+    many = [read_curves(cell) for cell in make_sweep(tmp_path / "b", range(29), (0,))]
+    with pytest.raises(InputError, match=r"29 lines would look alike: one picture has 28 looks; give the folders of the runs"):
+        draw_runs(many)
+
+
 def test_more_runs_than_colours_and_maps(tmp_path):
     runs = [read_curves(make_run(tmp_path / f"r{number}")) for number in range(9)]
     figure = draw_runs(runs)
@@ -145,6 +229,20 @@ def test_more_runs_than_colours_and_maps(tmp_path):
     assert without_maps(runs) == (
         "Without maps of layers, heads and positions: r1 (softmax) (no sink rate of single heads was measured)."
     )
+
+
+def test_maps_have_units_deep_models_a_short_legend_and_steps_round_numbers(tmp_path):
+    run = read_curves(make_run(tmp_path / "run"))
+    rows = run.table[run.table["layer"] == 1]
+    deep = [run.table, *(rows.assign(layer=layer) for layer in range(2, 24))]
+    figure = draw_runs([dataclasses.replace(run, table=pd.concat(deep, ignore_index=True))])
+    figure.canvas.draw()
+    layers = figure.axes[3]
+    assert len(layers.lines) == 24
+    named = [text.get_text() for text in layers.get_legend().get_texts()]
+    assert (len(named), named[0], named[-1]) == (8, "0", "23")
+    assert [bar.get_ylabel() for bar in figure.axes[6:]] == ["% of samples", "% of heads and samples"]
+    assert [text.get_text() for text in layers.get_xticklabels() if text.get_text()][1:3] == ["0", "50"]
 
 
 def test_one_measurement(tmp_path):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,13 +15,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sinklab.errors import InputError
+from sinklab.errors import InputError, ResultError
 from sinklab.results.file import check_file, write_file
 from sinklab.results.table import read_run, read_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 __all__ = ["RunCurves", "draw_runs", "read_curves", "without_maps", "write_plot"]
 
@@ -39,8 +41,17 @@ WIDTH = 46
 SHARE_OF_QUERIES = 0.5
 """The mean weight on a key that few queries see is large by chance; positions that fewer than this share see are no sinks."""
 
+MOST_LOOKS = len(COLOURS) * len(STYLES)
+"""Lines that can be told apart; more would look alike."""
+
 MOST_MAPS = 8
 """Runs whose maps are drawn; of more, a page could not be read."""
+
+MOST_LAYERS = 8
+"""Layers that a legend names."""
+
+MOST_NAMES = 6
+"""Runs that a note names; of more, it says how many there are."""
 
 
 Points: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.float64]]"
@@ -58,6 +69,7 @@ class RunCurves:
         sink: position with the largest sink rate at the last measurement, 0-based, among those that at least
             :data:`SHARE_OF_QUERIES` of the queries see.
         settings: of a run of a sweep, what the sweep varies, the seed last; empty for others.
+        folder: where it was read, absolute.
     """
 
     name: str
@@ -65,6 +77,7 @@ class RunCurves:
     table: pd.DataFrame
     sink: int
     settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    folder: Path = Path()
 
     def series(self, probe: str, metric: str, key_position: int | None = None) -> Points:
         """Steps and values of one number of the whole model; empty when it was not measured."""
@@ -114,54 +127,72 @@ def read_curves(folder: Path) -> RunCurves:
         sink = int(last["key_position"].iloc[int(last["value"].to_numpy().argmax())])
     operations = table["operation"].dropna()
     operation = str(operations.iloc[-1]) if len(operations) else str(run.get("config", {}).get("name", ""))
-    return RunCurves(name=folder.resolve().name, operation=operation, table=table, sink=sink, settings=_settings(folder))
+    place = folder.resolve()
+    return RunCurves(name=place.name, operation=operation, table=table, sink=sink, settings=_settings(folder), folder=place)
 
 
 def _seen_by_enough(rates: pd.DataFrame) -> pd.Series:
     return rates["key_position"] <= rates["key_position"].max() * (1.0 - SHARE_OF_QUERIES)
 
 
-def draw_runs(runs: Sequence[RunCurves]) -> Figure:
+def draw_runs(runs: Sequence[RunCurves], *, missing: str = "") -> Figure:
     """One figure: loss, sink rate and loss gap of all runs together; below, for every run, its layers, heads and positions.
 
-    Runs whose layers, heads and positions are not drawn are named below (:func:`without_maps`).
+    Runs whose layers, heads and positions are not drawn are named below (:func:`without_maps`). Of more than
+    :data:`MOST_LOOKS` runs, those of a sweep that differ in nothing but their seed have one look and one name.
+
+    Args:
+        missing: a sentence on what is not there, for the foot of the figure.
 
     Raises:
-        InputError: no runs.
+        InputError: no runs, or more than can be told apart.
     """
     from matplotlib.figure import Figure
 
     if not runs:
         raise InputError("there is nothing to draw: no run was given")
-    labels = _labels(runs)
-    mapped, note = _mapped(runs), without_maps(runs)
-    columns = max(1, min(3, 150 // (max(map(len, labels)) + 20)))
+    labels, looks = _labels(runs), _looks(runs)
+    mapped = _mapped(runs)
+    shared = "Runs that differ in nothing but their seed have one look." if len(looks) < len(runs) else ""
+    notes = [line for text in (missing, without_maps(runs), shared) if text for line in textwrap.wrap(text, 200)]
+    columns = max(1, min(3, 150 // (max(len(label) for _, label in looks) + 20)))
     # The legend takes room of its own; a null score has a line beside that of its position.
-    lines = sum(1 + bool(len(run.series("sink_rate", "gu2024_null")[0])) for run in runs)
-    height = 3.4 + 0.17 * -(-lines // columns) + 2.6 * len(mapped)
+    lines = sum(1 + any(len(run.series("sink_rate", "gu2024_null")[0]) for run in members) for members, _ in looks)
+    height = 3.4 + 0.17 * (-(-lines // columns) + len(notes)) + 2.6 * len(mapped)
     figure = Figure(figsize=(13.0, height), layout="constrained", dpi=130)
     grid = figure.add_gridspec(1 + len(mapped), 3, height_ratios=[1.25] + [1.0] * len(mapped))
     top = [figure.add_subplot(grid[0, column]) for column in range(3)]
-    for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        colour, turn = COLOURS[index % len(COLOURS)], index // len(COLOURS) % len(STYLES)
-        _draw_losses(top[0], run, label, colour, turn)
-        _draw_rates(top[1], run, label, colour, turn)
-        _line(top[2], run.series("sink_readout", "sink_loss_gap"), colour, label, linestyle=STYLES[turn])
+    named: dict[str, Line2D] = {}
+    for index, (members, label) in enumerate(looks):
+        colour, turn = COLOURS[index % len(COLOURS)], index // len(COLOURS)
+        width = 1.8 if len(members) == 1 else 1.0
+        losses = [_draw_losses(top[0], run, label, colour, turn, width) for run in members]
+        rates = [_draw_rates(top[1], run, _with_place(label, members), colour, turn, width) for run in members]
+        nulls = [_draw_nulls(top[1], run, f"{label}, null score", colour, turn, width) for run in members]
+        gaps = [
+            _line(top[2], run.series("sink_readout", "sink_loss_gap"), colour, label, linestyle=STYLES[turn], linewidth=width)
+            for run in members
+        ]
+        # One legend for the axes of all runs: lines of the sink rate, and of runs that have none, others.
+        first = next(filter(None, [*rates, *nulls, *losses, *gaps]), None)
+        named |= {str(line.get_label()): line for line in (first, next(filter(None, nulls), None)) if line is not None}
     _finish(top[0], "loss (strong: held-out; faint: training)", "nats per token")
     _finish(top[1], "sink rate (Gu et al. 2024)", "% of heads and samples", floor=0.0)
     _finish(top[2], "what the sink is worth to a windowed model", "nats per token")
     top[2].axhline(0.0, color="#8c959f", linewidth=0.8)
-    handles, names = _legend(top, labels)
-    if handles:
-        figure.legend(handles, names, loc="outside upper center", ncols=columns, fontsize=8, frameon=False, handlelength=4)
+    if named:
+        figure.legend(
+            list(named.values()), list(named), loc="outside upper center", ncols=columns, fontsize=8, frameon=False,
+            handlelength=4,
+        )  # fmt: skip
     for row, index in enumerate(mapped, start=1):
         run, label = runs[index], labels[index]
         layers, heads, profile = (figure.add_subplot(grid[row, column]) for column in range(3))
         _draw_layers(layers, run, label)
         _draw_map(heads, run.heads(), _title(label, f"heads, sink rate at position {run.sink}"), "layer.head", heads=True)
         _draw_map(profile, run.profile(), _title(label, "positions, whole model"), "key position", heads=False)
-    if note:
-        figure.supxlabel(textwrap.fill(note, 200), fontsize=8)
+    if notes:
+        figure.supxlabel("\n".join(notes), fontsize=8)
     return figure
 
 
@@ -171,8 +202,8 @@ def without_maps(runs: Sequence[RunCurves]) -> str:
     known = [index for index, run in enumerate(runs) if len(run.heads())]
     missing = [labels[index] for index in range(len(runs)) if index not in known]
     beyond = [labels[index] for index in known if index not in mapped]
-    parts = [f"{'; '.join(beyond)} (only the first {MOST_MAPS} are drawn)"] if beyond else []
-    parts += [f"{'; '.join(missing)} (no sink rate of single heads was measured)"] if missing else []
+    parts = [f"{_listed(beyond)} (only the first {MOST_MAPS} are drawn)"] if beyond else []
+    parts += [f"{_listed(missing)} (no sink rate of single heads was measured)"] if missing else []
     return f"Without maps of layers, heads and positions: {', and '.join(parts)}." if parts else ""
 
 
@@ -181,36 +212,100 @@ def write_plot(
 ) -> Path:
     """Draw the runs in ``folders`` to ``out``; the suffix decides the format (png, svg, pdf).
 
-    A folder of a sweep stands for its cells.
+    A folder of a sweep stands for its cells; those that have no numbers yet are left out, and named. A run that is given twice
+    is drawn once.
 
     Args:
         overwrite: replace a file that is there.
-        note: told which runs have no maps, if there are such (:func:`without_maps`).
+        note: told which cells of a sweep are not drawn, and which runs have no maps (:func:`without_maps`), if there are such.
 
     Raises:
-        InputError: no folder, a folder without a run, a suffix that matplotlib cannot write, or something at ``out`` that is
-            not replaced (:func:`~sinklab.results.file.check_file`).
+        InputError: no folder, a folder without a run, a sweep without any numbers, more runs than can be told apart,
+            a suffix that matplotlib cannot write, or something at ``out`` that is not replaced
+            (:func:`~sinklab.results.file.check_file`).
     """
     check_file(out, overwrite)
-    runs = [read_curves(cell) for folder in folders for cell in _cells(folder)]
-    figure = draw_runs(runs)
+    runs, missing = _read(folders)
+    figure = draw_runs(runs, missing=missing)
     formats = figure.canvas.get_supported_filetypes()
     if out.suffix.lstrip(".") not in formats:
         raise InputError(f"cannot write {out.name!r}: give a name that ends in .png, .svg or .pdf")
     write_file(out, lambda temporary: figure.savefig(temporary, format=out.suffix.lstrip(".")), overwrite=overwrite)
-    said = without_maps(runs)
-    if said and note is not None:
-        note(said)
+    for said in filter(None, (missing, without_maps(runs))):
+        if note is not None:
+            note(said)
     return out
 
 
+def _read(folders: Sequence[Path]) -> tuple[list[RunCurves], str]:
+    """The runs in some folders, each once, and a sentence on cells of sweeps that have no numbers."""
+    runs: dict[Path, RunCurves] = {}
+    why: dict[str, list[str]] = {}
+    sweeps = [folder for folder in folders if _is_sweep(folder)]
+    for folder in folders:
+        if folder not in sweeps:
+            runs[folder.resolve()] = read_curves(folder)
+            continue
+        failed = _failures(folder)
+        for cell in _cells(folder):
+            try:
+                runs[cell.resolve()] = read_curves(cell)
+            except (InputError, ResultError) as error:
+                name = cell.name if len(sweeps) == 1 else f"{folder.name}/{cell.name}"
+                why.setdefault(failed.get(cell.name) or _state(cell, error), []).append(name)
+    parts = "; ".join(f"{_listed(names)} ({reason})" for reason, names in why.items())
+    if not runs and parts:
+        raise InputError(f"no cell of the sweep in {sweeps[0]} has numbers to draw: {parts}")
+    return list(runs.values()), f"Not drawn: {parts}." if parts else ""
+
+
+def _is_sweep(folder: Path) -> bool:
+    return not (folder / "run.json").is_file() and (folder / "sweep.json").is_file()
+
+
 def _cells(folder: Path) -> list[Path]:
-    if (folder / "run.json").is_file() or not (folder / "sweep.json").is_file():
-        return [folder]
-    cells = sorted(path.parent for path in folder.glob("*/run.json"))
-    if not cells:
+    """Folders of the cells of a sweep, in the order of its plan."""
+    planned = read_run(folder, "sweep.json").get("cells")
+    names = [str(cell["name"]) for cell in planned or [] if isinstance(cell, dict) and cell.get("name")]
+    others = sorted(path.parent.name for path in folder.glob("*/run.json"))
+    if not names and not others:
         raise InputError(f"the sweep in {folder} has no run yet: none of its cells has written a run.json")
-    return cells
+    return [folder / name for name in dict.fromkeys([*names, *others])]
+
+
+def _failures(folder: Path) -> dict[str, str]:
+    """Cells of a sweep that failed when it last ended, and what they died of."""
+    if not (folder / "cells.csv").is_file():
+        return {}
+    with (folder / "cells.csv").open(encoding="utf-8", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get("status") == "failed"]
+    return {str(row.get("cell")): _failed(row.get("error")) for row in rows}
+
+
+def _failed(error: object) -> str:
+    return f"failed: {textwrap.shorten(str(error), 100)}" if error else "failed"
+
+
+def _state(cell: Path, error: Exception) -> str:
+    """Why a cell has no numbers to draw."""
+    if not (cell / "run.json").is_file():
+        return "not begun"
+    try:
+        run = read_run(cell)
+        status = run.get("status", "begun")
+        if status == "failed" and run.get("error"):
+            return _failed(run["error"])
+        if not (cell / "table.parquet").is_file() or not read_table(cell / "table.parquet")["step"].notna().any():
+            return f"{status}, nothing measured yet"
+    except (InputError, ResultError) as unreadable:
+        return str(unreadable)
+    return str(error)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names, a few in words and of the others how many."""
+    more = len(names) - MOST_NAMES
+    return "; ".join(names) if more < 2 else f"{'; '.join(names[:MOST_NAMES])} and {more} more"
 
 
 def _settings(folder: Path) -> dict[str, object]:
@@ -228,25 +323,75 @@ def _mapped(runs: Sequence[RunCurves]) -> list[int]:
     return [index for index, run in enumerate(runs) if len(run.heads())][:MOST_MAPS]
 
 
+def _looks(runs: Sequence[RunCurves]) -> list[tuple[list[RunCurves], str]]:
+    """Runs that are drawn in one look, with their name: each by itself, or all seeds of a setting where there are too many.
+
+    Raises:
+        InputError: more than can be told apart.
+    """
+    if len(runs) <= MOST_LOOKS:
+        return [([run], label) for run, label in zip(runs, _labels(runs), strict=True)]
+    groups: dict[object, list[RunCurves]] = {}
+    for run in runs:
+        settings = {path: value for path, value in run.settings.items() if path != "seed"}
+        groups.setdefault((run.folder.parent, str(settings)) if run.settings else run.folder, []).append(run)
+    if len(groups) > MOST_LOOKS:
+        several = ", each with the seeds of one setting," if len(groups) < len(runs) else ""
+        raise InputError(
+            f"{len(groups)} lines{several} would look alike: one picture has {MOST_LOOKS} looks; give the folders of the runs "
+            f"to compare, such as {runs[0].folder} {runs[1].folder}"
+        )
+    standing = []
+    for members in groups.values():
+        settings = {path: value for path, value in members[0].settings.items() if path != "seed"}
+        # Of a sweep over seeds alone, its folder is what has a name.
+        place = members[0].folder.parent if members[0].settings and not settings else members[0].folder
+        standing.append(dataclasses.replace(members[0], settings=settings, folder=place, name=place.name))
+    named = zip(groups.values(), _labels(standing), strict=True)
+    return [(members, f"{label}, {len(members)} seeds" if len(members) > 1 else label) for members, label in named]
+
+
+def _with_place(label: str, runs: Sequence[RunCurves]) -> str:
+    places = sorted({run.sink for run in runs})
+    if len(places) > 3:
+        return f"{label}, strongest position of each"
+    return f"{label}, position{'s' if len(places) > 1 else ''} {' or '.join(map(str, places))}"
+
+
 def _labels(runs: Sequence[RunCurves]) -> list[str]:
-    """The operations, where they tell the runs apart; or the settings of a sweep that differ; or else the folders' names,
-    with the operation.
+    """The operations, where they tell the runs apart; or the settings of a sweep that differ, and its folder where there are
+    several sweeps; or else the folders' names, with the operation.
     """
     operations = [run.operation for run in runs]
     if len(set(operations)) == len(runs) > 1:
         return operations
     every = list(dict.fromkeys(path for run in runs for path in run.settings))
     differing = [path for path in every if len({_value(run.settings.get(path)) for run in runs if run.settings}) > 1]
+    sweeps = _tell_apart({run.folder.parent for run in runs if run.settings})
     labels = []
     for run in runs:
         shown = {path: run.settings[path] for path in differing or every if path in run.settings}
-        labels.append(", ".join(f"{_word(path, every)}={_value(value)}" for path, value in shown.items()))
+        label = ", ".join(f"{_word(path, every)}={_value(value)}" for path, value in shown.items())
+        labels.append(f"{sweeps[run.folder.parent]}: {label}" if label and len(sweeps) > 1 else label)
     several = Counter(labels)
-    for index, run in enumerate(runs):
-        if not labels[index] or several[labels[index]] > 1:
-            labels[index] = run.name if run.operation in run.name else f"{run.name} ({run.operation})"
+    unnamed = [index for index, label in enumerate(labels) if not label or several[label] > 1]
+    names = Counter(runs[index].name for index in unnamed)
+    folders = _tell_apart({runs[index].folder for index in unnamed if names[runs[index].name] > 1})
+    for index in unnamed:
+        run = runs[index]
+        name = folders.get(run.folder, run.name)
+        labels[index] = name if run.operation in name else f"{name} ({run.operation})"
     # Labels differ at their ends as often as at their beginnings.
-    return [label if len(label) <= 2 * WIDTH else f"{label[: WIDTH - 1]}…{label[-WIDTH:]}" for label in labels]
+    short = [label if len(label) <= 2 * WIDTH else f"{label[: WIDTH - 1]}…{label[-WIDTH:]}" for label in labels]
+    return short if len(set(short)) == len(set(labels)) else labels
+
+
+def _tell_apart(folders: Collection[Path]) -> dict[Path, str]:
+    """Each folder by the last part of its path, or by as many for all as tell them apart."""
+    length = 1
+    while len({folder.parts[-length:] for folder in folders}) < len(folders):
+        length += 1
+    return {folder: "/".join(folder.parts[-length:]).replace("//", "/") for folder in folders}
 
 
 def _word(path: str, every: Sequence[str]) -> str:
@@ -271,45 +416,44 @@ def _title(label: str, what: str) -> str:
     return together if len(together) <= WIDTH else "\n".join([*textwrap.wrap(label, WIDTH), what])
 
 
-def _legend(top: Sequence[Axes], labels: Sequence[str]) -> tuple[list[Any], list[str]]:
-    """Lines and names of one legend for the axes of all runs: those of the sink rate, and of runs that have none, others."""
-    handles, names = top[1].get_legend_handles_labels()
-    seen = {label for label in labels if any(name.startswith(f"{label}, ") for name in names)}
-    for axes in (top[0], top[2]):
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            if name not in seen:
-                seen.add(name)
-                handles, names = [*handles, handle], [*names, name]
-    return handles, names
+def _line(axes: Axes, points: Points, colour: Any, label: str | None, **style: Any) -> Line2D | None:
+    if not len(points[0]):
+        return None
+    if len(points[0]) == 1:  # a line of one point is not to be seen
+        style = {"marker": "o", "markersize": 4} | style
+    (line,) = axes.plot(*points, color=colour, label=label, linewidth=style.pop("linewidth", 1.8), **style)
+    return line
 
 
-def _line(axes: Axes, points: Points, colour: Any, label: str | None, **style: Any) -> None:
-    if len(points[0]):
-        if len(points[0]) == 1:  # a line of one point is not to be seen
-            style = {"marker": "o", "markersize": 4} | style
-        axes.plot(*points, color=colour, label=label, linewidth=style.pop("linewidth", 1.8), **style)
+def _draw_losses(axes: Axes, run: RunCurves, label: str, colour: str, turn: int, width: float) -> Line2D | None:
+    faint = {"linewidth": 0.8, "alpha": 0.4, "linestyle": STYLES[turn]}
+    _line(axes, run.series("training", "train_loss"), colour, None, **faint)
+    strong = {"linewidth": width, "marker": "o", "markersize": 3, "linestyle": STYLES[turn]}
+    return _line(axes, run.series("training", "held_out_loss"), colour, label, **strong)
 
 
-def _draw_losses(axes: Axes, run: RunCurves, label: str, colour: str, turn: int) -> None:
-    _line(axes, run.series("training", "train_loss"), colour, None, linewidth=0.8, alpha=0.4, linestyle=STYLES[turn])
-    _line(axes, run.series("training", "held_out_loss"), colour, label, marker="o", markersize=3, linestyle=STYLES[turn])
+def _draw_rates(axes: Axes, run: RunCurves, label: str, colour: str, turn: int, width: float) -> Line2D | None:
+    points = run.series("sink_rate", "gu2024", run.sink)
+    return _line(axes, points, colour, label, linestyle=STYLES[turn], linewidth=width)
 
 
-def _draw_rates(axes: Axes, run: RunCurves, label: str, colour: str, turn: int) -> None:
-    _line(axes, run.series("sink_rate", "gu2024", run.sink), colour, f"{label}, position {run.sink}", linestyle=STYLES[turn])
+def _draw_nulls(axes: Axes, run: RunCurves, label: str, colour: str, turn: int, width: float) -> Line2D | None:
     # The mass on a sink logit or key bias is the same kind of sink at no position of the text.
     marked = {"marker": NULL_MARKERS[turn], "markersize": 4} if NULL_MARKERS[turn] else {}
-    _line(axes, run.series("sink_rate", "gu2024_null"), colour, f"{label}, null score", linestyle="--", **marked)
+    points = run.series("sink_rate", "gu2024_null")
+    return _line(axes, points, colour, label, linestyle="--", linewidth=width, **marked)
 
 
 def _draw_layers(axes: Axes, run: RunCurves, label: str) -> None:
     from matplotlib import colormaps
 
     layers = run.layers()
+    # The shades go with depth: of a deep model, the names of some layers say it without covering the lines.
+    named = {round(place) for place in np.linspace(0, len(layers) - 1, min(len(layers), MOST_LAYERS))}
     for index, (layer, values) in enumerate(layers.iterrows()):
         shade = colormaps["viridis"](index / max(1, len(layers) - 1) * 0.92)
         points = values.index.to_numpy(np.int64), values.to_numpy(np.float64)
-        _line(axes, points, shade, f"{layer}", linewidth=1.4)
+        _line(axes, points, shade, f"{layer}" if index in named else None, linewidth=1.4)
     _finish(axes, _title(label, f"layers, sink rate at position {run.sink}"), "% of heads and samples", floor=0.0)
     axes.legend(title="layer", fontsize=7, title_fontsize=7, frameon=False, ncols=2)
 
@@ -326,7 +470,9 @@ def _draw_map(axes: Axes, values: pd.DataFrame, title: str, label: str, *, heads
     axes.set_xlabel("step", fontsize=8)
     axes.set_ylabel(label, fontsize=8)
     axes.tick_params(labelsize=7)
-    axes.get_figure().colorbar(image, ax=axes, fraction=0.04, pad=0.02).ax.tick_params(labelsize=7)  # type: ignore[union-attr]
+    bar = axes.get_figure().colorbar(image, ax=axes, fraction=0.04, pad=0.02)  # type: ignore[union-attr]
+    bar.ax.tick_params(labelsize=7)
+    bar.set_label("% of samples" if heads else "% of heads and samples", fontsize=7)
 
 
 def _ticks(set_ticks: Callable[[Sequence[float], Sequence[str]], object], names: list[str], most: int) -> None:
@@ -344,7 +490,7 @@ def _finish(axes: Axes, title: str, label: str, *, floor: float | None = None) -
         axes.set_xlim(step - 1, step + 1)
         axes.set_xticks([step])
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     # Every tick says all of its value: a common factor would stand on the title.
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
     axes.set_title(title, fontsize=9)
@@ -356,6 +502,8 @@ def _finish(axes: Axes, title: str, label: str, *, floor: float | None = None) -
     if floor is not None:
         # A rate that never leaves zero should look like zero, not like noise blown up to fill the axes.
         axes.set_ylim(floor, max(5.0, axes.get_ylim()[1]))
+        for line in axes.lines:  # one that lies on the axis is seen on it
+            line.set(clip_on=False, zorder=3)
 
 
 def _tick(value: float) -> str:

@@ -21,7 +21,8 @@ def plot(
 ) -> Path:
     """Draw loss, sink rate and loss gap over steps, per layer, and heat maps of heads and positions over time.
 
-    Works while a run is still going; needs the tables only, no model.
+    Works while a run is still going; needs the tables only, no model. Cells of a sweep that have no numbers yet are named. Of
+    more than 28 runs, the seeds of one setting have one look; more settings than that are refused.
 
     Args:
         folders: Output directories of 'sinklab pretrain' or a sweep.
@@ -31,6 +32,7 @@ def plot(
         sinklab plot sinklab-runs/emergence
         sinklab plot runs/softmax runs/sigmoid --out emergence.svg
         sinklab plot sinklab-sweeps/lr  (a sweep stands for its runs)
+        sinklab plot sinklab-sweeps/lr/*seed=0*  (some of them)
 
     Next:
         sinklab list recipes  (what else can be trained)
