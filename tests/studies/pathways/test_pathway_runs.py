@@ -43,6 +43,16 @@ def test_columns_are_put_together_by_hand():
     }
 
 
+def test_on_natural_text_the_distortion_is_what_the_first_tokens_give_back():
+    found = {"held_out_loss": 2.0, "window_gap": 0.3, "sink_worth": 0.125, "int8_gap": 0.25}
+    raw = {"chosen": {("softmax", 0): found}, "scale": {("softmax", 0): {"window_gap": 0.3, "sink_worth": 0.1}}}
+    natural = runs.combined(raw, [0], natural=True)[0]["softmax"]
+    assert (natural["distortion"], natural["scale_rate_worth"]) == (0.375, 0.1)
+    made_up = runs.combined(raw, [0])[0]["softmax"]
+    assert made_up["distortion"] == 0.55
+    assert "scale_rate_worth" not in made_up
+
+
 def test_a_run_that_diverged_at_the_scale_s_rate_has_no_gain():
     raw = {"chosen": {("a", 0): {"held_out_loss": 2.0}}, "scale": {("a", 0): {"diverged": 1.0}}}
     assert runs.combined(raw, [0, 1]) == {0: {"a": {"held_out_loss": 2.0}}, 1: {}}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sinklab.studies.pathways.choosing import FACTORS, Choice
-from sinklab.studies.pathways.columns import COLUMNS, DECIDING, TABLES
+from sinklab.studies.pathways.columns import COLUMNS, DECIDING, ON_NATURAL_TEXT, TABLES
 from sinklab.studies.pathways.figure import draw, draw_panels, write_figure
 from sinklab.studies.pathways.judging import AT_ONE_RATE, BOUNDS, Summary, judged
 from sinklab.studies.pathways.tables import all_tables, cell, deciding_table, page
-from sinklab.studies.pathways.words import figure_title, in_words
+from sinklab.studies.pathways.words import definition, figure_title, in_words
 
 SOFTMAX = {
     "held_out_loss": 1.9,
@@ -187,7 +187,7 @@ def test_at_one_given_rate_the_bounds_themselves_say_what_replaces_the_sink():
     """No column of another rate is there, and nothing is said of own rates or of a search."""
     numbers = {seed: {"softmax": SOFTMAX, "gated": GATED, "relu": RELU} for seed in range(6)}
     found = judged(["softmax", "gated", "relu"], numbers, {}, one_rate=True)
-    spoken = in_words(found, {}, scale="small", base="no-bos", seeds=6, rate=0.5)
+    spoken = in_words(found, {}, scale="tiny", base="no-bos", seeds=6, rate=0.5)
     assert (
         "At one rate for all, 0.5 times that of the scale, softmax has a sink to replace, in 40.0 % of heads, and loses 0.500 "
         "nats in a window without it; it is replaced, with loss, sink and window inside the bounds, by gated; not by relu "
@@ -219,10 +219,43 @@ def test_at_one_given_rate_the_bounds_themselves_say_what_replaces_the_sink():
     )
 
 
+def test_on_natural_text_a_window_is_judged_by_what_the_first_tokens_give_back():
+    """Every window costs the lost context, 0.16 nats here; what gated loses in it is that alone."""
+    softmax = {**SOFTMAX, "window_gap": 0.3, "sink_worth": 0.14}
+    gated, relu = ({**GATED, "window_gap": 0.16, "sink_worth": worth} for worth in (0.001, 0.05))
+    numbers = {seed: {"softmax": softmax, "gated": gated, "relu": relu} for seed in range(6)}
+    found = judged(["softmax", "gated", "relu"], numbers, {}, one_rate=True, natural=True)
+    assert [row.answer for row in found] == ["no", "yes", "no"]
+    assert found[2].named("not reproduced") == ["window"]
+    assert [row.answer for row in judged(["softmax", "gated"], numbers, {}, one_rate=True)] == ["no", "no"]
+    spoken = in_words(found, {}, scale="small", base="no-bos", seeds=6, rate=0.5).paragraph
+    assert (
+        "with a sink rate of 40.0 %; in a window its first four tokens give back 0.140 nats, and 8 bits cost 0.0100." in spoken
+    )
+    assert "has a sink to replace, in 40.0 % of heads, worth 0.140 nats in a window; it is replaced" in spoken
+    assert "since a window of natural text loses context besides, was decided with results in view" in spoken
+    assert "sink worth (nats) |" in deciding_table(found, 0.5, natural=True)
+    assert "window gap" not in deciding_table(found, 0.5, natural=True)
+    asked = definition(None, natural=True)
+    assert (
+        "of what a window of a quarter of the context costs, the first four tokens give back less than 0.02 nats; and" in asked
+    )
+    assert "without sinks costs" not in asked
+    axes = draw(found, "title", natural=True).axes[0]
+    assert axes.get_ylabel() == "distortion: worth of first tokens in a window, and loss by int8, nats"
+    own = judged(
+        ["softmax"],
+        {0: {"softmax": {**softmax, "scale_rate_loss": 2.0, "scale_rate_sink": 30.0, "scale_rate_worth": 0.1}}},
+        {},
+        natural=True,
+    )
+    assert set(own[0].at_one_rate) == {"sink", "window"}
+
+
 def test_at_one_given_rate_without_a_sink_there_is_nothing_to_replace():
     numbers = {seed: {"softmax": GATED, "gated": GATED} for seed in range(6)}
     found = judged(["softmax", "gated"], numbers, {}, one_rate=True)
-    text = in_words(found, {}, scale="small", base="no-bos", seeds=6, rate=1.0).paragraph
+    text = in_words(found, {}, scale="tiny", base="no-bos", seeds=6, rate=1.0).paragraph
     assert (
         "At the rate of the scale softmax itself is inside every bound, so there is no sink to replace, and whether an "
         "explicit way to do nothing would replace one is not tested at such a rate: that gated is inside too says little."
@@ -312,6 +345,10 @@ def test_every_column_stands_in_one_table_and_all_that_decides_is_a_column():
     assert set(DECIDING) <= {column.name for column in COLUMNS}
     asked = {bound.column for bound in (*BOUNDS, *AT_ONE_RATE)}
     assert asked <= set(DECIDING)
+    assert set(ON_NATURAL_TEXT) <= asked
+    assert (
+        {column.name for column in COLUMNS if column.natural} <= set(ON_NATURAL_TEXT.values()) <= {one.name for one in COLUMNS}
+    )
 
 
 def test_the_plot_has_every_point_and_the_front(tmp_path):

@@ -22,7 +22,7 @@ from sinklab.results.run import new_run_id
 from sinklab.results.table import append, make_table, read_run, read_table, write_table
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.choosing import Choice
-from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Column, Source
+from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Column, Source, is_natural
 from sinklab.studies.pathways.judging import PROTOCOL
 from sinklab.studies.pathways.operations import pathways_of
 from sinklab.studies.pathways.runs import Asked, evaluation_cells, factors_of
@@ -41,16 +41,17 @@ LOSS: Mapping[Source, str] = {"chosen": "held_out_loss", "scale": "scale_rate_lo
 """Column of the table that the loss of a training must equal; others have none, and nothing is added to them."""
 
 
-def missing_columns(table: pd.DataFrame, *, one_rate: bool = False) -> dict[Source, list[Column]]:
+def missing_columns(table: pd.DataFrame, *, one_rate: bool = False, natural: bool = False) -> dict[Source, list[Column]]:
     """Columns that are read from trained models and that a table does not have, by the training that they are read from.
 
     Args:
         one_rate: a comparison at one given rate, which has no other trainings.
+        natural: its text is natural.
     """
     there = set(table["metric"])
     lacking: dict[Source, list[Column]] = {}
     for column in COLUMNS:
-        if one_rate and column.source != "chosen":
+        if (one_rate and column.source != "chosen") or (column.natural and not natural):
             continue
         if column.name not in there and column.source in LOSS and READ_OUTS[column.source]:
             lacking.setdefault(column.source, []).append(column)
@@ -72,7 +73,7 @@ def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress:
         ResultError: trainings that failed, or whose losses are not those of the comparison.
     """
     record, table = read_run(folder), read_table(folder / "table.parquet")
-    lacking = missing_columns(table, one_rate=record.get("rate") is not None)
+    lacking = missing_columns(table, one_rate=record.get("rate") is not None, natural=is_natural(record["scale"]))
     if not lacking:
         return []
     asked, factors = asked_of_record(record, folder)

@@ -14,7 +14,7 @@ from typing import Any
 from sinklab.errors import InputError
 from sinklab.results.table import read_run, read_table, write_json, write_text
 from sinklab.studies.pathways.choosing import Choice
-from sinklab.studies.pathways.columns import COLUMNS
+from sinklab.studies.pathways.columns import COLUMNS, is_natural
 from sinklab.studies.pathways.figure import write_figure, write_panels
 from sinklab.studies.pathways.judging import PROTOCOL, Row, judged
 from sinklab.studies.pathways.tables import page
@@ -54,12 +54,16 @@ def judge_again(folder: Path) -> list[Row]:
     numbers = numbers_of_table(table[table["seed"].notna()], "model", record["seeds"])
     choices = {label: Choice.of_dict(choice) for label, choice in record["rates"].items()}
     scale, base, seeds, rate = record["scale"], record["base"], len(record["seeds"]), record.get("rate")
-    rows = judged(list(record["operations"]), numbers, times, choices, one_rate=rate is not None)
+    rows = judged(list(record["operations"]), numbers, times, choices, one_rate=rate is not None, natural=is_natural(scale))
     words = in_words(rows, record["cannot_do_the_trigger_task"], scale=scale, base=base, seeds=seeds, rate=rate)
-    write_text(page(rows, words, rate), folder / "pathways.md")
+    write_text(page(rows, words, rate, natural=is_natural(scale)), folder / "pathways.md")
     for suffix in ("svg", "png"):
-        write_figure(rows, _title(record), folder / f"pareto.{suffix}")
-    about = {"definition": definition(rate), **words.to_dict(), "rows": [row.to_dict() for row in rows]}
+        write_figure(rows, _title(record), folder / f"pareto.{suffix}", natural=is_natural(scale))
+    about = {
+        "definition": definition(rate, natural=is_natural(scale)),
+        **words.to_dict(),
+        "rows": [row.to_dict() for row in rows],
+    }
     write_json({**record, **about}, folder / "run.json")
     return rows
 

@@ -18,7 +18,7 @@ from sinklab.results.folder import FolderLock, check_place
 from sinklab.results.run import Progress, Result, new_run_id, silent
 from sinklab.results.table import make_table, read_run, write_json, write_table, write_text
 from sinklab.studies.pathways.choosing import SELECTION_SEEDS, check_apart
-from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, training_of
+from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, is_natural, training_of
 from sinklab.studies.pathways.cost import costs
 from sinklab.studies.pathways.display import display
 from sinklab.studies.pathways.figure import write_figure
@@ -132,16 +132,17 @@ def run_pathways(
         config = base_config(scale, asked.base)
         times = costs(asked.pathways, config, widths=asked.widths, progress=stages)
         labels = [pathway.label for pathway in asked.pathways]
-        rows = judged(labels, numbers, times, found.choices, one_rate=rate is not None)
+        natural = is_natural(scale)
+        rows = judged(labels, numbers, times, found.choices, one_rate=rate is not None, natural=natural)
         words = in_words(rows, cannot, scale=scale, base=asked.base, seeds=len(seeds), rate=rate)
         run_id = new_run_id()
         table = long_table(asked.pathways, numbers, times, config.data.corpus, run_id)
         summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, **words.to_dict(), "errors": found.errors}
         record = _record(summary, asked, found, problem, run_id)
         write_table(table, out / "table.parquet")
-        write_text(page(rows, words, rate), out / "pathways.md")
+        write_text(page(rows, words, rate, natural=natural), out / "pathways.md")
         for suffix in ("svg", "png"):
-            write_figure(rows, figure_title(scale, asked.base, len(seeds), rate), out / f"pareto.{suffix}")
+            write_figure(rows, figure_title(scale, asked.base, len(seeds), rate), out / f"pareto.{suffix}", natural=natural)
         write_json(record, out / "run.json")  # last: it is whole
         return Result(summary, table, record, given, display)
 
@@ -207,7 +208,7 @@ def _record(
         "seeds": list(asked.seeds),
         "selection_seeds": list(SELECTION_SEEDS[asked.scale]) if asked.rate is None else [],
         "rate": asked.rate,
-        "definition": definition(asked.rate),
+        "definition": definition(asked.rate, natural=is_natural(asked.scale)),
         "paragraph": summary["paragraph"],
         "statements": summary["statements"],
         "operations": {

@@ -8,7 +8,19 @@ from typing import Literal
 
 from sinklab.results.metric import Metric, catalogue
 
-__all__ = ["COLUMNS", "DECIDING", "GROUPS", "READ_OUTS", "TABLES", "About", "Column", "Source", "training_of"]
+__all__ = [
+    "COLUMNS",
+    "DECIDING",
+    "GROUPS",
+    "ON_NATURAL_TEXT",
+    "READ_OUTS",
+    "TABLES",
+    "About",
+    "Column",
+    "Source",
+    "is_natural",
+    "training_of",
+]
 
 Source = Literal["chosen", "rates", "scale", "longer", "trigger", "cost"]
 
@@ -53,7 +65,7 @@ READ_OUTS: Mapping[Source, tuple[str, ...]] = {
 
 
 DECLARED_HERE = (
-    Metric("distortion", "nats", "window_gap and int8_gap together, each from 0 on."),
+    Metric("distortion", "nats", "window_gap, on natural text sink_worth, and int8_gap together, each from 0 on."),
     Metric(
         "chosen_factor",
         "ratio",
@@ -65,6 +77,7 @@ DECLARED_HERE = (
     Metric("scale_rate_loss", "nats", "held_out_loss at the learning rate of the scale."),
     Metric("scale_rate_sink", "percent", "carried_rate at the learning rate of the scale."),
     Metric("scale_rate_window", "nats", "window_gap at the learning rate of the scale."),
+    Metric("scale_rate_worth", "nats", "sink_worth at the learning rate of the scale; of natural text alone."),
     Metric("tuning_gain", "nats", "scale_rate_loss - held_out_loss."),
     Metric("trigger_solved", "fraction", "Share of the seeds that met the stop rule of the trigger task."),
     Metric("trigger_steps", "steps", "Steps to the stop rule of the trigger task, or the cap."),
@@ -88,6 +101,7 @@ class Column:
         about: the table that it stands in.
         read: metric that it is read from, in another training; the same as ``name`` if empty.
         form: format of the number.
+        natural: whether it is there of natural text alone.
     """
 
     name: str
@@ -96,6 +110,7 @@ class Column:
     about: About
     read: str = ""
     form: str = ".3f"
+    natural: bool = False
 
     @property
     def of(self) -> str:
@@ -114,6 +129,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("scale_rate_loss", "loss at ×1", "scale", "loss", "held_out_loss"),
     Column("scale_rate_sink", "sink at ×1", "scale", "attention", "carried_rate", ".1f"),
     Column("scale_rate_window", "window gap at ×1", "scale", "inside", "window_gap"),
+    Column("scale_rate_worth", "sink worth at ×1", "scale", "inside", "sink_worth", natural=True),
     Column("tuning_gain", "gain by rate", "scale", "loss"),
     Column("rate_range", "range over rates", "rates", "loss"),
     Column("rate_diverged", "diverged", "rates", "loss", form=".2f"),
@@ -157,3 +173,11 @@ DECIDING = (
     "int8_gap",
 )
 """Columns on which the answers rest."""
+
+ON_NATURAL_TEXT = {"window_gap": "sink_worth", "scale_rate_window": "scale_rate_worth"}
+"""Column to the one in its place where the text is natural: there a window loses context, too, and not the sink alone."""
+
+
+def is_natural(scale: str) -> bool:
+    """Whether the models of a scale read text that people wrote."""
+    return scale != "tiny"

@@ -23,16 +23,22 @@ MARKERS = {"yes": "o", "no": "s", "undecided": "D", "reference": "*"}
 
 LEGEND = {"yes": "low-distortion", "no": "not low-distortion", "undecided": "undecided", "reference": "reference"}
 
+WINDOW = "loss by a window without sinks"
+
 LINEAR = 0.01
 """Nats below which the axis of distortion is linear; above, it is logarithmic."""
 
 
-def draw(rows: Sequence[Row], title: str) -> Figure:
-    """The plot of the operations that have both numbers; lower is better on both axes."""
-    return draw_panels([(title, rows)])
+def draw(rows: Sequence[Row], title: str, *, natural: bool = False) -> Figure:
+    """The plot of the operations that have both numbers; lower is better on both axes.
+
+    Args:
+        natural: the text is natural, so that the distortion counts what the first tokens give back in a window.
+    """
+    return draw_panels([(title, rows)], natural=natural)
 
 
-def draw_panels(panels: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
+def draw_panels(panels: Sequence[tuple[str, Sequence[Row]]], *, natural: bool = False) -> Figure:
     """The same of several comparisons side by side, on axes that they share, each with its title."""
     from matplotlib.figure import Figure
 
@@ -42,6 +48,7 @@ def draw_panels(panels: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
     ):
         axes.set_title(title, fontsize=10)
         _draw_points(axes, [row for row in rows if "held_out_loss" in row.numbers and "distortion" in row.numbers])
+        axes.set_ylabel(f"distortion: {'worth of first tokens in a window' if natural else WINDOW}, and loss by int8, nats")
     for axes, (_, rows) in zip(figure.axes, panels, strict=True):  # when the limits are those of all panels
         _write_labels(axes, [row for row in rows if "held_out_loss" in row.numbers and "distortion" in row.numbers])
     return figure
@@ -68,7 +75,6 @@ def _draw_points(axes: Axes, shown: Sequence[Row]) -> None:
         axes.plot(*zip(*best, strict=True), color="#57606a", linewidth=1.2, linestyle="--", zorder=0, label="non-dominated")
     axes.set_ylim(bottom=-0.1 * LINEAR)
     axes.set_xlabel("held-out loss, nats per token (lower is better)")
-    axes.set_ylabel("distortion: loss by a window without sinks and by int8, nats")
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if shown:
@@ -100,9 +106,9 @@ def _write_labels(axes: Axes, shown: Sequence[Row]) -> None:
         )  # fmt: skip
 
 
-def write_figure(rows: Sequence[Row], title: str, path: Path) -> None:
+def write_figure(rows: Sequence[Row], title: str, path: Path, *, natural: bool = False) -> None:
     """Draw to ``path``; the suffix decides the format."""
-    write_image(draw(rows, title), path)
+    write_image(draw(rows, title, natural=natural), path)
 
 
 def write_panels(panels: Sequence[tuple[str, Sequence[Row]]], path: Path) -> None:

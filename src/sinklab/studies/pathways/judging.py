@@ -30,6 +30,11 @@ asked there too was decided on 2026-11-23 with the results at that rate in view:
 A comparison can also be made at one given rate for all, without a search. The five bounds are then asked at that rate, and the
 same three of them decide on the replacement of the sink. Where it is the best rate of softmax, an operation inside the bounds
 is there without having been tuned, and one outside may be inside at a rate of its own.
+
+A window of natural text loses context besides the sink, whatever the operation. There the bound on the window is therefore on
+what the first four tokens give back of the loss (``sink_worth``), and so is the distortion. The made-up language of the tiny
+scale needs no more context than its window has, so that both are the same there. That was decided on 2026-11-25 with three
+trainings of nine operations at the scale small in view: by the bound on the whole loss of the window all of them failed.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ from sinklab.jobs.estimate import estimate_mean
 from sinklab.jobs.verdict import SEEDS, Finding, judge_part
 from sinklab.results.statistics import mean_interval
 from sinklab.studies.pathways.choosing import Choice
-from sinklab.studies.pathways.columns import COLUMNS
+from sinklab.studies.pathways.columns import COLUMNS, ON_NATURAL_TEXT
 from sinklab.studies.pathways.operations import REFERENCE
 
 __all__ = [
@@ -243,6 +248,7 @@ def judged(
     choices: Mapping[str, Choice] = MappingProxyType({}),
     *,
     one_rate: bool = False,
+    natural: bool = False,
 ) -> list[Row]:
     """The rows of the table.
 
@@ -251,7 +257,9 @@ def judged(
         costs: label to column to ``value``, ``low`` and ``high``.
         choices: label to its learning rate.
         one_rate: all were trained at one learning rate and no other, so that the numbers of the evaluation are those at it.
+        natural: the text is natural, so that a window loses context, too.
     """
+    bounds, at_one = (_of_text(some, natural) for some in (BOUNDS, AT_ONE_RATE))
     summaries = {label: summarised(label, numbers) | _of_costs(costs.get(label, {})) for label in labels}
     for label, choice in choices.items():
         summaries[label] |= {name: Summary(value, None, None, len(choice.seeds)) for name, value in choice.numbers.items()}
@@ -263,8 +271,8 @@ def judged(
     best = set(pareto(points))
     rows = []
     for label in labels:
-        findings = _findings(BOUNDS, label, numbers)
-        asked = [bound for bound in BOUNDS if bound.name in REPLACING] if one_rate else AT_ONE_RATE
+        findings = _findings(bounds, label, numbers)
+        asked = [bound for bound in bounds if bound.name in REPLACING] if one_rate else at_one
         measured = all(bound.column in summaries[label] for bound in asked)
         at_one_rate = _findings(asked, label, numbers) if measured else {}
         beside = None if label == REFERENCE else compared(label, numbers)
@@ -272,6 +280,13 @@ def judged(
             Row(label, summaries[label], findings, together(findings), label in best, beside, choices.get(label), at_one_rate)
         )
     return rows
+
+
+def _of_text(bounds: Sequence[Bound], natural: bool) -> list[Bound]:
+    """The bounds, on the columns that a kind of text asks for."""
+    if not natural:
+        return list(bounds)
+    return [dataclasses.replace(bound, column=ON_NATURAL_TEXT.get(bound.column, bound.column)) for bound in bounds]
 
 
 def _findings(

@@ -27,7 +27,7 @@ from sinklab.studies.pathways.added import LOSS, Cells, asked_of_record, control
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.benchmark import long_table
 from sinklab.studies.pathways.choosing import check_apart
-from sinklab.studies.pathways.columns import READ_OUTS
+from sinklab.studies.pathways.columns import READ_OUTS, is_natural
 from sinklab.studies.pathways.operations import REFERENCE
 from sinklab.studies.pathways.runs import combined, evaluation_cells, trigger_numbers
 from sinklab.studies.reproduce import work
@@ -63,9 +63,8 @@ def add_seeds(
     asked, factors = asked_of_record(record, folder)
     _require_new(folder, seeds, asked.seeds)
     check_apart(seeds, asked.scale)
-    if lacking := [
-        column.name for columns in missing_columns(table, one_rate=asked.rate is not None).values() for column in columns
-    ]:
+    missing = missing_columns(table, one_rate=asked.rate is not None, natural=is_natural(asked.scale))
+    if lacking := [column.name for columns in missing.values() for column in columns]:
         raise InputError(
             f"{folder} lacks the columns {', '.join(lacking)}; add them first (python -m sinklab.studies.pathways.added)"
         )
@@ -82,7 +81,7 @@ def add_seeds(
         source: {key: work.read_numbers(place / cell.name, READ_OUTS[source]) for key, cell in cells.items()}
         for source, cells in by_source.items()
     }
-    numbers = combined(raw, seeds)
+    numbers = combined(raw, seeds, natural=is_natural(asked.scale))
     problem = TriggerProblem(**record["trigger_setting"])
     of_trigger, _ = trigger_numbers(dataclasses.replace(asked, seeds=list(seeds)), problem, store / "trigger", stages)
     for seed, by_label in of_trigger.items():

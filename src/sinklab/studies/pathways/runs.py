@@ -16,7 +16,7 @@ from sinklab.jobs.scale import Base, Scale
 from sinklab.registry import operations
 from sinklab.results.run import Progress
 from sinklab.studies.pathways.choosing import FACTORS, SELECTION_SEEDS, Choice, Losses, check_apart
-from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Source
+from sinklab.studies.pathways.columns import COLUMNS, ON_NATURAL_TEXT, READ_OUTS, Source, is_natural
 from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
 from sinklab.studies.reproduce.cells import make_cells
@@ -236,7 +236,7 @@ def train_and_read(
             names["rates"].setdefault(label, {})[f"{factor:g} seed {seed}"] = cell.name
     told = [f"{name}: {why}" for name, why in (errors | later).items()]
     told += [f"{label}: {_why_none(choice)}" for label, choice in choices.items() if choice.factor is None]
-    return Found(combined(raw, asked.seeds), choices, names, told)
+    return Found(combined(raw, asked.seeds, natural=is_natural(asked.scale)), choices, names, told)
 
 
 def _losses(label: str, tried: Mapping[float, Mapping[tuple[str, int], Cell]], plan: SweepPlan) -> Losses:
@@ -259,24 +259,30 @@ def _why_none(choice: Choice) -> str:
     return "no learning rate is chosen, since trainings diverged at every one"
 
 
-def combined(raw: Mapping[Source, Mapping[tuple[str, int], Mapping[str, float]]], seeds: Sequence[int]) -> Numbers:
+def combined(
+    raw: Mapping[Source, Mapping[tuple[str, int], Mapping[str, float]]], seeds: Sequence[int], *, natural: bool = False
+) -> Numbers:
     """The columns of the comparison from the numbers of its trainings.
 
     Args:
         raw: training to label and seed to metric to number.
+        natural: the text is natural (:data:`~sinklab.studies.pathways.columns.ON_NATURAL_TEXT`).
     """
+    window = ON_NATURAL_TEXT["window_gap"] if natural else "window_gap"
     numbers: Numbers = {seed: {} for seed in seeds}
     for source, of_source in raw.items():
         for (label, seed), found in of_source.items():
             row = numbers[seed].setdefault(label, {})
             for column in COLUMNS:
+                if column.natural and not natural:
+                    continue
                 if column.source == source and column.of in found and math.isfinite(found[column.of]):
                     row[column.name] = found[column.of]
     for row in (row for by_label in numbers.values() for row in by_label.values()):
         if "scale_rate_loss" in row and "held_out_loss" in row:
             row["tuning_gain"] = row["scale_rate_loss"] - row["held_out_loss"]
-        if "window_gap" in row and "int8_gap" in row:
-            row["distortion"] = max(0.0, row["window_gap"]) + max(0.0, row["int8_gap"])
+        if window in row and "int8_gap" in row:
+            row["distortion"] = max(0.0, row[window]) + max(0.0, row["int8_gap"])
     return numbers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sinklab.studies.pathways.columns import COLUMNS, DECIDING, TABLES, Column
+from sinklab.studies.pathways.columns import COLUMNS, DECIDING, ON_NATURAL_TEXT, TABLES, Column
 from sinklab.studies.pathways.judging import Row, Summary, replacement, sink_to_replace
 from sinklab.studies.pathways.operations import REFERENCE
 from sinklab.studies.pathways.words import Words, definition
@@ -12,23 +12,26 @@ from sinklab.studies.pathways.words import Words, definition
 __all__ = ["all_tables", "beside", "cell", "deciding_table", "page"]
 
 
-def page(rows: Sequence[Row], words: Words, rate: float | None = None) -> str:
+def page(rows: Sequence[Row], words: Words, rate: float | None = None, *, natural: bool = False) -> str:
     """``pathways.md``: the definition, the table of what decides, the paragraph, what else is said, and all numbers.
 
     Args:
         rate: the one learning rate of all trainings, over that of the scale; ``None`` where each operation has its own.
+        natural: the text is natural.
     """
     said = "".join(f"- **{about}.** {text}\n" for about, text in words.statements.items())
-    return f"{definition(rate)}\n\n{deciding_table(rows, rate)}\n{words.paragraph}\n\n{said}\n{all_tables(rows)}"
+    answers = deciding_table(rows, rate, natural=natural)
+    return f"{definition(rate, natural=natural)}\n\n{answers}\n{words.paragraph}\n\n{said}\n{all_tables(rows)}"
 
 
-def deciding_table(rows: Sequence[Row], rate: float | None = None) -> str:
+def deciding_table(rows: Sequence[Row], rate: float | None = None, *, natural: bool = False) -> str:
     """What is asked of every operation, with the answers and the numbers on which they rest."""
     answers = [("low-distortion", [_answer(row) for row in rows])]
     if sink_to_replace(rows):
         answers.append((f"replaces the sink at ×{1 if rate is None else rate:g}", [_replaces(row) for row in rows]))
     answers.append(("loss beside softmax (nats)", [beside(row) for row in rows]))
-    return _table(rows, answers, [column for column in COLUMNS if column.name in DECIDING])
+    deciding = {ON_NATURAL_TEXT.get(name, name) if natural else name for name in DECIDING}
+    return _table(rows, answers, [column for column in COLUMNS if column.name in deciding])
 
 
 def all_tables(rows: Sequence[Row]) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sinklab.jobs.scale import Base, Scale
+from sinklab.studies.pathways.columns import is_natural
 from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Beside, Row, replacement, sink_to_replace
 from sinklab.studies.pathways.operations import REFERENCE, is_explicit
 from sinklab.studies.reproduce.scales import DESCRIPTIONS
@@ -14,12 +15,15 @@ __all__ = ["DEFINITION", "Words", "definition", "figure_title", "in_words"]
 
 OWN_RATE = "at its own best of five learning rates"
 
+WINDOW = "a window of a quarter of the context without sinks costs less than 0.02 nats"
+WORTH = "of what a window of a quarter of the context costs, the first four tokens give back less than 0.02 nats"
+
 DEFINITION = (
     "A pathway is low-distortion if, in a model trained with it on the same data for the same number of steps, with as many"
     f" parameters as softmax's and {OWN_RATE}, the held-out loss is less than 0.02 nats above "
     "that of softmax with the same seed; fewer than 5 % of heads sink on the first token, both by weight times gate "
-    "and by the share of a row; the first hidden state is less than 2 times as long as others; a window of a quarter of the "
-    "context without sinks costs less than 0.02 nats; and 8-bit weights and activations cost less than 0.02 nats. "
+    "and by the share of a row; the first hidden state is less than 2 times as long as others; "
+    f"{WINDOW}; and 8-bit weights and activations cost less than 0.02 nats. "
     "Each holds if its 95 % interval over seeds"
     " lies inside the bound, fails if it lies outside, and is undecided otherwise. Its loss is equivalent to softmax's if "
     "the 90 % interval of the differences at the same seed lies within 0.02 nats of 0 (two one-sided tests at 5 %), better "
@@ -30,9 +34,10 @@ DEFINITION = (
 OF_BASE: Mapping[Base, str] = {"bos": "BOS in front of every row", "no-bos": "no BOS"}
 
 
-def definition(rate: float | None) -> str:
-    """What low-distortion means where each operation has a learning rate of its own, or all have one."""
-    return DEFINITION if rate is None else DEFINITION.replace(OWN_RATE, f"at {_one_rate(rate)}")
+def definition(rate: float | None, *, natural: bool = False) -> str:
+    """What low-distortion means where each operation has a learning rate of its own, or all have one; and on natural text."""
+    text = DEFINITION.replace(WINDOW, WORTH) if natural else DEFINITION
+    return text if rate is None else text.replace(OWN_RATE, f"at {_one_rate(rate)}")
 
 
 def figure_title(scale: str, base: Base, seeds: int, rate: float | None = None) -> str:
@@ -71,8 +76,9 @@ def in_words(
     reference = next(row for row in rows if row.label == REFERENCE)
     others = [row for row in rows if row is not reference]
     setting = f"At the scale {scale} ({DESCRIPTIONS[scale]}), here with {OF_BASE[base]}, over {_counted(seeds, 'seed')}:"
-    replaced, question = _of_what_replaces(rows, rate), _of_the_question(rows, rate)
-    answer = [setting, *_of_reference(reference), *replaced, *question, _limits(scale)]
+    natural = is_natural(scale)
+    replaced, question = _of_what_replaces(rows, rate, natural), _of_the_question(rows, rate)
+    answer = [setting, *_of_reference(reference, natural), *replaced, *question, _limits(scale)]
     statements = {
         "Loss": _of_loss(others, rate),
         "Learning rates": _of_rates(rows) if rate is None else _of_one_rate(rate),
@@ -182,7 +188,7 @@ def _of_sinks_at_one_rate(rows: Sequence[Row], rate: float | None) -> list[str]:
     return [f"At {_one_rate(rate)} for all, by the heads that carry a first token: {'; '.join(parts)}."]
 
 
-def _of_what_replaces(rows: Sequence[Row], rate: float | None) -> list[str]:
+def _of_what_replaces(rows: Sequence[Row], rate: float | None, natural: bool) -> list[str]:
     """Which operations have neither the sink of softmax nor its loss in a window, at no more loss, all at one rate."""
     reference = next(row for row in rows if row.label == REFERENCE)
     others = [row for row in rows if row is not reference and row.at_one_rate]
@@ -195,7 +201,7 @@ def _of_what_replaces(rows: Sequence[Row], rate: float | None) -> list[str]:
     sink, lost = (reference.at_one_rate[name].mean for name in ("sink", "window"))
     parts = [
         f"At one rate for all, {_times(rate)}that of the scale, {REFERENCE} has a sink to replace, in {sink:.1f} % of heads, "
-        f"and loses {lost:.3f} nats in a window without it"
+        + (f"worth {lost:.3f} nats in a window" if natural else f"and loses {lost:.3f} nats in a window without it")
     ]
     parts.append(
         f"it is replaced, with loss, sink and window inside the bounds, by {_list(by_answer['yes'])}"
@@ -281,15 +287,15 @@ def _of_the_question(rows: Sequence[Row], rate: float | None) -> list[str]:
     return [words]
 
 
-def _of_reference(row: Row) -> list[str]:
-    wanted = ("held_out_loss", "effective_sink_rate", "window_gap", "int8_gap")
+def _of_reference(row: Row, natural: bool) -> list[str]:
+    wanted = ("held_out_loss", "effective_sink_rate", "sink_worth" if natural else "window_gap", "int8_gap")
     if not all(name in row.numbers for name in wanted):
         return [f"{row.label} could not be measured in full, so that nothing is compared with it."]
     loss, rate, window, int8 = (row.numbers[name].mean for name in wanted)
-    return [
-        f"{row.label} reaches a loss of {loss:.3f} nats with a sink rate of {rate:.1f} %, and loses {window:.3f} nats in a "
-        f"window without sinks and {int8:.4f} by 8 bits."
-    ]
+    reached = f"{row.label} reaches a loss of {loss:.3f} nats with a sink rate of {rate:.1f} %"
+    if natural:
+        return [f"{reached}; in a window its first four tokens give back {window:.3f} nats, and 8 bits cost {int8:.4f}."]
+    return [f"{reached}, and loses {window:.3f} nats in a window without sinks and {int8:.4f} by 8 bits."]
 
 
 def _of_trigger(rows: Sequence[Row], cannot: Mapping[str, str]) -> list[str]:
@@ -320,7 +326,13 @@ def _of_cost(others: Sequence[Row]) -> list[str]:
 def _limits(scale: Scale) -> str:
     bounds = ", ".join(f"{bound.name} < {bound.less_than:g} {bound.unit}" for bound in BOUNDS)
     small = " Models this small have few heads and no massive activations to speak of; large ones may rank otherwise."
-    return f"The bounds ({bounds}) and the margin were fixed before the runs.{small if scale in ('tiny', 'small') else ''}"
+    fixed = f"The bounds ({bounds}) and the margin were fixed before the runs."
+    if is_natural(scale):
+        fixed += (
+            " That the one on the window is on what the first four tokens give back of its loss, since a window of natural "
+            "text loses context besides, was decided with results in view."
+        )
+    return f"{fixed}{small if scale in ('tiny', 'small') else ''}"
 
 
 def _one_rate(rate: float | None) -> str:
