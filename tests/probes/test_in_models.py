@@ -91,10 +91,10 @@ def test_packed_documents_behind_learned_tokens_are_refused():
     shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     plain, fronted = (SinkLM(SinkLMConfig(**shape, operation={"name": name})).eval() for name in ("softmax", "sink_token"))
     ids, places = tokens(2, 12), torch.cat((torch.arange(7), torch.arange(5)))[None]
+    said = r"begins at index 8 sees earlier keys.*Give every document a row of its own"
     with torch.no_grad():
-        with attend(fronted, probes=[AttentionReceived()]):
-            with pytest.raises(InputError, match="begins at index 8 sees earlier keys.*Give every document a row of its own"):
-                fronted(input_ids=ids, position_ids=places)
+        with attend(fronted, probes=[AttentionReceived()]), pytest.raises(InputError, match=said):
+            fronted(input_ids=ids, position_ids=places)
         padded = torch.tensor([[1] * 12, [1] * 5 + [0] * 7])  # positions of padding start nothing
         for model, mask in ((plain, None), (plain, padded), (fronted, padded)):
             rate = SinkRate()

@@ -139,8 +139,8 @@ def _documents(
         if bool(shares.any() if tokens is None else (shares & tokens[:, query].to(device)).any()):
             raise InputError(
                 f"a row holds several documents, and the one that begins at index {query} sees earlier keys but not the "
-                "document before it, as learned tokens in front of a row are seen by all: what each document gives to such a key cannot "
-                "be told apart. Give every document a row of its own"
+                "document before it, as learned tokens in front of a row are seen by all: what each document gives to such a "
+                "key cannot be told apart. Give every document a row of its own"
             )
         starts[:, query] = begins
     index = torch.arange(length, device=device).expand(batch, length)
