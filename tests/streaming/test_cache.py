@@ -18,6 +18,7 @@ from tests.streaming.oracle import slow_logits
 from sinklab.errors import ConfigurationError
 from sinklab.policies.value_norm import ValueNorm
 from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.reader import open_reader
 from sinklab.streaming.scored import ScoredCache
 
 
@@ -271,9 +272,12 @@ def test_a_cast_in_the_middle():
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
-    model, tokens = decoder("llama"), text(30)
+    model, tokens = build_decoder("llama"), text(30)  # one whose rotations have not been read
+    heads = (((1, 4), (1, 8)),) * model.config.num_hidden_layers
     with torch.autocast("cpu", dtype):
         cut, single = read(model, tokens, pieces=[17, 13]), one_by_one(model, tokens)
+        for policy in ({"name": "sink_window", "window": 8}, {"name": "per_head", "budgets": heads}):
+            assert open_reader(model, policy).read(tokens).dtype == dtype
     assert gap(cut.float(), single.float()) < 0.3 * float(single.float().std())
 
 

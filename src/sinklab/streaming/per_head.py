@@ -28,7 +28,7 @@ from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.held import HeldLayer
 from sinklab.streaming.host import Arguments, tokens_of
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.rotation import Rotation, read_rotations
+from sinklab.streaming.rotation import Rotation, read_rotations, without_autocast
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import Step
 from sinklab.streaming.verify import TOKENS, require_close, some_tokens
@@ -418,8 +418,9 @@ def verify_groups(model: PreTrainedModel) -> None:
     model.eval()
     try:
         cache = PerHeadCache(PerHead(budgets=budgets, positions="original"), model)
-        grouped = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits[0]
-        dense = model(input_ids=tokens, use_cache=False).logits[0]
+        with without_autocast(model):
+            grouped = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits[0]
+            dense = model(input_ids=tokens, use_cache=False).logits[0]
     except (RuntimeError, IndexError, TypeError) as error:
         if isinstance(error, SinklabError):
             raise

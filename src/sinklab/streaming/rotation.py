@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 
-__all__ = ["KeyRotations", "Rotation", "read_rotations"]
+__all__ = ["KeyRotations", "Rotation", "read_rotations", "without_autocast"]
 
 _MARGIN = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Largest distance, relative to the root mean square of a key, at which two keys count as the same: rounding of the angles,
@@ -96,6 +97,11 @@ class KeyRotations:
     kv_heads: tuple[int, ...]
 
 
+def without_autocast(model: PreTrainedModel) -> AbstractContextManager[object]:
+    """For looking at what a model does in its own precision, to which margins of rounding belong."""
+    return torch.autocast(input_device(model).type, enabled=False)
+
+
 _rotations: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], KeyRotations]] = weakref.WeakKeyDictionary()
 
 
@@ -112,7 +118,8 @@ def read_rotations(model: PreTrainedModel) -> KeyRotations:
     """
     fingerprint = _fingerprint(model)
     if model not in _rotations or _rotations[model][0] != fingerprint:
-        rotations = _read(model)  # a model may change its frequencies in its first forward
+        with without_autocast(model):
+            rotations = _read(model)  # a model may change its frequencies in its first forward
         _rotations[model] = _fingerprint(model), rotations
     return _rotations[model][1]
 

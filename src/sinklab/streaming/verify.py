@@ -13,6 +13,7 @@ from sinklab.errors import UnsupportedModelError
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
+from sinklab.streaming.rotation import without_autocast
 
 __all__ = ["TOKENS", "require_close", "some_tokens", "verify_model"]
 
@@ -42,7 +43,8 @@ def verify_model(model: PreTrainedModel) -> None:
     training = model.training
     model.eval()
     try:
-        chunk, single = _read(model, TOKENS), _read(model, 1)
+        with without_autocast(model):
+            chunk, single = _read(model, TOKENS), _read(model, 1)
     finally:
         model.train(training)
     require_close(model, chunk, single, "read at once and one by one")
