@@ -151,6 +151,19 @@ class TestTokens:
         source.generate(300)
         assert source.telemetry().highest_position < 128
 
+    def test_learned_positions_have_an_end(self):
+        """In words and not as an index, which a GPU does not survive; in a padded row tokens are counted, not columns."""
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=20)).eval()
+        source = Stream(model, policy="full", stop_ids=()).feed(torch.arange(15))
+        assert len(source.generate(6)) == 6  # the last of them has not been read
+        with pytest.raises(ConfigurationError, match="has embeddings for 20 positions, and policy 'full' is given token 21"):
+            source.step()
+        padded = open_reader(model, "full")
+        tokens, mask = torch.ones(1, 24, dtype=torch.long), (torch.arange(24) >= 4).long()[None]
+        assert padded.read(tokens, mask).isfinite().all()
+        with pytest.raises(ConfigurationError, match="is given token 21"):
+            padded.read(tokens[:, :1])
+
     def test_learned_positions_stream_by_recomputation(self):
         gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=32)).eval()
         source = Stream(gpt2, policy="recompute", stop_ids=()).feed([5, 6, 7])

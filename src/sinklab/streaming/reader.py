@@ -12,6 +12,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from sinklab.attention.anatomy import require_module
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.lengths import learned_positions
 from sinklab.policies.base import Policy, PolicySpec, ScoredPolicy, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.policies.per_head import PerHead
@@ -43,6 +44,7 @@ class CacheReader(Reader):
         self._columns: int = cache.get_seq_length()
         # A cache of ours sees all it needs in the mask of the new tokens; others want that of all columns if there is padding.
         self._mask: Tensor | None = None
+        self._end = None if isinstance(cache, PolicyCache) else learned_positions(model)
 
     @torch.no_grad()
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
@@ -50,6 +52,7 @@ class CacheReader(Reader):
         more: dict[str, int | Tensor] = {"logits_to_keep": keep} if "logits_to_keep" in self._parameters else {}
         if not isinstance(self.cache, PolicyCache):
             attention_mask = self._mask_of_all(tokens, attention_mask)
+            self._require_positions(tokens, attention_mask)
             if attention_mask is not None and "position_ids" in self._parameters:
                 more["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         logits: Tensor = self.model(
@@ -57,6 +60,16 @@ class CacheReader(Reader):
         ).logits
         self._columns += tokens.shape[1]
         return logits[:, -keep:] if keep else logits
+
+    def _require_positions(self, tokens: Tensor, mask: Tensor | None) -> None:
+        """Refuse to read past the end of a table of positions, where torch reports an index and a GPU is lost to the
+        process."""
+        read = self._columns + tokens.shape[1] if mask is None else int(mask.sum(dim=1).max())
+        if self._end is not None and read > self._end:
+            raise ConfigurationError(
+                f"{type(self.model).__name__} has embeddings for {self._end} positions, and policy {self.policy.name!r} is "
+                f"given token {read} of a text; the policy 'recompute' encodes a window anew and has no end"
+            )
 
     def _mask_of_all(self, tokens: Tensor, new: Tensor | None) -> Tensor | None:
         """Mask of all columns, ``new`` being that of these tokens; ``None`` as long as there is no padding."""
