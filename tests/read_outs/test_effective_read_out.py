@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.read_outs.by_hand import seen
 
+from sinklab.errors import ConfigurationError
 from sinklab.read_outs import robustness as file
 from sinklab.read_outs._attention import first_rows
 from sinklab.read_outs.carried import carried
@@ -107,6 +108,17 @@ def test_documents_are_read_as_the_training_reads_them(random_model, monkeypatch
     expected, documents = ({name: value for name, value in each.items() if name != "sink_rate_max"} for each in found[:2])
     assert documents == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert found[2] != pytest.approx(found[1], rel=1e-3, abs=1e-5)
+
+
+def test_ids_alone_are_no_text_of_documents_kept_apart(trained, monkeypatch):
+    rows, positions = trained.rows(24, 64), torch.arange(32).repeat(24, 2)
+    monkeypatch.setattr(
+        type(trained), "text", lambda self, samples=100, seq_len=None: TextRows(rows, torch.arange(64).repeat(24, 1))
+    )
+    assert torch.equal(first_rows(trained), rows)  # each row lies inside one document
+    monkeypatch.setattr(type(trained), "text", lambda self, samples=100, seq_len=None: TextRows(rows, positions))
+    with pytest.raises(ConfigurationError, match=r"24 held-out rows hold 48 documents.*data\.packing=stream"):
+        first_rows(trained)
 
 
 def test_changes_of_a_text_keep_to_its_documents(trained, monkeypatch):

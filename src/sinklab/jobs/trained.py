@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from sinklab.errors import ConfigurationError
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.results.table import read_run, read_table
 from sinklab.training.config import PretrainingConfig
@@ -144,9 +145,17 @@ class TrainedModel(MeasuredModel):
     def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
         """Held-out text as in training; there are at most ``config.data.held_out_rows`` rows.
 
-        Ids alone: where documents were packed and kept apart, :meth:`text` says where they begin.
+        Raises:
+            ConfigurationError: the training kept documents of a row apart, and ids alone do not say where they begin.
         """
-        return self.text(samples, seq_len).ids
+        text = self.text(samples, seq_len)
+        if text.documents > len(text):
+            raise ConfigurationError(
+                f"{self.folder.name}: {len(text)} held-out rows hold {text.documents} documents, which the training kept apart "
+                "(data.packing=isolated) and ids alone would merge; read text() with its position_ids, or train with "
+                "data.packing=stream"
+            )
+        return text.ids
 
     def text(self, samples: int = 100, seq_len: int | None = None) -> TextRows:
         length = self.context if seq_len is None else min(seq_len, self.context)

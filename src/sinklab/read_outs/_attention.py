@@ -211,7 +211,11 @@ def attention_numbers(model: nn.Module, rows: Tensor | TextRows, front: int = 0)
 
 
 def first_rows(model: MeasuredModel) -> Tensor:
-    """The rows of Gu et al.: 100 of 64 tokens, or as many as there are, on the model's device."""
+    """The rows of Gu et al.: 100 of 64 tokens, or as many as there are, on the model's device.
+
+    Raises:
+        ConfigurationError: they hold documents that the training kept apart; take :func:`first_text`.
+    """
     return model.rows(SAMPLES, SEQ_LEN)
 
 
