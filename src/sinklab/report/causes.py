@@ -132,7 +132,7 @@ def _three_metrics(section: object, unit: str) -> dict[str, object] | None:
         "unit": unit,
         "relations": [
             f"{METRICS[pair['first']][0]} and {_lower(METRICS[pair['second']][0])}: {pair['reading']} (rank correlation "
-            f"{_bounds(pair, 'rho')} over {pair['items']} heads)"
+            f"{_signed(pair['rho']) if pair['low'] is None else _bounds(pair, 'rho')} over {pair['items']} heads)"
             for pair in section["correlations"]
             if pair["over"] == "heads" and pair["rho"] is not None and {pair["first"], pair["second"]} <= METRICS.keys()
         ],

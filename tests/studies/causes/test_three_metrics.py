@@ -24,7 +24,7 @@ from sinklab.results.table import make_table
 from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
-from sinklab.studies.causes.three_metrics import _resampled, three_metrics
+from sinklab.studies.causes.three_metrics import LEAST_ITEMS, _correlations, _resampled, three_metrics
 from sinklab.testing import tiny_models
 
 
@@ -34,8 +34,8 @@ def texts(count=4, length=14):
 
 def small(**fields):
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
-    return SinkLM(SinkLMConfig(vocab_size=50, initializer_range=0.3, **shape, **fields)).double().eval()
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, **fields}
+    return SinkLM(SinkLMConfig(vocab_size=50, initializer_range=0.3, **shape)).double().eval()
 
 
 def measured(model, samples, place=0):
@@ -62,7 +62,7 @@ def test_resamples_are_those_of_arrays_drawn_one_by_one():
 
 
 def test_correlations_of_numbers_that_go_with_the_weights_and_against_them():
-    model, samples = small(), texts()
+    model, samples = small(num_hidden_layers=4), texts()
     sink = sinks_of(model, samples, place=0)
     for sign, reading in ((1, "together"), (-1, "opposed")):
         found = three_metrics(model, samples, sink, invented(sink, sign * sink.weights))
@@ -71,7 +71,33 @@ def test_correlations_of_numbers_that_go_with_the_weights_and_against_them():
         )
         assert (one.rho, one.low, one.high) == pytest.approx((sign, sign, sign))
         assert one.reading == reading
-        assert one.items == 6
+        assert one.items == 8
+
+
+def test_few_heads_and_layers_have_no_interval():
+    """Three numbers are in the order of three others by chance in a sixth of cases, and so is each of their resamples."""
+    model, samples = small(), texts()
+    sink = sinks_of(model, samples, place=0)
+    found = three_metrics(model, samples, sink, invented(sink, sink.weights))
+    ordered = [c for c in found.correlations if (c.first, c.second) == ("concentration", "need of the sink")]
+    assert [(c.over, c.items, c.reading) for c in ordered] == [
+        ("heads", 6, "too few to tell"),
+        ("layers", 3, "too few to tell"),
+    ]
+    assert [c.rho for c in ordered] == pytest.approx([1.0, 1.0])
+    assert np.isnan([(c.low, c.high) for c in ordered]).all()
+    assert "need of the sink over 6 heads: rho +1.00, too few to tell" in found.statement
+    assert "low_concentration_need_of_the_sink_over_heads" not in set(make_table(found.rows())["metric"])
+
+
+def test_intervals_leave_out_0_about_as_often_as_they_say():
+    """Of eight unrelated pairs, 2,000 resamples: in 3 to 4 % of draws; of three it would be in 34."""
+    generator, wrong = np.random.default_rng(0), 0
+    for _ in range(150):
+        first, second = generator.normal(size=(2, LEAST_ITEMS))
+        (one,) = _correlations({"concentration": first, "need of the sink": second}, "heads")
+        wrong += one.low > 0 or one.high < 0
+    assert wrong <= 15  # at 5 % sixteen or more of 150 have a chance of 0.004, and at 34 % fifteen or fewer of 1e-11
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -190,7 +216,7 @@ def test_the_table_and_the_record():
     # Pairs of different kinds: 5 over heads, and 8 over layers, where there are two kinds of outliers.
     assert sum(one["over"] == "heads" for one in record["correlations"]) == 5
     assert len(record["correlations"]) == 13
-    assert record["correlations"][0]["reading"] in ("together", "opposed", "no clear relation")
+    assert record["correlations"][0]["reading"] == "too few to tell"
 
 
 def test_what_cannot_be_is_refused():

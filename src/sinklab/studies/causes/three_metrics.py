@@ -43,12 +43,16 @@ CORRELATION = Metric(
 )
 
 RESAMPLES = 2_000
+LEAST_ITEMS = 8
+"""Heads (layers) from which on a correlation has an interval. Of three unrelated numbers every third draw is in perfect order,
+and resampled it stays so: such intervals leave out 0 for three items in 34 % of cases, for five in 10, from eight on in 3 to 5.
+Where the correlation is 0.89, they hold it for six items in 84 % and for eight in 96."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Correlation:
     """Spearman's rank correlation of two metrics, with its bootstrap interval; NaN where one of them does not vary, and for
-    fewer than three items.
+    fewer than three items. The ends of the interval are NaN for fewer than :data:`LEAST_ITEMS`, too.
 
     Attributes:
         over: ``heads`` or ``layers``.
@@ -65,7 +69,9 @@ class Correlation:
 
     @property
     def reading(self) -> str:
-        """``together``, ``opposed`` or ``no clear relation``."""
+        """``together``, ``opposed``, ``no clear relation``, or ``too few to tell`` where there is no interval for that."""
+        if self.items < LEAST_ITEMS:
+            return "too few to tell"
         return "together" if self.low > 0 else "opposed" if self.high < 0 else "no clear relation"
 
     def to_dict(self) -> dict[str, object]:
@@ -112,6 +118,8 @@ class ThreeMetrics(ExperimentResult):
                     result = "too few for a correlation"
                 elif pair.rho != pair.rho:
                     result = "one of them does not vary"
+                elif pair.items < LEAST_ITEMS:
+                    result = f"rho {pair.rho:+.2f}, {pair.reading}"
                 parts.append(f"{pair.first} and {pair.second} over {pair.items} heads: {result}")
         if self.quiet:
             words = (
@@ -177,8 +185,7 @@ def three_metrics(
     Weight concentration, activation outliers and functional usefulness are related and not the same: norms at the ends of
     sublayers bound outliers and leave sinks (Sun et al. 2026, arXiv 2603.05498), softmax plus one takes sinks away and leaves
     outliers (Kaul et al. 2024, arXiv 2410.17174), gates on values shrink activations and leave sinks (Qiu et al. 2025, arXiv
-    2505.06708). The 95 % interval of a correlation resamples heads (layers), 2,000 times; with few of them it is wide, and so
-    it should be.
+    2505.06708). The 95 % interval of a correlation resamples heads (layers), 2,000 times; of fewer than eight there is none.
 
     Args:
         samples: for the outliers.
@@ -318,7 +325,8 @@ def _correlations(values: dict[str, np.ndarray], over: str) -> list[Correlation]
         rho = low = high = float("nan")
         if len(left) > 2 and np.ptp(left) and np.ptp(right):
             rho = float(scipy.stats.spearmanr(left, right).statistic)
-            low, high = np.nanquantile(_resampled(left, right), [0.025, 0.975])
+            if len(left) >= LEAST_ITEMS:
+                low, high = np.nanquantile(_resampled(left, right), [0.025, 0.975])
         listed.append(Correlation(first, second, over, rho, float(low), float(high), len(left)))
     return listed
 
