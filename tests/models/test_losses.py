@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import transformers
 
 from sinklab.errors import ConfigurationError
-from sinklab.models.losses import IGNORED, hide_tokens, loss_kind
+from sinklab.models.losses import IGNORED, guess_warning, hide_tokens, loss_kind
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32}
 
@@ -63,3 +65,13 @@ def test_a_sample_with_few_free_tokens_gives_one_and_one_with_none_gives_none():
 )
 def test_which_loss_a_model_has(cls, config, kind):
     assert loss_kind(getattr(transformers, cls)(config)) == kind
+
+
+def test_a_loss_above_that_of_a_guess_is_said():
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32))
+    assert guess_warning(model, math.log(32) - 0.01) == guess_warning(model, None) == ""
+    assert guess_warning(model, math.log(32) + 0.01).startswith(
+        "This loss is above that of a guess among all 32 tokens, 3.466 nats: the model was not trained on such text, or"
+    )
+    pictures = transformers.ViTForImageClassification(transformers.ViTConfig(**TINY, image_size=8, patch_size=4))
+    assert guess_warning(pictures, 99.0) == ""  # a class is no token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
 import torch
@@ -11,7 +12,16 @@ from transformers import PreTrainedModel
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError
 
-__all__ = ["HIDDEN_SHARE", "IGNORED", "LossKind", "cross_entropies", "hide_tokens", "is_causal_lm", "loss_kind"]
+__all__ = [
+    "HIDDEN_SHARE",
+    "IGNORED",
+    "LossKind",
+    "cross_entropies",
+    "guess_warning",
+    "hide_tokens",
+    "is_causal_lm",
+    "loss_kind",
+]
 
 IGNORED = -100
 """As a target: no loss is taken there."""
@@ -50,6 +60,17 @@ def loss_kind(model: nn.Module) -> LossKind | None:
     if name.endswith("ForMaskedLM"):
         return "masked token"
     return "class" if name.endswith(("ForImageClassification", "ForSequenceClassification", "ForAudioClassification")) else None
+
+
+def guess_warning(model: PreTrainedModel, loss: float | None) -> str:
+    """A sentence where a loss over tokens, in nats, is above that of a guess among all of them; empty otherwise."""
+    words = getattr(model.config.get_text_config(), "vocab_size", None)
+    if loss is None or loss_kind(model) in (None, "class") or not isinstance(words, int) or not loss > math.log(max(words, 1)):
+        return ""
+    return (
+        f"This loss is above that of a guess among all {words:,} tokens, {math.log(words):.3f} nats: the model was not trained "
+        "on such text, or not at all. Rates and losses may be others on text of the kind that it was trained on."
+    )
 
 
 def hide_tokens(

@@ -13,7 +13,7 @@ from sinklab.corpora._reading import Reading
 from sinklab.corpora.samples import Samples
 from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import HIDDEN_SHARE, LossKind, loss_kind
+from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
 from sinklab.report.words import bos_words, finding, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
 from sinklab.sinks import Sink, Sinks
@@ -82,6 +82,7 @@ def summarize(
     warnings = (
         "" if reading is None else reading.warning,
         _length_warning(loaded, samples),
+        guess_warning(loaded.model, main.loss),
         f"{type(loaded.model).__name__} predicts hidden tokens, and its tokenizer has no mask token to hide them with: no loss."
         if kind == "masked token" and main.loss is None
         else "",
