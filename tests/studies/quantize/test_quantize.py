@@ -35,7 +35,7 @@ from sinklab.studies.quantize.scheme import Scheme, parse_schemes
 from sinklab.studies.quantize.spikes import find_spikes
 from sinklab.studies.quantize.texts import distinct, divided, two_sets
 from sinklab.studies.quantize.twin import Range, Treatment, Twin
-from sinklab.studies.quantize.verdict import best_cure, judged, texts_needed
+from sinklab.studies.quantize.verdict import _cured, best_cure, judged, texts_needed
 
 CALIBRATION = 8
 SPIKE = "model.layers.0.mlp.down_proj"
@@ -362,6 +362,22 @@ def test_the_cheapest_cure_that_cures_is_chosen_and_else_the_one_that_leaves_lea
     assert best_cure([dear, lucky, cheap, partial, useless], 0.01)["cure"] == "cheap"
     assert best_cure([partial, useless], 0.01)["cure"] == "partial"
     assert best_cure([useless], 0.01) is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "words"),
+    [
+        (-0.01, -0.032, 0.009, "Cure: a scale for each token leaves -0.010"),
+        (-0.01, -0.032, 0.011, "No cure is shown to leave 0.01 or less at this sample size; least is left by this"),
+        (0.02, 0.001, 0.03, "No cure takes all of it away; best: a scale"),
+    ],
+)
+def test_a_cure_that_may_leave_nothing_is_not_said_to_leave_something(mean, low, high, words):
+    cure = {
+        "cure": "per token", "label": "a scale for each token", "left": {"mean": mean, "low": low, "high": high},
+        "gain": {"mean": 1, "low": 0.5, "high": 2}, "share_whole": 0.0, "activations_whole": 0.0, "extra_bytes": 0,
+    }  # fmt: skip
+    assert _cured({"unit": "nats", "minimal_effect": 0.01, "cures": [cure]}).startswith(words)
 
 
 def test_a_gap_in_the_noise_is_not_one():

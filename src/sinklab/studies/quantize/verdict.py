@@ -124,8 +124,13 @@ def _cured(summary: QuantizeSummary) -> str:
         return "No cure that was tried gains anything measurable."
     left = cure["left"]
     words = f"leaves {_interval(left['mean'], left['low'], left['high'])} {unit} ({_price(cure)})"
-    whole = left["high"] <= summary["minimal_effect"]
-    opening = "Cure" if whole else "No cure takes all of it away; best"
+    if left["high"] <= summary["minimal_effect"]:
+        opening = "Cure"
+    elif left["low"] > 0:
+        opening = "No cure takes all of it away; best"
+    else:  # it may leave nothing, which these texts do not show
+        least = f"{summary['minimal_effect']:g} or less"
+        opening = f"No cure is shown to leave {least} at this sample size; least is left by this one"
     return f"{opening}: {cure['label']} {words}."
 
 
