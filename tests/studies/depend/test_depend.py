@@ -249,6 +249,16 @@ class TestRefusals:
         ):
             depend(loaded, ["lm_eval:arc_easy"], **QUICK)
 
+    def test_a_corpus_is_that_of_the_tasks_that_name_none(self, loaded, tmp_path):
+        book = tmp_path / "my, book.txt"
+        book.write_text(" ".join(f"line {number} of the book" for number in range(4000)))
+        named = ["long_text", "false_sinks:corpus=python_source", "question_stream"]
+        result = depend(loaded, named, corpus=str(book), **QUICK)
+        given = [tasks.make(task) for task in result.record["config"]["tasks"]]
+        assert [getattr(task, "corpus", None) for task in given] == [str(book), "python_source", None]
+        (own,) = depend(loaded, [tasks["long_text"](corpus=str(book))], **QUICK).summary["tasks"]
+        assert result.summary["tasks"][0] == own
+
     def test_texts_that_tell_nothing_apart(self, loaded):
         with pytest.raises(ConfigurationError, match=r"task 'long_text' asks nothing .* window of 60: .* longer texts"):
             depend(loaded, ["long_text:contexts=[0.5]"], **QUICK)
@@ -260,6 +270,11 @@ class TestRefusals:
             ({"tasks": ["nedle"]}, UnknownNameError, "no task is called 'nedle'"),
             ({"tasks": ["needle:depth=3"]}, ConfigurationError, "task 'needle' has no setting 'depth'"),
             ({"tasks": ["needle:3"]}, ConfigurationError, r"'needle:3' cannot be read; write name or name:setting=value"),
+            (
+                {"tasks": ["passkey"], "corpus": "bigrams"},
+                ConfigurationError,
+                "none of the tasks that are named reads a corpus",
+            ),
             ({"items": 1}, ConfigurationError, "`items` 1 must be 2 or more"),
             ({"sinks": (0,)}, ConfigurationError, "`sinks` 0 must each be 1 or more"),
             (

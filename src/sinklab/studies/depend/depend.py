@@ -40,6 +40,7 @@ def depend(
     model: ModelSource,
     tasks: Annotated[Sequence[str | Task], "--task", "--tasks"] = ("long_text",),
     *,
+    corpus: str | None = None,
     bos: Annotated[Sequence[str], "--bos"] = ("auto",),
     visibility: Sequence[str] = ("visible", "hidden"),
     policies: Sequence[str | Policy] | None = None,
@@ -77,6 +78,8 @@ def depend(
 
     Args:
         tasks: From 'sinklab list tasks', with settings if need be: needle:corpus=FILE; or lm_eval:TASK.
+        corpus: Text of the tasks that read one and name none of their own: a UTF-8 text, a folder, or a name from 'sinklab list
+            corpora'; by default python_source.
         bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one, two; or several.
         visibility: Of the sink, away from the reference, where both are measured: visible, hidden.
         policies: What to run besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings; by
@@ -102,6 +105,7 @@ def depend(
         sinklab depend embedded:softmax --task long_text
         sinklab depend embedded:softmax --task needle,line_lookup --window 120 --out build/depend
         sinklab depend embedded:softmax --task long_text,needle --bos none,one,two --cache-bits 8,4 --out build/grid
+        sinklab depend ORG/MODEL --task long_text,needle --corpus book.txt
         sinklab depend ORG/MODEL --task long_text:corpus=book.txt --policies 8+1016,strided --json
         sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200  (needs sinklab[evaluation])
 
@@ -139,6 +143,7 @@ def depend(
             raise ConfigurationError(f"`items` {items} must be 2 or more: an interval needs several texts")
         if not 0 < level < 1:
             raise ConfigurationError(f"`level` {level:g} must lie between 0 and 1: 0.95 is that of intervals of 95 %")
+        tasks = tasks if corpus is None else _reading(tasks, corpus)
         chosen = [task if isinstance(task, str) and task.startswith(HARNESS) else registry.make(task) for task in tasks]
         labels = _labels(chosen)
         loaded = opened(
@@ -221,6 +226,25 @@ def depend(
             policies={name: policy_registry.settings(policy) for name, policy in contenders.policies.items()},
             tasks=records,
         )  # fmt: skip
+
+
+def _reading(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
+    """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone."""
+    from sinklab.registry import tasks as registry
+
+    given: list[str | Task] = []
+    readers = 0
+    for task in tasks:
+        if isinstance(task, str) and not task.startswith(HARNESS):
+            settings = registry.read(task)
+            plugin = registry[settings["name"]]
+            if any(field.name == "corpus" for field in dataclasses.fields(plugin)):
+                readers += 1
+                task = registry.make({"corpus": corpus} | settings)
+        given.append(task)
+    if not readers:
+        raise ConfigurationError(f"`corpus` {corpus}: none of the tasks that are named reads a corpus (sinklab show TASK)")
+    return given
 
 
 def _labels(tasks: Sequence[str | Task]) -> list[str]:
