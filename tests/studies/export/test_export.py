@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import runpy
@@ -368,3 +369,18 @@ def test_every_engine_says_what_it_was_checked_against():
     for name, engine in engines().items():
         assert engine.name == name
         assert name == "transformers" or re.search(r"\b20\d\d-\d\d-\d\d$", engine.checked)
+
+
+def test_parts_are_shown_in_lines_that_say_them_whole(finished):
+    """At 200 columns, too, where a table gave a word of a line to all columns but the longest."""
+    from rich.console import Console
+
+    folder, _ = finished
+    entries = read_run(folder, "summary.json")["exports"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    for part in display_exports(entries, Path("folder")):
+        console.print(part)
+    shown = console.export_text()
+    for entry in entries:
+        for part in entry["parts"] if not entry["refused"] else ():
+            assert f"{part['part']} ({part['wanted']}): {part['how']}: {part['says'][:40]}" in shown

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from sinklab.results.summaries.cache import ExportEntry
@@ -26,11 +25,8 @@ def display_exports(entries: Sequence[ExportEntry], folder: Path | None) -> Iter
             continue
         where = "" if folder is None else f", {folder / entry['file']}"
         yield Text(f"\n{entry['engine']}: {entry['policy']}{where}\n  {entry['command']}\n")
-        shown = Table(box=None, pad_edge=False)
-        for heading in ("part", "wanted", "how", "by"):
-            shown.add_column(heading)
+        # In lines, as in the file: in a table the longest column leaves the others a word a line.
         for part in entry["parts"]:
-            shown.add_row(part["part"], part["wanted"], part["how"], part["says"])
-        yield shown
+            yield Text.assemble((part["part"], "bold"), f" ({part['wanted']}): {part['how']}: {part['says']}")
         if folder is None:
             yield Text(f"\n{entry['text']}".rstrip("\n"))
