@@ -226,6 +226,10 @@ def test_other_commands_refuse_in_one_line(tmp_path):
         depend(model, tasks=["long_text"], window=16, items=2)
     with pytest.raises(UnsupportedModelError, match="predicts no next token, so policies have no loss to compare"):
         compare_policies(model, corpus="random_tokens", windows=[16], tokens=64, documents=1)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    pictures = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=8, patch_size=4))
+    with pytest.raises(UnsupportedModelError, match="ViTForImageClassification predicts no next token"):
+        compare_policies(wrap_model(pictures))  # before it is asked for a tokenizer
     with pytest.raises(UnsupportedModelError, match="no loss is known for a T5ForConditionalGeneration"):
         find_causes(model, domains=["random_tokens"])
     summary = audit(model, corpus="random_tokens", seq_len=8, samples=2, certificate=True).summary

@@ -110,7 +110,7 @@ def compare_policies(
     from sinklab.results.table import append
     from sinklab.streaming.limits import length_known
     from sinklab.streaming.quantized import read_bits
-    from sinklab.studies.cache.cache_policies import compared
+    from sinklab.studies.cache.cache_policies import compared, require_next_token
     from sinklab.studies.cache.display import display
     from sinklab.studies.cache.head_budgets import (
         head_budgets,
@@ -145,6 +145,7 @@ def compare_policies(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
         )  # fmt: skip
+        require_next_token(loaded)
         require_head_maps(loaded, names, sources)
         if quantized:
             require_quantized(loaded.model, quantized)
