@@ -316,11 +316,22 @@ def _strongest_write(
         few.model, few.structure, edits, {}, few.samples, (at[rows], few.others[rows], few.real[rows]), few.forward,
         few.batch_size, progress=few.progress, stage=f"{place.name}: every write taken away",
     )  # fmt: skip
-    lost = [before - mean_over(seen.pulls, chosen) for seen in measured]
-    best = max(range(len(lost)), key=lambda index: float(lost[index].mean()))
-    interval = mean_over_items(lost[best].numpy())
-    enough = interval.low > 0 and interval.mean >= LEAST_PULL * mean
+    best, interval, enough = _most_lost([before - mean_over(seen.pulls, chosen) for seen in measured], mean)
     return (sublayers[best] if enough else None), (mean, interval)
+
+
+def _most_lost(lost: Sequence[Tensor], pull: float) -> tuple[int, Interval, bool]:
+    """Number of the write without which most is lost, how much, and whether that makes it the origin of the pull.
+
+    The most of many is larger than 0 by chance, so the interval is at the level with which those of all writes hold together
+    (Bonferroni): of 24 writes whose losses scatter round 0 by a fifth of the pull, one would pass at 95 % in 27 % of cases.
+
+    Args:
+        lost: for each write one number a sample.
+    """
+    best = max(range(len(lost)), key=lambda index: float(lost[index].mean()))
+    interval = mean_over_items(lost[best].numpy(), level=1 - 0.05 / len(lost))
+    return best, interval, interval.low > 0 and interval.mean >= LEAST_PULL * pull
 
 
 def _edits(
