@@ -137,8 +137,8 @@ class ExportPlan:
             kind = "rank in the cache" if self.policy.positions == "in_cache" else "index in the text"
             yield "positions", "positions", kind
         if self.quantized is not None:
-            whole = "the tokens that stay" if self.pinned else "none"
-            yield "integers", "integers", f"{self.quantized}, in full precision {whole} and the newest"
+            whole = "the tokens that stay and the newest" if self.pinned else "the newest"
+            yield "integers", "integers", f"{self.quantized}, in full precision {whole}"
 
 
 class Engine(abc.ABC):
