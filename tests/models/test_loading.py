@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 
 import pytest
@@ -331,3 +332,10 @@ def test_a_path_names_a_model(checkpoint):
 def test_a_copy_of_a_checkpoint_has_the_same_revision(checkpoint, tmp_path):
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     assert load_model(str(copy)).revision == load_model(str(checkpoint)).revision
+
+
+def test_a_loaded_model_is_shown_in_a_line():
+    shown = repr(load_model("embedded:softmax"))
+    assert re.fullmatch(
+        r"LoadedModel\('embedded:softmax', SinkLM, softmax attention, 1,\d{3},\d{3} parameters, torch\.float32, on cpu\)", shown
+    )

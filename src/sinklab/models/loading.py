@@ -77,6 +77,13 @@ class LoadedModel:
     source: Path | None = None
     processor: Processor | None = None
 
+    def __repr__(self) -> str:
+        """In a line: a notebook shows what ends a cell, and the modules of a model are pages."""
+        return (
+            f"LoadedModel({self.name!r}, {type(self.model).__name__}, {self.operation} attention, "
+            f"{self.num_parameters:,} parameters, {self.dtype}, on {self.device})"
+        )
+
     @property
     def device(self) -> torch.device:
         """Device that inputs go to: that of the parameters, or of the first of them where the model is spread."""
