@@ -375,6 +375,14 @@ class TestBadInput:
             compare_policies(wrap_model(bert), **SMALL)
 
 
+def test_a_recommendation_on_text_that_the_model_cannot_read_says_so():
+    model = make_sinklm()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(100)  # sure of what it has not learned
+    said = compare_policies(wrap_model(model), policies=NAMES, **SMALL).summary["recommendation"]
+    assert "That loss is above the one of a guess among all tokens: the model was not trained on such text" in said
+
+
 def test_no_recommendation_says_why_no_window_could_be_measured():
     """Learned positions: the reason stands in the sentence itself, in one line."""
     from sinklab import audit

@@ -17,7 +17,7 @@ from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import is_causal_lm
+from sinklab.models.losses import guess_warning, is_causal_lm
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.policies.recompute import Recompute
 from sinklab.registry import policies as policy_registry
@@ -276,7 +276,9 @@ def _summary(
         "left_out": left_out,
         "sinks_needed": advice.needed if advice else None,
         "recommended": {"num_sinks": advice.num_sinks, "window": advice.window} if advice else None,
-        "recommendation": advice.sentence if advice else _no_advice(by_sinks, left_out),
+        "recommendation": f"{advice.sentence}{_above_guess(loaded, advice.loss.mean)}"
+        if advice
+        else _no_advice(by_sinks, left_out),
     }
 
 
@@ -292,6 +294,15 @@ def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[i
             part = slice(max(first, start) - 1, stop - 1)
             result[:, part] = reference[:, part] + (sampled - reference)[:, part].nanmean(dim=1, keepdim=True)
     return result
+
+
+def _above_guess(loaded: LoadedModel, loss: float) -> str:
+    if not guess_warning(loaded.model, loss):
+        return ""
+    return (
+        " That loss is above the one of a guess among all tokens: the model was not trained on such text, or not at all, and "
+        "on text of its own kind the answer may be another."
+    )
 
 
 def _no_advice(by_sinks: dict[int, dict[int, Tensor]], left_out: Sequence[LeftOut]) -> str:
