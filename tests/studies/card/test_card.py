@@ -36,6 +36,30 @@ def runs(checkpoint, tmp_path_factory):
     return folder
 
 
+def test_the_card_of_an_origin_has_every_edit_with_its_interval(checkpoint, tmp_path):
+    out = tmp_path / "origin"
+    run("origin", checkpoint, "--corpus", "random_tokens", "--samples", "8", "--seq-len", "12", "--out", out)
+    summary = read_run(out, "summary.json")
+    # A small model has no sink for sure; what a card says of one is said of one that is written down.
+    interval, share = {"mean": 1.5, "low": 1.0, "high": 2.0}, {"mean": 0.3, "low": 0.2, "high": 0.4}
+    edits = [
+        {"edit": edit, "on": on, "what": "", "loss": interval, "weight": 0.1, "weight_kept": share, "spike": 3.0,
+         "spike_kept": share}
+        for edit in ("zero", "mean", "resampled", "constant") for on in ("units", "controls", "write")
+    ]  # fmt: skip
+    found = {
+        "place": "position 0", "kind": "sink", "unit_kind": "neuron", "units": [{"name": "neuron 2"}], "weight": 0.4,
+        "spike": 60.0, "edits": edits, "verdict": "It is born there.",
+    }  # fmt: skip
+    write_json({**summary, "origins": [found, {**found, "place": "position 5"}]}, out / "summary.json")
+    printed = run("card", out).stdout
+    rows = [line for line in printed.splitlines() if line.startswith("| Sink at position")]
+    assert len(rows) == 2 * (1 + len(edits))  # all of them
+    assert rows[1].replace("\\", "").startswith("| Sink at position 0: neuron 2: zero | +1.5000 [+1.0000, +2.0000] | 0.10 ")
+    assert "8 samples of random_tokens" in printed
+    assert "no interval" not in printed
+
+
 @pytest.mark.parametrize(
     ("kind", "summary", "task"),
     [

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 from sinklab.errors import InputError
 from sinklab.registry import spelled
 from sinklab.report.card import Card, CardNumber
+from sinklab.report.origin import HEADINGS as EDIT_HEADINGS
+from sinklab.report.origin import edit_rows, origin_title
 from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, unit_of
@@ -99,7 +101,8 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     limits += [f"Weights are {summary['tier']}, not proved to be those that made the outputs."] if summary.get("tier") else []
     cache = summary.get("cache")
     if is_comparison(cache):
-        texts = f"{number(cache['documents'])} texts of {number(cache['tokens'])} tokens of {public_name(cache['corpus'])}"
+        some = "text" if cache["documents"] == 1 else "texts"
+        texts = f"{number(cache['documents'])} {some} of {number(cache['tokens'])} tokens of {public_name(cache['corpus'])}"
         limits.append(f"The recommendation rests on {texts}.")
     limits += list(summary.get("warnings") or [])
     return ["measurement", "value"], rows, limits, numbers
@@ -200,6 +203,24 @@ def _quantize(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     return ["scheme", f"loss, {summary['unit']}", "gap to the model as it is, 95 %"], rows, limits, numbers
 
 
+def _origin(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
+    rows, numbers = [], []
+    for origin in summary["origins"]:
+        title = origin_title(origin)
+        edited = edit_rows(origin)
+        rows += [[f"{title}: {row[0]}", *row[1:]] for row in edited]
+        for row, edit in zip(edited[1:], origin["edits"], strict=True):
+            if edit["loss"] is not None:
+                loss = float(edit["loss"]["mean"])
+                numbers.append(CardNumber("origin_loss_change", f"{title}: change of the loss, {row[0]}", loss, "nats"))
+    limits = [
+        f"{number(summary['samples'])} samples of {public_name(str(summary['corpus']))}. Loss: change in nats, with its 95 % "
+        "interval over samples; weight: mean over the heads behind the origin that give the place most, and what is kept of it "
+        "above uniform attention; spike: largest over median size of a state. Random units are the control."
+    ]
+    return EDIT_HEADINGS, rows, limits, numbers
+
+
 def _other(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     """A run of any other command: the numbers of the whole model in its table, each with the settings of its probe."""
     under = _settings_of_metrics(record)
@@ -224,7 +245,8 @@ def _settings_of_metrics(record: Summary) -> dict[str, str]:
 
 
 KINDS: dict[str, Callable[[Summary, Summary, IndexedRun], Filled]] = {
-    "audit": _audit, "cache": _cache, "causes": _causes, "depend": _depend, "pretrain": _pretrain, "quantize": _quantize,
+    "audit": _audit, "cache": _cache, "causes": _causes, "depend": _depend, "origin": _origin, "pretrain": _pretrain,
+    "quantize": _quantize,
 }  # fmt: skip
 """Command to what a card says of its runs."""
 
