@@ -282,6 +282,11 @@ def test_where_the_sink_of_softmax_is_open_nothing_is_put_down_to_the_operation_
     text = words(judged(["softmax", "relu"], numbers, {}))
     assert "Whether softmax itself has a sink at its own rate is open" in text
     assert "is open, so that" not in words(rows(softmax=SOFTMAX, relu=RELU))
+    found = judged(["softmax", "relu"], numbers, {}, one_rate=True)
+    assert (
+        "Whether softmax itself has a sink at 0.5 times the rate of the scale is open, so that it is not shown that there is "
+        "one to replace." in in_words(found, {}, scale="tiny", base="bos", seeds=6, rate=0.5).paragraph
+    )
 
 
 def test_a_better_one_is_said():

@@ -278,9 +278,11 @@ def _of_the_question(rows: Sequence[Row], rate: float | None) -> list[str]:
     else:
         words = f"None of the {len(explicit)} explicit ways to do nothing leaves little distortion here."
     if reference.findings["sink"].verdict == "inconclusive":
+        words += f" Whether {REFERENCE} itself has a sink {at_rate} is open, so that "
         words += (
-            f" Whether {REFERENCE} itself has a sink {at_rate} is open, so that an operation which has one at another "
-            "rate may have it by that rate."
+            "an operation which has one at another rate may have it by that rate."
+            if rate is None
+            else "it is not shown that there is one to replace."
         )
     if without:
         words += f" Without one, {_list(without)} {'is' if len(without) == 1 else 'are'} low-distortion."
