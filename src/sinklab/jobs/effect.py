@@ -254,7 +254,11 @@ class Trend(_Several):
 
 @dataclasses.dataclass(frozen=True)
 class Peak(_Several):
-    """By how much the largest number inside an order of variants exceeds the larger one of its two ends."""
+    """By how much the largest number inside an order of variants exceeds the larger one of its two ends.
+
+    Over seeds each variant inside is judged by itself: the largest of several noisy numbers exceeds the ends in most seeds
+    where none of them does.
+    """
 
     def __post_init__(self) -> None:
         if len(self.over) < 3:
@@ -263,6 +267,11 @@ class Peak(_Several):
     def __call__(self, numbers: Numbers) -> float | None:
         values = _all(numbers, self.over, self.metric)
         return None if values is None else max(values[1:-1]) - max(values[0], values[-1])
+
+    @property
+    def steps(self) -> tuple[Effect, ...]:
+        first, *inside, last = self.over
+        return tuple(Peak(self.metric, (first, label, last)) for label in inside)
 
     @property
     def unit(self) -> str:

@@ -52,17 +52,17 @@ def needed_seeds(part: ClaimPart) -> int | None:
         return SEEDS
     if part["interval"] is None:
         return LEAST_FOR_A_MEDIAN if len(values) < LEAST_FOR_A_MEDIAN else None
-    method = part.get("method")
+    method, level = part.get("method"), 1 - 0.05 / part.get("steps", 1)
     if method == "exact, of counts":
         return _of_counts(part, values)
     if method == "Student's t of logarithms":
         bounds = [math.log(bound) for bound in _finite_bounds(part) if bound > 0]  # no ratio passes one at 0 or below
-        return _of_t([math.log(value) for value in values], bounds, _apart)
+        return _of_t([math.log(value) for value in values], bounds, _apart, level)
     if method == "Student's t on the arcsine scale":
         whole = 100.0 if part["unit"] == "percent" else 1.0
         bounds = [bound for bound in _finite_bounds(part) if 0 <= bound <= whole]
-        return _of_t(values, bounds, functools.partial(_apart_in_angle, whole=whole))
-    return _of_t(values, _finite_bounds(part), _apart) if method == "Student's t" else None
+        return _of_t(values, bounds, functools.partial(_apart_in_angle, whole=whole), level)
+    return _of_t(values, _finite_bounds(part), _apart, level) if method == "Student's t" else None
 
 
 def _bounds(part: ClaimPart) -> tuple[float, float]:
@@ -90,8 +90,8 @@ def _apart_in_angle(middle: np.ndarray, half: np.ndarray, bound: float, *, whole
     )
 
 
-def _of_t(values: Sequence[float], bounds: Sequence[float], clears: _Clears) -> int | None:
-    """Seeds with which Student's t interval reaches no bound."""
+def _of_t(values: Sequence[float], bounds: Sequence[float], clears: _Clears, level: float) -> int | None:
+    """Seeds with which Student's t interval at the level reaches no bound."""
     import scipy.special
 
     seen, middle, squares = len(values), statistics.fmean(values), statistics.variance(values) * (len(values) - 1)
@@ -106,7 +106,7 @@ def _of_t(values: Sequence[float], bounds: Sequence[float], clears: _Clears) -> 
         later_squares = true_spread**2 * (scipy.special.chdtri(more - 1, of_spread) if more > 1 else 0.0)
         of_all = (seen * middle + more * later) / count
         spread = np.sqrt((squares + later_squares + seen * more / count * (later - middle) ** 2) / (count - 1))
-        half = scipy.special.stdtrit(count - 1, 0.975) * spread / math.sqrt(count)
+        half = scipy.special.stdtrit(count - 1, (1 + level) / 2) * spread / math.sqrt(count)
         return bool(np.all([clears(of_all, half, bound) for bound in bounds], 0).mean() >= CHANCE)
 
     return fewest(decides, seen + 1, MOST)

@@ -110,7 +110,8 @@ class Finding:
 
     def to_dict(self) -> ClaimPart:
         """For JSON."""
-        return {
+        steps = len(self.part.effect.steps)
+        found: ClaimPart = {
             "says": self.part.says,
             "effect": self.part.effect.words,
             "needs": sorted([variant, metric] for variant, metric in self.part.effect.needs()),
@@ -125,6 +126,7 @@ class Finding:
             "by_seed": {str(seed): value for seed, value in self.by_seed.items()},
             "verdict": self.verdict,
         }
+        return {**found, "steps": steps} if steps > 1 else found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,8 @@ class ClaimPart(TypedDict):
     standardized: float | None
     by_seed: dict[str, float | None]
     verdict: str
+    steps: NotRequired[int]
+    """Of how many steps this is the one that decides, where there are several: the interval is 95 % for all together."""
 
 
 class Judged(TypedDict):
