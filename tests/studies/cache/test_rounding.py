@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from tests.architectures.zoo import ZOO, build
@@ -14,7 +16,7 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.cache.cache import compare_policies
-from sinklab.studies.cache.rounding import _largest, quantized_caches, quantized_table
+from sinklab.studies.cache.rounding import _largest, must_stay_whole, quantized_caches, quantized_table
 
 ROWS = torch.randint(4, 40, (4, 160), generator=torch.Generator().manual_seed(0))
 
@@ -105,3 +107,28 @@ def test_a_model_that_cannot_have_integers_is_refused_before_anything_is_compare
             documents=2, quantized=["int8"], out=tmp_path / "out",
         )  # fmt: skip
     assert len(said) <= 2  # loading and reading the positions at most
+
+
+def test_which_tokens_must_stay_whole_is_said():
+    def entry(kind, whole, positions, low, high, window=None):
+        gap = {"mean": (low + high) / 2, "low": low, "high": high}
+        return {
+            "quantized": kind, "whole": whole, "positions": positions, "window": window, "tokens": 512, "gap": gap,
+            "bytes_ratio": 0.5,
+        }  # fmt: skip
+
+    measured = [
+        entry("int8", "nothing", [], -0.002, 0.005),
+        entry("int4", "nothing", [], -0.111, 0.004),  # a loss that falls is a change, too
+        entry("int4", "the first 4 tokens", [0, 1, 2, 3], -0.01, 0.012),
+        entry("int4", "the sinks found", [0], -0.016, 0.006),
+        entry("int4", "the sinks found", [0], -0.5, 0.5, window=128),  # of another question
+        entry("int2", "nothing", [], 0.1, 0.2),
+    ]
+    eight, four, two = re.split(" (?=int[0-9])", must_stay_whole(measured))
+    assert eight == "int8: no token must stay in full precision; the loss changes by 0.0050 nats per token at most."
+    assert four == (
+        "int4: keep position 0 (the sinks found) in full precision; the loss changes by 0.0160 nats per token at most, with nothing "
+        "in full precision perhaps by 0.1110."
+    )
+    assert two.startswith("int2: no tokens are shown that keep the change of the loss within 0.02 nats per token")

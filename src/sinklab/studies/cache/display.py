@@ -12,6 +12,7 @@ from rich.text import Text
 from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows
 from sinklab.results.run import Result
 from sinklab.results.summaries.cache import Comparison, PerHeadEntry, QuantizedEntry
+from sinklab.studies.cache.rounding import must_stay_whole
 from sinklab.studies.export.display import display_exports
 from sinklab.studies.export.writing import FOLDER
 
@@ -56,6 +57,7 @@ def _quantized(entries: list[QuantizedEntry]) -> Iterator[RenderableType]:
         )
     yield Text("\nA cache of integers, against the same cache in the model's dtype:\n")
     yield shown
+    yield Text(f"\n{must_stay_whole(entries)}")
 
 
 def _per_head(entries: list[PerHeadEntry]) -> Iterator[RenderableType]:

@@ -23,8 +23,9 @@ from sinklab.sinks import find_sinks
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.quantized import read_bits
+from sinklab.studies.export.chosen import INTEGER_MARGIN
 
-__all__ = ["quantized_caches", "quantized_table", "require_quantized"]
+__all__ = ["must_stay_whole", "quantized_caches", "quantized_table", "require_quantized"]
 
 GAP = Metric(
     "cache_quantization_gap",
@@ -99,6 +100,39 @@ def quantized_caches(
             )  # fmt: skip
             progress("quantised caches", len(entries), total)
     return entries
+
+
+def must_stay_whole(entries: Sequence[QuantizedEntry]) -> str:
+    """Which tokens must stay in full precision, a sentence for each number of bits.
+
+    The fewest tokens are named with which rounding the others moves the loss by at most ``INTEGER_MARGIN``: the whole interval,
+    on either side, since a loss that falls by rounding is a change and no gain. All tokens are held there.
+    """
+    return " ".join(
+        _must_stay(kind, [entry for entry in entries if entry["quantized"] == kind and entry["window"] is None])
+        for kind in dict.fromkeys(entry["quantized"] for entry in entries)
+    )
+
+
+def _must_stay(kind: str, entries: Sequence[QuantizedEntry]) -> str:
+    def most(entry: QuantizedEntry) -> float:
+        ends = (entry["gap"]["low"], entry["gap"]["high"])
+        return max(float("inf") if end is None else abs(end) for end in ends)
+
+    within = [entry for entry in entries if most(entry) <= INTEGER_MARGIN]
+    if not within:
+        return (
+            f"{kind}: no tokens are shown that keep the change of the loss within {INTEGER_MARGIN:g} nats per token if they "
+            "stay in full precision; more texts make intervals shorter."
+        )
+    fewest = min(within, key=lambda entry: len(entry["positions"]))
+    change = f"the loss changes by {most(fewest):.4f} nats per token at most"
+    if not fewest["positions"]:
+        return f"{kind}: no token must stay in full precision; {change}."
+    nothing = next((most(entry) for entry in entries if not entry["positions"]), None)
+    besides = "" if nothing is None else f", with nothing in full precision perhaps by {nothing:.4f}"
+    places = f"position{'s' if len(fewest['positions']) > 1 else ''} {', '.join(map(str, fewest['positions']))}"
+    return f"{kind}: keep {places} ({fewest['whole']}) in full precision; {change}{besides}."
 
 
 def require_quantized(model: PreTrainedModel, kinds: Sequence[str]) -> None:
