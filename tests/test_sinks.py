@@ -433,3 +433,13 @@ class TestTokensOfCalls:
         call = calls_of(model, inputs_embeds=model.embed_tokens(texts(2)))[0]
         assert call.key_tokens is None
         assert (Sinks.at(Sink(kind="token", token=LOUD)).keys(call) == -1).all()
+
+
+def test_sinks_are_shown_in_a_line():
+    found = find_sinks(planted(), texts(2, 2, 2))
+    heads = found.main.sinking
+    assert repr(found).startswith(
+        f"Sinks(position 2, token {LOUD}: {found.main.rate:.3g} %, {heads} of {len(found.heads)} heads; 3 samples of "
+    )
+    assert repr(Sinks.at(0)) == "Sinks(position 0; given)"
+    assert repr(Sinks()) == "Sinks(none; given)"

@@ -182,6 +182,16 @@ class Sinks:
     length: int = 0
     heads_by_weight: int = 0
 
+    def __repr__(self) -> str:
+        """In a line: the heads of a large model are pages."""
+        rates = (
+            "" if sink.rate is None else f": {sink.rate:.3g} %, {sink.sinking} of {len(self.heads)} heads"
+            for sink in self.sinks
+        )
+        found = "; ".join(f"{sink.describe()}{rate}" for sink, rate in zip(self.sinks, rates, strict=True))
+        read = f"{self.samples} samples of {self.seq_len} positions, threshold {self.threshold:g}" if self.samples else "given"
+        return f"Sinks({found or 'none'}; {read})"
+
     @classmethod
     def at(cls, place: SinkPlace | None) -> Sinks:
         """A sink that is given and not looked for: a position, ``"null"``, or a sink; ``None`` for a model without one."""
