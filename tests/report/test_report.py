@@ -316,6 +316,19 @@ class TestHostileText:
 
 
 class TestWords:
+    def test_sinks_of_other_kinds_are_named(self, tmp_path: Path) -> None:
+        folder = write_audit(tmp_path / "a", layers=2, seq_len=16)
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        at = {"position": 0, "text": "<s>", "rate": 40.0, "heads": [], "silent": False}
+        others = [{**at, "kind": "null", "position": None, "name": name} for name in ("[CLS]", "the null score")]
+        said = []
+        for count in (0, 1, 2):
+            sinks = [{**at, "kind": "position", "name": "position 0"}, *others[:count]]
+            summary["sinks"] = {"sinks": sinks, "silent": [], "followed": [], "weak": []}
+            (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+            said.append(verdict(read_audit(folder)).partition("on average.")[2])
+        assert said == ["", " Another sink is [CLS].", " Other sinks are [CLS] and the null score."]
+
     @pytest.mark.parametrize(
         ("value", "text"),
         [

@@ -219,7 +219,7 @@ def finding(summary: Mapping[str, Any]) -> str:
             text += " One other position is a sink too." if others == 1 else f" {others} other positions are sinks too."
         elsewhere = [str(sink["name"]) for sink in sinks[1:] if sink["kind"] != "position" or sink.get("called")]
         if elsewhere:
-            text += f" So {'is' if len(elsewhere) == 1 else 'are'} {_listed(elsewhere)}."
+            text += f" {'Another sink is' if len(elsewhere) == 1 else 'Other sinks are'} {_listed(elsewhere)}."
         return " ".join([text, *(_followed(sink, cells) for sink in followed)])
     if followed:
         return " ".join(
