@@ -471,12 +471,16 @@ def test_a_comparison_has_a_line_for_every_audit(browser: Any, tmp_path: Path) -
     audits = [write_audit(tmp_path / name, model=name, layers=2, heads=1, seq_len=16, maps=False) for name in names]
     visit = Visit(browser, write_comparison(audits, tmp_path / "compare.html"))
     styles = """lines => lines.map(line => getComputedStyle(line)).map(style => [style.stroke, style.strokeDasharray].join())"""
-    drawn = visit.page.eval_on_selector_all("#figures .figure:first-child path.line", styles)
+    drawn = visit.page.eval_on_selector_all("#figures .figure:nth-child(2) path.line", styles)
     assert len(set(drawn)) == 8
     assert not any(style.startswith("none") for style in drawn)
-    looks = """keys => keys.map(key => getComputedStyle(key)).map(s => [s.color, s.borderTopStyle, s.backgroundImage].join())"""
-    assert len(set(visit.page.eval_on_selector_all("#figures .figure:first-child .keys i", looks))) == 8
-    assert visit.page.locator("#figures .figure:first-child .keys span").all_inner_texts() == names
+    looks = """keys => keys.map(key => getComputedStyle(key)).map(s => [s.color, s.backgroundImage].join())"""
+    for keys in ("#figures > .keys i", "#grid-host h3 i", "#numbers thead i", "#conditions thead i"):
+        assert len(set(visit.page.eval_on_selector_all(keys, looks))) == 8, keys
+    assert visit.page.locator("#figures > .keys span").all_inner_texts() == names
+    assert visit.page.locator("#figures .keys").count() == 1  # of all figures, once
+    across = "figures => figures.map(figure => [...figure.querySelectorAll('text')].at(-1).textContent)"
+    assert set(visit.page.eval_on_selector_all("#figures svg", across)) == {"layer"}
     visit.check_quiet()
     visit.context.close()
 

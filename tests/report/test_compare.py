@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from synthetic import HOSTILE, write_audit
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.report.compare import comparison_table, comparison_warning, format_comparison, write_comparison
+from sinklab.report.data import read_audit
 from sinklab.report.html import write_report
+from sinklab.report.layers import layer_figures
 from sinklab.results.table import read_run
 
 
@@ -157,6 +160,19 @@ def test_an_encoder_decoder_is_one_audit(folders: list[Path], tmp_path: Path) ->
     assert "t5, decoder" in text
     assert "<h1>2 audits side by side</h1>" in text
     assert "the output directories of 2 audits." in text
+
+
+def test_no_two_columns_look_alike(folders: list[Path], tmp_path: Path) -> None:
+    """Thirty lines can be told apart; the others have none, and the page says so."""
+    audits = [("", read_audit(folders[0]))] * 32
+    series = layer_figures(audits)[0]["series"]
+    assert len({(line["kind"], line.get("round")) for line in series}) == len(series) == 30
+    text = write_comparison([folders[0]] * 32, tmp_path / "compare.html").read_text(encoding="utf-8")
+    heads = re.findall(r'<th scope="col">(?:<i class="swatch ([^"]*)" aria-hidden="true"></i>)?', text.split('id="depth"')[0])
+    assert [len(set(heads[:30])), heads[30:]] == [30, ["", ""]]
+    style = text.split("</style>")[0]
+    assert all(f".line.{look} " in style and f".swatch.{look} " in style for look in ("r1", "r2", "r3", "r4"))
+    assert "Only the first 30 of the 32 columns above have lines" in text
 
 
 def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> None:

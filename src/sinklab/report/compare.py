@@ -14,7 +14,7 @@ import pandas as pd
 from sinklab.errors import ConfigurationError
 from sinklab.report.data import Audit, read_audit
 from sinklab.report.head_data import head_rates
-from sinklab.report.layers import COLOURS, layer_figures
+from sinklab.report.layers import LOOKS, layer_figures, look_of
 from sinklab.report.pack import round_matrix
 from sinklab.report.page import render
 from sinklab.report.summary_cards import largest_by_layer, mean_by_head, share_of_sinking_heads
@@ -114,6 +114,7 @@ def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = F
     table = format_comparison(_table(audits))
     context = {
         "names": list(table.columns),
+        "looks": [look_of(index) for index in range(LOOKS)],
         "count": len(folders),  # an encoder–decoder has a column for each part, and is one audit
         "sentences": _sentences(audits),
         "warning": _warning(audits),
@@ -132,7 +133,7 @@ def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = F
         data["audits"].append(
             {
                 "name": name,
-                "kind": f"audit{index % COLOURS}",
+                **look_of(index),
                 "grid": [{"layer": row.layer, "module": row.module, "label": row.label} for row in audit.numbers.grid],
                 "heads": audit.numbers.num_heads,
                 "position": column,
@@ -279,10 +280,13 @@ def _certificates(audits: Sequence[tuple[str, Audit]], table: pd.DataFrame) -> d
         return None
     rows = [row for row in table.index if row.startswith(_CERTIFICATE)]
     notes = []
+    if without := [name for name, audit in audits if "certificate" not in audit.summary]:
+        have, them = ("has", "it") if len(without) == 1 else ("have", "them")
+        notes = [f"{_join(without)} {have} no certificate: audit {them} again with --certificate."]
     for name, audit in audits:
         if "certificate" not in audit.summary:
-            notes.append(f"{name} has no certificate: audit it again with --certificate.")
-        elif _certificate(audit) is None:
+            continue
+        if _certificate(audit) is None:
             entry = audit.summary["certificate"]
             refused = entry.get("refused") if isinstance(entry, dict) else None
             notes.append(f"{name} was not certified: {refused or 'no reason is recorded'}")

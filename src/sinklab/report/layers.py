@@ -9,10 +9,13 @@ from sinklab.report.data import Audit
 from sinklab.report.pack import rounded
 from sinklab.report.words import number, sink_columns, sink_name
 
-__all__ = ["COLOURS", "layer_figures", "layer_table"]
+__all__ = ["COLOURS", "LOOKS", "layer_figures", "layer_table", "look_of"]
 
 COLOURS = 6
 """Colours of audits, ``k-audit0`` on, in the style sheet; further audits have them again, with another dash."""
+
+LOOKS = 5 * COLOURS
+"""Lines that can be told apart: the style sheet has four further dashes, ``r1`` to ``r4``."""
 
 Source = tuple[str | Callable[[Audit], str], Callable[[Audit], dict[int, float] | None], str]
 """Series name, where its numbers come from, how its line is drawn."""
@@ -60,38 +63,46 @@ FIGURES: list[tuple[str, str, str, bool, list[Source]]] = [
 """Title, axis, how to read it, logarithmic or not, series."""
 
 
+def look_of(index: int) -> dict[str, object]:
+    """Colour and dash of an audit by its place, as the script takes them; empty where all looks are taken."""
+    if index >= LOOKS:
+        return {}
+    return {"kind": f"audit{index % COLOURS}", "round": index // COLOURS}
+
+
 def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, object]]:
-    """Figures over depth. One audit: every series. Several: one series each, the first of the figure.
+    """Figures over depth. One audit: every series. Several: one series each, the first of the figure; of more than
+    :data:`LOOKS`, the first have one.
 
     A figure without numbers has no series and is shown as "not measured".
     """
     figures = []
     for title, axis, caption, logarithmic, sources in FIGURES:
-        lines: list[tuple[str, str, int, dict[int, float]]] = []
-        for index, (name, audit) in enumerate(audits):
+        lines: list[tuple[str, dict[str, object], dict[int, float]]] = []
+        for index, (name, audit) in enumerate(audits[:LOOKS]):
             for label, source, kind in sources if len(audits) == 1 else sources[:1]:
                 values = source(audit)
                 if values:
                     shown = label(audit) if callable(label) else label
                     if len(audits) == 1:
-                        lines.append((shown, kind, 0, values))
+                        lines.append((shown, {"kind": kind}, values))
                     else:
-                        lines.append((name, f"audit{index % COLOURS}", index // COLOURS, values))
-        layers = sorted({layer for _, _, _, values in lines for layer in values})
-        every = [value for _, _, _, values in lines for value in values.values()]
+                        lines.append((name, look_of(index), values))
+        layers = sorted({layer for _, _, values in lines for layer in values})
+        every = [value for _, _, values in lines for value in values.values()]
         # A logarithmic axis has no place for 0, and within one decade a plain one is easier to read.
         wide = bool(every) and min(every) > 0 and max(every) > 10 * min(every)
         figures.append(
             {
                 "title": title if len(audits) == 1 or len(sources) == 1 else f"{title}, {sources[0][0]}",
                 "axis": axis,
+                "across": "layer",
                 "caption": caption,
                 "log": logarithmic and wide,
                 "labels": ["in" if layer < 0 else str(layer) for layer in layers],
                 "series": [
-                    {"name": name, "kind": kind, "y": [rounded(values.get(layer)) for layer in layers]}
-                    | ({"round": turn} if turn else {})
-                    for name, kind, turn, values in lines
+                    {"name": name, **look, "y": [rounded(values.get(layer)) for layer in layers]}
+                    for name, look, values in lines
                 ],
             }
         )

@@ -92,6 +92,7 @@ class Curves(TypedDict):
 
     title: str
     axis: str
+    across: str
     caption: str
     labels: list[str]
     ranges: list[str]
@@ -144,6 +145,7 @@ def policy_curves(comparison: Comparison) -> Curves | None:
     return {
         "title": "Loss against position",
         "axis": f"nats per token, mean over {number(comparison['documents'])} texts",
+        "across": "position in the text, tokens",
         "caption": _caption(comparison),
         "labels": [str(start) for start, _ in comparison["positions"]],
         "ranges": [f"tokens {start}–{stop - 1}" for start, stop in comparison["positions"]],

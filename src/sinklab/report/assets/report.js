@@ -34,7 +34,7 @@
     const size = Math.abs(value);
     if (Number.isInteger(value) && size < 1e6) digits = 1;
     if (value === 0) return "0";
-    if (size >= 1e6 || size < 1e-3) return value.toExponential(digits - 1).replace("-", "\u2212");
+    if (size >= 1e6 || size < 1e-3) return value.toExponential(digits - 1).replace(/-/g, "\u2212");
     const places = Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
     const [whole, part] = value.toFixed(places).split(".");
     return (whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") + (part ? "." + part : "")).replace("-", "\u2212");
@@ -213,27 +213,19 @@
     if (inside.length > 5) inside = inside.filter((t) => /^1(e|0*$|\.0*$)/.test(String(t)) || /^(0\.0*1)$/.test(String(t)));
     return inside.length > 1 ? inside : [low, high];
   }
-  // Where there are more audits than colours, the colours come again, each time with another dash.
-  const COLOURS = 6, DASHES = ["9 3 2 3", "14 4", "9 3 2 3 2 3", "16 3 4 3"];
-  const dashOf = (s) => DASHES[(s.round - 1) % DASHES.length];
-  const dashed = (node, s) => { if (s.round) node.style.strokeDasharray = dashOf(s); return node; };
-  function dashes(s) { // for a legend: a border knows only one dash
-    let at = 0;
-    const stops = dashOf(s).split(" ").map((length, i) => `${i % 2 ? "transparent" : "currentcolor"} ${at}px ${at += Number(length)}px`);
-    return `repeating-linear-gradient(90deg, ${stops.join(", ")})`;
-  }
-  // figure: {title, axis, caption?, labels, series: [{name, kind, y, round?}], log?, threshold?, area?, tip?: i => text, height?, zoom?: not from 0,
+  // Where there are more audits than colours, the colours come again, each time with another dash (r1, r2, … of the style).
+  const COLOURS = 6, LOOKS = 30;
+  const look = (s) => `k-${s.kind}${s.round ? ` r${s.round}` : ""}`;
+  const swatchOf = (s) => el("i", { class: `swatch ${look(s)}`, "aria-hidden": "true" });
+  const lookOf = (i) => ({ kind: `audit${i % COLOURS}`, round: Math.floor(i / COLOURS) });
+  // figure: {title, axis, across, caption?, labels, series: [{name, kind, y, round?}], keys?: false where another legend has them, log?, threshold?, area?, tip?: i => text, height?, zoom?: not from 0,
   // xs?: where the labels stand on the axis, and points that are null are passed over}
   function chart(host, figure) {
     const values = figure.series.flatMap((s) => s.y).filter((y) => y !== null && Number.isFinite(y));
     const keys = el("div", { class: "keys" });
     for (const s of figure.series) {
-      if (figure.series.length < 2) break;
-      const swatch = el("i", { class: `k-${s.kind}` });
-      if (s.round) swatch.style.cssText = `width: 28px; height: 2px; border: 0; background: ${dashes(s)}`;
-      else if (["rest", "audit1"].includes(s.kind)) swatch.style.borderTopStyle = "dashed";
-      else if (["other", "audit2"].includes(s.kind)) swatch.style.borderTopStyle = "dotted";
-      keys.append(el("span", {}, swatch, s.name));
+      if (figure.series.length < 2 || figure.keys === false) break;
+      keys.append(el("span", {}, swatchOf(s), s.name));
     }
     const holder = el("div");
     const node = el("figure", { class: "figure" }, el("h3", { text: figure.title }));
@@ -242,12 +234,12 @@
       node.append(el("p", { class: "missing", text: "Not measured in this audit." }));
       return node;
     }
-    node.append(el("div", { class: "axis-name", text: figure.axis }), keys, holder);
+    node.append(el("div", { class: "axis-name", text: figure.axis }), ...(figure.keys === false ? [] : [keys]), holder);
     if (figure.caption) node.append(el("p", { class: "caption", text: figure.caption }));
     let current = null;
     const paint = () => {
-      const width = Math.max(180, holder.clientWidth || 320), height = figure.height ?? 150;
-      const left = 42, right = 8, top = 10, bottom = 22;
+      const width = Math.max(180, holder.clientWidth || 320), height = (figure.height ?? 150) + 14;
+      const left = 42, right = 8, top = 10, bottom = 36;
       let low = Math.min(...values), high = Math.max(...values);
       if (figure.log) { low /= 1.15; high *= 1.15; }
       else {
@@ -276,15 +268,16 @@
       }
       if (figure.xs) {
         for (const t of niceTicks(xs[0], Math.max(xs[count - 1], xs[0] + 1), Math.min(6, Math.floor(width / 70)))) {
-          picture.append(svg("text", { x: left + ((t - xs[0]) / (xs[count - 1] - xs[0] || 1)) * (width - left - right), y: height - 5, "text-anchor": "middle", text: tick(t) }));
+          picture.append(svg("text", { x: left + ((t - xs[0]) / (xs[count - 1] - xs[0] || 1)) * (width - left - right), y: height - 20, "text-anchor": "middle", text: tick(t) }));
         }
       } else {
         const room = count / Math.max(2, Math.floor((width - left) / 34));
         const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((step) => step >= room) ?? Math.ceil(room);
         figure.labels.forEach((label, i) => {
-          if (i % every === 0) picture.append(svg("text", { x: x(i), y: height - 5, "text-anchor": "middle", text: label }));
+          if (i % every === 0) picture.append(svg("text", { x: x(i), y: height - 20, "text-anchor": "middle", text: label }));
         });
       }
+      picture.append(svg("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle", text: figure.across }));
       if (figure.threshold !== undefined) {
         picture.append(svg("line", { class: "threshold", x1: left, x2: width - right, y1: y(figure.threshold), y2: y(figure.threshold) }));
         picture.append(svg("text", { x: width - right, y: y(figure.threshold) - 5, "text-anchor": "end", text: figure.thresholdName ?? `threshold ${tick(figure.threshold)}` }));
@@ -301,11 +294,11 @@
         const along = (run) => "M" + run.map((i) => `${x(i).toFixed(1)} ${y(s.y[i]).toFixed(1)}`).join("L");
         // The area ends where its run does: what was not measured has none.
         if (figure.area) picture.append(svg("path", { class: `area k-${s.kind}`, d: runs.map((run) => `${along(run)}L${x(run.at(-1)).toFixed(1)} ${y(0).toFixed(1)}L${x(run[0]).toFixed(1)} ${y(0).toFixed(1)}Z`).join("") }));
-        picture.append(dashed(svg("path", { class: `line k-${s.kind}`, d: runs.map(along).join("") }), s));
+        picture.append(svg("path", { class: `line ${look(s)}`, d: runs.map(along).join("") }));
         // A point between two gaps has neither a line nor an area.
-        if (count > 40 || figure.area) for (const [i] of runs.filter((run) => run.length === 1)) picture.append(svg("circle", { class: `k-${s.kind}`, cx: x(i), cy: y(s.y[i]), r: 1.6 }));
+        if (count > 40 || figure.area) for (const [i] of runs.filter((run) => run.length === 1)) picture.append(svg("circle", { class: look(s), cx: x(i), cy: y(s.y[i]), r: 1.6 }));
         if (count <= 40 && !figure.area) s.y.forEach((v, i) => {
-          if (v !== null) picture.append(svg("circle", { class: `k-${s.kind}`, cx: x(i), cy: y(v), r: count > 20 ? 1.6 : 2.3 }));
+          if (v !== null) picture.append(svg("circle", { class: look(s), cx: x(i), cy: y(v), r: count > 20 ? 1.6 : 2.3 }));
         });
       }
       const cursor = svg("g");
@@ -340,6 +333,12 @@
     const watch = new ResizeObserver(() => { if (holder.isConnected && Math.abs((holder.firstChild?.clientWidth ?? 0) - holder.clientWidth) > 1) paint(); });
     watch.observe(holder);
     return node;
+  }
+
+  // One legend for figures of the same lines, in front of them.
+  function figures(host, drawn, lines) {
+    if (lines.length > 1) host.append(el("div", { class: "keys shared" }, ...lines.map((s) => el("span", {}, swatchOf(s), s.name))));
+    for (const figure of drawn) chart(host, { ...figure, keys: false });
   }
 
   // figure: {title, axis, across, threshold, caption, points: [{name, x, y, kind, note}]}; x from 0 to 1
@@ -459,7 +458,7 @@
         wrap.addEventListener("pointerleave", hideTip);
         return wrap;
       }));
-      const headEvery = Math.ceil(13 / (height + 2)), layerEvery = Math.ceil((grid.some((g) => g.label.length > 3) ? 90 : 22) / (width + 2));
+      const headEvery = Math.ceil(13 / (height + 2)), layerEvery = Math.ceil((6 + 7 * Math.max(2, ...grid.map((g) => g.label.length))) / (width + 2));
       cells.forEach((line, head) => {
         line[0].previousSibling.textContent = head % headEvery === 0 ? head : "";
         line.forEach((cell, row) => {
@@ -578,7 +577,7 @@
     else $("grid-host").append(el("p", { class: "missing", text: "No per-head numbers were measured in this audit." }));
     if (data.positionRate) {
       chart($("profile"), {
-        title: "Sink rate of every position", axis: "percent of samples × layers × heads", height: 170, area: true,
+        title: "Sink rate of every position", axis: "percent of samples × layers × heads", across: "key position", height: 170, area: true,
         labels: data.bins.map(([begin]) => String(begin)), series: data.positionRate,
         tip: (i) => binName(data.bins[i]),
         // Where every query sees every key, as in an encoder, the last positions count like all others.
@@ -873,7 +872,7 @@
       for (const [value, kind, anchor] of [[rest, "rest", near ? (rest <= sink ? "end" : "start") : "middle"], [sink, "sink", near ? (rest <= sink ? "start" : "end") : "middle"]]) {
         if (value === null || value === undefined) continue;
         picture.append(svg("circle", { class: `k-${kind}`, cx: x(value), cy: 11, r: 5 }));
-        picture.append(svg("text", { x: Math.max(14, Math.min(width - 14, x(value))), y: 31, "text-anchor": anchor, text: fmt(value) }));
+        picture.append(svg("text", { x: Math.max(14, Math.min(width - 14, x(value))) + (anchor === "start" ? 3 : anchor === "end" ? -3 : 0), y: 31, "text-anchor": anchor, text: fmt(value) }));
       }
       return picture;
     }
@@ -897,7 +896,7 @@
       curve.replaceChildren();
       if (received) {
         chart(curve, {
-          title: "Attention received by each position", axis: `mean weight over the queries that see it${single ? "" : ", all samples"}`, height: single ? 150 : 210, area: true,
+          title: "Attention received by each position", across: "key position", axis: `mean weight over the queries that see it${single ? "" : ", all samples"}`, height: single ? 150 : 210, area: true,
           labels: bins.map(([start]) => String(start)), threshold: data.threshold, tip: (i) => binName(bins[i]),
           series: [{ name: "mean weight", kind: "sink", y: Array.from(received.of(row, head), (v) => (Number.isNaN(v) ? null : v)) }],
         });
@@ -993,8 +992,7 @@
     painters.push(key.paint);
     $("grid-tools").append(el("span", { text: "Each square is one head of the model above it, at its own strongest position." }), key.node);
     for (const audit of data.audits) {
-      const swatch = el("i", { class: `swatch k-${audit.kind}`, "aria-hidden": "true" });
-      const holder = el("div"), block = el("div", {}, el("h3", {}, swatch, audit.name), holder);
+      const holder = el("div"), block = el("div", {}, el("h3", {}, audit.kind ? swatchOf(audit) : null, audit.name), holder);
       $("grid-host").append(block);
       if (!audit.rates) {
         holder.append(el("p", { class: "missing", text: "The sink rate was not measured per head." }));
@@ -1006,7 +1004,7 @@
       }, { label: `Sink map of ${audit.name}` });
       painters.push(view.paint);
     }
-    for (const figure of data.figures) chart($("figures"), figure);
+    figures($("figures"), data.figures, data.audits.filter((audit) => audit.kind));
   }
 
   // ---------------------------------------------------------------- the index of runs
@@ -1060,12 +1058,13 @@
       $("compare-hint").hidden = runs.length > 0;
       if (!runs.length) return;
       const names = runs.map((run) => (runs.filter((other) => other.name === run.name).length > 1 ? run.folder : run.name));
-      const swatch = (i) => el("i", { class: `swatch k-audit${i % COLOURS}`, "aria-hidden": "true" });
+      const swatch = (i) => (i < LOOKS ? swatchOf(lookOf(i)) : null);
       const grid = (lines) => el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "compare" },
         el("thead", {}, el("tr", {}, el("td"), ...names.map((name, i) => el("th", { scope: "col" }, swatch(i), name)))),
         el("tbody", {}, ...lines.map(([name, values]) => el("tr", {}, el("th", { scope: "row", text: name }), ...values.map((value) => el("td", { text: value })))))));
       const texts = new Set(runs.map((run) => run.tokens).filter(Boolean));
       if (texts.size > 1) host.append(el("p", { class: "missing warning", role: "note", text: "These runs read different texts: their losses and rates do not compare as they stand." }));
+      if (runs.length > LOOKS) host.append(el("p", { class: "missing", role: "note", text: `Only the first ${LOOKS} of these ${runs.length} runs have lines in the figures: more would look alike. Untick some to see others.` }));
       const union = (of) => [...new Set(runs.flatMap((run) => Object.keys(run[of])))];
       if (runs.length > 1) {
         const alike = runs.every((run) => run.kind === runs[0].kind);
@@ -1082,15 +1081,18 @@
       if (shared.length) host.append(el("h3", { text: "Numbers of the whole model" }), grid(shared.map(line)));
       if (single.length) host.append(el("details", {}, el("summary", { text: `${plural(single.length, "number")} of one of them only` }), grid(single.map(line))));
       if (!known.length) host.append(el("p", { class: "hint", text: "No numbers of a whole model are kept." }));
+      const drawn = [];
       for (const [metric, [title, axis]] of Object.entries(COURSES)) {
-        const with_ = runs.map((run, i) => [run.curves[metric], i]).filter(([curve]) => curve);
+        const with_ = runs.map((run, i) => [run.curves[metric], i]).slice(0, LOOKS).filter(([curve]) => curve);
         if (!with_.length) continue;
         const xs = [...new Set(with_.flatMap(([curve]) => curve[0]))].sort((one, two) => one - two);
-        chart($("figures"), {
-          title, axis, xs, labels: xs, zoom: metric.endsWith("loss"), tip: (i) => `step ${xs[i]}`,
-          series: with_.map(([[steps, values], i]) => ({ name: names[i], kind: `audit${i % COLOURS}`, round: Math.floor(i / COLOURS), y: xs.map((step) => values[steps.indexOf(step)] ?? null) })),
+        drawn.push({
+          title, axis, across: "training step", xs, labels: xs, zoom: metric.endsWith("loss"), tip: (i) => `step ${xs[i]}`,
+          series: with_.map(([[steps, values], i]) => ({ name: names[i], ...lookOf(i), y: xs.map((step) => values[steps.indexOf(step)] ?? null) })),
         });
       }
+      const shown = new Set(drawn.flatMap((figure) => figure.series.map((line) => line.name)));
+      figures($("figures"), drawn, names.slice(0, LOOKS).map((name, i) => ({ name, ...lookOf(i) })).filter((line) => shown.has(line.name)));
     }
     $("filter").addEventListener("input", () => { filter(); keep(); });
     for (const name of ["kind", "status"]) $(name).addEventListener("change", () => { filter(); keep(); });
