@@ -128,7 +128,7 @@ def test_which_tokens_must_stay_whole_is_said():
     eight, four, two = re.split(" (?=int[0-9])", must_stay_whole(measured))
     assert eight == "int8: no token must stay in full precision; the loss changes by 0.0050 nats per token at most."
     assert four == (
-        "int4: keep position 0 (the sinks found) in full precision; the loss changes by 0.0160 nats per token at most, with nothing "
-        "in full precision perhaps by 0.1110."
+        "int4: keep position 0 (the sinks found) in full precision; the loss changes by 0.0160 nats per token at most, with "
+        "nothing in full precision perhaps by 0.1110."
     )
     assert two.startswith("int2: no tokens are shown that keep the change of the loss within 0.02 nats per token")
