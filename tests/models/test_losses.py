@@ -71,7 +71,7 @@ def test_a_loss_above_that_of_a_guess_is_said():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32))
     assert guess_warning(model, math.log(32) - 0.01) == guess_warning(model, None) == ""
     assert guess_warning(model, math.log(32) + 0.01).startswith(
-        "This loss is above that of a guess among all 32 tokens, 3.466 nats: the model was not trained on such text, or"
+        "A loss of 3.476 nats is above that of a guess among all 32 tokens, 3.466: the model was not trained on such text, or"
     )
     pictures = transformers.ViTForImageClassification(transformers.ViTConfig(**TINY, image_size=8, patch_size=4))
     assert guess_warning(pictures, 99.0) == ""  # a class is no token

@@ -68,8 +68,8 @@ def guess_warning(model: PreTrainedModel, loss: float | None) -> str:
     if loss is None or loss_kind(model) in (None, "class") or not isinstance(words, int) or not loss > math.log(max(words, 1)):
         return ""
     return (
-        f"This loss is above that of a guess among all {words:,} tokens, {math.log(words):.3f} nats: the model was not trained "
-        "on such text, or not at all. Rates and losses may be others on text of the kind that it was trained on."
+        f"A loss of {loss:.3f} nats is above that of a guess among all {words:,} tokens, {math.log(words):.3f}: the model "
+        "was not trained on such text, or not at all. Rates and losses may be others on text of its own kind."
     )
 
 

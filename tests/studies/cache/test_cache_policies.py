@@ -380,7 +380,7 @@ def test_a_recommendation_on_text_that_the_model_cannot_read_says_so():
     with torch.no_grad():
         model.lm_head.weight.mul_(100)  # sure of what it has not learned
     said = compare_policies(wrap_model(model), policies=NAMES, **SMALL).summary["recommendation"]
-    assert "That loss is above the one of a guess among all tokens: the model was not trained on such text" in said
+    assert " is above that of a guess among all " in said
 
 
 def test_no_recommendation_says_why_no_window_could_be_measured():

@@ -35,7 +35,7 @@ from sinklab.studies.quantize.scheme import Scheme, parse_schemes
 from sinklab.studies.quantize.spikes import find_spikes
 from sinklab.studies.quantize.texts import distinct, divided, two_sets
 from sinklab.studies.quantize.twin import Range, Treatment, Twin
-from sinklab.studies.quantize.verdict import _cured, best_cure, judged, texts_needed
+from sinklab.studies.quantize.verdict import _cured, best_cure, judged, texts_needed, verdict_text
 
 CALIBRATION = 8
 SPIKE = "model.layers.0.mlp.down_proj"
@@ -378,6 +378,25 @@ def test_a_cure_that_may_leave_nothing_is_not_said_to_leave_something(mean, low,
         "gain": {"mean": 1, "low": 0.5, "high": 2}, "share_whole": 0.0, "activations_whole": 0.0, "extra_bytes": 0,
     }  # fmt: skip
     assert _cured({"unit": "nats", "minimal_effect": 0.01, "cures": [cure]}).startswith(words)
+
+
+@pytest.mark.parametrize(("high", "words"), [(0.005, "no cure needed."), (-0.013, "what rounding may harm.")])
+def test_a_loss_that_falls_by_rounding_is_no_proof_that_it_does_no_harm(high, words):
+    entry = {"scheme": "w4a8", "per_token": False, "gap": -0.186, "low": -0.335, "high": high, "verdict": "none"}
+    summary = {
+        "schemes": [entry], "examined": "w4a8", "unit": "nats", "minimal_effect": 0.01, "residual": False,
+        "clean_loss": {"mean": 8.5},
+    }  # fmt: skip
+    assert verdict_text(summary).endswith(words)
+
+
+def test_a_loss_above_that_of_a_guess_is_said():
+    torch.manual_seed(0)
+    model = make_sinklm(vocab_size=TOKENS)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(100)  # sure of what it has not learned
+    said = quantize(wrap_model(model), inputs=rows(8), calibration=2, schemes=["w8a16"]).summary["text"]
+    assert f" is above that of a guess among all {TOKENS} tokens" in said
 
 
 def test_a_gap_in_the_noise_is_not_one():

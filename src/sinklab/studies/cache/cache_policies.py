@@ -30,7 +30,7 @@ from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import Decoding, decoding, estimate, losses
 from sinklab.streaming.rotation import read_rotations
 from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies, scored_from
-from sinklab.studies.cache.recommendation import recommend
+from sinklab.studies.cache.recommendation import Recommendation, recommend
 
 __all__ = ["compared", "require_next_token"]
 
@@ -276,9 +276,7 @@ def _summary(
         "left_out": left_out,
         "sinks_needed": advice.needed if advice else None,
         "recommended": {"num_sinks": advice.num_sinks, "window": advice.window} if advice else None,
-        "recommendation": f"{advice.sentence}{_above_guess(loaded, advice.loss.mean)}"
-        if advice
-        else _no_advice(by_sinks, left_out),
+        "recommendation": _advised(loaded, advice) if advice else _no_advice(by_sinks, left_out),
     }
 
 
@@ -296,13 +294,9 @@ def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[i
     return result
 
 
-def _above_guess(loaded: LoadedModel, loss: float) -> str:
-    if not guess_warning(loaded.model, loss):
-        return ""
-    return (
-        " That loss is above the one of a guess among all tokens: the model was not trained on such text, or not at all, and "
-        "on text of its own kind the answer may be another."
-    )
+def _advised(loaded: LoadedModel, advice: Recommendation) -> str:
+    warning = guess_warning(loaded.model, advice.loss.mean)
+    return f"{advice.sentence} {warning}".rstrip()
 
 
 def _no_advice(by_sinks: dict[int, dict[int, Tensor]], left_out: Sequence[LeftOut]) -> str:

@@ -14,7 +14,7 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
 from sinklab.models.integer_linear import GROUP
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import is_causal_lm, loss_kind
+from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
 from sinklab.results.intervals import Interval, means_over_items
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
@@ -210,7 +210,8 @@ class _Examination:
             "recipe": None,
             "text": "",
         }
-        summary["text"] = verdict_text(summary)
+        warning = guess_warning(self.loaded.model, float(self.clean_means.mean()))
+        summary["text"] = f"{verdict_text(summary)} {warning}".rstrip()
         layers = {key: site.layer for key, site in twin.sites.items()}
         rows = quantize_rows(
             summary, spikes, layers, clean_loss=float(self.clean_means.mean()), scored=int(clean.isfinite().sum())

@@ -80,7 +80,9 @@ def verdict_text(summary: QuantizeSummary) -> str:
     gap = _interval(entry["gap"], entry["low"], entry["high"])
     opening = f"{label} costs {gap} {unit} on top of {summary['clean_loss']['mean']:.3f}"
     if entry["verdict"] == "none":
-        return f"{opening}, not more than {least:g}: no cure needed."
+        falls = entry["high"] < 0
+        change = " A loss that falls is a change, too: these samples do not show what rounding may harm." if falls else ""
+        return f"{opening}, not more than {least:g}: no cure needed.{change}"
     if entry["verdict"] == "not measurable":
         needed = entry["texts_needed"]
         how_many = (
