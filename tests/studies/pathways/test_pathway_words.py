@@ -242,7 +242,7 @@ def test_on_natural_text_a_window_is_judged_by_what_the_first_tokens_give_back()
     )
     assert "without sinks costs" not in asked
     axes = draw(found, "title", natural=True).axes[0]
-    assert axes.get_ylabel() == "distortion: worth of first tokens in a window, and loss by int8, nats"
+    assert axes.get_ylabel() == "distortion: worth of first tokens and loss by int8, nats"
     own = judged(
         ["softmax"],
         {0: {"softmax": {**softmax, "scale_rate_loss": 2.0, "scale_rate_sink": 30.0, "scale_rate_worth": 0.1}}},

@@ -48,7 +48,7 @@ def draw_panels(panels: Sequence[tuple[str, Sequence[Row]]], *, natural: bool = 
     ):
         axes.set_title(title, fontsize=10)
         _draw_points(axes, [row for row in rows if "held_out_loss" in row.numbers and "distortion" in row.numbers])
-        axes.set_ylabel(f"distortion: {'worth of first tokens in a window' if natural else WINDOW}, and loss by int8, nats")
+        axes.set_ylabel(f"distortion: {'worth of first tokens' if natural else WINDOW} and loss by int8, nats")
     for axes, (_, rows) in zip(figure.axes, panels, strict=True):  # when the limits are those of all panels
         _write_labels(axes, [row for row in rows if "held_out_loss" in row.numbers and "distortion" in row.numbers])
     return figure
