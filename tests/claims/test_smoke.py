@@ -22,6 +22,9 @@ STEPS = {
 }
 """A third of the smallest scale and the text for it, after which the sink of a softmax model is there at every seed."""
 
+SEEDS = range(6)
+"""Rates after so few steps spread from 20 to 60 %, otherwise on each kind of processor: with three, an interval may reach 0."""
+
 WITH = Variant("with BOS", STEPS)
 WITHOUT = Variant("without BOS", {**STEPS, "data.bos": "none"})
 PART = Part("the first token has no sink", Difference("sink_rate", "without BOS", "with BOS"), less_than=-5)
@@ -54,7 +57,8 @@ def test_from_nothing_to_verdicts_and_the_wrong_direction_is_refused(short, tmp_
     assert (begun.summary["verdict"], begun.summary["errors"]) == ("inconclusive", [])
     monkeypatch.setattr(driver, "run_local", run_here)
     monkeypatch.setattr(work, "run_processes", read_here)
-    laws, left = reproduce(["repeated_token_laws", short], **given)
+    (laws,) = reproduce(["repeated_token_laws"], **given)
+    (left,) = reproduce([short], seeds=SEEDS, **given)
     assert (laws.summary["errors"], left.summary["errors"]) == ([], [])
     assert laws.summary["verdict"] == "agrees with the proof"
     assert left.summary["verdict"] == "reproduced", left.summary["parts"]
@@ -62,6 +66,6 @@ def test_from_nothing_to_verdicts_and_the_wrong_direction_is_refused(short, tmp_
     assert judge((swapped,), (), numbers_of(left.table)).verdict == "not reproduced"
     # What has been trained is not trained again: the same numbers, and no folder more.
     runs = sorted((tmp_path / "runs" / "tiny").iterdir())
-    (again,) = reproduce([short], **given)
+    (again,) = reproduce([short], seeds=SEEDS, **given)
     assert numbers_of(again.table) == numbers_of(left.table)
     assert sorted((tmp_path / "runs" / "tiny").iterdir()) == runs
