@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from sinklab.errors import InputError
-from sinklab.report.curves import draw_runs, read_curves, without_maps, write_plot
+from sinklab.report.curves import draw_runs, without_maps, write_plot
+from sinklab.report.training_runs import read_curves
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.studies.plot.plot import plot
 

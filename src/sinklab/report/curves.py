@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import re
 import textwrap
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from sinklab.errors import InputError, ResultError
+from sinklab.errors import InputError
+from sinklab.report.run_names import WIDTH, labels_of
+from sinklab.report.training_runs import Points, RunCurves, listed, read_runs
 from sinklab.results.file import check_file, write_file
-from sinklab.results.table import read_run, read_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = ["RunCurves", "draw_runs", "read_curves", "without_maps", "write_plot"]
+__all__ = ["draw_runs", "without_maps", "write_plot"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's colours, which people with any kind of colour vision tell apart; black comes last."""
@@ -35,12 +33,6 @@ STYLES: tuple[str | tuple[int, tuple[int, ...]], ...] = ("-", "-.", ":", (0, (7,
 NULL_MARKERS = ("", "x", "^", "s")
 """On the dashed lines of null scores, which have no style of their own left: one for each of :data:`STYLES`."""
 
-WIDTH = 46
-"""Characters of a title over a third of the figure."""
-
-SHARE_OF_QUERIES = 0.5
-"""The mean weight on a key that few queries see is large by chance; positions that fewer than this share see are no sinks."""
-
 MOST_LOOKS = len(COLOURS) * len(STYLES)
 """Lines that can be told apart; more would look alike."""
 
@@ -49,90 +41,6 @@ MOST_MAPS = 8
 
 MOST_LAYERS = 8
 """Layers that a legend names."""
-
-MOST_NAMES = 6
-"""Runs that a note names; of more, it says how many there are."""
-
-
-Points: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.float64]]"
-"""Steps, and a value at each."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RunCurves:
-    """What is drawn of one run.
-
-    Attributes:
-        name: name of its folder.
-        operation: attention operation.
-        table: its long table.
-        sink: position with the largest sink rate at the last measurement, 0-based, among those that at least
-            :data:`SHARE_OF_QUERIES` of the queries see.
-        settings: of a run of a sweep, what the sweep varies, the seed last; empty for others.
-        folder: where it was read, absolute.
-    """
-
-    name: str
-    operation: str
-    table: pd.DataFrame
-    sink: int
-    settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    folder: Path = Path()
-
-    def series(self, probe: str, metric: str, key_position: int | None = None) -> Points:
-        """Steps and values of one number of the whole model; empty when it was not measured."""
-        rows = self.table[(self.table["probe"] == probe) & (self.table["metric"] == metric) & self.table["layer"].isna()]
-        rows = rows[rows["key_position"].isna() if key_position is None else rows["key_position"] == key_position]
-        rows = rows.sort_values("step")
-        return rows["step"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)
-
-    def profile(self) -> pd.DataFrame:
-        """Sink rate in percent by position (rows) and step (columns); late positions, which few queries see, are left out."""
-        rows = self._rate().query("layer.isna() and key_position.notna()")
-        rows = rows[_seen_by_enough(rows)]
-        return rows.pivot(index="key_position", columns="step", values="value").sort_index()
-
-    def heads(self) -> pd.DataFrame:
-        """Sink rate in percent at :attr:`sink` by layer and head (rows) and step (columns)."""
-        rows = self._rate()
-        rows = rows[rows["head"].notna() & (rows["key_position"] == self.sink)]
-        return rows.pivot(index=["layer", "head"], columns="step", values="value").sort_index()
-
-    def layers(self) -> pd.DataFrame:
-        """Sink rate in percent at :attr:`sink` by layer (rows) and step (columns), the mean over its heads."""
-        return self.heads().groupby(level="layer").mean()
-
-    def _rate(self) -> pd.DataFrame:
-        return self.table[(self.table["probe"] == "sink_rate") & (self.table["metric"] == "gu2024")]
-
-
-def read_curves(folder: Path) -> RunCurves:
-    """The curves of a run's output directory.
-
-    Raises:
-        InputError: no run there, or one that measured nothing yet.
-    """
-    run, table = read_run(folder), read_table(folder / "table.parquet")
-    if not table["step"].notna().any():
-        page = folder / "report.html"
-        raise InputError(
-            f"{folder}, a run of {run.get('kind', 'another command')}, has no numbers by step; give the output directory of "
-            f"'sinklab pretrain' or of a run in a sweep{f', or open {page}' if page.is_file() else ''}"
-        )
-    rates = table[(table["probe"] == "sink_rate") & (table["metric"] == "gu2024") & table["layer"].isna()]
-    sink = 0
-    if len(rates):
-        rates = rates[_seen_by_enough(rates)]
-        last = rates[rates["step"] == rates["step"].max()].sort_values("key_position")
-        sink = int(last["key_position"].iloc[int(last["value"].to_numpy().argmax())])
-    operations = table["operation"].dropna()
-    operation = str(operations.iloc[-1]) if len(operations) else str(run.get("config", {}).get("name", ""))
-    place = folder.resolve()
-    return RunCurves(name=place.name, operation=operation, table=table, sink=sink, settings=_settings(folder), folder=place)
-
-
-def _seen_by_enough(rates: pd.DataFrame) -> pd.Series:
-    return rates["key_position"] <= rates["key_position"].max() * (1.0 - SHARE_OF_QUERIES)
 
 
 def draw_runs(runs: Sequence[RunCurves], *, missing: str = "") -> Figure:
@@ -151,7 +59,7 @@ def draw_runs(runs: Sequence[RunCurves], *, missing: str = "") -> Figure:
 
     if not runs:
         raise InputError("there is nothing to draw: no run was given")
-    labels, looks = _labels(runs), _looks(runs)
+    labels, looks = labels_of(runs), _looks(runs)
     mapped = _mapped(runs)
     shared = "Runs that differ in nothing but their seed have one look." if len(looks) < len(runs) else ""
     notes = [line for text in (missing, without_maps(runs), shared) if text for line in textwrap.wrap(text, 200)]
@@ -198,12 +106,12 @@ def draw_runs(runs: Sequence[RunCurves], *, missing: str = "") -> Figure:
 
 def without_maps(runs: Sequence[RunCurves]) -> str:
     """Which runs have curves only, and why; empty where every run has its maps."""
-    labels, mapped = _labels(runs), _mapped(runs)
+    labels, mapped = labels_of(runs), _mapped(runs)
     known = [index for index, run in enumerate(runs) if len(run.heads())]
     missing = [labels[index] for index in range(len(runs)) if index not in known]
     beyond = [labels[index] for index in known if index not in mapped]
-    parts = [f"{_listed(beyond)} (only the first {MOST_MAPS} are drawn)"] if beyond else []
-    parts += [f"{_listed(missing)} (no sink rate of single heads was measured)"] if missing else []
+    parts = [f"{listed(beyond)} (only the first {MOST_MAPS} are drawn)"] if beyond else []
+    parts += [f"{listed(missing)} (no sink rate of single heads was measured)"] if missing else []
     return f"Without maps of layers, heads and positions: {', and '.join(parts)}." if parts else ""
 
 
@@ -225,7 +133,7 @@ def write_plot(
             (:func:`~sinklab.results.file.check_file`).
     """
     check_file(out, overwrite)
-    runs, missing = _read(folders)
+    runs, missing = read_runs(folders)
     figure = draw_runs(runs, missing=missing)
     formats = figure.canvas.get_supported_filetypes()
     if out.suffix.lstrip(".") not in formats:
@@ -235,87 +143,6 @@ def write_plot(
         if note is not None:
             note(said)
     return out
-
-
-def _read(folders: Sequence[Path]) -> tuple[list[RunCurves], str]:
-    """The runs in some folders, each once, and a sentence on cells of sweeps that have no numbers."""
-    runs: dict[Path, RunCurves] = {}
-    why: dict[str, list[str]] = {}
-    sweeps = [folder for folder in folders if _is_sweep(folder)]
-    for folder in folders:
-        if folder not in sweeps:
-            runs[folder.resolve()] = read_curves(folder)
-            continue
-        failed = _failures(folder)
-        for cell in _cells(folder):
-            try:
-                runs[cell.resolve()] = read_curves(cell)
-            except (InputError, ResultError) as error:
-                name = cell.name if len(sweeps) == 1 else f"{folder.name}/{cell.name}"
-                why.setdefault(failed.get(cell.name) or _state(cell, error), []).append(name)
-    parts = "; ".join(f"{_listed(names)} ({reason})" for reason, names in why.items())
-    if not runs and parts:
-        raise InputError(f"no cell of the sweep in {sweeps[0]} has numbers to draw: {parts}")
-    return list(runs.values()), f"Not drawn: {parts}." if parts else ""
-
-
-def _is_sweep(folder: Path) -> bool:
-    return not (folder / "run.json").is_file() and (folder / "sweep.json").is_file()
-
-
-def _cells(folder: Path) -> list[Path]:
-    """Folders of the cells of a sweep, in the order of its plan."""
-    planned = read_run(folder, "sweep.json").get("cells")
-    names = [str(cell["name"]) for cell in planned or [] if isinstance(cell, dict) and cell.get("name")]
-    others = sorted(path.parent.name for path in folder.glob("*/run.json"))
-    if not names and not others:
-        raise InputError(f"the sweep in {folder} has no run yet: none of its cells has written a run.json")
-    return [folder / name for name in dict.fromkeys([*names, *others])]
-
-
-def _failures(folder: Path) -> dict[str, str]:
-    """Cells of a sweep that failed when it last ended, and what they died of."""
-    if not (folder / "cells.csv").is_file():
-        return {}
-    with (folder / "cells.csv").open(encoding="utf-8", newline="") as lines:
-        rows = [row for row in csv.DictReader(lines) if row.get("status") == "failed"]
-    return {str(row.get("cell")): _failed(row.get("error")) for row in rows}
-
-
-def _failed(error: object) -> str:
-    return f"failed: {textwrap.shorten(str(error), 100)}" if error else "failed"
-
-
-def _state(cell: Path, error: Exception) -> str:
-    """Why a cell has no numbers to draw."""
-    if not (cell / "run.json").is_file():
-        return "not begun"
-    try:
-        run = read_run(cell)
-        status = run.get("status", "begun")
-        if status == "failed" and run.get("error"):
-            return _failed(run["error"])
-        if not (cell / "table.parquet").is_file() or not read_table(cell / "table.parquet")["step"].notna().any():
-            return f"{status}, nothing measured yet"
-    except (InputError, ResultError) as unreadable:
-        return str(unreadable)
-    return str(error)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Names, a few in words and of the others how many."""
-    more = len(names) - MOST_NAMES
-    return "; ".join(names) if more < 2 else f"{'; '.join(names[:MOST_NAMES])} and {more} more"
-
-
-def _settings(folder: Path) -> dict[str, object]:
-    """What a sweep varies in the cell of this folder, from the plan next to it."""
-    plan = folder.resolve().parent / "sweep.json"
-    cells = read_run(plan.parent, plan.name).get("cells") if plan.is_file() else None
-    for cell in cells if isinstance(cells, list) else []:
-        if isinstance(cell, dict) and cell.get("name") == folder.resolve().name and isinstance(cell.get("settings"), dict):
-            return {**cell["settings"], "seed": cell.get("seed")}
-    return {}
 
 
 def _mapped(runs: Sequence[RunCurves]) -> list[int]:
@@ -330,7 +157,7 @@ def _looks(runs: Sequence[RunCurves]) -> list[tuple[list[RunCurves], str]]:
         InputError: more than can be told apart.
     """
     if len(runs) <= MOST_LOOKS:
-        return [([run], label) for run, label in zip(runs, _labels(runs), strict=True)]
+        return [([run], label) for run, label in zip(runs, labels_of(runs), strict=True)]
     groups: dict[object, list[RunCurves]] = {}
     for run in runs:
         settings = {path: value for path, value in run.settings.items() if path != "seed"}
@@ -347,7 +174,7 @@ def _looks(runs: Sequence[RunCurves]) -> list[tuple[list[RunCurves], str]]:
         # Of a sweep over seeds alone, its folder is what has a name.
         place = members[0].folder.parent if members[0].settings and not settings else members[0].folder
         standing.append(dataclasses.replace(members[0], settings=settings, folder=place, name=place.name))
-    named = zip(groups.values(), _labels(standing), strict=True)
+    named = zip(groups.values(), labels_of(standing), strict=True)
     return [(members, f"{label}, {len(members)} seeds" if len(members) > 1 else label) for members, label in named]
 
 
@@ -356,58 +183,6 @@ def _with_place(label: str, runs: Sequence[RunCurves]) -> str:
     if len(places) > 3:
         return f"{label}, strongest position of each"
     return f"{label}, position{'s' if len(places) > 1 else ''} {' or '.join(map(str, places))}"
-
-
-def _labels(runs: Sequence[RunCurves]) -> list[str]:
-    """The operations, where they tell the runs apart; or the settings of a sweep that differ, and its folder where there are
-    several sweeps; or else the folders' names, with the operation.
-    """
-    operations = [run.operation for run in runs]
-    if len(set(operations)) == len(runs) > 1:
-        return operations
-    every = list(dict.fromkeys(path for run in runs for path in run.settings))
-    differing = [path for path in every if len({_value(run.settings.get(path)) for run in runs if run.settings}) > 1]
-    sweeps = _tell_apart({run.folder.parent for run in runs if run.settings})
-    labels = []
-    for run in runs:
-        shown = {path: run.settings[path] for path in differing or every if path in run.settings}
-        label = ", ".join(f"{_word(path, every)}={_value(value)}" for path, value in shown.items())
-        labels.append(f"{sweeps[run.folder.parent]}: {label}" if label and len(sweeps) > 1 else label)
-    several = Counter(labels)
-    unnamed = [index for index, label in enumerate(labels) if not label or several[label] > 1]
-    names = Counter(runs[index].name for index in unnamed)
-    folders = _tell_apart({runs[index].folder for index in unnamed if names[runs[index].name] > 1})
-    for index in unnamed:
-        run = runs[index]
-        name = folders.get(run.folder, run.name)
-        labels[index] = name if run.operation in name else f"{name} ({run.operation})"
-    # Labels differ at their ends as often as at their beginnings.
-    short = [label if len(label) <= 2 * WIDTH else f"{label[: WIDTH - 1]}…{label[-WIDTH:]}" for label in labels]
-    return short if len(set(short)) == len(set(labels)) else labels
-
-
-def _tell_apart(folders: Collection[Path]) -> dict[Path, str]:
-    """Each folder by the last part of its path, or by as many for all as tell them apart."""
-    length = 1
-    while len({folder.parts[-length:] for folder in folders}) < len(folders):
-        length += 1
-    return {folder: "/".join(folder.parts[-length:]).replace("//", "/") for folder in folders}
-
-
-def _word(path: str, every: Sequence[str]) -> str:
-    """A setting by the last part of its path, or by as many as tell it from the others."""
-    parts = path.removesuffix(".name").split(".")
-    for start in range(len(parts) - 1, 0, -1):
-        short = ".".join(parts[start:])
-        if not any(other != path and f".{other.removesuffix('.name')}".endswith(f".{short}") for other in every):
-            return short
-    return path
-
-
-def _value(value: object) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_value(one)}" for name, one in value.items()) + "}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _title(label: str, what: str) -> str:

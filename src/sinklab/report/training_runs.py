@@ -1,0 +1,187 @@
+"""The runs of pre-training that a figure shows: a run's numbers by step, and the cells of a sweep that have such numbers."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sinklab.errors import InputError, ResultError
+from sinklab.results.table import read_run, read_table
+
+__all__ = ["Points", "RunCurves", "listed", "read_curves", "read_runs"]
+
+SHARE_OF_QUERIES = 0.5
+"""The mean weight on a key that few queries see is large by chance; positions that fewer than this share see are no sinks."""
+
+MOST_NAMES = 6
+"""Runs that a note names; of more, it says how many there are."""
+
+
+Points: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.float64]]"
+"""Steps, and a value at each."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunCurves:
+    """What is drawn of one run.
+
+    Attributes:
+        name: name of its folder.
+        operation: attention operation.
+        table: its long table.
+        sink: position with the largest sink rate at the last measurement, 0-based, among those that at least
+            :data:`SHARE_OF_QUERIES` of the queries see.
+        settings: of a run of a sweep, what the sweep varies, the seed last; empty for others.
+        folder: where it was read, absolute.
+    """
+
+    name: str
+    operation: str
+    table: pd.DataFrame
+    sink: int
+    settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    folder: Path = Path()
+
+    def series(self, probe: str, metric: str, key_position: int | None = None) -> Points:
+        """Steps and values of one number of the whole model; empty when it was not measured."""
+        rows = self.table[(self.table["probe"] == probe) & (self.table["metric"] == metric) & self.table["layer"].isna()]
+        rows = rows[rows["key_position"].isna() if key_position is None else rows["key_position"] == key_position]
+        rows = rows.sort_values("step")
+        return rows["step"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)
+
+    def profile(self) -> pd.DataFrame:
+        """Sink rate in percent by position (rows) and step (columns); late positions, which few queries see, are left out."""
+        rows = self._rate().query("layer.isna() and key_position.notna()")
+        rows = rows[_seen_by_enough(rows)]
+        return rows.pivot(index="key_position", columns="step", values="value").sort_index()
+
+    def heads(self) -> pd.DataFrame:
+        """Sink rate in percent at :attr:`sink` by layer and head (rows) and step (columns)."""
+        rows = self._rate()
+        rows = rows[rows["head"].notna() & (rows["key_position"] == self.sink)]
+        return rows.pivot(index=["layer", "head"], columns="step", values="value").sort_index()
+
+    def layers(self) -> pd.DataFrame:
+        """Sink rate in percent at :attr:`sink` by layer (rows) and step (columns), the mean over its heads."""
+        return self.heads().groupby(level="layer").mean()
+
+    def _rate(self) -> pd.DataFrame:
+        return self.table[(self.table["probe"] == "sink_rate") & (self.table["metric"] == "gu2024")]
+
+
+def read_curves(folder: Path) -> RunCurves:
+    """The curves of a run's output directory.
+
+    Raises:
+        InputError: no run there, or one that measured nothing yet.
+    """
+    run, table = read_run(folder), read_table(folder / "table.parquet")
+    if not table["step"].notna().any():
+        page = folder / "report.html"
+        raise InputError(
+            f"{folder}, a run of {run.get('kind', 'another command')}, has no numbers by step; give the output directory of "
+            f"'sinklab pretrain' or of a run in a sweep{f', or open {page}' if page.is_file() else ''}"
+        )
+    rates = table[(table["probe"] == "sink_rate") & (table["metric"] == "gu2024") & table["layer"].isna()]
+    sink = 0
+    if len(rates):
+        rates = rates[_seen_by_enough(rates)]
+        last = rates[rates["step"] == rates["step"].max()].sort_values("key_position")
+        sink = int(last["key_position"].iloc[int(last["value"].to_numpy().argmax())])
+    operations = table["operation"].dropna()
+    operation = str(operations.iloc[-1]) if len(operations) else str(run.get("config", {}).get("name", ""))
+    place = folder.resolve()
+    return RunCurves(name=place.name, operation=operation, table=table, sink=sink, settings=_settings(folder), folder=place)
+
+
+def _seen_by_enough(rates: pd.DataFrame) -> pd.Series:
+    return rates["key_position"] <= rates["key_position"].max() * (1.0 - SHARE_OF_QUERIES)
+
+
+def read_runs(folders: Sequence[Path]) -> tuple[list[RunCurves], str]:
+    """The runs in some folders, each once, and a sentence on cells of sweeps that have no numbers."""
+    runs: dict[Path, RunCurves] = {}
+    why: dict[str, list[str]] = {}
+    sweeps = [folder for folder in folders if _is_sweep(folder)]
+    for folder in folders:
+        if folder not in sweeps:
+            runs[folder.resolve()] = read_curves(folder)
+            continue
+        failed = _failures(folder)
+        for cell in _cells(folder):
+            try:
+                runs[cell.resolve()] = read_curves(cell)
+            except (InputError, ResultError) as error:
+                name = cell.name if len(sweeps) == 1 else f"{folder.name}/{cell.name}"
+                why.setdefault(failed.get(cell.name) or _state(cell, error), []).append(name)
+    parts = "; ".join(f"{listed(names)} ({reason})" for reason, names in why.items())
+    if not runs and parts:
+        raise InputError(f"no cell of the sweep in {sweeps[0]} has numbers to draw: {parts}")
+    return list(runs.values()), f"Not drawn: {parts}." if parts else ""
+
+
+def _is_sweep(folder: Path) -> bool:
+    return not (folder / "run.json").is_file() and (folder / "sweep.json").is_file()
+
+
+def _cells(folder: Path) -> list[Path]:
+    """Folders of the cells of a sweep, in the order of its plan."""
+    planned = read_run(folder, "sweep.json").get("cells")
+    names = [str(cell["name"]) for cell in planned or [] if isinstance(cell, dict) and cell.get("name")]
+    others = sorted(path.parent.name for path in folder.glob("*/run.json"))
+    if not names and not others:
+        raise InputError(f"the sweep in {folder} has no run yet: none of its cells has written a run.json")
+    return [folder / name for name in dict.fromkeys([*names, *others])]
+
+
+def _failures(folder: Path) -> dict[str, str]:
+    """Cells of a sweep that failed when it last ended, and what they died of."""
+    if not (folder / "cells.csv").is_file():
+        return {}
+    with (folder / "cells.csv").open(encoding="utf-8", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get("status") == "failed"]
+    return {str(row.get("cell")): _failed(row.get("error")) for row in rows}
+
+
+def _failed(error: object) -> str:
+    return f"failed: {textwrap.shorten(str(error), 100)}" if error else "failed"
+
+
+def _state(cell: Path, error: Exception) -> str:
+    """Why a cell has no numbers to draw."""
+    if not (cell / "run.json").is_file():
+        return "not begun"
+    try:
+        run = read_run(cell)
+        status = run.get("status", "begun")
+        if status == "failed" and run.get("error"):
+            return _failed(run["error"])
+        if not (cell / "table.parquet").is_file() or not read_table(cell / "table.parquet")["step"].notna().any():
+            return f"{status}, nothing measured yet"
+    except (InputError, ResultError) as unreadable:
+        return str(unreadable)
+    return str(error)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names, a few in words and of the others how many."""
+    more = len(names) - MOST_NAMES
+    return "; ".join(names) if more < 2 else f"{'; '.join(names[:MOST_NAMES])} and {more} more"
+
+
+def _settings(folder: Path) -> dict[str, object]:
+    """What a sweep varies in the cell of this folder, from the plan next to it."""
+    plan = folder.resolve().parent / "sweep.json"
+    cells = read_run(plan.parent, plan.name).get("cells") if plan.is_file() else None
+    for cell in cells if isinstance(cells, list) else []:
+        if isinstance(cell, dict) and cell.get("name") == folder.resolve().name and isinstance(cell.get("settings"), dict):
+            return {**cell["settings"], "seed": cell.get("seed")}
+    return {}
