@@ -19,6 +19,7 @@ __all__ = [
     "bases_at",
     "folder_name",
     "folder_names",
+    "is_natural",
 ]
 
 Scale = Literal["tiny", "small", "60m", "1b"]
@@ -67,3 +68,8 @@ COSTS: tuple[Cost, ...] = ("seconds", "minutes", "hours", "gpu")
 
 TRAINED_COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "hours", "60m": "gpu", "1b": "gpu"}
 """Cost of a claim about pre-training, at every scale."""
+
+
+def is_natural(scale: str) -> bool:
+    """Whether the models of a scale read text that people wrote; those of the smallest read a made-up language."""
+    return scale != "tiny"

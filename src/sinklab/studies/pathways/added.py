@@ -18,11 +18,12 @@ import pandas as pd
 
 from sinklab.errors import InputError, ResultError
 from sinklab.jobs.grid import Cell
+from sinklab.jobs.scale import is_natural
 from sinklab.results.run import new_run_id
 from sinklab.results.table import append, make_table, read_run, read_table, write_table
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.choosing import Choice
-from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Column, Source, is_natural
+from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Column, Source
 from sinklab.studies.pathways.judging import PROTOCOL
 from sinklab.studies.pathways.operations import pathways_of
 from sinklab.studies.pathways.runs import Asked, evaluation_cells, factors_of

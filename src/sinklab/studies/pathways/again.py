@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.errors import InputError
+from sinklab.jobs.scale import is_natural
 from sinklab.results.table import read_run, read_table, write_json, write_text
 from sinklab.studies.pathways.choosing import Choice
-from sinklab.studies.pathways.columns import COLUMNS, is_natural
+from sinklab.studies.pathways.columns import COLUMNS
 from sinklab.studies.pathways.figure import write_figure, write_panels
 from sinklab.studies.pathways.judging import PROTOCOL, Row, judged
 from sinklab.studies.pathways.tables import page

@@ -12,13 +12,13 @@ from typing import Any
 import pandas as pd
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs.scale import BASES, SCALES, Base, Scale, bases_at
+from sinklab.jobs.scale import BASES, SCALES, Base, Scale, bases_at, is_natural
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, check_place
 from sinklab.results.run import Progress, Result, new_run_id, silent
 from sinklab.results.table import make_table, read_run, write_json, write_table, write_text
 from sinklab.studies.pathways.choosing import SELECTION_SEEDS, check_apart
-from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, is_natural, training_of
+from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, training_of
 from sinklab.studies.pathways.cost import costs
 from sinklab.studies.pathways.display import display
 from sinklab.studies.pathways.figure import write_figure

@@ -18,7 +18,6 @@ __all__ = [
     "About",
     "Column",
     "Source",
-    "is_natural",
     "training_of",
 ]
 
@@ -176,8 +175,3 @@ DECIDING = (
 
 ON_NATURAL_TEXT = {"window_gap": "sink_worth", "scale_rate_window": "scale_rate_worth"}
 """Column to the one in its place where the text is natural: there a window loses context, too, and not the sink alone."""
-
-
-def is_natural(scale: str) -> bool:
-    """Whether the models of a scale read text that people wrote."""
-    return scale != "tiny"

@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from sinklab.errors import ConfigurationError, InputError, ResultError
+from sinklab.jobs.scale import is_natural
 from sinklab.results.environment import environment
 from sinklab.results.run import Progress, new_run_id, silent
 from sinklab.results.table import append, read_run, read_table, write_json, write_table
@@ -27,7 +28,7 @@ from sinklab.studies.pathways.added import LOSS, Cells, asked_of_record, control
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.benchmark import long_table
 from sinklab.studies.pathways.choosing import check_apart
-from sinklab.studies.pathways.columns import READ_OUTS, is_natural
+from sinklab.studies.pathways.columns import READ_OUTS
 from sinklab.studies.pathways.operations import REFERENCE
 from sinklab.studies.pathways.runs import combined, evaluation_cells, trigger_numbers
 from sinklab.studies.reproduce import work

@@ -12,11 +12,11 @@ from typing import Any
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.claim import Changes, Times, Variant
 from sinklab.jobs.grid import Cell
-from sinklab.jobs.scale import Base, Scale
+from sinklab.jobs.scale import Base, Scale, is_natural
 from sinklab.registry import operations
 from sinklab.results.run import Progress
 from sinklab.studies.pathways.choosing import FACTORS, SELECTION_SEEDS, Choice, Losses, check_apart
-from sinklab.studies.pathways.columns import COLUMNS, ON_NATURAL_TEXT, READ_OUTS, Source, is_natural
+from sinklab.studies.pathways.columns import COLUMNS, ON_NATURAL_TEXT, READ_OUTS, Source
 from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
 from sinklab.studies.reproduce.cells import make_cells

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from sinklab.jobs.scale import Base, Scale
-from sinklab.studies.pathways.columns import is_natural
+from sinklab.jobs.scale import Base, Scale, is_natural
 from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Beside, Row, replacement, sink_to_replace
 from sinklab.studies.pathways.operations import REFERENCE, is_explicit
 from sinklab.studies.reproduce.scales import DESCRIPTIONS

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast
 
 from sinklab.errors import InputError
-from sinklab.jobs.scale import CHECKPOINT, RECORDED, folder_names
+from sinklab.jobs.scale import CHECKPOINT, RECORDED, folder_names, is_natural
 from sinklab.jobs.verdict import PLAIN, VERDICTS
 from sinklab.results.summaries.claims import ClaimOfModel, ClaimPart, ClaimRecord, Judged
 from sinklab.results.table import read_run
@@ -228,7 +228,7 @@ def evidence_of(record: ClaimRecord) -> Evidence:
     if record["scale"] == CHECKPOINT:
         return "checkpoint"
     if record["conditions"]:
-        return "toy" if record["scale"] == "tiny" else "natural"
+        return "natural" if is_natural(record["scale"]) else "toy"
     if record.get("one_model"):
         return "natural"  # the embedded models, which have read Python source
     return "natural" if record.get("natural_text") else "toy"
