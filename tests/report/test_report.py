@@ -18,7 +18,7 @@ from sinklab.errors import InputError, ResultError
 from sinklab.report.data import read_audit
 from sinklab.report.html import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
 from sinklab.report.layers import layer_figures
-from sinklab.report.page import environment
+from sinklab.report.page import environment, facts_of
 from sinklab.report.summary_cards import cards, part_cards
 from sinklab.report.words import TITLES, display_token, number, percent, verdict
 from sinklab.results.frame import framed
@@ -254,6 +254,17 @@ class TestMissing:
             notes.append(next(card.note for card in cards(read_audit(folder)) if card.label == "Strongest sink"))
         assert notes == ["no position passes the threshold", "no position passes it often enough"]
 
+    @pytest.mark.parametrize(("called", "note"), [(None, "“[CLS]” · 50.0\u202f%"), ("[CLS]", "50.0\u202f%")])
+    def test_the_card_of_the_strongest_sink_names_its_token_once(self, tmp_path: Path, called: str | None, note: str) -> None:
+        folder = write_audit(tmp_path / "a", layers=2, seq_len=16)
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        sink = {"kind": "position", "position": 0, "text": "[CLS]", "token_share": 1.0, "rate": 50.0, "heads": []}
+        summary["sinks"] = {"sinks": [sink | {"name": called or "position 0"}], "silent": [], "followed": [], "weak": []}
+        summary["sink_role"] = None
+        (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+        card = next(card for card in cards(read_audit(folder)) if card.label == "Strongest sink")
+        assert (card.value, card.note) == (called or "Position 0", note)
+
     def test_not_an_audit(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"run\.json is not there; is .* the output directory of a finished run"):
             write_report(tmp_path)
@@ -400,6 +411,24 @@ def test_that_check_can_fail() -> None:
     done = run_python(CHECK.format(first="import types; sys.modules['torch'] = types.ModuleType('torch')"))
     assert done.returncode == 1
     assert "AssertionError: ['torch']" in done.stderr
+
+
+def test_facts_are_words_and_no_python() -> None:
+    sites = [{"module": "layers.0", "layer": 0, "kind": "self"}, {"module": "layers.1", "layer": 1, "kind": "self"}]
+    model = {"name": "gpt2", "revision": None, "config": {"sizes": [1, 2]}, "attention_modules": sites, "off_seam_modules": []}
+    assert facts_of({"run_id": "r", "model": model, "checks": {"passed": 3}}) == [
+        ("Run", [("run_id", "r")]),
+        (
+            "Model",
+            [
+                ("name", "gpt2"),
+                ("revision", "–"),
+                ("config.sizes", "1, 2"),
+                ("attention_modules", "layers.0 (layer 0, kind self), layers.1 (layer 1, kind self)"),
+                ("off_seam_modules", ""),
+            ],
+        ),
+    ]
 
 
 def test_what_one_types_is_code_and_a_token_with_backticks_is_not() -> None:

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError
@@ -62,14 +62,20 @@ def loss_kind(model: nn.Module) -> LossKind | None:
     return "class" if name.endswith(("ForImageClassification", "ForSequenceClassification", "ForAudioClassification")) else None
 
 
-def guess_warning(model: PreTrainedModel, loss: float | None) -> str:
-    """A sentence where a loss over tokens, in nats, is above that of a guess among all of them; empty otherwise."""
-    words = getattr(model.config.get_text_config(), "vocab_size", None)
+def guess_warning(model: nn.Module, loss: float | None, *, text: str = "") -> str:
+    """A sentence where a loss over tokens, in nats, is above that of a guess among all of them; empty otherwise.
+
+    Args:
+        text: what it was measured on, where there are several.
+    """
+    config = getattr(model, "config", None)
+    words = getattr(config.get_text_config(), "vocab_size", None) if isinstance(config, PreTrainedConfig) else None
     if loss is None or loss_kind(model) in (None, "class") or not isinstance(words, int) or not loss > math.log(max(words, 1)):
         return ""
     return (
-        f"A loss of {loss:.3f} nats is above that of a guess among all {words:,} tokens, {math.log(words):.3f}: the model "
-        "was not trained on such text, or not at all. Rates and losses may be others on text of its own kind."
+        f"A loss of {loss:.3f} nats{f' on {text}' if text else ''} is above that of a guess among all {words:,} tokens, "
+        f"{math.log(words):.3f}: the model was not trained on such text, or not at all. Rates and losses may be others on text "
+        "of its own kind."
     )
 
 

@@ -154,5 +154,13 @@ def facts_of(run: Mapping[str, object]) -> list[tuple[str, list[tuple[str, str]]
 def _flat(value: object, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, dict):
         return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
-    text = ", ".join(map(str, value)) if isinstance(value, list) else "–" if value is None else str(value)
+    text = ", ".join(map(_entry, value)) if isinstance(value, list) else "–" if value is None else str(value)
     return [(prefix or "value", text)]
+
+
+def _entry(value: object) -> str:
+    """An entry of a list; of a record its first field, and the others in brackets: ``layers.0.self_attn (layer 0)``."""
+    if not isinstance(value, dict) or not value:
+        return str(value)
+    first, *others = value.items()
+    return str(first[1]) + (f" ({', '.join(f'{name} {field}' for name, field in others)})" if others else "")

@@ -114,7 +114,8 @@ def cards(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> list[Card]:
         strongest = Card("Strongest sink", "None", "by weight; rows divided by their sums pass the threshold")
     elif sinks:
         top, name = sinks[0], str(sinks[0]["name"])
-        token = f"{quote(top['token'])} · " if token_there(top) else ""
+        there = token_there(top)  # a position may be called by its token: [CLS]
+        token = f"{quote(there)} · " if there and there not in name else ""
         strongest = Card("Strongest sink", name[0].upper() + name[1:], f"{token}{percent(top['rate'])}")
     elif isinstance(summary.get("sink_positions"), list):
         often = "it often enough" if followed_and_weak(summary)[1] else "the threshold"

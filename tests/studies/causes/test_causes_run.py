@@ -258,6 +258,15 @@ def test_two_domains_and_no_sink(checkpoint):
     assert found.summary["text"].startswith("The model is read as one without a sink. ")
 
 
+def test_a_domain_that_is_predicted_worse_than_by_a_guess_is_named(checkpoint):
+    """Logits of random weights, a hundred times as large, are sure of what is not there."""
+    model = load_model(str(checkpoint))
+    with torch.no_grad():
+        model.model.get_output_embeddings().weight *= 100
+    said = find_causes(model, **{**QUICK, "domains": ["random_tokens"]}, heads=[(0, 1)], experiments=False).summary
+    assert f"A loss of {said['clean_loss']['random_tokens']:.3f} nats on random_tokens is above that of a guess" in said["text"]
+
+
 def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
     """Not the pooled ones; each as one gets it from a run on that domain alone. Experiments are left out."""
     options = {**QUICK, "experiments": False, "heads": [(1, 0)]}

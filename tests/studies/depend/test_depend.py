@@ -108,6 +108,18 @@ def test_a_window_beyond_the_training_is_warned_of(loaded, capsys):
         loaded.model.config.max_position_embeddings = trained
 
 
+def test_tokens_that_are_predicted_worse_than_by_a_guess_are_warned_of():
+    """Logits of random weights, a hundred times as large, are sure of what is not there; a choice has a chance of its own."""
+    sure = make_sinklm()
+    with torch.no_grad():
+        sure.lm_head.weight *= 100
+    sure = wrap_model(sure, tokenizer=make_tokenizer())
+    result = depend(sure, ["long_text:contexts=[1.3],scored=8", "question_stream"], **{**QUICK, "policies": []})
+    (warning,) = result.summary["warnings"]
+    best = max(row["score"]["mean"] for row in result.summary["tasks"][0]["policies"])
+    assert warning.startswith(f"A loss of {-best:.3f} nats on long_text is above that of a guess among all ")
+
+
 @pytest.mark.parametrize("task", ["long_text", "false_sinks"])
 def test_texts_that_are_scored_on_the_same_tokens_are_warned_of(loaded, tmp_path, task):
     """One passage again and again is no sample of texts: told of a short corpus and of none that is long enough."""

@@ -11,8 +11,9 @@ import pytest
 from sinklab.errors import InputError, ResultError
 from sinklab.results.table import read_run, read_table, write_table
 from sinklab.studies.pathways import added
-from sinklab.studies.pathways.added import add_columns, main, missing_columns
+from sinklab.studies.pathways.added import add_columns, asked_of_record, main, missing_columns
 from sinklab.studies.pathways.columns import READ_OUTS
+from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
 
 KEPT = Path(__file__).parents[3] / "results" / "tiny-bos" / "pathways"
@@ -91,7 +92,11 @@ def test_a_training_that_failed_adds_nothing(folder, trained):
     ("change", "error"),
     [
         ({"protocol": 1}, "made by protocol 1, and today's is 2"),
-        ({"operations": {"softmax": {"intermediate_size": 128}, "own": {}}}, "own has settings of its own"),
+        ({"operations": {"softmax": {"intermediate_size": 128}, "own": {}}}, "own has settings of its own, which the"),
+        (
+            {"operations": {"softmax": {}, "sigmoid(bias=1)": {"operation": {"name": "sigmoid", "bias": 2}}}},
+            r"sigmoid\(bias=1\) is recorded with the settings of sigmoid\(bias=2\)",
+        ),
         ({"seeds": [0, 1]}, "its trainings are not those of today's code"),
     ],
 )
@@ -103,6 +108,18 @@ def test_what_cannot_be_added_to(folder, trained, change, error):
     assert trained["trained"] == []
     with pytest.raises(SystemExit):
         main([str(folder), "--store", str(folder / "store")])
+
+
+def test_operations_with_settings_are_read_from_the_record(folder):
+    record = read_run(folder)
+    own = {"operation": {"name": "sigmoid", "length_bias": True}, "intermediate_size": 128}
+    for part in ("operations", "rates"):
+        entry = own if part == "operations" else record["rates"]["sigmoid"]
+        record[part]["sigmoid(length_bias=True)"] = entry
+    asked, factors = asked_of_record(record, folder)
+    assert asked.pathways[-1] == Pathway("sigmoid(length_bias=True)", {"name": "sigmoid", "length_bias": True})
+    assert factors["sigmoid(length_bias=True)"] == factors["sigmoid"]
+    assert asked.widths["sigmoid(length_bias=True)"] == 128
 
 
 def test_only_columns_of_trainings_whose_loss_is_known_are_added():

@@ -136,8 +136,8 @@ def _opening(needed: Needed, sinks: int, window: int, rival: int, loss: Estimate
         return f"Keep {_number(sinks)} and {tokens}: {loss.mean:.3f} nats per token, {_signed(gain)} better than without"
     if needed == "no":
         return (
-            f"No sinks needed: {tokens} gives {loss.mean:.3f} nats per token, and sinks improve it by {SINK_MARGIN:g} at most "
-            f"({_number(rival)}: by {_signed(gain)})"
+            f"No sinks needed: {tokens} gives {loss.mean:.3f} nats per token, and no number of sinks improves it by more than "
+            f"{SINK_MARGIN:g} ({_number(rival)}: a gain of {_signed(gain)})"
         )
     held = f"{_number(sinks)} and {tokens}" if sinks else tokens
     return (

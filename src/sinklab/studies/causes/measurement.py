@@ -18,7 +18,7 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import loss_kind
+from sinklab.models.losses import guess_warning, loss_kind
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
 from sinklab.results.store import Store
@@ -148,7 +148,9 @@ def examine(
         "budget": request.budget,
         "variants": effects.variants,
     }
-    summary["text"] = sentences(summary)
+    of_tokens = summary["clean_loss"] if effects.unit == "nats" else {}
+    guesses = [guess_warning(model, loss, text=name) for name, loss in of_tokens.items()]
+    summary["text"] = " ".join(filter(None, (sentences(summary), *guesses)))
     also, more = experiments(
         model, texts, sinks, effects, budget=request.budget if request.experiments else "none", threshold=request.threshold,
         minimal_effect=least, batch_size=request.batch_size, seed=request.seed, progress=progress,

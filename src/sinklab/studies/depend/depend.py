@@ -123,7 +123,7 @@ def depend(
     from sinklab.studies.depend.contenders import make_contenders
     from sinklab.studies.depend.display import display
     from sinklab.studies.depend.heatmap import write_heatmap
-    from sinklab.studies.depend.measurement import default_window, repeats_warning, summarise_task, window_warning
+    from sinklab.studies.depend.measurement import default_window, loss_warning, repeats_warning, summarise_task, window_warning
     from sinklab.studies.depend.plot import write_plots
     from sinklab.studies.depend.rows import index_rows
     from sinklab.studies.depend.runner import PreparedTask, prepare_task, run_task
@@ -195,6 +195,7 @@ def depend(
                 summary, rows, record = run_harness(loaded, ready, plan, level, run.store, identity, clock)
             rows += index_rows(summary, plan.reference)
             summaries.append(summary)
+            warnings += [warning] if (warning := loss_warning(loaded, summary)) else []
             records.append(record)
             frames.append(
                 make_table(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from sinklab.corpora._overlap import RUN, count_repeats
 from sinklab.corpora.base import hash_tokens
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
+from sinklab.models.losses import guess_warning
 from sinklab.results.metric import Row
 from sinklab.studies.depend.conditions import ConditionPlan
 from sinklab.studies.depend.outcome import Facts, Measured, outcome
 from sinklab.studies.depend.runner import PreparedTask, ScoredTask, curve, effective_lengths, per_item, table_rows
 from sinklab.studies.depend.score import METRICS
 
-__all__ = ["default_window", "repeats_warning", "summarise_task", "window_warning"]
+__all__ = ["default_window", "loss_warning", "repeats_warning", "summarise_task", "window_warning"]
 
 MOST_REPEATS = 0.1
 """Share of texts scored on tokens of another one up to which their intervals stand without a warning."""
@@ -63,6 +66,18 @@ def repeats_warning(prepared: PreparedTask) -> str:
         f"{RUN - 1} before are alike). Intervals take texts for independent, and are too narrow here: take fewer `items` or a "
         "longer `corpus`."
     )
+
+
+def loss_warning(loaded: LoadedModel, summary: Mapping[str, Any]) -> str:
+    """A sentence where a task is scored by the likelihood of tokens, and no policy predicts them better than a guess; or empty.
+
+    Args:
+        summary: of the task.
+    """
+    scores = [row["score"]["mean"] for row in summary["policies"] if "refused" not in row]
+    if summary["metric"] != "log_likelihood" or not scores:
+        return ""
+    return guess_warning(loaded.model, -max(scores), text=summary["task"])
 
 
 def summarise_task(

@@ -15,6 +15,7 @@ from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
+from sinklab.models.losses import guess_warning
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
@@ -129,15 +130,18 @@ def locate_origins(
         rows += own
     if found and len(loss) < len(samples):  # samples that lack the place have a loss, too
         loss = clean_losses(model, samples, forward, batch_size)
+    mean_loss = known(float(loss.nanmean()))
     summary: OriginSummary = {
         "samples": len(samples),
         "positions": growth.positions.shape[1],
         "blocks": len(structure.blocks),
-        "loss": known(float(loss.nanmean())),
+        "loss": mean_loss,
         "controls": controls,
         "seed": seed,
         "origins": found,
-        "notes": _notes(sinks, followed, spikes, structure) + _counts(rare, partly, len(samples)),
+        "notes": _notes(sinks, followed, spikes, structure)
+        + _counts(rare, partly, len(samples))
+        + list(filter(None, [guess_warning(model, mean_loss)])),
     }
     summary["text"] = sentences(summary)
     return Located(summary, rows)

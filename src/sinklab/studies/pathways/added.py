@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.errors import InputError, ResultError
+from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.grid import Cell
 from sinklab.jobs.scale import is_natural
 from sinklab.results.run import new_run_id
@@ -25,7 +25,7 @@ from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.choosing import Choice
 from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Column, Source
 from sinklab.studies.pathways.judging import PROTOCOL
-from sinklab.studies.pathways.operations import pathways_of
+from sinklab.studies.pathways.operations import Pathway, pathways_of
 from sinklab.studies.pathways.runs import Asked, evaluation_cells, factors_of
 from sinklab.studies.reproduce import work
 from sinklab.training.process import default_cache
@@ -70,7 +70,7 @@ def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress:
         Names of the columns that are new; without any nothing is trained or written.
 
     Raises:
-        InputError: a comparison by another protocol, or of operations with settings of their own.
+        InputError: a comparison by another protocol, or of trainings that are not those of today's code.
         ResultError: trainings that failed, or whose losses are not those of the comparison.
     """
     record, table = read_run(folder), read_table(folder / "table.parquet")
@@ -113,16 +113,15 @@ def asked_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dic
     """What a kept comparison compared, and the learning rates that it chose, by label.
 
     Raises:
-        InputError: it was made by another protocol, or is of operations with settings of their own.
+        InputError: it was made by another protocol, or does not tell the settings of an operation.
     """
     if record.get("protocol") != PROTOCOL:
         raise InputError(f"{folder}: made by protocol {record.get('protocol', 1)}, and today's is {PROTOCOL}")
-    known = {pathway.label: pathway for pathway in pathways_of()}
-    if other := [label for label in record["operations"] if label not in known]:
-        raise InputError(f"{folder}: {other[0]} has settings of its own, which a record does not tell; make another comparison")
+    published = {pathway.label: pathway for pathway in pathways_of()}
+    compared = [published.get(label) or _with_settings(label, of, folder) for label, of in record["operations"].items()]
     choices = {label: Choice.of_dict(choice) for label, choice in record["rates"].items()}
     asked = Asked(
-        [known[label] for label in record["operations"]],
+        compared,
         {label: of["intermediate_size"] for label, of in record["operations"].items()},
         record["scale"],
         record["base"],
@@ -131,6 +130,22 @@ def asked_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dic
     )
     factors = factors_of(asked, choices)
     return dataclasses.replace(asked, dtype=_dtype_of(record, asked, factors)), factors
+
+
+def _with_settings(label: str, of: Mapping[str, Any], folder: Path) -> Pathway:
+    """The row of an operation that is not compared by default, from the settings in a record.
+
+    Raises:
+        InputError: they are not those that its label names.
+    """
+    fields = of.get("operation")
+    try:
+        _, pathway = pathways_of([fields or {}])
+    except (ConfigurationError, KeyError, ValueError) as error:
+        raise InputError(f"{folder}: {label} has settings of its own, which the record does not tell") from error
+    if pathway.label != label:
+        raise InputError(f"{folder}: {label} is recorded with the settings of {pathway.label}")
+    return pathway
 
 
 def control_of(asked: Asked) -> Source:

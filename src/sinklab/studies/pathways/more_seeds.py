@@ -56,8 +56,7 @@ def add_seeds(
 
     Raises:
         ConfigurationError: a seed on which rates are chosen, or one twice.
-        InputError: a seed that is there, a comparison by another protocol or of operations with settings of their own, or one
-            that lacks columns.
+        InputError: a seed that is there, a comparison by another protocol, or one that lacks columns.
         ResultError: trainings that failed, or a control that ends at another loss.
     """
     record, table = read_run(folder), read_table(folder / "table.parquet")
