@@ -283,6 +283,11 @@ def test_lists_of_plugins_are_split_between_them():
         "pinned:pinned=[0,2],window=3",
     ]
     assert split_specs(" ") == []
+    # Commas in quotes are part of a value; quotes within one are letters.
+    assert split_specs("text_file:path='a,b.txt',bos=1,it's") == ["text_file:path='a,b.txt',bos=1", "it's"]
+    assert KINDS["corpora"].read("""text_file:path="a,b's \\"c.txt",more=['1,]', x]""") == {
+        "name": "text_file", "path": """a,b's "c.txt""", "more": ["1,]", "x"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

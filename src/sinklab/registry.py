@@ -320,15 +320,20 @@ def split_specs(text: str) -> list[str]:
     return specs
 
 
+_PIECE = re.compile(r"""(?<=[=\[{(,:])\s*(?:"(?:[^"\\]|\\.)*"|'(?:[^']|'')*')|.""", re.DOTALL)
+"""A character, or a quoted value whole; a quote within a value, as in ``path=it's.txt``, is a character."""
+
+
 def _split(text: str) -> list[str]:
-    """The parts between commas that stand outside of brackets, without blanks around them; empty parts are dropped."""
+    """The parts between commas outside of brackets and quotes, without blanks around them; empty parts are dropped."""
     parts, depth = [""], 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
+    for piece in _PIECE.findall(text):
+        if len(piece) == 1:
+            depth += (piece in "([{") - (piece in ")]}")
+        if piece == "," and depth == 0:
             parts.append("")
         else:
-            parts[-1] += character
+            parts[-1] += piece
     return [part.strip() for part in parts if part.strip()]
 
 
