@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sinklab.attention.statistics.of_tensors import attention_statistics
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model, wrap_model
+    from sinklab.models.registers import add_registers
     from sinklab.probes.sink_rate import SinkRate
     from sinklab.report.html import write_report
     from sinklab.streaming.cache import PolicyCache, SinkCache
@@ -45,6 +46,7 @@ _HOMES = {
     "SinkCallback": "sinklab.training.callback",
     "SinkRate": "sinklab.probes.sink_rate",
     "Stream": "sinklab.streaming.stream",
+    "add_registers": "sinklab.models.registers",
     "attach": "sinklab.models.attach",
     "attend": "sinklab.attention.session",
     "attend_returned": "sinklab.attention.returned",
@@ -75,6 +77,7 @@ __all__ = [
     "SinkRate",
     "Stream",
     "__version__",
+    "add_registers",
     "attach",
     "attend",
     "attend_returned",

@@ -13,7 +13,10 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 
-__all__ = ["Positions", "positions_of"]
+__all__ = ["REGISTERS", "Positions", "grid_of", "positions_of"]
+
+REGISTERS = "_added_registers"
+"""Attribute of a model: how many tokens :func:`~sinklab.models.registers.add_registers` has added to it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,14 +68,14 @@ def positions_of(model: PreTrainedModel, arguments: Mapping[str, Tensor]) -> Pos
         square = edge * edge == length
         inside = [f"({row}, {column})" for row in range(edge) for column in range(edge)] if square else range(length)
         return Positions(tuple(f"place {place} of a window" for place in inside))
-    grid = _grid(model, arguments)
+    grid = grid_of(model, arguments)
     if grid is None:
         return Positions(tuple(f"frame {frame}" for frame in range(length)) if "pixel_values" not in arguments else None)
     front = _front(model, length - grid[0] * grid[1])
     return Positions() if front is None else Positions((*front, *_patches(*grid)), grid)
 
 
-def _grid(model: PreTrainedModel, arguments: Mapping[str, Tensor]) -> tuple[int, int] | None:
+def grid_of(model: PreTrainedModel, arguments: Mapping[str, Tensor]) -> tuple[int, int] | None:
     """Rows and columns of patches; of spectrograms, frequencies and times."""
     config = model.config
     size = getattr(config, "patch_size", None)
@@ -93,7 +96,7 @@ def _grid(model: PreTrainedModel, arguments: Mapping[str, Tensor]) -> tuple[int,
 
 def _front(model: PreTrainedModel, number: int) -> tuple[str, ...] | None:
     """Names of the tokens before the patches; ``None`` where the configuration does not account for their number."""
-    registers = int(getattr(model.config, "num_register_tokens", 0) or 0)
+    registers = int(getattr(model.config, "num_register_tokens", 0) or 0) + int(getattr(model, REGISTERS, 0))
     own = {0: (), 1: ("[CLS]",), 2: ("[CLS]", "[DIST]")}.get(number - registers)
     return None if own is None else (*own, *(f"register {register}" for register in range(registers)))
 

@@ -22,6 +22,7 @@ _ON = {
     "controls": "random {units}",
     "write": "the whole write",
     "channels": "the channels",
+    "registers": "{units} to registers",
 }
 _LEFT, _RIGHT, _TOP, _BOTTOM, _TICKS = 44.0, 412.0, 10.0, 176.0, 12
 

@@ -11,6 +11,7 @@ __all__ = [
     "OriginFound",
     "OriginHead",
     "OriginNorms",
+    "OriginRegisters",
     "OriginSummary",
     "OriginUnit",
     "OriginWeight",
@@ -28,7 +29,8 @@ class OriginUnit(TypedDict):
 
 
 class OriginEdit(TypedDict):
-    """What one edit does, on ``units``, ``controls`` (random units, mean over draws), the ``write`` or ``channels``."""
+    """What one edit does, on ``units``, ``controls`` (random units, mean over draws), the ``write``, ``channels``, or moving
+    units to ``registers``."""
 
     edit: str
     on: str
@@ -73,6 +75,15 @@ class OriginHead(TypedDict):
     edited: dict[str, float | None]
 
 
+class OriginRegisters(TypedDict):
+    """What moving the neurons' activations to added tokens does to heads and outputs; the rest is the edit ``moved``."""
+
+    number: int
+    weight: float | None
+    divergence: Difference | None
+    silenced: Difference | None
+
+
 class OriginFound(TypedDict):
     """Where one sink, or a spike that is no sink of its own, is born; ``null`` where that is not known."""
 
@@ -107,6 +118,7 @@ class OriginFound(TypedDict):
     spike: float
     edits: list[OriginEdit]
     heads: list[OriginHead]
+    registers: NotRequired[OriginRegisters | None]
     verdict: str
 
 

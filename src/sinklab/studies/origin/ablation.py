@@ -22,7 +22,7 @@ from sinklab.studies.origin.tap import Tap
 from sinklab.studies.origin.tracing import PlaceWeights, largest_over_median
 from sinklab.studies.origin.writers import Experts, Routing, Writer
 
-__all__ = ["MODES", "Edit", "Measured", "new_values", "read_columns", "run_edits"]
+__all__ = ["MODES", "Edit", "Measured", "mean_losses", "new_values", "read_columns", "run_edits", "takes_loss"]
 
 Mode = Literal["zero", "mean", "resampled", "constant"]
 MODES: dict[Mode, str] = {
@@ -174,7 +174,7 @@ def run_edits(
         masks: which tokens are the place, which are others, and which are no padding, boolean ``(samples, length)``.
         batch_size: samples a forward, copies for several edits counted.
     """
-    takes_loss = _takes_loss(model, samples)
+    taken = takes_loss(model, samples)
     rows = [(edit, sample) for edit in range(len(edits)) for sample in range(len(samples))]
     losses, spikes, seen, layers = [], [], list[tuple[PlaceWeights, int]](), dict[str, int]()
     for start in range(0, len(rows), batch_size):
@@ -187,12 +187,12 @@ def run_edits(
         weights = PlaceWeights(masks[0][numbers])
         with tap.on(model, structure), attend(model, [weights], verify=start == 0):
             output = forward(batch)
-        if takes_loss and batch.scored is not None:  # other samples are scored: masked texts, under the same edits
+        if taken and batch.scored is not None:  # other samples are scored: masked texts, under the same edits
             apart = _Edited(tap.edits, numbers, (tap.at, tap.others, tap.real), writers)
             with apart.on(model, structure):
                 output = forward(batch.scored)
             batch = batch.scored
-        losses.append(mean_losses(output, batch) if takes_loss else torch.full((len(batch),), float("nan")))
+        losses.append(mean_losses(output, batch) if taken else torch.full((len(batch),), float("nan")))
         spikes.append(torch.stack(tap.spikes, 1))
         seen.append((weights, len(chunk)))
         layers |= weights.layers
@@ -215,14 +215,15 @@ def run_edits(
     ]  # fmt: skip
 
 
-def _takes_loss(model: nn.Module, samples: Samples) -> bool:
+def takes_loss(model: nn.Module, samples: Samples) -> bool:
+    """Whether samples of this kind have a loss under the model."""
     return samples.targets is not None or samples.scored is not None or loss_kind(model) == "next token"
 
 
 @torch.no_grad()
 def clean_losses(model: nn.Module, samples: Samples, forward: Callable[[Samples], object], batch_size: int) -> Tensor:
     """Mean loss of every sample under the model as it is, float64 ``(samples,)``; NaN where none is taken."""
-    if not _takes_loss(model, samples):
+    if not takes_loss(model, samples):
         return torch.full((len(samples),), float("nan"), dtype=torch.float64)
     scored = [batch.scored or batch for batch in samples.batches(batch_size)]
     return torch.cat([mean_losses(forward(batch), batch) for batch in scored])

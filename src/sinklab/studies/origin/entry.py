@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from sinklab.results.intervals import Interval, mean_over_items
-from sinklab.results.summaries.origin import OriginEdit, OriginFound, OriginHead, OriginUnit, OriginWeight
+from sinklab.results.summaries.origin import OriginEdit, OriginFound, OriginHead, OriginRegisters, OriginUnit, OriginWeight
 from sinklab.results.summaries.shared import Difference
 from sinklab.studies.origin.ablation import Edit, Measured
 from sinklab.studies.origin.decomposition import Decomposition, UnitShare
+from sinklab.studies.origin.registers import Moved
 from sinklab.studies.origin.setting import HeadsByModule, OriginSetting, mean_over
 from sinklab.studies.origin.structure import Sublayer
 from sinklab.studies.origin.tracing import Birth, Place
@@ -51,6 +52,7 @@ class TracedPlace:
         own: the heads behind the origin that give the place most.
         spike_block: index, in what was seen of the blocks, of the one behind the origin with the largest spike.
         edits, measured: what was edited, and what was seen under it.
+        moved: what was seen with registers; ``None`` where none were asked for, or no neurons write there.
     """
 
     place: Place
@@ -66,6 +68,7 @@ class TracedPlace:
     spike_block: int
     edits: Sequence[PlacedEdit]
     measured: Sequence[Measured]
+    moved: Moved | None = None
 
 
 def entry_of(setting: OriginSetting, traced: TracedPlace) -> OriginFound:
@@ -114,6 +117,8 @@ def entry_of(setting: OriginSetting, traced: TracedPlace) -> OriginFound:
     }
     if writer is not None and split is not None:
         entry["weights"] = [_weight(part.unit, weight) for part in split.parts for weight in writer.weights(part.unit)]
+    if traced.moved is not None:
+        entry["registers"] = _registers(traced.moved, own)
     entry["verdict"] = verdict(entry)
     return entry
 
@@ -133,15 +138,21 @@ def _outcomes(traced: TracedPlace) -> list[OriginEdit]:
     excess = mean_over(clean.weights, own) - uniform
     before = clean.spikes[:, block]
     outcomes: list[OriginEdit] = []
-    for (on, name), numbers in kinds.items():
-        seen = [traced.measured[number] for number in numbers]
+    under: list[tuple[str, str, str, Sequence[Measured | Moved]]] = [
+        (on, name, traced.edits[numbers[0]].what, [traced.measured[number] for number in numbers])
+        for (on, name), numbers in kinds.items()
+    ]
+    if traced.moved is not None:
+        what = "the largest activation of all tokens at every register, and 0 at every patch"
+        under.append(("registers", "moved", what, [traced.moved]))
+    for on, name, what, seen in under:
         loss = torch.stack([one.loss for one in seen]).mean(0) - clean.loss
         weight = torch.stack([mean_over(one.weights, own) for one in seen]).mean(0)
         spike = torch.stack([one.spikes[:, block:].amax(1) for one in seen]).mean(0)
         outcomes.append({
             "edit": name,
             "on": on,
-            "what": traced.edits[numbers[0]].what,
+            "what": what,
             "loss": _difference(loss),
             "weight": known(float(weight.nanmean())),
             "weight_kept": _difference((weight - uniform) / excess.nanmean()) if float(excess.nanmean()) > 0 else None,
@@ -149,6 +160,15 @@ def _outcomes(traced: TracedPlace) -> list[OriginEdit]:
             "spike_kept": _interval(mean_over_items((spike / before.mean()).numpy())),
         })  # fmt: skip
     return outcomes
+
+
+def _registers(moved: Moved, own: HeadsByModule) -> OriginRegisters:
+    return {
+        "number": moved.number,
+        "weight": known(float(mean_over(moved.on_registers, own).nanmean())),
+        "divergence": _difference(moved.divergence),
+        "silenced": _difference(moved.silenced),
+    }
 
 
 def _heads(traced: TracedPlace) -> list[OriginHead]:

@@ -16,6 +16,7 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning
+from sinklab.models.registers import require_pictures
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
@@ -26,12 +27,13 @@ from sinklab.studies.measure.probing import forward_arguments
 from sinklab.studies.origin.ablation import MODES, Edit, Measured, Mode, clean_losses, new_values, read_columns, run_edits
 from sinklab.studies.origin.decomposition import Decomposition, decompose
 from sinklab.studies.origin.entry import PlacedEdit, TracedPlace, entry_of, known
+from sinklab.studies.origin.registers import measure_registers
 from sinklab.studies.origin.rows import origin_rows
 from sinklab.studies.origin.setting import OriginSetting, mean_over, own_heads
 from sinklab.studies.origin.structure import Block, Structure, Sublayer, find_structure
 from sinklab.studies.origin.tracing import Birth, Growth, Place, birth_of, measure_growth, spike_places
 from sinklab.studies.origin.words import sentences
-from sinklab.studies.origin.writers import Writer, writer_of
+from sinklab.studies.origin.writers import Linear, Writer, writer_of
 
 __all__ = ["ROWS_AT_ONCE", "Located", "decoded", "locate_origins", "origin_section", "require_settings"]
 
@@ -75,6 +77,7 @@ def locate_origins(
     sinks: Sinks,
     *,
     controls: int = 5,
+    registers: int = 0,
     batch_size: int = ROWS_AT_ONCE,
     seed: int = 0,
     progress: Progress = silent,
@@ -85,15 +88,18 @@ def locate_origins(
         samples: two or more, of any kind that the model reads.
         sinks: that were found on samples like these.
         controls: draws of random units for each edit.
+        registers: tokens that are added to a model of pictures, to move to them what neurons write; 0 for none.
         batch_size: samples a forward.
         seed: of the units drawn as controls and of the samples drawn from.
 
     Raises:
-        ConfigurationError: fewer than two samples, or no draw of controls.
+        ConfigurationError: fewer than two samples, no draw of controls, or a negative number of registers.
         InputError: samples with nothing but sinks and spikes.
-        UnsupportedModelError: a model whose blocks cannot be followed; the message says why.
+        UnsupportedModelError: a model whose blocks cannot be followed, or that can have no registers; the message says why.
     """
-    require_settings(len(samples), controls, batch_size)
+    require_settings(len(samples), controls, batch_size, registers)
+    if registers:
+        require_pictures(model)
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{type(model).__name__} has an encoder and a decoder, and an origin is followed along one residual stream; give "
@@ -119,7 +125,7 @@ def locate_origins(
             f"a sample of {int(real.sum(1).min())} positions has no token besides {everything.name} to compare with; give "
             "longer samples (`seq_len`)"
         )
-    setting = OriginSetting(model, structure, samples, forward, growth, others, batch_size, controls, seed, progress)
+    setting = OriginSetting(model, structure, samples, forward, growth, others, batch_size, controls, seed, progress, registers)
     found, rows, loss = [], list[Row](), torch.full((1,), float("nan"))
     partly: dict[str, int] = {}
     for place, birth in _groups(setting, followed[:PLACES], spikes):
@@ -141,17 +147,23 @@ def locate_origins(
         "origins": found,
         "notes": _notes(sinks, followed, spikes, structure)
         + _counts(rare, partly, len(samples))
-        + list(filter(None, [guess_warning(model, mean_loss)])),
+        + list(filter(None, [guess_warning(model, mean_loss)]))
+        + [
+            f"What makes {origin['place']} stand out is not traced to neurons of one write, so nothing is moved to registers."
+            for origin in found
+            if registers and "registers" not in origin
+        ],
     }
     summary["text"] = sentences(summary)
     return Located(summary, rows)
 
 
-def require_settings(samples: int, controls: int, batch_size: int | None) -> None:
+def require_settings(samples: int, controls: int, batch_size: int | None, registers: int = 0) -> None:
     """Refuse numbers that no measurement can be made with, before a model is loaded.
 
     Raises:
-        ConfigurationError: fewer than two samples, no draw of controls or too many, or no sample a forward.
+        ConfigurationError: fewer than two samples, no draw of controls or too many, no sample a forward, or a negative number
+            of registers.
     """
     if samples < 2:
         raise ConfigurationError(f"`samples` {samples}: an interval over samples needs two or more")
@@ -159,6 +171,8 @@ def require_settings(samples: int, controls: int, batch_size: int | None) -> Non
         raise ConfigurationError(f"`controls` {controls} must be 1 to {MOST_CONTROLS:,}: draws of random units")
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"`batch_size` must be at least 1, got {batch_size}")
+    if registers < 0:
+        raise ConfigurationError(f"`registers` {registers} must be 0 or more: tokens that are added")
 
 
 def decoded(loaded: LoadedModel) -> Callable[[int], str] | None:
@@ -273,6 +287,9 @@ def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[OriginF
         place=place, at=at, birth=birth, by=by, sublayer=sublayer, pull=pull, writer=writer, split=split, clean=clean, own=own,
         spike_block=spike_block, edits=edits, measured=measured,
     )  # fmt: skip
+    if setting.registers and split is not None and split.parts and isinstance(writer, Linear) and writer.kind == "neuron":
+        units = [part.unit for part in split.parts]
+        traced = dataclasses.replace(traced, moved=measure_registers(setting, at, writer, units, setting.registers))
     entry = entry_of(setting, traced)
     return entry, list(origin_rows(entry, clean, len(setting.samples))), clean.loss
 

@@ -40,6 +40,7 @@ def find_origin(
     samples: Samples = 32,
     threshold: Threshold = 0.3,
     controls: int = 5,
+    registers: int = 0,
     inputs: Shown | None = None,
     sinks: Sinks | None = None,
     seed: Seed = 0,
@@ -64,6 +65,8 @@ def find_origin(
 
     Args:
         controls: Draws of random units of the same layer, as many as were found.
+        registers: Tokens to add to a model of pictures, to which what neurons write at its spikes is moved; attention, spike
+            and outputs with them are measured too.
         inputs: samples of your own, of any kind that the model reads, instead of a corpus.
         sinks: what find_sinks found on samples like these; they are searched for otherwise.
         out: Directory for report.html, summary.json, table.parquet and run.json; none by default.
@@ -74,6 +77,7 @@ def find_origin(
     Examples:
         sinklab origin embedded:softmax
         sinklab origin ORG/MODEL --corpus notes.txt --samples 64 --out build/origin
+        sinklab origin ./my-vit --corpus photographs/ --registers 4
         sinklab origin ./my-checkpoint --controls 10 --json
 
     Next:
@@ -90,8 +94,9 @@ def find_origin(
 
     settings = {
         "seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos, "controls": controls,
+        "registers": registers,
     }  # fmt: skip
-    require_settings(samples if inputs is None else len(inputs), controls, batch_size)
+    require_settings(samples if inputs is None else len(inputs), controls, batch_size, registers)
     with Run("origin", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         given = None if corpus == AUTO or inputs is not None else resolve_corpus(corpus)
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
@@ -110,8 +115,8 @@ def find_origin(
                 corpus=label, bos=None if with_bos is None else int(with_bos), names=inputs.names, together=inputs.together,
             )  # fmt: skip
         located = locate_origins(
-            loaded.model, inputs, sinks, controls=controls, batch_size=batch_size or ROWS_AT_ONCE, seed=seed,
-            progress=run.progress,
+            loaded.model, inputs, sinks, controls=controls, registers=registers, batch_size=batch_size or ROWS_AT_ONCE,
+            seed=seed, progress=run.progress,
         )  # fmt: skip
         constants = {"corpus": label, "bos": None if with_bos is None else int(with_bos)}
         return run.finish(

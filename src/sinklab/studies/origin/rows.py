@@ -40,6 +40,18 @@ PLACE_WEIGHT = Metric(
     range=(0.0, 1.0),
 )
 ORIGIN_LOSS = Metric("origin_loss_change", "nats", "Mean over samples of the change of their mean loss under the edit.")
+REGISTER_WEIGHT = Metric(
+    "register_weight",
+    "weight",
+    "Mean over samples, queries and the heads behind the origin of the weight on all added registers together.",
+    range=(0.0, 1.0),
+)
+DIVERGENCE = Metric(
+    "class_divergence",
+    "nats",
+    "Mean over samples of the KL divergence of the class probabilities from those of the model as it is.",
+    range=(0.0, float("inf")),
+)
 
 
 def origin_rows(entry: OriginFound, clean: Measured, samples: int) -> Iterator[Row]:
@@ -71,3 +83,10 @@ def origin_rows(entry: OriginFound, clean: Measured, samples: int) -> Iterator[R
             for bound, value in edit["loss"].items():
                 metric = ORIGIN_LOSS if bound == "mean" else ORIGIN_LOSS.bound(bound)
                 yield {**edited, "metric": metric, "value": float(value)}  # type: ignore[arg-type]  # an interval has both ends
+    if (registers := entry.get("registers")) is not None:
+        moved: Coordinates = {**common, "intervention": "registers: moved"}
+        if registers["weight"] is not None:
+            yield {**moved, "metric": REGISTER_WEIGHT, "value": registers["weight"]}
+        for name, divergence in (("registers: moved", registers["divergence"]), ("units: zero", registers["silenced"])):
+            if divergence is not None:
+                yield {**common, "intervention": name, "metric": DIVERGENCE, "value": divergence["mean"]}

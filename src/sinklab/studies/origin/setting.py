@@ -35,6 +35,7 @@ class OriginSetting:
         others: boolean ``(samples, length)``: tokens that are neither sinks nor spikes.
         batch_size: samples a forward, those under different edits counted.
         controls: draws of random units for each edit.
+        registers: added tokens that what neurons write is moved to; 0 for none.
     """
 
     model: PreTrainedModel
@@ -47,6 +48,7 @@ class OriginSetting:
     controls: int
     seed: int
     progress: Progress
+    registers: int = 0
 
     @property
     def real(self) -> Tensor:

@@ -20,6 +20,7 @@ LISTED = 6
 """Heads that a sentence names at most."""
 
 _SUBLAYERS = {"attention": "attention", "cross-attention": "cross-attention", "mlp": "MLP", "block": "whole"}
+_LEAVES = {"gone": "leaves no spike", "weakened": "leaves a smaller spike", "stays": "leaves the spike"}
 _CHANGES = {"zero": "silenced", "mean": "at the mean of other positions", "resampled": "resampled"}
 
 
@@ -30,7 +31,9 @@ def sentences(summary: OriginSummary) -> str:
 
 def verdict(origin: OriginFound) -> str:
     """Where one place is born, what writes it, and what goes when that is taken away."""
-    return " ".join(text for text in (_birth(origin), _writers(origin), _parting(origin), _cost(origin)) if text)
+    return " ".join(
+        text for text in (_birth(origin), _writers(origin), _parting(origin), _cost(origin), _moved(origin)) if text
+    )
 
 
 def grade(kept: float) -> str:
@@ -188,6 +191,33 @@ def _cost(origin: OriginFound) -> str:
     return f"{text}."
 
 
+def _moved(origin: OriginFound) -> str:
+    """What registers take over, beside what silencing costs."""
+    registers, edit = origin.get("registers"), _edit(origin, "registers", "moved")
+    if registers is None or edit is None:
+        return ""
+    one, it = registers["number"] == 1, "it" if len(origin["units"]) == 1 else "them"
+    added = "an added token (a register)" if one else f"{registers['number']} added tokens (registers)"
+    text = (
+        f"Moved to {added}, what "
+        f"{'it writes' if it == 'it' else 'they write'} {_LEAVES[grade(edit['spike_kept']['mean'])]} in the picture "
+        f"({number(edit['spike'])} times the median, {number(origin['spike'])} as the model is)"
+    )
+    if edit["weight"] is not None and registers["weight"] is not None:
+        text += (
+            f"; the {'register takes' if one else 'registers take'} {number(registers['weight'], 2)} of the attention of these "
+            f"heads, and the place keeps {number(edit['weight'], 2)} of {number(origin['weight'], 2)}"
+        )
+    if edit["loss"] is not None:
+        text += f"; the loss changes by {_bounds(edit['loss'])}"
+    if registers["divergence"] is not None and registers["silenced"] is not None:
+        text += (
+            f". The KL divergence from the classes of the model as it is is {_positive(registers['divergence'])} nats, and "
+            f"{_positive(registers['silenced'])} with {it} silenced"
+        )
+    return f"{text}."
+
+
 def _edit(origin: OriginFound, on: str, name: str) -> OriginEdit | None:
     return next((edit for edit in origin["edits"] if (edit["on"], edit["edit"]) == (on, name)), None)
 
@@ -209,6 +239,11 @@ def _bounds(interval: Difference, places: int = 4) -> str:
     low, high = interval["low"], interval["high"]
     ends = "" if low is None or high is None else f" [{low:+z.{places}f}, {high:+z.{places}f}]"
     return f"{interval['mean']:+z.{places}f}{ends}".replace("-", "\u2212")
+
+
+def _positive(interval: Difference) -> str:
+    ends = "" if interval["low"] is None else f" [{interval['low']:.4f}, {interval['high']:.4f}]"
+    return f"{interval['mean']:.4f}{ends}"
 
 
 def _listed(names: list[str]) -> str:
