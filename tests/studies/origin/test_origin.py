@@ -17,6 +17,7 @@ from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments, sample_losses
 from sinklab.studies.origin.ablation import Edit, new_values, run_edits
 from sinklab.studies.origin.decomposition import decompose
+from sinklab.studies.origin.entry import _share
 from sinklab.studies.origin.measurement import _most_lost, locate_origins
 from sinklab.studies.origin.structure import find_structure
 from sinklab.studies.origin.tracing import measure_growth
@@ -125,6 +126,26 @@ def test_spike_and_sink_go_together_or_part_as_they_were_planted(samples, reads,
     constant = edit_of(found, "units", "constant")
     assert constant["spike"] == pytest.approx(found["spike"], rel=1e-5)
     assert edit_of(found, "channels", "mean")["loss"]["mean"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_intervals_of_what_is_kept_take_both_means_of_the_same_samples():
+    found = origin_of(planted(writes=3.0, reads=SPIKE), Samples.of_tokens(tokens(24)), controls=1)
+    constant = edit_of(found, "units", "constant")  # of one token in all texts: nothing changes, whatever the texts
+    for kept in (constant["weight_kept"], constant["spike_kept"]):
+        assert kept["mean"] == pytest.approx(1.0, abs=1e-3)
+        assert kept["high"] - kept["low"] < 1e-3
+    zero = edit_of(found, "units", "zero")["spike_kept"]  # what is left does not grow with the spike, which varies by text
+    assert zero["high"] > zero["low"]
+
+
+def test_the_share_that_is_kept_is_in_its_interval():
+    generator, holds = torch.Generator().manual_seed(0), 0
+    for _ in range(100):
+        clean = 0.1 + 0.6 * torch.rand(16, generator=generator, dtype=torch.float64)  # mean 0.4
+        edited = 0.2 + 0.01 * torch.randn(16, generator=generator, dtype=torch.float64)  # a floor that no text moves
+        share = _share(edited, clean)
+        holds += share["low"] <= 0.5 <= share["high"]
+    assert holds >= 88  # 95 % of 100 less three standard errors; with the clean mean taken as known it was some 20
 
 
 def test_of_many_writes_that_carry_nothing_none_is_the_origin():

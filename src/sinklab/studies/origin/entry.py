@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 from sinklab.results.summaries.origin import OriginEdit, OriginFound, OriginHead, OriginRegisters, OriginUnit, OriginWeight
 from sinklab.results.summaries.shared import Difference
 from sinklab.studies.origin.ablation import Edit, Measured
@@ -149,15 +149,18 @@ def _outcomes(traced: TracedPlace) -> list[OriginEdit]:
         loss = torch.stack([one.loss for one in seen]).mean(0) - clean.loss
         weight = torch.stack([mean_over(one.weights, own) for one in seen]).mean(0)
         spike = torch.stack([one.spikes[:, block:].amax(1) for one in seen]).mean(0)
+        excess_left = weight - uniform
+        known_in = ~(excess_left.isnan() | excess.isnan())
+        enough = int(known_in.sum()) > 1 and float(excess[known_in].mean()) > 0
         outcomes.append({
             "edit": name,
             "on": on,
             "what": what,
             "loss": _difference(loss),
             "weight": known(float(weight.nanmean())),
-            "weight_kept": _difference((weight - uniform) / excess.nanmean()) if float(excess.nanmean()) > 0 else None,
+            "weight_kept": _share(excess_left[known_in], excess[known_in]) if enough else None,
             "spike": float(spike.mean()),
-            "spike_kept": _interval(mean_over_items((spike / before.mean()).numpy())),
+            "spike_kept": _share(spike, before),
         })  # fmt: skip
     return outcomes
 
@@ -219,6 +222,14 @@ def _difference(values: Tensor) -> Difference | None:
     """Mean over samples with its interval; ``None`` where fewer than two samples have the number."""
     own = values[~values.isnan()]
     return _interval(mean_over_items(own.numpy())) if len(own) > 1 else None
+
+
+def _share(edited: Tensor, clean: Tensor) -> Difference:
+    """Mean under an edit over that of the same samples as they are, with its interval over samples.
+
+    Both means are of the same samples, so these are drawn together: what leaves every sample as it is keeps exactly 1.
+    """
+    return _interval(function_over_items(torch.stack([edited, clean]).numpy(), lambda means: means[0] / means[1]))
 
 
 def _interval(interval: Interval) -> Difference:
