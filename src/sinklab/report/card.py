@@ -84,13 +84,21 @@ def front_matter(card: Card) -> str:
     """
     import yaml
 
-    dataset = {"name": card.corpus or "not recorded", "type": card.corpus or "other"}
+    dataset = {"name": card.corpus or "not recorded", "type": _dataset_type(card.corpus)}
     metrics = [{"type": one.metric, "value": one.value, "name": f"{one.title}, {one.unit}"} for one in card.numbers]
     if not metrics:  # an index without results is refused by the hub
         return ""
     results = [{"task": {"type": card.task}, "dataset": dataset, "metrics": metrics}]
     data = {"model-index": [{"name": card.model, "results": results}]}
     return f"---\n{yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=1000)}---\n"
+
+
+def _dataset_type(corpus: str) -> str:
+    """The name of a corpus as the hub takes it, ``[\\w-]+/[\\w-.]+`` with ASCII letters and an optional first part; else it refuses
+    the whole README.md ("fails to match the required pattern")."""
+    owner, slash, name = corpus.rpartition("/")
+    parts = [re.sub(r"[^A-Za-z0-9_-]+", "-", owner).strip("-"), re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-")]
+    return "/".join(part for part in parts if part) or "other"
 
 
 def plain(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shlex
 
 import pytest
@@ -279,6 +280,30 @@ def test_bad_input(tmp_path, record, message):
     assert message in said
     assert said.count("\n") == 1
     assert "is not there" in run("card", tmp_path / "none", status=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("corpus", "type_"),
+    [
+        ("python_source", "python_source"),
+        ("org/data.v2", "org/data.v2"),
+        ("my text (final).txt", "my-text-final-.txt"),
+        ("long_text, question_stream", "long_text-question_stream"),
+        ("Bücher", "B-cher"),
+        ("…", "other"),
+        ("", "other"),
+    ],
+)
+def test_the_type_of_a_dataset_is_one_that_the_hub_takes(corpus, type_):
+    # The hub refuses a README.md with others (huggingface.co/api/validate-yaml; embeddings-benchmark/mteb, issue 1111).
+    card = Card(
+        model="m", kind="cache", task="other", corpus=corpus, headings=[], rows=[], finding="", recommendation="", limits=[],
+        command="", made={}, numbers=[CardNumber("loss", "loss", 1.0, "nats")],
+    )  # fmt: skip
+    (result,) = ModelCard(front_matter(card)).data.eval_results
+    assert result.dataset_type == type_
+    assert re.fullmatch(r"(?:[\w-]+/)?[\w\-.]+", result.dataset_type, re.ASCII)
+    assert result.dataset_name == (corpus or "not recorded")
 
 
 def test_names_are_no_markup():
