@@ -89,6 +89,14 @@ class TestStatedFacts:
                 rooms.add(text[-1])
             assert len(rooms) > 1
 
+    def test_copying_the_room_that_is_stated_at_any_place_is_right_in_a_quarter(self, encoder):
+        for sheet in sheets(tasks["stated_facts"](), encoder, rows=200):
+            texts = [encoder.tokenizer.decode(row, skip_special_tokens=True) for row in sheet.tokens]
+            stated = [re.findall(r"The \w+ is in room (\d)\.", text) for text in texts]
+            for place in range(4):
+                right = sum(rooms[place] == text[-1] for rooms, text in zip(stated, texts, strict=True))
+                assert 25 <= right <= 75  # 50 give or take four standard errors of 6.1; with one order for all it was 0 or 200
+
 
 @pytest.mark.parametrize("name", ["true_statements", "harmful_actions"])
 class TestStatements:

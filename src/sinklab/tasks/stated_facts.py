@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -75,11 +75,17 @@ class StatedFacts(Task):
             for line in others:
                 writer.text(line)
             fact = writer.text(mine)
-            for index in generator.sample(range(len(things)), len(things)):
-                writer.text(PLACE.format(things[index]))
-                writer.put(torch.tensor([[room[index]] for room in room_of]))
-                writer.text(END)
+            # An order for each row, or copying the last room would be right in all of them or in none.
+            writer.put(torch.tensor([_places(encoder, things, room, generator, self.name) for room in room_of]))
             writer.put(texts[:, before : before + after])
             writer.text(QUESTION.format(asked))
             writer.ask(torch.tensor([[room[0]] for room in room_of]), rooms, fact)
             yield writer.sheet()
+
+
+def _places(encoder: Encoder, things: Sequence[str], rooms: Sequence[int], generator: random.Random, task: str) -> list[int]:
+    """The lines that say in which room each thing is, in an order of their own: as many tokens in every order."""
+    ids: list[int] = []
+    for thing, room in generator.sample(list(zip(things, rooms, strict=True)), len(things)):
+        ids += [*encode(encoder, PLACE.format(thing), task), room, *encode(encoder, END, task)]
+    return ids
