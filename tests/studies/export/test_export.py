@@ -117,6 +117,9 @@ class TestLlamaCpp:
         assert value("llama.cpp", "--ctx-size", "pinned:pinned=[0,3],window=40") == "45"
         assert exported(engines()["llama.cpp"], plan("pinned:pinned=[0,300],window=20"))["refused"]
         assert "--context-shift" not in words("llama.cpp", "pinned:pinned=[0,300],window=20", "int8")
+        for spec, shifts in (("full", False), ("sink_window:num_sinks=4,window=60", True)):
+            says = exported(engines()["llama.cpp"], plan(spec, "int8"))["parts"][-1]["says"]
+            assert ("rounded again at every shift" in says) == shifts == ("--context-shift" in words("llama.cpp", spec, "int8"))
 
     def test_types_of_the_cache(self):
         for kind, wanted in (("int8", "q8_0"), ("int4", "q4_0")):

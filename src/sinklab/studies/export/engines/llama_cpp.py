@@ -53,9 +53,10 @@ class LlamaCpp(Engine):
 
     def integers(self, plan: ExportPlan) -> Answer:
         kind = TYPES[str(plan.quantized)]
+        again = ", and keys are rounded again at every shift" if self.evicts(plan) else ""
         return approximated(
             f"--cache-type-k {kind} --cache-type-v {kind}: of all tokens, in blocks of 32 numbers; none stays "
-            f"whole{plan.all_rounded}, and keys are rounded again at every shift"
+            f"whole{plan.all_rounded}{again}"
         )
 
     def text(self, plan: ExportPlan) -> str:
