@@ -119,6 +119,28 @@ def test_numbers_of_another_condition_say_so(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("about", "names"),
+    [
+        ([{"operation": "softmax"}, {"operation": "relu"}], ["softmax", "relu"]),  # toy problems
+        ([{"model": "plain", "operation": "softmax"}, {"model": "other", "operation": "sigmoid"}], ["plain", "other"]),  # a claim
+        ([{"model": "a/b", "operation": "softmax"}, {"model": "c/d", "operation": "softmax"}], ["a/b", "c/d"]),
+        ([{"model": "a", "operation": "softmax"}, {"model": "a", "operation": "relu"}, {"model": "b", "operation": "relu"}],
+         ["a · softmax", "a · relu", "b · relu"]),
+    ],
+)  # fmt: skip
+def test_numbers_of_several_models_are_not_averaged(tmp_path, about, names):
+    folder = write_training(tmp_path / "run", steps=2)
+    rows: list[dict[str, object]] = [
+        {"probe": "lab", "metric": "held_out_loss", "unit": "nats", "version": 1, "seed": seed, "value": 10.0 * at + seed, **one}
+        for at, one in enumerate(about) for seed in (0, 1)
+    ]  # fmt: skip
+    write_table(make_table(rows), folder / "table.parquet")
+    [run] = read_runs(tmp_path)
+    assert run.numbers == {f"held_out_loss · {name}": (10.0 * at + 0.5, "nats") for at, name in enumerate(names)}
+    assert run.number("held_out_loss", "loss") is None  # the column of losses: no one's
+
+
 def test_curves_keep_their_ends(tmp_path):
     write_training(tmp_path / "run", steps=1000)
     [run] = read_runs(tmp_path)

@@ -49,7 +49,8 @@ class IndexedRun:
         pages: names of its pages and pictures, pages first.
         settings: every setting by its dotted name, as text.
         tokens: hash of the texts that were read; empty where none is recorded. Losses of other texts do not compare.
-        numbers: numbers of the whole model at the last step, each with its unit; means where a table has several seeds.
+        numbers: numbers of the whole model at the last step, each with its unit; means where a table has several seeds. Those
+            of a table about several models, or several operations, have these in their names.
         curves: metric to steps and values.
     """
 
@@ -201,7 +202,10 @@ def _whole(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object]) -> dict[str, tuple[float, str]]:
-    """Numbers at the last step by name; what differs from the condition that most rows are about is part of the name."""
+    """Numbers at the last step by name; what differs from the condition that most rows are about is part of the name.
+
+    So is the model, or its operation, where the table is about several: a mean over these is a number of none of them.
+    """
     numbers: dict[str, tuple[float, str]] = {}
     loss = summary.get("loss")
     if isinstance(loss, float):
@@ -213,9 +217,10 @@ def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object]) -> dict[
         newest = rows.groupby("metric")["step"].transform("max")
         rows = rows[rows["step"].isna() | (rows["step"] == newest)]
     condition = rows.groupby(["corpus", "bos"], dropna=False, sort=False).size().idxmax()
-    keys = ["metric", "corpus", "bos", "policy", "intervention", "unit"]
-    for (metric, corpus, bos, policy, intervention, unit), group in rows.groupby(keys, dropna=False, sort=False):
-        others = [value for value in (policy, intervention) if not pd.isna(value)]
+    keys = [*_telling(rows), "metric", "corpus", "bos", "policy", "intervention", "unit"]
+    for key, group in rows.groupby(keys, dropna=False, sort=False):
+        *about, metric, corpus, bos, policy, intervention, unit = key
+        others = [value for value in (*about, policy, intervention) if not pd.isna(value)]
         for value, main, word in ((corpus, condition[0], "{}"), (bos, condition[1], "{} BOS")):
             if not pd.isna(value) and (pd.isna(main) or value != main):
                 others.append(word.format(value))
@@ -224,6 +229,13 @@ def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object]) -> dict[
         if np.isfinite(value) and len(numbers) < MOST_NUMBERS:
             numbers.setdefault(name, (value, "" if pd.isna(unit) else str(unit)))
     return numbers
+
+
+def _telling(rows: pd.DataFrame) -> list[str]:
+    """Columns that tell apart what a table is about; none where that is one model."""
+    several = [name for name in ("model", "operation") if rows[name].nunique() > 1]
+    # Variants of a claim are named after what they are, which says the operation too.
+    return several[:1] if several and rows.groupby(several[:1], dropna=False)["operation"].nunique().max() <= 1 else several
 
 
 def _curves(table: pd.DataFrame) -> dict[str, tuple[list[int], list[float]]]:
