@@ -123,7 +123,7 @@ def test_numbers_of_another_condition_say_so(tmp_path):
     ("about", "names"),
     [
         ([{"operation": "softmax"}, {"operation": "relu"}], ["softmax", "relu"]),  # toy problems
-        ([{"model": "plain", "operation": "softmax"}, {"model": "other", "operation": "sigmoid"}], ["plain", "other"]),  # a claim
+        ([{"model": "plain", "operation": "softmax"}, {"model": "other", "operation": "sigmoid"}], ["plain", "other"]),
         ([{"model": "a/b", "operation": "softmax"}, {"model": "c/d", "operation": "softmax"}], ["a/b", "c/d"]),
         ([{"model": "a", "operation": "softmax"}, {"model": "a", "operation": "relu"}, {"model": "b", "operation": "relu"}],
          ["a · softmax", "a · relu", "b · relu"]),
@@ -131,8 +131,9 @@ def test_numbers_of_another_condition_say_so(tmp_path):
 )  # fmt: skip
 def test_numbers_of_several_models_are_not_averaged(tmp_path, about, names):
     folder = write_training(tmp_path / "run", steps=2)
+    common = {"probe": "lab", "metric": "held_out_loss", "unit": "nats", "version": 1}
     rows: list[dict[str, object]] = [
-        {"probe": "lab", "metric": "held_out_loss", "unit": "nats", "version": 1, "seed": seed, "value": 10.0 * at + seed, **one}
+        {**common, "seed": seed, "value": 10.0 * at + seed, **one}
         for at, one in enumerate(about) for seed in (0, 1)
     ]  # fmt: skip
     write_table(make_table(rows), folder / "table.parquet")
