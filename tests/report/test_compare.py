@@ -44,6 +44,8 @@ def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
     assert (softmax["strongest sink: position"], sigmoid["strongest sink: position"]) == (0, "none")
     assert softmax["strongest sink: token"] == "<s>"
     assert sigmoid["strongest sink: heads"] == "0 of 8"
+    assert sigmoid["entropy without the sink (nats)"] is None  # there is none to leave out
+    assert softmax["entropy without the sink (nats)"] > softmax["entropy (nats)"]
     assert softmax["massive activations (most in a layer)"] == 2.0
     assert softmax["largest activation"] == 180.0
     assert softmax["outliers: kurtosis"] == 41.5

@@ -211,7 +211,8 @@ def _numbers(audit: Audit) -> dict[str, object]:
         "null mass (%)": None if null is None else 100 * null,
         **({} if gate is None else {"gate (mean factor on a head's output)": gate}),
         "entropy (nats)": mean_by_head(audit, "entropy", "entropy"),
-        "entropy without the sink (nats)": mean_by_head(audit, "entropy", "entropy_without_sink"),
+        # Of a model without one it is measured without position 0, which is no sink.
+        "entropy without the sink (nats)": None if none and not top else mean_by_head(audit, "entropy", "entropy_without_sink"),
         "massive activations (most in a layer)": _largest(audit, "massive_activation", "massive_count"),
         "largest activation": _largest(audit, "massive_activation", "max_abs"),
         "largest activation / median": _largest(audit, "massive_activation", "max_to_median"),
