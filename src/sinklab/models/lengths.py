@@ -6,8 +6,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
+from sinklab.models.losses import is_causal_lm
 
-__all__ = ["learned_positions", "length_warning", "require_positions", "trained_length"]
+__all__ = ["learned_positions", "length_warning", "require_positions", "short_text_warning", "trained_length"]
+
+LONGEST = 100_000
+"""Tokens up to which is looked for a length at which an even share is no sink."""
 
 
 def trained_length(model: PreTrainedModel) -> int | None:
@@ -55,3 +59,34 @@ def length_warning(model: PreTrainedModel, length: int) -> str:
         f"The samples have {length:,} tokens and the model was made for {trained:,}: past that length losses and sinks are "
         "those of positions it has never seen."
     )
+
+
+def short_text_warning(model: PreTrainedModel, length: int, threshold: float) -> str:
+    """A sentence where a decoder's head that looks at all keys alike passes for one that sinks; empty otherwise.
+
+    The first query sees one key, the second two, and so on: such a head gives the first of T positions (1 + 1/2 + … + 1/T) / T,
+    which is above 0.3 up to nine tokens.
+
+    Args:
+        length: tokens of a sample.
+        threshold: mean weight above which a head is said to sink.
+    """
+    share = _even_share(length)
+    if not is_causal_lm(model) or share <= threshold:
+        return ""
+    total, enough = 0.0, None
+    for tokens in range(1, LONGEST):
+        total += 1 / tokens
+        if total / tokens <= threshold:
+            enough = tokens
+            break
+    advice = "" if enough is None else f"; from {enough:,} tokens on it does not"
+    return (
+        f"In texts of {length:,} tokens a head that looks at all keys alike gives the first position {share:.2g} of its "
+        f"attention, more than {threshold:g}: that many heads do so says nothing of a sink{advice}."
+    )
+
+
+def _even_share(length: int) -> float:
+    """Mean weight on the first of so many positions, over the queries, where every query gives all keys it sees the same."""
+    return sum(1 / tokens for tokens in range(1, length + 1)) / length if length else 0.0

@@ -247,3 +247,11 @@ def test_source_and_target_are_shown_apart():
     assert "two halves of the text" in halves.html
     with pytest.raises(ConfigurationError, match="`target` is for an encoder–decoder, and SinkLM is none"):
         sinklab.show(wrap_model(make_sinklm(), tokenizer), "x", target="y")
+
+
+def test_a_text_so_short_that_an_even_share_passes_is_said():
+    warning = "looks at all keys alike gives the first position"
+    short, enough = (sinklab.show("embedded:softmax", "x", seq_len=16).html, sinklab.show("embedded:softmax", TEXT).html)
+    assert f"In texts of 2 tokens a head that {warning} 0.75 of its attention, more than 0.3" in html.unescape(short)
+    assert "from 10 tokens on it does not" in short
+    assert warning not in enough
