@@ -361,6 +361,13 @@ def test_identity_says_what_is_needed_to_get_the_tokens_again(tmp_path, corpus):
     assert identity["tokenizer"]["vocab_size"] == 258
 
 
+@pytest.mark.parametrize(("limit", "characters"), [(9, 7), (8, 7), (3, 3), (None, 14)])
+def test_characters_are_those_of_the_tokens_that_are_kept(tmp_path, corpus, limit, characters):
+    # "abcde$fg$hijklmn$", a token each: of the text that a limit cuts, only what is left of it counts.
+    identity = prepare(tmp_path, max_tokens=limit, batch_size=1).identity
+    assert (identity["tokens"], identity["characters"]) == (limit or 17, characters)
+
+
 def test_the_hash_is_that_of_the_file(tmp_path, corpus):
     prepared = prepare(tmp_path)
     content = (prepared.train.stream.folder / "tokens.bin").read_bytes()

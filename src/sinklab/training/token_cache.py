@@ -28,7 +28,11 @@ __all__ = ["TokenStream", "cached_folder", "hash_key", "storing", "write_stream"
 
 
 class StreamIdentity(TypedDict):
-    """Which documents a stream has; ``sha256`` is that of the bytes of ``tokens.bin``."""
+    """Which documents a stream has; ``sha256`` is that of the bytes of ``tokens.bin``.
+
+    ``characters`` are those of the tokens that it holds, special ones aside; of a text that a limit has cut, its share by
+    tokens.
+    """
 
     documents: int
     characters: int
@@ -189,7 +193,9 @@ def write_stream(
                 file.write(data)
             digest.update(data)
             tokens += len(ids)
-            characters += piece.characters
+            # Where a token ends in the text is not known here, so a text that was cut counts by its share of tokens.
+            kept = min(len(piece.ids), max(0, len(ids) - len(parts[0])))
+            characters += round(piece.characters * kept / len(piece.ids)) if len(piece.ids) else 0
             progress(tokens)
             if tokens == limit:
                 break
