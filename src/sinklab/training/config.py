@@ -92,7 +92,9 @@ class OptimizerConfig(Section):
     muon_learning_rate: float = Field(0.02, gt=0, description="learning rate of the matrices under muon")
     weight_decay: float = Field(0.1, ge=0, description="decoupled, except for adam, rmsprop and sgd")
     decay: Literal["all", "matrices"] = Field(
-        "all", description="decay every parameter (Gu et al.'s release), or only matrices: not norms and biases"
+        "all",
+        description="decay every parameter (Gu et al.'s release), or only the matrices of linear maps and of the token "
+        "embedding: not norms, biases, tables of positions and what an operation learns",
     )
     max_grad_norm: float = Field(1.0, ge=0, description="gradients are clipped to this norm; 0 clips nothing")
 
