@@ -105,7 +105,13 @@ class ScheduleConfig(Section):
     name: Literal["cosine", "constant", "warmup_stable_decay"] = "cosine"
     warmup_steps: int = Field(100, ge=0, description="linear from zero")
     decay_steps: int = Field(0, ge=0, description="of warmup_stable_decay: the last steps, in which the rate falls")
-    min_ratio: float = Field(0.1, ge=0, le=1, description="last learning rate over the peak; cosine and warmup_stable_decay")
+    min_ratio: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="learning rate over the peak towards which it falls: a step after the last would have it; cosine and "
+        "warmup_stable_decay",
+    )
 
 
 class TrainingConfig(Section):

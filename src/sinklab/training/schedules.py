@@ -16,9 +16,10 @@ __all__ = ["learning_rate_factor", "make_schedule"]
 def learning_rate_factor(step: int, schedule: ScheduleConfig, steps: int) -> float:
     """Factor on the peak learning rate at an optimiser step, in [0, 1].
 
-    All three rise linearly from 0 over ``warmup_steps``. Then ``constant`` stays at 1; ``cosine`` falls along half a cosine to
-    ``min_ratio`` at the end; ``warmup_stable_decay`` stays at 1 and falls linearly to ``min_ratio`` over the last
-    ``decay_steps`` (Hägele et al. 2024, arXiv 2405.18392).
+    All three rise linearly from 0, which the first step has, over ``warmup_steps``. Then ``constant`` stays at 1; ``cosine``
+    falls along half a cosine towards ``min_ratio``; ``warmup_stable_decay`` stays at 1 and falls linearly towards ``min_ratio``
+    over the last ``decay_steps`` (Hägele et al. 2024, arXiv 2405.18392). A step behind the last one would have ``min_ratio``:
+    of four steps of decay to 0.1 the last has 0.325.
 
     Args:
         step: 0-based number of the step.
