@@ -566,6 +566,22 @@ def test_another_text_than_planned_is_refused_and_the_others_are_kept(swept, her
     assert result.summary["settings"][1]["other"] == 1
 
 
+def test_cells_that_are_added_read_the_text_of_those_that_have_ended(swept, here, text):
+    first = swept({"lr": [5e-3]}, seeds=[0])
+    planned = read_plan(first.folder).texts
+    before = text.read_text()
+    text.write_text("other words\n\n" + before)
+    try:
+        with pytest.raises(InputError, match=r"gives another text than cell .*seed=0-.* has read, .* bring the old text back"):
+            swept({"lr": [5e-3]}, seeds=[0, 1], resume=True)
+        again = swept({"lr": [5e-3]}, seeds=[0], resume=True)  # nothing is left to read it
+    finally:
+        text.write_text(before)
+    assert len(here) == 1
+    assert list(cells_of(again)["cell"]) == list(cells_of(first)["cell"])
+    assert read_plan(first.folder).texts == planned
+
+
 def test_an_interrupted_sweep_writes_what_there_is(swept, monkeypatch, tmp_path, capsys):
     def run_local(plan, names, **options):
         run_cell(plan.folder, names[0])

@@ -85,7 +85,8 @@ def run_sweep(
     Raises:
         ConfigurationError: a grid that names no field, a cell that cannot be, a sweep to resume that was another, or one
             whose plan does not say its dtype and that would go on in another one here.
-        InputError: text or a directory that cannot be used, or another process that runs this sweep.
+        InputError: text or a directory that cannot be used, a text that has changed since cells read it, or another process
+            that runs this sweep.
         KeyboardInterrupt: after all cells have stopped with a checkpoint; what has ended is in the tables.
     """
     if ray is not None and jobs is not None:
@@ -112,6 +113,8 @@ def run_sweep(
             require_cluster(ray)  # before texts are encoded, which may take long, and anything is written
         cache = (cache or (out / CACHE if ray is not None else default_cache())).expanduser().absolute()
         texts = prepare_texts(cells, cache, progress)
+        if earlier is not None:
+            texts |= _texts_of_begun(earlier, cells, texts)
         plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
         varied = {path: list(values) for path, values in grid.items()}
         plan.write(recipe=config.name, grid=varied, seeds=seeds and list(seeds), dtype=dtype)
@@ -180,6 +183,26 @@ def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> SweepPlan | 
         if (out / name / "run.json").is_file():
             require_same_config(read_run(out / name), cell.config, out / name)
     return earlier
+
+
+def _texts_of_begun(
+    earlier: SweepPlan, cells: Mapping[str, Cell], texts: Mapping[str, dict[str, str]]
+) -> dict[str, dict[str, str]]:
+    """The hashes of what the cells that have begun read, whatever is there now.
+
+    Raises:
+        InputError: that is another text now, and a cell that has not ended would read it and be compared with them.
+    """
+    read = {name: text for name, text in earlier.texts.items() if (earlier.folder / name).exists()}
+    left = {cell.config.data.corpus for name, cell in cells.items() if earlier.outcome(name) is None}
+    for name, text in read.items():
+        corpus = cells[name].config.data.corpus
+        if text != texts[name] and corpus in left:
+            raise InputError(
+                f"data.corpus {corpus!r} gives another text than cell {name} of the sweep in {earlier.folder} has read, and "
+                "cells that are compared must read the same; bring the old text back, or sweep again into another `out`"
+            )
+    return read
 
 
 def _planned_dtype(out: Path) -> str | None:
