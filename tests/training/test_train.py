@@ -449,6 +449,28 @@ def test_weights_of_a_run_under_another_operation(finished, run):
     assert back.record["init_from"]["dropped"] == ["front_tokens.weight"]
 
 
+def test_maps_that_an_operation_scales_are_what_they_are_under_another(run):
+    # sigma_reparam changes how a map is written down, and nothing about attention: as softmax the model is the same one.
+    rate = ("optimizer.learning_rate=5e-2", "optimizer.weight_decay=0.5")  # σ(W) goes away from γ
+    scaled = run("model.operation.name=sigma_reparam", *rate, folder="scaled")
+    plain = run(init_from=scaled.folder, folder="plain")
+    trained = values(scaled.table, "loss")[8]
+    raw = load_model(str(scaled.folder / "model")).model.layers[0].self_attn.q_proj
+    # (γ / σ) W is rounded once more as a weight than as a factor; a loss of 5 nats moves by its last digits.
+    assert values(plain.table, "loss")[0] == pytest.approx(trained, abs=1e-5)
+    assert not torch.allclose(raw.effective_weight(), raw.weight, rtol=0.01)  # else nothing was tried
+    assert {key.rpartition(".")[2] for key in plain.record["init_from"]["dropped"]} == {"gamma", "left", "right"}
+
+
+def test_parameters_of_an_operation_that_have_another_shape_begin_anew(run):
+    gated = run("model.operation.name=gated", folder="gated")
+    for changed in ("model.operation.name=gated_heads", "model.operation={name: gated, element_wise: false}"):
+        start = run(changed, init_from=gated.folder, folder=changed).record["init_from"]
+        state = [f"layers.{layer}.self_attn.operation_state.weight" for layer in range(2)]
+        assert start["dropped"] == state
+        assert set(state) <= set(start["new"])
+
+
 def test_weights_that_do_not_fit_are_refused(finished, run, tmp_path):
     with pytest.raises(InputError, match="do not fit model: hidden_size is 32 there and 48 here"):
         run("model.hidden_size=48", init_from=finished.folder)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 import transformers
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import normalize
 from transformers import PreTrainedTokenizerBase
 
+from sinklab.attention.state import ATTRIBUTE
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.architecture import Architecture
 from sinklab.models.block import SinkLMLayer
@@ -78,7 +81,8 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
     """Put the weights of a directory into the model, as far as both have them.
 
     The operation, the position scheme and the masks may differ; parameters that they add keep their initial values and those
-    that they do not have are dropped. All else must be alike.
+    that they do not have are dropped, as are those of an operation that have another shape. All else must be alike. Maps that
+    ``sigma_reparam`` scales are read as the maps that they are, where another operation takes its place.
 
     Returns:
         For the run record: ``path, sha256, operation`` there, and the names of the parameters ``new`` and ``dropped``.
@@ -105,8 +109,11 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
     for file in files:
         stored |= {_plain(key): tensor for key, tensor in load_file(file).items()}
     targets = {_plain(key): parameter for key, parameter in model.named_parameters()}
+    _fold_scales(stored, targets)
     shared = [key for key in targets if key in stored]
     wrong = [key for key in shared if stored[key].shape != targets[key].shape]
+    others = [key for key in wrong if _is_of_operation(key)]
+    shared, wrong = ([key for key in keys if key not in others] for keys in (shared, wrong))
     if wrong:
         raise InputError(
             f"the weights of {name} do not fit: {wrong[0]} has the shape {tuple(stored[wrong[0]].shape)} there and "
@@ -128,11 +135,30 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
         "path": name,
         "sha256": hash_files(files),
         "operation": theirs.operation["name"],
-        "new": [key for key in targets if key not in stored],
+        "new": [key for key in targets if key not in stored or key in others],
         "dropped": [
-            key for key in stored if key not in targets and key not in buffers and key not in model.all_tied_weights_keys
+            key
+            for key in stored
+            if key in others or not (key in targets or key in buffers or key in model.all_tied_weights_keys)
         ],
     }
+
+
+def _is_of_operation(key: str) -> bool:
+    """Whether a parameter is what the operation learns, of which each setting may have another shape."""
+    return f".{ATTRIBUTE}." in key or key.startswith("front_tokens.")
+
+
+def _fold_scales(stored: dict[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    """Put ``γ / σ(W)`` of :class:`~sinklab.operations._sigma_linear.SigmaLinear` into the stored weight, in place, where the
+    model has no ``γ``: the weight alone is another map."""
+    for key, scale in stored.items():
+        path, _, name = key.rpartition(".")
+        if name != "gamma" or key in targets or not {f"{path}.left", f"{path}.right"} <= stored.keys():
+            continue
+        weight, left, right = (stored[f"{path}.{part}"].float() for part in ("weight", "left", "right"))
+        norm = (weight * (normalize(left, dim=0)[:, None] * normalize(right, dim=0))).sum()
+        stored[f"{path}.weight"] = (scale.float() / norm * weight).to(stored[f"{path}.weight"].dtype)
 
 
 def _plain(key: str) -> str:
