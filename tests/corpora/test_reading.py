@@ -13,6 +13,7 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import corpus_record, read_samples
 from sinklab.corpora.base import Encoder
 from sinklab.corpora.text_file import TextFile
+from sinklab.training.tokenizer import train_bpe
 
 
 def words(*known: str) -> Encoder:
@@ -62,6 +63,15 @@ def test_bytes_are_not_characters(tmp_path):
     reading = read_samples(file(tmp_path, "ä ö ü"), words("ä", "ö", "ü"), seq_len=3, samples=1, seed=0, bos=True)
     assert (reading.characters_per_token, reading.bytes_per_token) == (3 / 2, 5 / 2)
     assert reading.bits_per_byte(math.log(2) * 5) == pytest.approx(2.0)  # 5 bits a token, 2.5 bytes a token
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("length", range(2, 9))
+def test_a_character_of_several_tokens_counts_by_those_that_are_predicted(tmp_path, bos, length):
+    """A token a byte, and characters of one to four: wherever a sample ends, it stands for as many bytes as it has tokens."""
+    encoder = Encoder(vocab_size=258, bos_token_id=0, tokenizer=train_bpe(["a"], 258))
+    reading = read_samples(file(tmp_path, "日é😀a本"), encoder, seq_len=length, samples=1, seed=0, bos=bos)
+    assert reading.bytes_per_token == pytest.approx(1.0)
 
 
 def test_it_is_about_the_samples_that_a_corpus_gives(tmp_path):

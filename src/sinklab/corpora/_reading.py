@@ -67,8 +67,8 @@ def read_samples(corpus: Corpus, encoder: Encoder, *, seq_len: int, samples: int
         return None
     if tokenizer is None or not isinstance(corpus, TextCorpus) or not getattr(tokenizer, "is_fast", False) or seq_len <= framed:
         return None
-    tokens = characters = predicted = predicted_bytes = unknown = 0
-    visible = read = 0.0
+    tokens = characters = predicted = unknown = 0
+    visible = read = predicted_bytes = 0.0
     for ids, text in islice(corpus.pieces(encoder, seq_len - framed, seed), samples):
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         spans = [(int(start), int(stop)) for start, stop in encoded["offset_mapping"]]
@@ -79,7 +79,7 @@ def read_samples(corpus: Corpus, encoder: Encoder, *, seq_len: int, samples: int
             spans = [(round(place * step), round((place + 1) * step)) for place in range(len(spans))]
         else:
             share = 1.0
-        spans = spans[: len(ids)]
+        every, spans = spans, spans[: len(ids)]
         end, first = max(stop for _, stop in spans), 0 if bos else spans[0][1]
         known = [span for token, span in zip(ids, spans, strict=True) if token != tokenizer.unk_token_id]
         covered = bytearray(end)
@@ -88,11 +88,21 @@ def read_samples(corpus: Corpus, encoder: Encoder, *, seq_len: int, samples: int
         tokens, characters, unknown = tokens + len(ids), characters + end, unknown + len(ids) - len(known)
         predicted += len(ids) - (not bos)
         predicted_bytes += len(text[first:end].encode(errors="replace"))
+        # Of a character that a sample's ends cut, the bytes of the tokens that are on this side.
+        predicted_bytes -= _bytes_of_place(text, end - 1, every[len(ids) :], every)
+        if not bos:
+            predicted_bytes += _bytes_of_place(text, first - 1, every[1:], every)
         visible += _letters(text[:end])
         read += share * sum(covered[place] for place in range(end) if not text[place].isspace())
     if not predicted_bytes or not predicted:
         return None
     return Reading(characters / tokens, predicted_bytes / predicted, unknown / tokens, 1.0 - read / visible if visible else 0.0)
+
+
+def _bytes_of_place(text: str, place: int, spans: list[tuple[int, int]], every: list[tuple[int, int]]) -> float:
+    """Bytes of one character that stand for some of the tokens over it; those of a byte-level BPE have about as many each."""
+    among, over = (sum(start <= place < stop for start, stop in some) for some in (spans, every))
+    return len(text[place : place + 1].encode(errors="replace")) * among / over if over else 0.0
 
 
 def _letters(text: str) -> int:
