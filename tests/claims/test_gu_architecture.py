@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 import torch
 
 from sinklab.claims._embedded import embedded_model
 from sinklab.claims.massive_before_post_norm import norm_inputs
-from sinklab.claims.repeated_token_laws import measure
-from sinklab.errors import ConfigurationError
+from sinklab.claims.repeated_token_laws import measure, of_checkpoint
+from sinklab.errors import ConfigurationError, DoesNotApply
+from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.jobs.claim import Claim
 from sinklab.jobs.scale import SCALES
 from sinklab.jobs.verdict import judge
@@ -158,3 +162,49 @@ def test_norm_inputs_by_hand() -> None:
         model.layers[0].self_attn.o_proj.weight.zero_()
         model.layers[0].mlp.down_proj.weight.zero_()
     assert norm_inputs(OneRow(model)) == {"norm_input_ratio": pytest.approx(3.0)}
+
+
+def rotary(operation: str, **fields: Any) -> SinkLM:
+    """A small model with random weights and rotary positions."""
+    torch.manual_seed(0)
+    return SinkLM(
+        SinkLMConfig(
+            vocab_size=40,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            position={"name": "rotary"},
+            operation={"name": operation},
+            initialization="normal",
+            **{"initializer_range": 0.1, **fields},
+        )
+    ).eval()
+
+
+def checkpoint_of(model: torch.nn.Module) -> Checkpoint:
+    """As much of a checkpoint as the laws look at."""
+    loaded = SimpleNamespace(model=model, device=torch.device("cpu"))
+    return cast(Checkpoint, SimpleNamespace(loaded=loaded, draw=0, text_ids=torch.arange(40)))
+
+
+@pytest.mark.parametrize("operation", ["sigmoid", "softmax_plus_one", "relu", "elu_kernel"])
+def test_the_bounds_are_not_about_weights_that_are_no_softmax(operation: str) -> None:
+    assert of_checkpoint(checkpoint_of(rotary("softmax")))["rotary positions"]["bound_violation"] == 0
+    with pytest.raises(DoesNotApply, match="not the softmax of products of queries and keys over the tokens"):
+        of_checkpoint(checkpoint_of(rotary(operation)))
+
+
+def test_the_bounds_are_not_about_windows_shorter_than_the_rows() -> None:
+    model = rotary("softmax", window=16)
+    with pytest.raises(DoesNotApply, match="sees all tokens before it and none behind it"):
+        of_checkpoint(checkpoint_of(model))
+
+
+def test_a_weight_that_float32_cannot_hold_is_not_below_its_bound() -> None:
+    model = rotary("softmax", initializer_range=2.2)
+    model.set_attn_implementation("eager")
+    weights = torch.cat([model(torch.full((1, 64), token), output_attentions=True).attentions[0] for token in range(40)])
+    assert bool((weights[..., torch.ones(64, 64).tril().bool()] == 0).any())  # with a score of a hundred less than the largest
+    assert of_checkpoint(checkpoint_of(model))["rotary positions"]["bound_violation"] == 0

@@ -9,6 +9,7 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._positions import not_rotary
+from sinklab.errors import DoesNotApply
 from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.jobs.claim import Claim, OnCheckpoint, Part
 from sinklab.jobs.effect import Numbers, Value
@@ -48,15 +49,45 @@ DRAWN = 8
 """Tokens of a draw, each of which is repeated in a row of its own."""
 
 
+LEAST = torch.finfo(torch.float32).smallest_normal
+"""A weight in float32 that is smaller has lost its digits, or is 0 where its score is a hundred below the largest."""
+
+
 class _Bounds(Watcher):
-    """Largest weight over its upper bound, and largest lower bound over its weight, of rows of one token repeated."""
+    """Largest weight over its upper bound, and largest lower bound over its weight, of rows of one token repeated.
+
+    Where the laws assume what is not so, ``reason`` says what, and nothing is compared.
+    """
 
     name, needs = "bounds", frozenset[str]()
 
     def __init__(self) -> None:
         self.over = self.under = 0.0
+        self.reason = ""
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        self.reason = self.reason or self._assumed(call)
+        if not self.reason:
+            self._compare(call)
+
+    @staticmethod
+    def _assumed(call: AttentionCall) -> str:
+        """Which assumption of the laws does not hold of a call; empty where all do."""
+        visible = call.visible.block(0, call.q_len, 0, call.kv_len)
+        if not bool((visible == torch.ones_like(visible).tril()).all()):
+            return (
+                f"not every query of {call.site.module} sees all tokens before it and none behind it, and the bounds are about "
+                f"rows of {LENGTH} tokens that do"
+            )
+        softmax = torch.softmax(call.scores(0, call.q_len).masked_fill(~visible, float("-inf")), dim=-1)
+        if call.bias is not None or bool(((call.weights(0, call.q_len) - softmax).abs() > ROUNDING).any()):
+            return (
+                f"weights of {call.site.module} are not the softmax of products of queries and keys over the tokens, and the "
+                "bounds are about such weights"
+            )
+        return ""
+
+    def _compare(self, call: AttentionCall) -> None:
         # Rotations keep norms, so those of all positions are the same but for rounding.
         queries, keys = (tensor.double().norm(dim=-1).amax(dim=-1) for tensor in (call.queries, call.keys))
         norms = queries * keys.repeat_interleave(call.groups, dim=1) * abs(call.scaling)
@@ -64,17 +95,24 @@ class _Bounds(Watcher):
         weights = call.weights(0, call.q_len).double()
         visible = torch.ones(call.q_len, call.kv_len, dtype=torch.bool, device=weights.device).tril()
         self.over = max(self.over, (weights / upper)[..., 1:, :].max().item())
-        self.under = max(self.under, (lower / weights.where(visible, 1.0))[..., 1:, :].max().item())
+        self.under = max(self.under, (lower / weights.where(visible, 1.0).clamp(min=LEAST))[..., 1:, :].max().item())
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> Numbers:
-    """How near weights of a checkpoint come to the bounds, on rows of one token of its text, repeated 64 times."""
+    """How near weights of a checkpoint come to the bounds, on rows of one token of its text, repeated 64 times.
+
+    Raises:
+        DoesNotApply: a window shorter than the rows, tokens that see later ones, or weights that are no softmax over
+            the tokens.
+    """
     model, generator = checkpoint.loaded.model, torch.Generator().manual_seed(checkpoint.draw)
     ids = checkpoint.text_ids
     tokens = ids[torch.randint(len(ids), (DRAWN, 1), generator=generator)].repeat(1, LENGTH)
     found = _Bounds()
     with torch.no_grad(), attend(model, (found,)):
         model(input_ids=tokens.to(checkpoint.loaded.device), use_cache=False)
+    if found.reason:
+        raise DoesNotApply(found.reason)
     # How far weights stay inside says nothing for or against a bound; how far one lies outside does.
     violation = max(0.0, found.over - 1, found.under - 1)
     return {ROTARY: {"over_bound": found.over, "under_bound": found.under, "bound_violation": violation}}
