@@ -39,6 +39,15 @@ def test_divergence_is_written_down(tmp_path):
     assert (tmp_path / "out" / "softmax-seed0.png").is_file()
 
 
+def test_models_that_diverged_have_no_heads_that_sink():
+    """Weights that are left may be finite, infinite or nothing, with a value map that is none."""
+    result = trigger(operation="relu,qk_norm,sink_logit", seeds=[0], cap=3, learning_rate=1e19, samples=8)
+    wide = trigger(operation="relu,softmax", layers=2, heads=2, seeds=[0], cap=3, learning_rate=1e5, samples=8)
+    for run in result.summary["runs"] + wide.summary["runs"]:
+        assert run["outcome"] == "diverged"
+        assert run["bos_weight_mean"] is run["bos_weight_bound"] is run["sinking_heads"] is run["nothing_mean"] is None
+
+
 def test_a_lab_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
     def call(chosen="softmax,sigma_reparam", seeds=(0, 1), **fields):
         return trigger(operation=chosen, seeds=seeds, **{"cap": 4, "samples": 8, **fields})

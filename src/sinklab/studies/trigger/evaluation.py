@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import cast
 
@@ -70,19 +71,19 @@ class TriggerNumbers:
 
     @property
     def strongest(self) -> tuple[int, int] | None:
-        """Layer and head with the largest mean weight on BOS; ``None`` without BOS, or where no mean is finite."""
-        if self.bos_mean is None or not bool(torch.isfinite(self.bos_mean).all()):
+        """Layer and head with the largest mean weight on BOS; ``None`` without BOS, or of a model that diverged."""
+        if self.bos_mean is None or not math.isfinite(self.error) or not bool(torch.isfinite(self.bos_mean).all()):
             return None
         return divmod(int(self.bos_mean.argmax()), self.bos_mean.shape[1])
 
     @property
     def sinking(self) -> list[list[int]] | None:
-        """Layer and head of those whose mean weight on BOS is at least :data:`SINK`; ``None`` without BOS."""
-        return None if self.bos_mean is None else (self.bos_mean >= SINK).nonzero().tolist()
+        """Layer and head of those whose mean weight on BOS is at least :data:`SINK`; ``None`` where :attr:`strongest` is."""
+        return None if self.bos_mean is None or self.strongest is None else (self.bos_mean >= SINK).nonzero().tolist()
 
     def to_dict(self) -> dict[str, object]:
         """For a record; single weights are those of the strongest head. ``None`` where there is no number."""
-        at = self.strongest
+        at, sound = self.strongest, math.isfinite(self.error)
 
         def of_strongest(values: Tensor | None) -> float | None:
             return None if at is None or values is None else float(values[at])
@@ -95,7 +96,7 @@ class TriggerNumbers:
             "bos_weight_mean": of_strongest(self.bos_mean),
             "bos_weight_min": of_strongest(self.bos_min),
             "bos_weight_bound": self.bound,
-            "nothing_mean": None if self.nothing is None else finite(float(self.nothing.max())),
+            "nothing_mean": None if self.nothing is None or not sound else finite(float(self.nothing.max())),
             "trigger_bos_weight": of_strongest(self.trigger_bos),
             "trigger_averaged_weight": of_strongest(self.trigger_averaged),
             "strongest_head": None if at is None else list(at),
@@ -160,7 +161,8 @@ def bos_bound(model: TriggerModel, weights: Tensor, outputs: Tensor, off: Tensor
 
     Returns:
         In [0, 1], or ``None`` where an assumption does not hold: several heads or layers, learned tokens in front, a gate, an
-        output bias, rows that do not sum to one, positions added to the tokens, which would be counted with them.
+        output bias, rows that do not sum to one, positions added to the tokens, which would be counted with them; or where
+        the model diverged.
     """
     operation = model.operation
     plain = all(
@@ -169,6 +171,9 @@ def bos_bound(model: TriggerModel, weights: Tensor, outputs: Tensor, off: Tensor
     alone = not model.residual and not len(model.front) and type(model.position).embed is PositionScheme.embed
     if not (plain and alone and bool(((weights.sum(-1) - 1).abs() < ROW_SUM).all()) and bool((weights >= 0).all())):
         return None
-    counter = counter_of(model.attention[0].value_output()[0])
+    value_output = model.attention[0].value_output()[0]
+    if not bool(torch.isfinite(value_output).all() and torch.isfinite(outputs).all()):
+        return None
+    counter = counter_of(value_output)
     error, bos_error = float(outputs[off].abs().max()), float(outputs[:, 0].abs().max())
     return counter.least_bos_weight(error, bos_error)
