@@ -59,6 +59,21 @@ def test_relu_is_silent():
     assert numbers.bound is None
 
 
+def test_an_even_head_does_not_sink_however_large_its_weights_are():
+    """Untrained maps give every key the same weight, which of elu is 1."""
+    problem = TriggerProblem(layers=2, heads=2)
+    numbers = evaluate(problem.build(as_released("elu"), 0), problem, 64)
+    assert bool((numbers.bos_mean > 0.9).all())
+    assert float((numbers.bos_share - 0.161).abs().max()) < 0.005  # the mean of 1/i, i = 2 … 16 but 8
+    assert numbers.sinking == []
+
+
+@pytest.mark.parametrize("name", ["softmax", "sink_logit", "sink_token", "key_value_bias"])
+def test_of_a_full_row_the_share_is_the_weight(name):
+    numbers = evaluate(TriggerProblem().build(as_released(name), 0), TriggerProblem(), 64)
+    torch.testing.assert_close(numbers.bos_share, numbers.bos_mean)
+
+
 @pytest.mark.slow
 def test_two_layers_of_two_softmax_heads_have_a_head_that_sinks():
     """Figures 4 and 5: which heads, and how many, depends on the seed; that some head does, does not."""

@@ -24,7 +24,11 @@ EVALUATION_SEED = 1_000_003
 """Seed of the evaluated samples; seeds of training are small numbers."""
 
 SINK = 0.9
-"""Mean weight on BOS off the trigger from which a head is said to sink; uniform rows have 0.16 in samples of 16."""
+"""Mean weight on BOS off the trigger, and mean share of BOS in the weight of a row, from which a head is said to sink.
+
+Uniform rows have 0.16 in samples of 16. Where rows do not sum to one a weight says nothing by itself: that of ``elu`` is 1 on
+every key of score 0.
+"""
 
 ROW_SUM = 1e-5
 """How far from 1 a row of float32 weights may sum to for the counting bound to apply; 16 roundings are a tenth of it."""
@@ -55,6 +59,8 @@ class TriggerNumbers:
         mean, std: attention maps over samples, ``(layers, heads, length, length)``, tokens of the data only.
         bos_mean, bos_min, nothing, trigger_bos, trigger_averaged: see ``BY_HEAD``, ``(layers, heads)``; ``None`` without BOS,
             and ``nothing`` where the operation has no null mass.
+        bos_share: mean off the trigger of the size of the weight on BOS as a share of all sizes in the row and ``nothing``, 0
+            where there are none; likewise.
         bound: least weight on BOS off the trigger that the counting argument leaves possible, or ``None`` where its
             assumptions do not hold; see :func:`bos_bound`.
     """
@@ -64,6 +70,7 @@ class TriggerNumbers:
     std: Tensor
     bos_mean: Tensor | None
     bos_min: Tensor | None
+    bos_share: Tensor | None
     nothing: Tensor | None
     trigger_bos: Tensor | None
     trigger_averaged: Tensor
@@ -78,8 +85,10 @@ class TriggerNumbers:
 
     @property
     def sinking(self) -> list[list[int]] | None:
-        """Layer and head of those whose mean weight on BOS is at least :data:`SINK`; ``None`` where :attr:`strongest` is."""
-        return None if self.bos_mean is None or self.strongest is None else (self.bos_mean >= SINK).nonzero().tolist()
+        """Layer and head of those whose mean weight and share of BOS are :data:`SINK` or more; see :attr:`strongest`."""
+        if self.bos_mean is None or self.bos_share is None or self.strongest is None:
+            return None
+        return (self.bos_mean.minimum(self.bos_share) >= SINK).nonzero().tolist()
 
     def to_dict(self) -> dict[str, object]:
         """For a record; single weights are those of the strongest head. ``None`` where there is no number."""
@@ -134,6 +143,8 @@ def evaluate(model: TriggerModel, problem: TriggerProblem, samples: int = 1000) 
         on_front = weights[..., front:, :front].sum(-1)
         nothing = on_front if nothing is None else nothing + on_front
     on_bos = _at(on_data[..., 0], off)
+    row = on_data.abs().sum(-1) if nothing is None else on_data.abs().sum(-1) + nothing
+    shares = _at(on_data[..., 0].abs() / row.where(row > 0, 1.0), off)
     averaged = slice(1 if problem.bos else 0, trigger + (problem.target == "including"))
     return TriggerNumbers(
         error=float((outputs - problem.answers(batch)).abs().max()),
@@ -141,6 +152,7 @@ def evaluate(model: TriggerModel, problem: TriggerProblem, samples: int = 1000) 
         std=on_data.std(0),
         bos_mean=on_bos.mean(-1) if problem.bos else None,
         bos_min=on_bos.amin(-1) if problem.bos else None,
+        bos_share=shares.mean(-1) if problem.bos else None,
         nothing=None if nothing is None else _at(nothing, off).mean(-1),
         trigger_bos=on_data[..., trigger, 0].mean(0) if problem.bos else None,
         trigger_averaged=on_data[..., trigger, averaged].mean(dim=(0, 3)),
