@@ -180,7 +180,10 @@ def estimate_chain(texts: Iterable[str], characters: int, triggers: int, budget:
             break
     present, counts = np.unique(np.concatenate(read), return_counts=True) if read else (np.zeros(0), np.zeros(0))
     if len(present) < characters:
-        raise InputError(f"bigram chain: the text has {len(present)} characters, and {characters} were asked for; take fewer")
+        raise InputError(
+            f"bigram chain: the text has {len(present)} different characters, and {characters} were asked for; take a text "
+            "with more of them, or fewer characters"
+        )
     chosen = present[np.lexsort((present, -counts))[:characters]]
     order = np.argsort(chosen)
     pairs = np.zeros((characters, characters))
