@@ -77,7 +77,7 @@ def test_the_spike_of_a_vision_transformer_is_one_neuron_and_goes_without_the_si
     samples = Samples({"pixel_values": pictures.clamp(-1, 1)}, kind="image")
     with torch.no_grad():
         samples = dataclasses.replace(samples, targets=model(pictures.clamp(-1, 1)).logits.argmax(-1))
-    (origin,) = locate_origins(model, samples, Sinks(), controls=1, batch_size=16).summary["origins"]
+    (origin,) = locate_origins(model, samples, Sinks(), controls=1, registers=4, batch_size=16).summary["origins"]
     assert (origin["kind"], origin["positions"], origin["block"], origin["sublayer"]) == ("spike", [1, 14, 183, 196], 7, "mlp")
     assert [unit["unit"] for unit in origin["units"]] == [417]
     (channel,) = origin["channels"]
@@ -89,6 +89,12 @@ def test_the_spike_of_a_vision_transformer_is_one_neuron_and_goes_without_the_si
     assert zero["spike"] < 40
     assert zero["weight"] > 5 * origin["uniform"]
     assert "the spike away" in origin["verdict"] or "the spike too" in origin["verdict"]
+    # Four tokens that were never trained take the sink over, and the classes stay nearer than with the neuron silenced.
+    moved = next(edit for edit in origin["edits"] if edit["on"] == "registers")
+    assert moved["spike"] < 40
+    assert origin["registers"]["weight"] > 0.5 > 0.25 > moved["weight"]
+    assert origin["weight"] > 0.7
+    assert origin["registers"]["divergence"]["mean"] < origin["registers"]["silenced"]["mean"] / 2
 
 
 def test_a_tokenizer_of_chemistry_reads_reactions_and_no_python():
