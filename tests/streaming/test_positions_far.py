@@ -113,8 +113,12 @@ def test_the_oracle_forgets():
 @pytest.mark.slow
 @pytest.mark.parametrize("positions", ["in_cache", "original"])
 def test_a_million_tokens(positions):
-    """Read for good, 1,048,576 tokens: about a minute each."""
-    model, tokens = models()[0], text(2**20, rows=1)
+    """Read for good, 1,048,576 tokens: a minute or two each.
+
+    Under in-cache positions in float64, where what is left does not hide behind the rounding of logits: 1e-5 to 3e-5 at every
+    length. In float32 it goes from 2e-5 to 1e-4 with the text, and does not grow with the length either.
+    """
+    model, tokens = models()[int(positions == "in_cache")], text(2**20, rows=1)
     cache = SinkCache(model, num_sinks=SINKS, window=WINDOW, positions=positions, chunk=512)
     at = 0
     for last in (2_000, 32_768, 100_000, 2**18, 500_000, 2**20):
