@@ -30,6 +30,7 @@ RUN_BY = {
     "docs/measuring.md": "tests/test_docs.py",
     "docs/notebooks.md": "tests/test_blocks.py",
     "docs/operations.md": "tests/test_blocks.py",
+    "docs/origin.md": "tests/test_blocks.py",
     "docs/policies.md": "tests/policies/test_policy_page.py",
     "docs/pretraining.md": "tests/test_blocks.py",
     "docs/quantisation.md": "tests/test_blocks.py",

@@ -51,7 +51,7 @@ class TestRecommendation:
         found = recommend({64: made_up({0: 0.0, 1: -0.01, 4: 0.05})}, length=500)
         assert (found.needed, found.num_sinks, found.window) == ("no", 0, 64)
         assert found.sentence.startswith("No sinks needed: a window of 64 tokens gives 2.")
-        assert re.search(r"improve it by 0\.02 at most \(1 sink: by 0\.010 \[", found.sentence)
+        assert re.search(r"improves it by more than 0\.02 \(1 sink: a gain of 0\.010 \[", found.sentence)
 
     def test_undecided_when_the_interval_holds_the_margin(self):
         found = recommend({64: made_up({0: 0.03, 1: 0.0}, spread=0.5)}, length=500)
