@@ -258,9 +258,10 @@ class TestMissing:
     def test_the_card_of_the_strongest_sink_names_its_token_once(self, tmp_path: Path, called: str | None, note: str) -> None:
         folder = write_audit(tmp_path / "a", layers=2, seq_len=16)
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        sink = {"kind": "position", "position": 0, "text": "[CLS]", "token_share": 1.0, "rate": 50.0, "heads": []}
+        described = {"description": f"{called or 'position 0'}, token '[CLS]'"}
+        sink = described | {"kind": "position", "position": 0, "text": "[CLS]", "token_share": 1.0, "rate": 50.0, "heads": []}
         summary["sinks"] = {"sinks": [sink | {"name": called or "position 0"}], "silent": [], "followed": [], "weak": []}
-        summary["sink_role"] = None
+        summary["sink_role"] = described["description"]
         (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
         card = next(card for card in cards(read_audit(folder)) if card.label == "Strongest sink")
         assert (card.value, card.note) == (called or "Position 0", note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -48,6 +48,10 @@ class Registers:
         while handles:
             handles.pop().remove()
 
+    def left_out(self, hidden: Tensor) -> Tensor:
+        """Hidden states ``(batch, seq_len + number, width)`` of the model's own tokens, ``(batch, seq_len, width)``."""
+        return torch.cat((hidden[:, : self.front], hidden[:, self.front + self.number :]), 1)
+
     def __enter__(self) -> Self:
         return self
 
@@ -74,7 +78,7 @@ class Registers:
         longer = torch.cat((hidden[:, : self.front], new, hidden[:, self.front :]), 1)
         return ((longer, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": longer})
 
-    def _moving(self, units: Tensor):  # type: ignore[no-untyped-def]  # a hook
+    def _moving(self, units: Tensor) -> Callable[..., tuple[Tensor, ...]]:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             activations = args[0].clone()
             own = activations[..., units]
@@ -90,7 +94,7 @@ class Registers:
         hidden = output[0] if isinstance(output, tuple) else output
         assert isinstance(hidden, Tensor)
         self._grid = None
-        shorter = torch.cat((hidden[:, : self.front], hidden[:, self.front + self.number :]), 1)
+        shorter = self.left_out(hidden)
         return (shorter, *output[1:]) if isinstance(output, tuple) else shorter
 
 

@@ -108,7 +108,9 @@ def cards(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> list[Card]:
     parts = parts or [("", audit)]
     massive = _largest_named(parts, "massive_activation", "max_to_median")
     ratio = _largest_named(parts, "hidden_norm", "first_to_rest_ratio")
+    # Of a sink that has a name and a token on the card, the role says the same again.
     role = summary.get("sink_role")
+    role = None if not sinks or role in ("null score", sinks[0].get("description")) else role
     strongest = Card("Strongest sink", None, "")
     if sinks and summary.get("normalized") is False and summary.get("sink_heads_by_weight") == 0:
         strongest = Card("Strongest sink", "None", "by weight; rows divided by their sums pass the threshold")
@@ -122,7 +124,7 @@ def cards(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> list[Card]:
         strongest = Card("Strongest sink", "None", f"no position passes {often}")
     return [
         Card("Sink rate", None if rate is None else percent(rate), f"Gu et al., first position, threshold {threshold}"),
-        dataclasses.replace(strongest, note=" · ".join(filter(None, [strongest.note, str(role) if role and sinks else ""]))),
+        dataclasses.replace(strongest, note=" · ".join(filter(None, [strongest.note, str(role) if role else ""]))),
         Card(
             "Heads that sink",
             f"{number(heads[0])} of {number(heads[1])}" if heads else None,

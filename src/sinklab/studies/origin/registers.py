@@ -107,7 +107,7 @@ def _spikes(model: nn.Module, blocks: Sequence[str], registers: Registers, lengt
         hidden = output[0] if isinstance(output, (tuple, list)) else output
         assert isinstance(hidden, Tensor)
         if hidden.shape[1] != length:
-            hidden = torch.cat((hidden[:, : registers.front], hidden[:, registers.front + registers.number :]), 1)
+            hidden = registers.left_out(hidden)
         sizes.append(largest_over_median(hidden, None))
 
     def register(handles: list[RemovableHandle]) -> None:
