@@ -10,9 +10,10 @@ import pytest
 
 from sinklab.errors import InputError, ResultError
 from sinklab.results.table import read_run, read_table, write_table
-from sinklab.studies.pathways import added
-from sinklab.studies.pathways.added import add_columns, asked_of_record, main, missing_columns
+from sinklab.studies.pathways import kept
+from sinklab.studies.pathways.added import add_columns, main
 from sinklab.studies.pathways.columns import READ_OUTS
+from sinklab.studies.pathways.kept import asked_of_record, missing_columns
 from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
 
@@ -123,5 +124,5 @@ def test_operations_with_settings_are_read_from_the_record(folder):
 
 
 def test_only_columns_of_trainings_whose_loss_is_known_are_added():
-    assert set(added.LOSS) <= set(READ_OUTS)
-    assert all(READ_OUTS[source] for source in added.LOSS)
+    assert set(kept.LOSS) <= set(READ_OUTS)
+    assert all(READ_OUTS[source] for source in kept.LOSS)

@@ -98,14 +98,14 @@ def test_seeds_of_a_comparison_at_one_rate(folder, trained):
     assert "8" in new["cells"]["chosen"]["relu"]
     assert "at the rate of the scale, the held-out loss" in new["definition"]
     trained["control"] += 0.01
-    with pytest.raises(ResultError, match=r"softmax with seed 0 ends at a loss of .* today's trainings are others"):
+    with pytest.raises(ResultError, match=r"softmax with seed 0 ends at a loss of .* this processor rounds otherwise"):
         add_seeds(folder, [9], store=folder / "store")
 
 
 def test_a_control_that_ends_elsewhere_adds_nothing(folder, trained):
     trained["control"] += 0.01
     before = (folder / "table.parquet").read_bytes()
-    with pytest.raises(ResultError, match=r"softmax with seed 0 ends at a loss of .* today's trainings are others"):
+    with pytest.raises(ResultError, match=r"softmax with seed 0 ends at a loss of .* this processor rounds otherwise"):
         add_seeds(folder, [8], store=folder / "store")
     assert (folder / "table.parquet").read_bytes() == before
 

@@ -25,14 +25,14 @@ from sinklab.studies.pathways.figure import write_figure
 from sinklab.studies.pathways.judging import PROTOCOL, judged
 from sinklab.studies.pathways.matching import matched_widths
 from sinklab.studies.pathways.operations import DEFAULT, Pathway, pathways_of
-from sinklab.studies.pathways.runs import Asked, Found, Numbers, foreseen, train_and_read, trigger_numbers
+from sinklab.studies.pathways.runs import Asked, Found, Numbers, foreseen, join_numbers, train_and_read, trigger_numbers
 from sinklab.studies.pathways.tables import page
 from sinklab.studies.pathways.words import definition, figure_title, in_words
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
 
-__all__ = ["asked_of", "long_table", "own_base", "run_pathways"]
+__all__ = ["asked_of", "long_table", "operations_of", "own_base", "run_pathways"]
 
 PROBE = "pathways"
 
@@ -126,9 +126,7 @@ def run_pathways(
         found = train_and_read(asked, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress)
         numbers = found.numbers
         of_trigger, cannot = trigger_numbers(asked, problem, out / TRIGGER, stages)
-        for seed, by_label in of_trigger.items():
-            for label, values in by_label.items():
-                numbers[seed].setdefault(label, {}).update(values)
+        join_numbers(numbers, of_trigger)
         config = base_config(scale, asked.base)
         times = costs(asked.pathways, config, widths=asked.widths, progress=stages)
         labels = [pathway.label for pathway in asked.pathways]
@@ -194,11 +192,24 @@ def long_table(
     return make_table(rows, run_id=run_id, probe=PROBE)
 
 
+def operations_of(asked: Asked) -> dict[str, dict[str, object]]:
+    """What a record says of each operation, by its label."""
+    context = base_config(asked.scale, asked.base).model.max_position_embeddings
+    return {
+        pathway.label: {
+            "operation": pathway.operation(context),
+            "no_op": pathway.published.no_op if pathway.published else "",
+            "source": pathway.published.source if pathway.published else "settings as asked for",
+            "intermediate_size": asked.widths[pathway.label],
+        }
+        for pathway in asked.pathways
+    }
+
+
 def _record(
     summary: Mapping[str, object], asked: Asked, found: Found, problem: TriggerProblem, run_id: str
 ) -> dict[str, object]:
     base = base_config(asked.scale, asked.base)
-    context = base.model.max_position_embeddings
     return {
         "kind": "pathways",
         "protocol": PROTOCOL,
@@ -211,15 +222,7 @@ def _record(
         "definition": definition(asked.rate, natural=is_natural(asked.scale)),
         "paragraph": summary["paragraph"],
         "statements": summary["statements"],
-        "operations": {
-            pathway.label: {
-                "operation": pathway.operation(context),
-                "no_op": pathway.published.no_op if pathway.published else "",
-                "source": pathway.published.source if pathway.published else "settings as asked for",
-                "intermediate_size": asked.widths[pathway.label],
-            }
-            for pathway in asked.pathways
-        },
+        "operations": operations_of(asked),
         "rates": {label: choice.to_dict() for label, choice in found.choices.items()},
         "columns": {
             column.name: {

@@ -37,6 +37,7 @@ __all__ = [
     "evaluation_cells",
     "factors_of",
     "foreseen",
+    "join_numbers",
     "train_and_read",
     "trigger_numbers",
 ]
@@ -313,6 +314,13 @@ def trigger_numbers(asked: Asked, problem: TriggerProblem, folder: Path, progres
         for seed in seeds:
             numbers[seed][label] = {"trigger_solved": 0.0}
     return numbers, words
+
+
+def join_numbers(numbers: Numbers, more: Numbers) -> None:
+    """Put the columns of some more numbers beside those that are there."""
+    for seed, by_label in more.items():
+        for label, values in by_label.items():
+            numbers[seed].setdefault(label, {}).update(values)
 
 
 def _of_run(run: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,164 @@
+"""A kept comparison of pathways that is to be added to: what it compared, and whether today's code trains the same models."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sinklab.errors import ConfigurationError, InputError, ResultError
+from sinklab.jobs.grid import Cell
+from sinklab.jobs.scale import is_natural
+from sinklab.results.table import read_run, read_table
+from sinklab.studies.pathways.choosing import Choice
+from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Column, Source
+from sinklab.studies.pathways.judging import PROTOCOL
+from sinklab.studies.pathways.operations import REFERENCE, Pathway, pathways_of
+from sinklab.studies.pathways.runs import Asked, evaluation_cells, factors_of
+from sinklab.studies.reproduce import work
+
+__all__ = ["LOSS", "Kept", "asked_of_record", "missing_columns", "same_loss", "whole"]
+
+SAME_LOSS = 1e-4
+"""Nats by which the loss of a training may differ from the one in the table: another order of sums, and no other training."""
+
+LOSS: Mapping[Source, str] = {"chosen": "held_out_loss", "scale": "scale_rate_loss"}
+"""Column of the table that the loss of a training must equal; others have none, and nothing is added to them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A comparison as its folder has it.
+
+    Args:
+        asked: what it compared.
+        factors: label to the learning rate that it chose, over that of the scale.
+    """
+
+    folder: Path
+    record: Mapping[str, Any]
+    table: pd.DataFrame
+    asked: Asked
+    factors: Mapping[str, float]
+
+    @property
+    def control(self) -> tuple[Source, Cell]:
+        """The training of softmax on the first seed by which today's trainings are recognised, and what it is one of."""
+        source = control_of(self.asked)
+        first = dataclasses.replace(self.asked, seeds=self.asked.seeds[:1])
+        return source, evaluation_cells(first, self.factors)[source][REFERENCE, first.seeds[0]]
+
+    def require_control(self, store: Path) -> None:
+        """Refuse where the control in a folder of trainings has ended at another loss than the comparison's.
+
+        Raises:
+            ResultError: it has.
+        """
+        (source, cell), seed = self.control, self.asked.seeds[0]
+        found = work.read_numbers(store / cell.name, ()).get("held_out_loss", math.nan)
+        of_it = self.table["metric"] == LOSS[source]
+        of_it &= (self.table["model"] == REFERENCE) & (self.table["seed"] == seed)
+        kept = float(self.table.loc[of_it, "value"].iloc[0])
+        if not same_loss(found, kept):
+            raise ResultError(
+                f"{self.folder}: {REFERENCE} with seed {seed} ends at a loss of {found:.6f} nats here, and at {kept:.6f} in "
+                "the table: this processor rounds otherwise, or today's code trains other models, so nothing is added"
+            )
+
+
+def whole(folder: Path) -> Kept:
+    """The comparison in a folder, if it has every column of today.
+
+    Raises:
+        InputError, ResultError: a file is missing or damaged, the comparison was made by another protocol, or lacks columns.
+    """
+    record, table = read_run(folder), read_table(folder / "table.parquet")
+    asked, factors = asked_of_record(record, folder)
+    missing = missing_columns(table, one_rate=asked.rate is not None, natural=is_natural(asked.scale))
+    if lacking := [column.name for columns in missing.values() for column in columns]:
+        raise InputError(
+            f"{folder} lacks the columns {', '.join(lacking)}; add them first (python -m sinklab.studies.pathways.added)"
+        )
+    return Kept(folder, record, table, asked, factors)
+
+
+def missing_columns(table: pd.DataFrame, *, one_rate: bool = False, natural: bool = False) -> dict[Source, list[Column]]:
+    """Columns that are read from trained models and that a table does not have, by the training that they are read from.
+
+    Args:
+        one_rate: a comparison at one given rate, which has no other trainings.
+        natural: its text is natural.
+    """
+    there = set(table["metric"])
+    lacking: dict[Source, list[Column]] = {}
+    for column in COLUMNS:
+        if (one_rate and column.source != "chosen") or (column.natural and not natural):
+            continue
+        if column.name not in there and column.source in LOSS and READ_OUTS[column.source]:
+            lacking.setdefault(column.source, []).append(column)
+    return lacking
+
+
+def asked_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dict[str, float]]:
+    """What a kept comparison compared, and the learning rates that it chose, by label.
+
+    Raises:
+        InputError: it was made by another protocol, or does not tell the settings of an operation.
+    """
+    if record.get("protocol") != PROTOCOL:
+        raise InputError(f"{folder}: made by protocol {record.get('protocol', 1)}, and today's is {PROTOCOL}")
+    published = {pathway.label: pathway for pathway in pathways_of()}
+    compared = [published.get(label) or _with_settings(label, of, folder) for label, of in record["operations"].items()]
+    choices = {label: Choice.of_dict(choice) for label, choice in record["rates"].items()}
+    asked = Asked(
+        compared,
+        {label: of["intermediate_size"] for label, of in record["operations"].items()},
+        record["scale"],
+        record["base"],
+        record["seeds"],
+        record.get("rate"),
+    )
+    factors = factors_of(asked, choices)
+    return dataclasses.replace(asked, dtype=_dtype_of(record, asked, factors)), factors
+
+
+def _with_settings(label: str, of: Mapping[str, Any], folder: Path) -> Pathway:
+    """The row of an operation that is not compared by default, from the settings in a record.
+
+    Raises:
+        InputError: they are not those that its label names.
+    """
+    fields = of.get("operation")
+    try:
+        _, pathway = pathways_of([fields or {}])
+    except (ConfigurationError, KeyError, ValueError) as error:
+        raise InputError(f"{folder}: {label} has settings of its own, which the record does not tell") from error
+    if pathway.label != label:
+        raise InputError(f"{folder}: {label} is recorded with the settings of {pathway.label}")
+    return pathway
+
+
+def control_of(asked: Asked) -> Source:
+    """The trainings that every comparison of its kind has of every operation, and by which those of today are recognised."""
+    return "scale" if asked.rate is None else "chosen"
+
+
+def _dtype_of(record: Mapping[str, Any], asked: Asked, factors: Mapping[str, float]) -> str | None:
+    """In which its models were trained, on whatever machine, as their names tell; ``None`` where no such name is known."""
+    label, seed = asked.pathways[0].label, asked.seeds[0]
+    source = control_of(asked)
+    name = record["cells"].get(source, {}).get(label, {}).get(str(seed))
+    for dtype in ("bfloat16", "float32"):
+        first = dataclasses.replace(asked, seeds=[seed], dtype=dtype)
+        if evaluation_cells(first, factors)[source][label, seed].name == name:
+            return dtype
+    return None
+
+
+def same_loss(loss: float, kept: float) -> bool:
+    """Whether two trainings that ended at these losses are one, made twice."""
+    return abs(loss - kept) <= SAME_LOSS or (math.isnan(loss) and math.isnan(kept))

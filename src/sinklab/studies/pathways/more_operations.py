@@ -1,0 +1,129 @@
+"""More operations for a kept comparison of pathways: trained on its seeds, beside the softmax that it has.
+
+``python -m sinklab.studies.pathways.more_operations results/tiny/pathways --operations relu,softpick --store store`` finds each
+new operation a learning rate of its own, as the comparison did (of a comparison at one given rate: takes that), trains and
+reads it on all its seeds, times it in turns with softmax, and judges all operations again. One training of softmax that the
+comparison has is made again as a control: if its loss is another, this processor rounds otherwise, or today's code trains
+other models, and nothing is added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sinklab.errors import ResultError, SinklabError
+from sinklab.registry import operations as registry
+from sinklab.registry import split_specs
+from sinklab.results.environment import environment
+from sinklab.results.run import Progress, new_run_id, silent
+from sinklab.results.table import append, read_run, write_json, write_table
+from sinklab.studies.pathways.added import train_and_read as train_control
+from sinklab.studies.pathways.again import judge_again
+from sinklab.studies.pathways.benchmark import long_table, operations_of
+from sinklab.studies.pathways.cost import costs
+from sinklab.studies.pathways.kept import Kept, whole
+from sinklab.studies.pathways.matching import matched_widths
+from sinklab.studies.pathways.operations import pathways_of
+from sinklab.studies.pathways.runs import Asked, Found, join_numbers, train_and_read, trigger_numbers
+from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.trigger.problem import TriggerProblem
+from sinklab.training.process import default_cache
+
+__all__ = ["add_operations"]
+
+
+def add_operations(
+    folder: Path,
+    operations: Sequence[Mapping[str, object]],
+    *,
+    store: Path,
+    jobs: int | None = None,
+    progress: bool = True,
+    stages: Progress = silent,
+) -> list[str]:
+    """Train, read and time operations that a kept comparison lacks, and judge it again with them.
+
+    Args:
+        folder: with ``run.json`` and ``table.parquet``.
+        operations: ``{"name": …, setting: value}``; those that are there are left as they are.
+        store: output directory of ``sinklab reproduce``, whose trained models are used and added to; the trigger task goes on
+            in its folder ``trigger``.
+
+    Returns:
+        Labels of the operations that are new; without any nothing is trained or written.
+
+    Raises:
+        UnknownNameError: no such operation.
+        ConfigurationError: a setting that cannot be, or an operation whose parameters cannot be matched.
+        InputError: a comparison by another protocol, or one that lacks columns.
+        ResultError: trainings that failed, or a control that ends at another loss.
+    """
+    kept = whole(folder)
+    reference, *named = pathways_of(operations)
+    new = [pathway for pathway in named if pathway.label not in kept.record["operations"]]
+    if not new:
+        return []
+    config = base_config(kept.asked.scale, kept.asked.base)
+    widths = matched_widths([reference, *new], config)
+    _, control = kept.control
+    kept.require_control(train_control(folder, kept.asked, {}, store=store, jobs=jobs, progress=progress, also=[control]))
+    asked = dataclasses.replace(kept.asked, pathways=new, widths=widths)
+    found = train_and_read(asked, store=store, cache=default_cache(), jobs=jobs, retries=2, ray=None, progress=progress)
+    if found.errors:
+        raise ResultError(f"{folder}: nothing is added, since trainings failed: {'; '.join(found.errors)}")
+    problem = TriggerProblem(**kept.record["trigger_setting"])
+    of_trigger, cannot = trigger_numbers(asked, problem, store / "trigger", stages)
+    join_numbers(found.numbers, of_trigger)
+    times = costs([reference, *new], config, widths=widths, progress=stages)
+    times.pop(reference.label)  # one by definition, and there already
+    run_id = new_run_id()
+    rows = long_table(new, found.numbers, times, kept.record["config"]["data"]["corpus"], run_id)
+    write_table(append([kept.table, rows]), folder / "table.parquet")
+    write_json(_record(kept, asked, found, cannot, run_id), folder / "run.json")
+    judge_again(folder)
+    return [pathway.label for pathway in new]
+
+
+def _record(kept: Kept, asked: Asked, found: Found, cannot: Mapping[str, str], run_id: str) -> dict[str, Any]:
+    """The record with the new operations and their trainings, and what these were made and timed with."""
+    record = kept.record
+    cells = {source: {**of, **found.cells.get(source, {})} for source, of in record["cells"].items()}
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    labels = [pathway.label for pathway in asked.pathways]
+    more = {"operations": labels, "run_id": run_id, "environment": environment(), "created": created}
+    return {
+        **record,
+        "operations": {**record["operations"], **operations_of(asked)},
+        "rates": {**record["rates"], **{label: choice.to_dict() for label, choice in found.choices.items()}},
+        "cells": cells,
+        "cannot_do_the_trigger_task": {**record["cannot_do_the_trigger_task"], **cannot},
+        "added": [*record.get("added", []), more],
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Add operations to a comparison, and print which are new."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sinklab.studies.pathways.more_operations", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, help="of a comparison, with run.json and table.parquet")
+    parser.add_argument("--operations", required=True, help="as of sinklab pathways: relu,sigmoid:normalize=true")
+    parser.add_argument("--store", type=Path, default=Path("sinklab-claims"), help="where trained models are kept")
+    parser.add_argument("--jobs", type=int, help="processes at a time; by default one per GPU or core")
+    given = parser.parse_args(arguments)
+    try:
+        chosen = [registry.read(name) for name in split_specs(given.operations)]
+        names = add_operations(given.folder, chosen, store=given.store.absolute(), jobs=given.jobs)
+    except SinklabError as error:
+        parser.exit(2, f"error: {error}\n")
+    there = len(read_run(given.folder)["operations"])
+    print(f"added: {', '.join(names) or 'nothing, every operation is there'}; {there} in all")
+
+
+if __name__ == "__main__":
+    main()
