@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import read_plan
 from sinklab.jobs.claim import BASELINE, Times, Variant
 from sinklab.jobs.scale import bases_at, folder_names
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
+from sinklab.studies.reproduce import cells as store_of_cells
 from sinklab.studies.reproduce.cells import configure, make_cells, open_store, resolved_changes, train_cells
 from sinklab.studies.reproduce.scales import base_config
 
@@ -116,6 +118,30 @@ def test_a_store_grows_and_trains_what_is_missing(tmp_path: Path) -> None:
     run = plan.run(tuned["tuned", 0].name)
     assert run["status"] == "finished"
     assert run["init_from"]["path"].endswith(f"{next(iter(first))}/model")
+
+
+def test_cells_that_are_added_to_a_store_read_the_text_of_those_that_have_begun(tmp_path, monkeypatch):
+    """Other seeds and rows of one text are the same text; a cell that has not begun reads what is there then."""
+    now = {"train": "a", "held_out": "b", "tokenizer": "c"}
+    monkeypatch.setattr(store_of_cells, "prepare_texts", lambda new, cache, progress: {name: dict(now) for name in new})
+
+    def opened(seed, **changes):
+        cells = make_cells([Variant("one", changes)], "tiny", [seed])
+        return open_store(tmp_path / "runs", {cell.name: cell for cell in cells.values()}, tmp_path, progress=False)
+
+    first = next(iter(opened(0).cells))
+    now["train"] = "other"
+    opened(1)
+    (tmp_path / "runs" / first).mkdir()
+    for changes in ({}, {"data.unique_fraction": 0.5}, {"data.fixed_position": 1}, {"optimizer.learning_rate": 0.1}):
+        with pytest.raises(
+            InputError, match=f"gives another text than {re.escape(first)} in .* has read, .* another directory"
+        ):
+            opened(2, **changes)
+    assert opened(0).texts[first]["train"] == "a", "what is there is not asked again"
+    opened(2, **{"data.max_tokens": 20_000})  # another length of text has another hash in any case
+    now["train"] = "a"
+    assert len(opened(3).cells) == 4
 
 
 def test_a_store_that_moves_does_not_mix_precisions(monkeypatch):

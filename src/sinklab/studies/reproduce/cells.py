@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab.errors import ConfigurationError, SinklabError
+from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs.cell import PLAN, SweepPlan, read_plan
 from sinklab.jobs.claim import Changes, Times, Variant
 from sinklab.jobs.driver import check_machine, prepare_texts, run_waiting
@@ -28,6 +28,9 @@ __all__ = ["configure", "make_cells", "open_store", "resolved_changes", "train_c
 
 NAME_LENGTH = 80
 """Characters of a cell's name before its hash."""
+
+PER_TRAINING = {"seed", "random_positions", "fixed_position", "fixed_token", "unique_fraction", "held_out_rows"}
+"""Fields of the data that make other rows of one text, and no other text."""
 
 
 def configure(base: PretrainingConfig, variant: Variant) -> PretrainingConfig:
@@ -102,8 +105,8 @@ def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, ray: str
     and a cell is trained by one of them while the others wait for it.
 
     Raises:
-        ConfigurationError, InputError: a cell that this machine cannot run, a cluster ``ray`` that does not answer, or a text
-            that cannot be used.
+        ConfigurationError, InputError: a cell that this machine cannot run, a cluster ``ray`` that does not answer, a text
+            that cannot be used, or one that has changed since cells of the store read it.
     """
     with FolderLock(folder, patience=math.inf):
         earlier = read_plan(folder) if (folder / PLAN).is_file() else None
@@ -112,11 +115,31 @@ def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, ray: str
         check_machine(new)
         if new and ray is not None:
             require_cluster(ray)  # before texts are encoded, which may take long
-        texts = ({} if earlier is None else earlier.texts) | prepare_texts(new, cache, progress)
+        texts = prepare_texts(new, cache, progress)
+        if earlier is not None:
+            _require_text_of_begun(earlier, new, texts)
+            texts = earlier.texts | texts
         plan = SweepPlan(folder, earlier.sweep_id if earlier else new_run_id(), known | new, texts, cache)
         if new or earlier is None:
             plan.write(recipe="claims")
     return plan
+
+
+def _require_text_of_begun(earlier: SweepPlan, new: Mapping[str, Cell], texts: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse cells that would read another text than those of the store that they are compared with.
+
+    Raises:
+        InputError: the same configuration of the data gave another text to a cell that has begun.
+    """
+    begun = {name: cell for name, cell in earlier.cells.items() if name in earlier.texts and (earlier.folder / name).exists()}
+    of_data = {cell.config.data.model_dump_json(exclude=PER_TRAINING): name for name, cell in begun.items()}
+    for name, cell in new.items():
+        other = of_data.get(cell.config.data.model_dump_json(exclude=PER_TRAINING))
+        if other is not None and earlier.texts[other] != texts[name]:
+            raise InputError(
+                f"the corpus {cell.config.data.corpus!r} gives another text than {other} in {earlier.folder} has read, and "
+                "trainings that are compared must read the same; bring the old text back, or begin in another directory"
+            )
 
 
 def train_cells(
