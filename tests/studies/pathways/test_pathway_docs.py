@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from sinklab.results.metric import FRACTION, PERCENTAGE
 from sinklab.results.table import read_run
+from sinklab.studies.pathways import again
+from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.columns import COLUMNS, GROUPS
 from sinklab.studies.pathways.operations import DEFAULT, PUBLISHED
 from sinklab.studies.pathways.words import DEFINITION
@@ -43,3 +47,32 @@ def test_committed_results_are_there_as_they_were_written(written):
     assert len([line for line in lines if line.startswith("At the scale")]) == 1
     searched = read_run(written.parent).get("rate") is None  # with the trigger task
     assert len([line for line in lines if line.startswith("- **")]) == (8 if searched else 7)
+
+
+@pytest.mark.parametrize("written", sorted(ROOT.glob("results/*/pathways/run.json")), ids=lambda path: path.parts[-3])
+def test_committed_results_are_what_is_judged_today(written, tmp_path, monkeypatch):
+    """The rule of a comparison is not changed without its results; intervals are equal but for rounding."""
+    monkeypatch.setattr(again, "write_figure", lambda *arguments, **options: None)
+    folder = Path(shutil.copytree(written.parent, tmp_path / "kept"))
+    judge_again(folder)
+    kept, judged = read_run(written.parent), read_run(folder)
+    assert {key: judged[key] for key in judged if key != "rows"} == {key: kept[key] for key in kept if key != "rows"}
+    for (*keys, one), (*others, other) in zip(flat(judged["rows"]), flat(kept["rows"]), strict=True):
+        assert keys == others
+        assert one == (pytest.approx(other, rel=1e-9, abs=1e-12) if isinstance(other, float) else other), keys
+    assert (folder / "pathways.md").read_bytes() == (written.parent / "pathways.md").read_bytes()
+
+
+def flat(value: object) -> list[tuple[object, ...]]:
+    """All numbers and words that nested lists and dictionaries hold, each with its keys."""
+    if not isinstance(value, list | dict):
+        return [(value,)]
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    return [(key, *rest) for key, part in parts for rest in flat(part)]
+
+
+def test_shares_have_the_interval_of_a_share():
+    """Student's t alone puts the end of one below 0."""
+    for column in COLUMNS:
+        if column.metric.unit in ("percent", "fraction"):
+            assert column.metric.range in (FRACTION, PERCENTAGE), column.name

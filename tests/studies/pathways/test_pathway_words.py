@@ -372,6 +372,19 @@ def test_the_plot_has_every_point_and_the_front(tmp_path):
     assert (tmp_path / "deep" / "pareto.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.parametrize("distortions", [(0.011, 0.035), (0.001, 0.51), (0.02, 1.4)])
+def test_the_axis_of_distortion_has_numbers_wherever_the_points_lie(distortions):
+    """Powers of ten alone give the first of these a single one."""
+    one, other = distortions
+    figure = draw(rows(softmax={**SOFTMAX, "distortion": one}, gated={**GATED, "distortion": other}), "title")
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    low, high = axes.get_ylim()
+    shown = [tick.label1.get_text() for tick in axes.yaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    assert len(shown) >= 3
+    assert shown == [f"{float(text):g}" for text in shown], "nats as they are said in the text, no powers"
+
+
 def test_two_bases_side_by_side():
     found = rows(softmax=SOFTMAX, gated=GATED)
     left, right = draw_panels([("no BOS", found), ("BOS", rows(softmax=SOFTMAX, relu=RELU))]).axes

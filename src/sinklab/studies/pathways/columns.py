@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from sinklab.results.metric import Metric, catalogue
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, catalogue
 
 __all__ = [
     "COLUMNS",
@@ -72,13 +72,13 @@ DECLARED_HERE = (
         "1/2, 1, 2 and 4, without those at which a training diverged.",
     ),
     Metric("rate_range", "nats", "Largest less lowest mean loss over the learning rates at which no training diverged."),
-    Metric("rate_diverged", "fraction", "Share of the trainings of the selection that diverged."),
+    Metric("rate_diverged", "fraction", "Share of the trainings of the selection that diverged.", range=FRACTION),
     Metric("scale_rate_loss", "nats", "held_out_loss at the learning rate of the scale."),
-    Metric("scale_rate_sink", "percent", "carried_rate at the learning rate of the scale."),
+    Metric("scale_rate_sink", "percent", "carried_rate at the learning rate of the scale.", range=PERCENTAGE),
     Metric("scale_rate_window", "nats", "window_gap at the learning rate of the scale."),
     Metric("scale_rate_worth", "nats", "sink_worth at the learning rate of the scale; of natural text alone."),
     Metric("tuning_gain", "nats", "scale_rate_loss - held_out_loss."),
-    Metric("trigger_solved", "fraction", "Share of the seeds that met the stop rule of the trigger task."),
+    Metric("trigger_solved", "fraction", "Share of the seeds that met the stop rule of the trigger task.", range=FRACTION),
     Metric("trigger_steps", "steps", "Steps to the stop rule of the trigger task, or the cap."),
     Metric("trigger_error", "coordinate", "Largest error on fresh sequences of the trigger task."),
     Metric("train_time", "ratio", "Time of forward and backward over softmax's, at the scale's context."),

@@ -28,6 +28,9 @@ WINDOW = "loss by a window without sinks"
 LINEAR = 0.01
 """Nats below which the axis of distortion is linear; above, it is logarithmic."""
 
+TICKS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Nats that the axis of distortion names, as far as it reaches: powers of ten alone may leave it with a single number."""
+
 
 def draw(rows: Sequence[Row], title: str, *, natural: bool = False) -> Figure:
     """The plot of the operations that have both numbers; lower is better on both axes.
@@ -55,7 +58,12 @@ def draw_panels(panels: Sequence[tuple[str, Sequence[Row]]], *, natural: bool = 
 
 
 def _draw_points(axes: Axes, shown: Sequence[Row]) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     axes.set_yscale("symlog", linthresh=LINEAR, linscale=0.6)
+    axes.yaxis.set_major_locator(FixedLocator(TICKS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda nats, _: f"{nats:g}"))
     named: set[str] = set()
     for row in shown:
         kind = "reference" if row.label == REFERENCE else row.answer
