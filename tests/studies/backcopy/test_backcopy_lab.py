@@ -127,6 +127,10 @@ def test_refusals(lab, tmp_path):
         lab([])
     with pytest.raises(ConfigurationError, match="1 samples; expected"):
         lab([Softmax()], samples=1)
+    with pytest.raises(ConfigurationError, match="`operation` has softmax twice"):
+        lab([Softmax(), Softmax()])
+    with pytest.raises(ConfigurationError, match="`layers` has 2 twice"):
+        lab([Softmax()], layers=[2, 1, 2])
     (tmp_path / "mine.txt").write_text("something else")
     with pytest.raises(InputError, match=r"holds no run\.json, so it is no earlier result and is not replaced"):
         lab([Softmax()], out=tmp_path, overwrite=True)

@@ -122,6 +122,21 @@ def test_nothing_to_do_is_refused(operations, seeds, samples):
         trigger(operation=operations, seeds=seeds, samples=samples)
 
 
+@pytest.mark.parametrize(
+    ("operations", "seeds", "error"),
+    [
+        ("softmax,softmax", "0", "`operation` has softmax twice; name it once"),
+        ("relu:uncounted=0,relu:uncounted=0", "0", "`operation` has relu:uncounted=0 twice"),
+        ([Relu(uncounted=1), "relu"], [0], "`operation` has relu twice"),
+        ("softmax", "0..2,1", "`seeds` has 1 twice"),
+    ],
+)
+def test_nothing_counts_twice(operations, seeds, error, tmp_path):
+    with pytest.raises(ConfigurationError, match=error):
+        trigger(operation=operations, seeds=seeds, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_operation_without_a_solution_stands_beside_the_others():
     summary = trigger(operation=[Relu(), Relu(uncounted=1)], seeds=[0], cap=1, samples=8).summary
     assert [run["operation"] for run in summary["runs"]] == ["relu"]

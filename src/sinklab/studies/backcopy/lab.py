@@ -25,7 +25,7 @@ from sinklab.studies.backcopy.figure import write_figure
 from sinklab.studies.backcopy.problem import BackcopyProblem
 from sinklab.studies.backcopy.record import record_of, rows_of
 from sinklab.studies.backcopy.training import BackcopySettings, train
-from sinklab.studies.trigger.lab import label_of
+from sinklab.studies.trigger.lab import label_of, require_none_twice
 
 __all__ = ["run_backcopy"]
 
@@ -67,6 +67,8 @@ def run_backcopy(
             f"bigram-backcopy lab: {len(operations)} operations, {len(seeds)} seeds and {samples} samples; expected at least "
             "one, one, and two"
         )
+    labels = [label_of(operation, registered.make) for operation in operations]
+    require_none_twice(operation=labels, seeds=seeds, optimizer=optimizers or (), layers=layers or ())
     for _, cell, _ in grid:
         cell.check()
     source = resolve_corpus(corpus)

@@ -23,7 +23,7 @@ from sinklab.studies.trigger.model import TriggerModel
 from sinklab.studies.trigger.problem import ToyProblem
 from sinklab.studies.trigger.training import Outcome, Training, train
 
-__all__ = ["AS_RELEASED", "as_released", "label_of", "operations_of", "run_lab"]
+__all__ = ["AS_RELEASED", "as_released", "label_of", "operations_of", "require_none_twice", "run_lab"]
 
 AS_RELEASED: dict[str, dict[str, object]] = {"relu": {"uncounted": 1}}
 """Settings that the released models of the task have and the operation by itself has not: ReLU divides by ``max(i - 1, 1)``."""
@@ -73,6 +73,18 @@ def label_of(operation: Operation, make: Callable[[str], Operation] = as_release
     return f"{operation.name}:{changed}" if changed else operation.name
 
 
+def require_none_twice(**given: Sequence[object]) -> None:
+    """Refuse lists with a value twice: it would be trained twice, and count twice as if it were another.
+
+    Raises:
+        ConfigurationError: names the first.
+    """
+    for name, values in given.items():
+        for number, value in enumerate(values):
+            if value in values[:number]:
+                raise ConfigurationError(f"`{name}` has {value} twice; name it once")
+
+
 def run_lab(
     problem: P,
     chosen: Sequence[Operation],
@@ -98,7 +110,7 @@ def run_lab(
         usual: the operation of a name alone, whose settings need no mention.
 
     Raises:
-        SinklabError: see :func:`~sinklab.studies.trigger.trigger.trigger`.
+        SinklabError: see :func:`~sinklab.studies.trigger.trigger.trigger`; besides, an operation or a seed twice.
     """
     problem.check()
     if not chosen or not seeds or samples < 2:
@@ -106,6 +118,7 @@ def run_lab(
             f"{problem.name} lab: {len(chosen)} operations, {len(seeds)} seeds and {samples} samples; expected at least one, "
             "one, and two"
         )
+    require_none_twice(operation=[label_of(operation, usual) for operation in chosen], seeds=seeds)
     problem.require_memory(samples, f"{samples} `samples`")
     reasons = {label_of(operation, usual): obstacle(operation, problem) for operation in chosen if not anyway}
     cannot = [
