@@ -280,9 +280,11 @@ def test_calibration_and_measured_texts_have_no_run_in_common(monkeypatch):
     assert (len(calibration), len(measured)) == (10, 20)
     assert not runs_of(calibration.tokens) & runs_of(measured.tokens)
     with pytest.raises(
-        InputError, match=r"gives \d+ samples of which no two have 16 tokens in a row in common .* 45 are wanted"
+        InputError, match=r"gives \d+ samples of which no two have 16 tokens in a row in common, and 45 are wanted"
     ):
         two_sets(lambda count: Samples.of_tokens(pool[:count]), 10, 35)
+    with pytest.raises(InputError, match=r"no two have 7 tokens in a row in common, and 45 are wanted"):
+        two_sets(lambda count: Samples.of_tokens(pool[:count, :8]), 10, 35)
 
 
 def test_tokens_behind_masks_count_and_pictures_are_compared_whole():
@@ -296,6 +298,8 @@ def test_tokens_behind_masks_count_and_pictures_are_compared_whole():
     pictures = torch.rand(3, 3, 4, 4)
     pictures[2] = pictures[0]
     assert distinct(Samples({"pixel_values": pictures}, kind="image")) == [0, 1]
+    with pytest.raises(InputError, match="gives 2 samples of which no two have all numbers in common, and 5 are wanted"):
+        divided(Samples({"pixel_values": pictures[[0, 1, 2, 0, 1]]}, kind="image"), 1)
     with pytest.raises(InputError, match="gives 7 samples"):
         divided(Samples.of_tokens(rows(7).tokens[[0, 1, 2, 3, 4, 5, 6, 0]]), 2)
 

@@ -34,19 +34,20 @@ def two_sets(draw: Callable[[int], Samples], calibration: int, samples: int) -> 
     """
     require_counts(calibration, samples)
     wanted = calibration + samples
-    found = 0
+    found, drawn = 0, None
     for times in TRIES:
         try:
             drawn = draw(times * wanted)
         except InputError as error:
-            if times == 1:
+            if drawn is None:
                 raise
-            raise InputError(_too_alike(found, wanted)) from error
+            raise InputError(_too_alike(found, wanted, drawn)) from error
         rows = distinct(drawn)
         found = len(rows)
         if found >= wanted:
             return drawn.take(torch.tensor(rows[:calibration])), drawn.take(torch.tensor(rows[calibration:wanted]))
-    raise InputError(_too_alike(found, wanted))
+    assert drawn is not None  # it was drawn once at least
+    raise InputError(_too_alike(found, wanted, drawn))
 
 
 def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:
@@ -59,7 +60,7 @@ def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:
     require_counts(calibration, len(samples) - calibration)
     rows = distinct(samples)
     if len(rows) < len(samples):
-        raise InputError(_too_alike(len(rows), len(samples)))
+        raise InputError(_too_alike(len(rows), len(samples), samples))
     return samples.take(slice(0, calibration)), samples.take(slice(calibration, len(samples)))
 
 
@@ -75,11 +76,17 @@ def require_counts(calibration: int, samples: int) -> None:
         )
 
 
-def _too_alike(found: int, wanted: int) -> str:
+def _too_alike(found: int, wanted: int, drawn: Samples) -> str:
+    alike = "all numbers" if drawn.tokens is None else f"{_run_of(drawn.tokens.shape[-1])} tokens in a row"
     return (
-        f"the corpus gives {found} samples of which no two have {RUN} tokens in a row in common (pictures: all numbers), and "
-        f"{wanted} are wanted for calibration and measurement; lower `samples` or `calibration`, or give a longer corpus"
+        f"the corpus gives {found} samples of which no two have {alike} in common, and {wanted} are wanted for calibration and "
+        "measurement; lower `samples` or `calibration`, or give a longer corpus"
     )
+
+
+def _run_of(tokens: int) -> int:
+    """Tokens in a row that two samples of so many may not share. A common first token, such as BOS, makes no two alike."""
+    return min(RUN, max(1, tokens - 1))
 
 
 def distinct(samples: Samples) -> list[int]:
@@ -103,8 +110,7 @@ def _marks(sample: Samples) -> set[Hashable]:
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return {digest.digest()}
     ids = (_unmasked(tokens, sample.targets) if sample.kind == "text" else tokens)[0].tolist()
-    # A common first token, such as BOS, makes no two texts alike.
-    return set(token_runs(ids, min(RUN, max(1, len(ids) - 1))))
+    return set(token_runs(ids, _run_of(len(ids))))
 
 
 def _unmasked(tokens: Tensor, targets: Tensor | None) -> Tensor:
