@@ -24,7 +24,8 @@ def run(*arguments: object, status: int = 0):
 @pytest.fixture(scope="module")
 def out(checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("origin") / "out"
-    run("origin", checkpoint, *QUICK, "--threshold", "0.05", "--out", folder)
+    shown = run("origin", checkpoint, *QUICK, "--threshold", "0.05", "--out", folder)
+    (folder.parent / "shown").write_text(shown.stdout)
     return folder
 
 
@@ -40,6 +41,8 @@ def test_files_table_and_page_say_the_same(out):
     page = (out / "report.html").read_text(encoding="utf-8")
     assert first["place"] in page
     assert "Norm by block" in page
+    assert f"loss of the model as it is  {summary['loss']:.3f} nats\n" in (out.parent / "shown").read_text()
+    assert f"change in nats from {summary['loss']:.3f} of the model as it is" in page
     before = (out / "report.html").read_bytes()
     assert run("report", out).stdout.strip() == str(out / "report.html")
     assert (out / "report.html").read_bytes() == before

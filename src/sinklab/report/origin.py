@@ -36,6 +36,11 @@ def write_origin_report(folder: Path) -> Path:
     return write_command_page(folder, "origin", require_origin, origin_section)
 
 
+def _from(loss: object) -> str:
+    """What a change of the loss is a change from, where it is known; audits of earlier versions do not say it."""
+    return f" from {loss:.3f} of the model as it is" if isinstance(loss, float) else ""
+
+
 def origin_section(origin: object) -> dict[str, object] | None:
     """What the template needs; ``None`` for an audit that was made without it.
 
@@ -53,10 +58,10 @@ def origin_section(origin: object) -> dict[str, object] | None:
         "places": [_place(found) for found in origin["origins"]],
         "notes": origin["notes"],
         "made": (
-            f"{number(origin['samples'])} samples. Loss: change in nats, mean over samples with 95 % interval; weight: "
-            "mean over the heads behind the origin that give the place most; spike: largest over median size of a state. "
-            "Share kept: of the weight above that of uniform attention, and of the spike. Random units are as many of the same "
-            f"sublayer, mean of {number(origin['controls'])} draws."
+            f"{number(origin['samples'])} samples. Loss: change in nats{_from(origin.get('loss'))}, mean over samples with "
+            "95 % interval; weight: mean over the heads behind the origin that give the place most; spike: largest over median "
+            "size of a state. Share kept: of the weight above that of uniform attention, and of the spike. Random units are as "
+            f"many of the same sublayer, mean of {number(origin['controls'])} draws."
         ),
     }
 

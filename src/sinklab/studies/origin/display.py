@@ -36,6 +36,8 @@ def display(result: Result) -> Iterator[RenderableType]:
                 f"(number {weight['rank']} of the matrix)"
             )
         yield ""
+    if summary["origins"] and summary["loss"] is not None:
+        yield Text(f"loss of the model as it is  {summary['loss']:.3f} nats")
     for note in summary["notes"]:
         yield Text(note)
     if result.folder is not None:
