@@ -110,6 +110,16 @@ def test_a_control_that_ends_elsewhere_adds_nothing(folder, trained):
     assert (folder / "table.parquet").read_bytes() == before
 
 
+def test_on_another_processor_all_operations_of_a_seed_are_of_it(folder, trained):
+    """Comparisons are within a seed, so that another control is no reason not to add it, if one says that it is that."""
+    kept, trained["control"] = trained["control"], trained["control"] + 0.043
+    with pytest.raises(ResultError, match="nothing is added; --other-processor adds them all the same, if it is that"):
+        add_seeds(folder, [8], store=folder / "store")
+    main([str(folder), "--seeds", "8", "--store", str(folder / "store"), "--other-processor"])
+    assert read_run(folder)["added"][-1]["control"] == {"here": kept + 0.043, "kept": kept}
+    assert read_run(folder)["seeds"][-1] == 8
+
+
 def test_a_training_that_failed_adds_nothing(folder, trained):
     trained["errors"]["relu"] = "killed"
     with pytest.raises(ResultError, match="nothing is added, since trainings failed: relu: killed"):

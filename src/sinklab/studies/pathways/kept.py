@@ -52,21 +52,26 @@ class Kept:
         first = dataclasses.replace(self.asked, seeds=self.asked.seeds[:1])
         return source, evaluation_cells(first, self.factors)[source][REFERENCE, first.seeds[0]]
 
-    def require_control(self, store: Path) -> None:
+    def losses_of_control(self, store: Path) -> tuple[float, float]:
+        """Nats at which the control in a folder of trainings has ended, and those of the comparison."""
+        source, cell = self.control
+        found = work.read_numbers(store / cell.name, ()).get("held_out_loss", math.nan)
+        of_it = self.table["metric"] == LOSS[source]
+        of_it &= (self.table["model"] == REFERENCE) & (self.table["seed"] == self.asked.seeds[0])
+        return found, float(self.table.loc[of_it, "value"].iloc[0])
+
+    def require_control(self, store: Path, advice: str = "") -> None:
         """Refuse where the control in a folder of trainings has ended at another loss than the comparison's.
 
         Raises:
             ResultError: it has.
         """
-        (source, cell), seed = self.control, self.asked.seeds[0]
-        found = work.read_numbers(store / cell.name, ()).get("held_out_loss", math.nan)
-        of_it = self.table["metric"] == LOSS[source]
-        of_it &= (self.table["model"] == REFERENCE) & (self.table["seed"] == seed)
-        kept = float(self.table.loc[of_it, "value"].iloc[0])
+        found, kept = self.losses_of_control(store)
         if not same_loss(found, kept):
             raise ResultError(
-                f"{self.folder}: {REFERENCE} with seed {seed} ends at a loss of {found:.6f} nats here, and at {kept:.6f} in "
-                "the table: this processor rounds otherwise, or today's code trains other models, so nothing is added"
+                f"{self.folder}: {REFERENCE} with seed {self.asked.seeds[0]} ends at a loss of {found:.6f} nats here, and at "
+                f"{kept:.6f} in the table: this processor rounds otherwise, or today's code trains other models, so nothing is "
+                f"added{advice}"
             )
 
 

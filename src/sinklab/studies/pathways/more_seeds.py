@@ -4,7 +4,7 @@
 at its own rate and at the scale's (of a comparison at one given rate: at that), reads all columns, and runs the trigger task.
 No rate is chosen again, and times and the column of ALiBi models stay as they are. One training of softmax that the comparison
 has is made again as a control: if its loss is another, this processor rounds otherwise, or today's code trains other models,
-and nothing is added.
+and nothing is added. ``--other-processor`` adds them all the same: all operations of a seed are then of one processor.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def add_seeds(
     seeds: Sequence[int],
     *,
     store: Path,
+    other_processor: bool = False,
     jobs: int | None = None,
     progress: bool = True,
     stages: Progress = silent,
@@ -51,6 +52,8 @@ def add_seeds(
         seeds: none that the comparison has, and none of the selection.
         store: output directory of ``sinklab reproduce``, whose trained models are used and added to; the trigger task goes on
             in its folder ``trigger``.
+        other_processor: add them where the control ends at another loss, too. Comparisons are within a seed, all of whose
+            operations are trained here; that the code is the same is then not checked.
 
     Raises:
         ConfigurationError: a seed on which rates are chosen, or one twice.
@@ -64,7 +67,8 @@ def add_seeds(
     by_source: Cells = {source: cells for source, cells in evaluation_cells(asked, kept.factors).items() if source in LOSS}
     _, control = kept.control
     place = train_and_read(folder, asked, by_source, store=store, jobs=jobs, progress=progress, also=[control])
-    kept.require_control(place)
+    if not other_processor:
+        kept.require_control(place, "; --other-processor adds them all the same, if it is that")
     raw = {
         source: {key: work.read_numbers(place / cell.name, READ_OUTS[source]) for key, cell in cells.items()}
         for source, cells in by_source.items()
@@ -76,7 +80,9 @@ def add_seeds(
     run_id = new_run_id()
     new = long_table(asked.pathways, numbers, {}, kept.record["config"]["data"]["corpus"], run_id)
     write_table(append([kept.table, new]), folder / "table.parquet")
-    write_json(_record(kept.record, seeds, by_source, run_id), folder / "run.json")
+    here, there = kept.losses_of_control(place)
+    control_losses = {"here": here, "kept": there}
+    write_json(_record(kept.record, seeds, by_source, run_id, control_losses), folder / "run.json")
     judge_again(folder)
 
 
@@ -87,14 +93,16 @@ def _require_new(folder: Path, seeds: Sequence[int], there: Sequence[int]) -> No
         raise InputError(f"{folder} has the seeds {', '.join(map(str, shared))} already; it has {', '.join(map(str, there))}")
 
 
-def _record(record: Mapping[str, Any], seeds: Sequence[int], by_source: Cells, run_id: str) -> dict[str, Any]:
+def _record(
+    record: Mapping[str, Any], seeds: Sequence[int], by_source: Cells, run_id: str, control: Mapping[str, float]
+) -> dict[str, Any]:
     """The record with the new seeds and their trainings, and what these were made with."""
     cells = {source: {label: dict(of_label) for label, of_label in of.items()} for source, of in record["cells"].items()}
     for source, of_source in by_source.items():
         for (label, seed), cell in of_source.items():
             cells[source].setdefault(label, {})[str(seed)] = cell.name
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    more = {"seeds": list(seeds), "run_id": run_id, "environment": environment(), "created": created}
+    more = {"seeds": list(seeds), "run_id": run_id, "control": control, "environment": environment(), "created": created}
     added = [*record.get("added", []), more]
     return {**record, "seeds": [*record["seeds"], *seeds], "cells": cells, "added": added}
 
@@ -107,10 +115,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="of a comparison, with run.json and table.parquet")
     parser.add_argument("--seeds", required=True, help="4..7 (both ends included), or a list such as 4,5")
     parser.add_argument("--store", type=Path, default=Path("sinklab-claims"), help="where trained models are kept")
+    parser.add_argument("--other-processor", action="store_true", help="add them where the control ends at another loss, too")
     parser.add_argument("--jobs", type=int, help="processes at a time; by default one per GPU or core")
     given = parser.parse_args(arguments)
     try:
-        add_seeds(given.folder, parse_seeds(given.seeds), store=given.store.absolute(), jobs=given.jobs)
+        add_seeds(
+            given.folder,
+            parse_seeds(given.seeds),
+            store=given.store.absolute(),
+            other_processor=given.other_processor,
+            jobs=given.jobs,
+        )
     except (ConfigurationError, InputError, ResultError) as error:
         parser.exit(2, f"error: {error}\n")
     print(f"{given.folder}: {len(read_run(given.folder)['seeds'])} seeds")
