@@ -105,6 +105,8 @@ def estimate_share(values: Sequence[float], whole: float, level: float = 0.95) -
     plain = estimate_mean(values, level)
     if plain.method != "Student's t" or plain.interval is None:
         return plain
+    if not 0.0 < plain.middle < whole:  # they differ from the end by less than their mean can tell
+        return estimate_median(values, level)
     half = on_arcsine_scale((plain.interval[1] - plain.interval[0]) / 2, plain.middle, whole)
     angle = math.asin(math.sqrt(plain.middle / whole))
     low, high = (whole * math.sin(min(max(end, 0.0), math.pi / 2)) ** 2 for end in (angle - half, angle + half))

@@ -78,6 +78,14 @@ def test_a_share_is_the_same_seen_from_the_other_end():
     assert estimate_share([0.0, 0.0, 0.0], 100.0).interval is None
 
 
+@pytest.mark.parametrize("whole", [1.0, 100.0])
+def test_shares_at_the_end_that_differ_by_rounding_alone_are_alike(whole):
+    values = [whole, whole, math.nextafter(whole, 0.0)]
+    assert statistics.fmean(values) == whole
+    assert estimate_share(values, whole).interval is None
+    assert estimate_share([whole] * 4 + values[1:], whole).interval == (values[-1], whole)
+
+
 def test_the_interval_of_a_share_is_around_its_mean_and_that_of_t_where_the_scatter_is_small():
     found = estimate_share([49.0, 50.0, 51.0], 100.0)
     assert found.interval == pytest.approx(stats.t.interval(0.95, 2, loc=50, scale=1 / math.sqrt(3)), rel=1e-3)
