@@ -142,6 +142,17 @@ def test_two_seeds_are_never_equivalent():
     assert (found.answer, found.mean, found.interval) == ("undecided", 0.0, None)
 
 
+@pytest.mark.parametrize(("lost", "expected"), [(1, "better"), (2, "undecided"), (3, "undecided")])
+def test_trainings_that_are_left_do_not_speak_for_more_than_a_quarter_that_diverged(lost, expected):
+    found = numbers(softmax=GOOD, other={**GOOD, "held_out_loss": [1.949, 1.95, 1.951]})
+    for seed in range(lost):
+        del found[seed]["other"]["held_out_loss"]
+    row = judged(["softmax", "other"], found, {})[1]
+    assert row.beside is not None
+    assert row.beside.answer == expected
+    assert row.findings["loss"].verdict == ("reproduced" if expected == "better" else "inconclusive")  # one rule for both
+
+
 def test_better_only_by_its_rate():
     """At softmax's rate ReLU is worse; at its own it is equal: the row has both, and is judged at its own."""
     relu = {**GOOD, "held_out_loss": 2.0, "scale_rate_loss": 2.2, "tuning_gain": 0.2}

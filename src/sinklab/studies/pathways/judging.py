@@ -48,7 +48,7 @@ from typing import Literal
 from sinklab.jobs.claim import Part
 from sinklab.jobs.effect import Difference, Effect, Least, Value
 from sinklab.jobs.estimate import estimate_mean
-from sinklab.jobs.verdict import SEEDS, Finding, judge_part
+from sinklab.jobs.verdict import MOST_LOST, SEEDS, Finding, judge_part
 from sinklab.results.statistics import mean_interval
 from sinklab.studies.pathways.choosing import Choice
 from sinklab.studies.pathways.columns import COLUMNS, ON_NATURAL_TEXT
@@ -191,7 +191,8 @@ def compared(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]
         return Comparison(by_seed, statistics.fmean(values) if values else None, None, "undecided")
     found = estimate_mean(values, LEVEL)
     answer: Beside = "undecided"
-    if found.interval is not None:
+    lost = len(numbers) - len(values)  # diverged, for instance: as of every bound, the others cannot speak for them
+    if found.interval is not None and lost <= MOST_LOST * len(numbers):
         low, high = found.interval
         if low > -MARGIN and high < MARGIN:
             answer = "equivalent"
