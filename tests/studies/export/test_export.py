@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import io
 import json
 import re
@@ -269,6 +270,15 @@ def test_what_was_not_measured_says_so(finished):
     assert measured.found[0].startswith("Measured: ")
     row = next(row for row in summary["policies"] if row["label"] == "sink_window 4+12")
     assert measured.without == -row["against_window"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("without", "said"), [(0.25, "lost 0.250 nats per token more"), (-0.317, "lost 0.317 nats per token less")]
+)
+def test_a_window_that_was_better_is_not_said_to_have_lost_more(without, said):
+    asked = dataclasses.replace(plan("sink_window:num_sinks=4,window=60"), without=without)
+    parts = exported(engines()["vllm"], asked)["parts"]
+    assert f"plain window, which {said} here;" in next(part["says"] for part in parts if part["part"] == "recent tokens")
 
 
 @pytest.mark.parametrize(("measured", "kind"), [(["original"], "original"), (["original", "in_cache"], "in_cache")])

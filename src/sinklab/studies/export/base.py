@@ -225,7 +225,7 @@ def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
     for method, name, wanted in plan.wanted():
         answer: Answer = getattr(engine, method)(plan)
         if method == "window" and not engine.evicts(plan):
-            cost = "" if plan.without is None else f", which lost {plan.without:.3f} nats per token more here"
+            cost = "" if plan.without is None else f", which lost {_more(plan.without)} here"
             answer = not_expressible(f"left out: without the tokens that stay it is a plain window{cost}; all tokens are kept")
         if method == "positions" and plan.pinned and not engine.evicts(plan):
             answer = not_expressible("left out with the window")
@@ -243,6 +243,11 @@ def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
         first = "#!/bin/sh\n" if engine.file.endswith(".sh") else ""
         entry |= {"file": engine.file, "command": engine.command(plan), "text": first + text}
     return entry
+
+
+def _more(nats: float) -> str:
+    """By how much a loss is higher than another, in words; it may be lower."""
+    return f"{abs(nats):.3f} nats per token {'less' if nats < 0 else 'more'}"
 
 
 def _head(engine: Engine, plan: ExportPlan, parts: list[ExportPart]) -> str:
