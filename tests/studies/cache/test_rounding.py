@@ -64,11 +64,12 @@ def test_integers_of_eight_bits_are_nearer_than_those_of_four_and_take_more_byte
 
 
 def test_rows_of_the_table_say_what_is_held_and_what_is_whole(loaded, entries):
-    table = quantized_table(entries, loaded, corpus="drawn", bos=False, run_id="r", seed=0)
+    table = quantized_table(entries, loaded, documents=len(ROWS), corpus="drawn", bos=False, run_id="r", seed=0)
     gaps = table[table["metric"] == "cache_quantization_gap"]
     assert gaps["value"].tolist() == [entry["gap"]["mean"] for entry in entries]
     assert gaps["policy"].is_unique
     assert gaps["policy"].iloc[-1].startswith("int4, window of 32, whole: ")
+    assert gaps["count"].tolist() == [ROWS[:, : entry["tokens"]].numel() - len(ROWS) for entry in entries]  # tokens predicted
 
 
 def test_a_planted_activation_is_found_where_it_stands():

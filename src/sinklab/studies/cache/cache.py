@@ -161,7 +161,7 @@ def compare_policies(
         if quantized:
             summary["quantized"] = quantized_caches(loaded, rows, quantized, max(budgets), progress=run.progress)
             integers = quantized_table(
-                summary["quantized"], loaded, corpus=text.label, bos=with_bos, run_id=run.id, seed=seed
+                summary["quantized"], loaded, documents=len(rows), corpus=text.label, bos=with_bos, run_id=run.id, seed=seed
             )  # fmt: skip
             table = append([table, integers])
         if sources:

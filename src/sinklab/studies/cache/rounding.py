@@ -177,14 +177,26 @@ def _bytes(model: PreTrainedModel, policy: Pinned | SinkWindow, rows: Tensor, ki
 
 
 def quantized_table(
-    entries: Sequence[QuantizedEntry], loaded: LoadedModel, *, corpus: str, bos: bool, run_id: str, seed: int
+    entries: Sequence[QuantizedEntry],
+    loaded: LoadedModel,
+    *,
+    documents: int,
+    corpus: str,
+    bos: bool,
+    run_id: str,
+    seed: int,
 ) -> pd.DataFrame:
-    """The entries in the long schema; ``policy`` says what is held, in which bits, and what of it is whole."""
+    """The entries in the long schema; ``policy`` says what is held, in which bits, and what of it is whole.
+
+    Args:
+        documents: texts that each entry was measured on.
+    """
     rows: list[Row] = []
     for entry in entries:
         held = "all tokens" if entry["window"] is None else f"window of {entry['window']}"
         of_cache: Coordinates = {"policy": f"{entry['quantized']}, {held}, whole: {entry['whole']}"}
-        rows.append({**of_cache, "metric": GAP, "value": entry["gap"]["mean"], "count": entry["tokens"]})
+        scored = documents * (entry["tokens"] - 1)  # nothing predicts the first token of a text
+        rows.append({**of_cache, "metric": GAP, "value": entry["gap"]["mean"], "count": scored})
         rows.append({**of_cache, "metric": BYTES, "value": entry["bytes_ratio"], "count": 1})
     return make_table(
         rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
