@@ -257,6 +257,44 @@ class TestDepend:
         else:
             assert outcome["dependence"] == {"mean": 0.0, "low": -3 / 8 / 0.75, "high": 3 / 8 / 0.75}
 
+    def test_of_several_filters_the_first_makes_the_score(self, small, tmp_path):
+        """The harness scores every document under each of them; here they say "yes" and "no", whatever is generated."""
+        documents = [{"context": "x = 1\n" * (number + 1), "answer": "yes" if number < 3 else "no"} for number in range(8)]
+        write_task(tmp_path, "filtered", documents)
+        made = (tmp_path / "filtered.yaml").read_text()
+        head, _, tail = made.partition("output_type: multiple_choice\n")
+        filters = "".join(
+            f"""
+  - name: {name}
+    filter:
+      - function: regex
+        regex_pattern: "(never said)"
+        fallback: "{word}"
+      - function: take_first"""
+            for name, word in (("first", "yes"), ("second", "no"))
+        )
+        scored = tail[tail.index("metric_list") :].replace("metric: acc", "metric: exact_match")
+        (tmp_path / "filtered.yaml").write_text(
+            f"""{head}output_type: generate_until
+doc_to_text: "{{{{context}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs:
+  until: ["\\n"]
+  max_gen_toks: 2
+  do_sample: false
+filter_list:{filters}
+{scored}"""
+        )
+        result = depend(small, [f"lm_eval:{tmp_path}:filtered"], window=16, sinks=(4,), policies=[], items=8)
+        (outcome,) = result.summary["tasks"]
+        counted = outcome["items"]
+        assert 2 <= counted < 8 == outcome["documents"]  # the last ones, which fill the cache
+        assert {row["means"]["all_documents"] for row in outcome["policies"]} == {3 / 8}
+        expected = sum(one["answer"] == "yes" for one in documents[-counted:]) / counted
+        assert {row["score"]["mean"] for row in outcome["policies"]} == {expected}
+        assert set(result.table[result.table["metric"] == "exact_match"]["count"]) == {8}
+        assert result.record["tasks"][0]["filter"] == "first"
+
     def test_texts_that_cannot_be_had(self, embedded, task_folder, tmp_path):
         task = (task_folder / "defined_name.yaml").read_text().replace("dataset_path: json", "dataset_path: nobody/nothing")
         (tmp_path / "absent.yaml").write_text(task.replace("task: defined_name", "task: absent"))

@@ -157,7 +157,7 @@ def run_harness(
 ) -> tuple[dict[str, Any], list[Row], dict[str, Any]]:
     """The summary, the rows of the table and the record of one task, as ``depend()`` takes them.
 
-    The score is the harness's own ``acc`` (or ``exact_match``) of each document.
+    The score is the harness's own ``acc`` (or ``exact_match``) of each document, under the first filter of the task.
 
     Args:
         store, identity, clock: as for :func:`~sinklab.studies.depend.runner.run_task`.
@@ -168,7 +168,7 @@ def run_harness(
     scored: dict[Condition, np.ndarray] = {}
     bos: dict[str, Any] = {}
     refused: dict[Condition, str] = {}
-    metric = ""
+    metric = used = ""
     longest = max(document.longest for document in prepared.documents) + MAX_NEW_TOKENS
     # In tokens, not in conditions: re-computation takes many times what a cache takes of the same texts.
     steps, done = sum(prepared.tokens(condition) for condition in plan.conditions), 0
@@ -196,7 +196,7 @@ def run_harness(
         else:
             found = stored.record
             clock.skip(condition.kind, tokens)
-        metric = str(found["metric"])
+        metric, used = str(found["metric"]), str(found["filter"])
         scored[condition] = np.array(found["scores"])
         bos[condition.label_beside(plan.reference)] = found["bos"]
         clock.progress(prepared.label, done, steps)
@@ -234,6 +234,7 @@ def run_harness(
     record = {
         "name": prepared.label,
         "lm_eval": importlib.metadata.version("lm_eval"),
+        "filter": used,
         "bos": bos,
         "refused": {condition.label_beside(plan.reference): reason for condition, reason in refused.items()},
     }
@@ -241,16 +242,22 @@ def run_harness(
 
 
 def _evaluate(loaded: LoadedModel, prepared: PreparedHarness, condition: Condition, policy: Policy) -> dict[str, Any]:
-    """The scores of all documents under one condition, the name of the metric, and what stood in front."""
+    """The scores of all documents under one condition, the names of metric and filter, and what stood in front."""
     bos = condition.bos if loaded.encoder.bos_token_id is not None else None
     lm = PolicyLM(loaded, policy, bos=bos, quantized=condition.quantized)
     results = evaluate(lm, task_dict=prepared.tasks, limit=prepared.items, bootstrap_iters=0)
-    samples = [
-        sample
-        for part in sorted(results["samples"])
-        for sample in sorted(results["samples"][part], key=lambda sample: int(sample["doc_id"]))
-    ]
-    metric = next((score for score in SCORES if samples and score in samples[0]), "")
+    samples, filters = [], []
+    for _, of_part in sorted(results["samples"].items()):
+        # The harness lists every document under each filter of a task, such as two ways to read a number out of an answer.
+        first = of_part[0]["filter"] if of_part else ""
+        filters.append(first)
+        samples += sorted((one for one in of_part if one["filter"] == first), key=lambda sample: int(sample["doc_id"]))
+    metric = next((score for score in SCORES if samples and all(score in sample for sample in samples)), "")
     if not metric:
         raise InputError(f"task {prepared.name!r} has none of {', '.join(SCORES)} for each document, and the verdict needs one")
-    return {"metric": metric, "scores": [float(sample[metric]) for sample in samples], "bos": lm.bos_record()}
+    return {
+        "metric": metric,
+        "filter": ", ".join(dict.fromkeys(filters)),
+        "scores": [float(sample[metric]) for sample in samples],
+        "bos": lm.bos_record(),
+    }
