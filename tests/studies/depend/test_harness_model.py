@@ -257,6 +257,14 @@ class TestDepend:
         else:
             assert outcome["dependence"] == {"mean": 0.0, "low": -3 / 8 / 0.75, "high": 3 / 8 / 0.75}
 
+    def test_chance_counts_the_choices_and_not_how_often_they_are_read(self, small, task_folder, tmp_path):
+        made = (task_folder / "defined_name.yaml").read_text().replace("task: defined_name", "task: mutual")
+        (tmp_path / "mutual.yaml").write_text(made.replace("metadata", "  - metric: acc_mutual_info\nmetadata"))
+        asked = {"window": 16, "sinks": (4,), "policies": [], "items": 3}
+        with_mutual = depend(small, [f"lm_eval:{tmp_path}:mutual"], **asked)
+        assert with_mutual.record["tasks"][0]["bos"]["0+16"]["texts_by_count"] == {"1": 3 * 8}  # four choices, each read twice
+        assert with_mutual.summary["tasks"][0]["chance"] == 0.25
+
     def test_of_several_filters_the_first_makes_the_score(self, small, tmp_path):
         """The harness scores every document under each of them; here they say "yes" and "no", whatever is generated."""
         documents = [{"context": "x = 1\n" * (number + 1), "answer": "yes" if number < 3 else "no"} for number in range(8)]

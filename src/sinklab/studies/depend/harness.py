@@ -42,15 +42,12 @@ class _Document:
     Attributes:
         longest: tokens of its longest text, without beginning-of-sequence tokens.
         texts: of each, tokens without beginning-of-sequence tokens, and how many of them are scored, the last ones.
+        choices: how many answers are chosen among.
     """
 
     longest: int
     texts: tuple[tuple[int, int], ...]
-
-    @property
-    def choices(self) -> int:
-        """How many texts it has."""
-        return len(self.texts)
+    choices: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,7 +129,9 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: 
         # What is scored is the second string, the whole of a text that is alone, or of a prompt what is generated behind it.
         before = [1 if key in whole else len(lm.fronted(lm.tok_encode(strings[0]))) for strings in texts]
         scored = [max(1, length - begin) for length, begin in zip(lengths, before, strict=True)]
-        documents.append(_Document(max(lengths), tuple(zip(lengths, scored, strict=True))))
+        # For acc_mutual_info the harness reads every choice once more, behind nothing.
+        choices = sum(len(strings) < 2 or bool(strings[0]) for strings in texts) or len(texts)
+        documents.append(_Document(max(lengths), tuple(zip(lengths, scored, strict=True)), choices))
     budget = plan.contenders.budget
     counted = [index for index, document in enumerate(documents) if document.longest + min(plan.bos) >= budget + 2]
     if len(counted) < 2:
