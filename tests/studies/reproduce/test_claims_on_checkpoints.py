@@ -34,7 +34,7 @@ from sinklab.report.claims_page import write_claims_page
 from sinklab.studies.reproduce import checkpoints
 from sinklab.studies.reproduce.checkpoints import parse_model, reproduce_on
 from sinklab.studies.reproduce.kept import read_results, summary_of
-from sinklab.studies.reproduce.work import OfModel, claim_called
+from sinklab.studies.reproduce.work import OfModel, _work, claim_called
 from sinklab.training.windowed import token_losses
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -204,6 +204,20 @@ def test_models_at_the_bound_are_called_such_models_no_more_often_than_one_is():
 
 
 # --- the run ------------------------------------------------------------------------------------------------------------------
+
+
+def test_one_model_on_two_texts_is_read_on_each(llama, text, tmp_path, monkeypatch):
+    """Both are one batch, since it is named by model and draw; each task brings its text."""
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(f"{number} + {number} = {2 * number}" for number in range(400)))
+    tasks = [OfModel(tmp_path, FAST, 0, str(llama), "r", "softmax", str(path), "t") for path in (text, other, text)]
+    assert len({task.batch for task in tasks}) == 1
+    read: list[torch.Tensor] = []
+    monkeypatch.setattr(OfModel, "take", lambda task, checkpoint: read.append(checkpoint.rows(4, 32)))
+    batch = json.dumps([["OfModel", dataclasses.asdict(task)] for task in tasks], default=str)
+    _work(tmp_path, batch)
+    expected = [Checkpoint(load_model(str(llama)), TextFile(path)).rows(4, 32) for path in (text, other, text)]
+    assert all(torch.equal(one, wanted) for one, wanted in zip(read, expected, strict=True))
 
 
 def test_models_against_claims_are_kept_under_their_public_names(here, llama, checkpoint, vit, text, tmp_path, capsys):

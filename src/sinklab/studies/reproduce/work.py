@@ -389,7 +389,7 @@ def _timed(compute: Callable[[], object]) -> Numbers:
 
 def _work(cache: Path, batch: str) -> None:
     """Take one batch; the read-outs of a model share what is loaded of it, and so do the claims on a checkpoint."""
-    trained, checkpoint = TrainedModel(Path(), cache), None
+    trained, checkpoint, opened = TrainedModel(Path(), cache), None, None
     for kind, fields in json.loads(batch):
         fields["folder"] = Path(fields["folder"])
         if kind == "Measurement":
@@ -397,8 +397,9 @@ def _work(cache: Path, batch: str) -> None:
             continue
         if kind == "OfModel":
             task = OfModel(**fields)
-            if checkpoint is None:  # a batch is about one
-                checkpoint = Checkpoint(load_model(task.model), resolve_corpus(task.corpus), task.seed)
+            wanted = task.model, task.corpus, task.seed
+            if checkpoint is None or opened != wanted:  # mostly a batch is about one; of one model on two texts it is not
+                checkpoint, opened = Checkpoint(load_model(task.model), resolve_corpus(task.corpus), task.seed), wanted
             print(task.claim, file=sys.stderr, flush=True)
             task.take(checkpoint)
             continue
