@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -206,11 +207,28 @@ def test_models_at_the_bound_are_called_such_models_no_more_often_than_one_is():
 # --- the run ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_the_same_weights_are_measured_anew_under_another_configuration_or_tokenizer(here, llama, text, tmp_path, file):
+    other = tmp_path / "other"
+    shutil.copytree(llama, other)
+    changed = json.loads((other / file).read_text())
+    if file == "config.json":
+        changed["rope_parameters"]["rope_theta"] = 100.0
+    else:
+        changed["post_processor"] = None  # and no BOS in front
+    (other / file).write_text(json.dumps(changed))
+    assert load_model(str(other)).revision == load_model(str(llama)).revision
+    about = {"corpora": [str(text)], "seeds": [0], "out": tmp_path / "out", "progress": False}
+    reproduce_on([f"one={llama}", f"other={other}"], ["zero_sink", FAST], **about)
+    assert {model for model, _, _ in here} == {str(llama), str(other)}
+    assert len(here) == 4
+
+
 def test_one_model_on_two_texts_is_read_on_each(llama, text, tmp_path, monkeypatch):
     """Both are one batch, since it is named by model and draw; each task brings its text."""
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join(f"{number} + {number} = {2 * number}" for number in range(400)))
-    tasks = [OfModel(tmp_path, FAST, 0, str(llama), "r", "softmax", str(path), "t") for path in (text, other, text)]
+    tasks = [OfModel(tmp_path, FAST, 0, str(llama), "r", "softmax", str(path), "t", "c", "h") for path in (text, other, text)]
     assert len({task.batch for task in tasks}) == 1
     read: list[torch.Tensor] = []
     monkeypatch.setattr(OfModel, "take", lambda task, checkpoint: read.append(checkpoint.rows(4, 32)))
@@ -385,5 +403,5 @@ def test_a_llama_of_others_has_its_sink_with_bos_and_none_without(tmp_path):
 def test_claims_on_checkpoints_need_no_training():
     on_models = [name for name in claims if claim_called(name).checkpoint is not None]
     assert len(on_models) >= 18
-    task = OfModel(Path("x"), FAST, 0, "org/model", "sha256-0123456789", "softmax", "python_source", "text")
+    task = OfModel(Path("x"), FAST, 0, "org/model", "sha256-0123456789", "softmax", "python_source", "text", "", "")
     assert task.batch == "model 23456789 seed 0"

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._overlap import count_repeats
 from sinklab.corpora._reading import read_samples
-from sinklab.corpora.base import Corpus
+from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.jobs.checkpoint import Checkpoint, Kind, Reads, check_texts, kind_of, not_about, rows_read
 from sinklab.jobs.claim import Claim, OnCheckpoint
@@ -30,6 +30,7 @@ from sinklab.results.metric import catalogue
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.summaries.claims import ClaimOfModel
 from sinklab.results.table import make_table, write_json, write_table
+from sinklab.streaming.fingerprint import fingerprint
 from sinklab.studies.reproduce.display import display_models, display_parts
 from sinklab.studies.reproduce.engine import answer, undeclared
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part
@@ -58,6 +59,8 @@ class Subject:
         revision: identity of the weights.
         corpus: what the corpus is made by.
         text: name and identity of the corpus; empty for a model of images.
+        config: fingerprint of the model.
+        tokens: hash of rows of the text, as the model reads them.
         refused: what the claims may read to why they cannot; text of another length than the model has.
     """
 
@@ -69,11 +72,15 @@ class Subject:
     parameters: int
     corpus: str
     text: str
+    config: str
+    tokens: str = ""
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def task(self, claim: str, seed: int, folder: Path) -> OfModel:
         """What is measured of it on a draw of texts."""
-        return OfModel(folder, claim, seed, self.source, self.revision, self.operation, self.corpus, self.text)
+        return OfModel(
+            folder, claim, seed, self.source, self.revision, self.operation, self.corpus, self.text, self.config, self.tokens
+        )
 
     def not_about(self, how: OnCheckpoint) -> str:
         """Why a claim says nothing about it, as far as that is known before anything is measured."""
@@ -110,7 +117,7 @@ def reproduce_on(
     """Measure claims on models as they are, or go on with it, and judge them: for each model, and over models.
 
     ``out`` gets ``checkpoint/CLAIM`` with ``table.parquet`` and ``run.json``, and ``measured/checkpoint`` with every number
-    under the weights, the text and the code that it is of.
+    under the weights, the configuration, the text as the model reads it, and the code that it is of.
 
     Args:
         models: directories, hub ids, embedded models; ``NAME=DIR`` calls a directory NAME in results.
@@ -174,7 +181,10 @@ def opened_subject(
     """
     loaded = load_model(source)
     kind = kind_of(loaded)
-    subject = Subject(name, source, kind, loaded.revision, loaded.operation, loaded.num_parameters, corpus, text="")
+    subject = Subject(
+        name, source, kind, loaded.revision, loaded.operation, loaded.num_parameters, corpus,
+        text="", config=fingerprint(loaded.model),
+    )  # fmt: skip
     reads = {_how(claim).reads for claim in wanted if not not_about(kind, _how(claim).about)}
     if not reads:
         return subject
@@ -199,7 +209,9 @@ def opened_subject(
         if warning := alike_draws(loaded, text, each, seeds):
             say(f"{name}: {warning}")
             break
-    return dataclasses.replace(subject, text=f"{text.label}, {text.identity.revision}", refused=refused)
+    # Rows of one length alone, or a claim would be measured anew beside others that read longer ones.
+    tokens = hash_tokens(checkpoint.rows(32, 64).cpu()) if reads - refused.keys() else ""
+    return dataclasses.replace(subject, text=f"{text.label}, {text.identity.revision}", tokens=tokens, refused=refused)
 
 
 def alike_draws(loaded: LoadedModel, text: Corpus, reads: Reads, seeds: Sequence[int]) -> str:

@@ -142,6 +142,8 @@ class OfModel:
         operation: its attention operation.
         corpus: what the corpus is made by.
         text: identity of the text.
+        config: fingerprint of the model, which the same weights under another configuration do not have.
+        tokens: hash of rows of the text, which another tokenizer reads otherwise.
     """
 
     folder: Path
@@ -152,11 +154,14 @@ class OfModel:
     operation: str
     corpus: str
     text: str
+    config: str
+    tokens: str
 
     def _key(self) -> tuple[str, dict[str, object], str]:
         plugins = (operations[self.operation],) if self.operation in operations else ()
         sources = [sources_of(function, *plugins) for function in functions_of(self.claim)]
-        return self.claim, {"seed": self.seed, "weights": self.revision, "text": self.text}, " ".join(sources)
+        read = {"weights": self.revision, "config": self.config, "text": self.text, "tokens": self.tokens}
+        return self.claim, {"seed": self.seed, **read}, " ".join(sources)
 
     @property
     def batch(self) -> str:
