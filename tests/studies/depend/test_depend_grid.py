@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 
@@ -283,6 +284,28 @@ class TestStore:
         assert read_run(tmp_path / "out", "summary.json")["tasks"][0]["grid"] == result.summary["tasks"][0]["grid"]
         assert said[0].startswith("7 cells: 1 tasks, 7 conditions, ")
         assert said[1].startswith("the first cell took ")
+
+    def test_what_was_read_under_another_configuration_is_read_again(self, loaded, tmp_path, monkeypatch):
+        arguments = {**GRID, "items": 2, "policies": []}
+        read = []
+
+        def counted(model, policy, **options):
+            read.append(policy.describe())
+            if len(read) == stop:
+                raise KeyboardInterrupt
+            return open_reader(model, policy, **options)
+
+        monkeypatch.setattr(runner, "open_reader", counted)
+        stop = 0
+        depend(loaded, [NEEDLE], **arguments)
+        whole = read.copy()
+        stop = len(whole) + 3
+        with pytest.raises(KeyboardInterrupt):
+            depend(loaded, [NEEDLE], **arguments, out=tmp_path / "out")
+        changed = copy.deepcopy(loaded)
+        changed.model.config.update({"rms_norm_eps": 1e-3})
+        depend(changed, [NEEDLE], **arguments, out=tmp_path / "out")
+        assert read[stop:] == whole
 
 
 @pytest.mark.parametrize(

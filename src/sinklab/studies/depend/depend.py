@@ -117,6 +117,7 @@ def depend(
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry
     from sinklab.results.table import append, make_table
+    from sinklab.streaming.fingerprint import fingerprint
     from sinklab.streaming.limits import length_known
     from sinklab.studies.depend.clock import Clock
     from sinklab.studies.depend.conditions import counts_of, make_plan, read_bits, read_bos, read_sights
@@ -183,6 +184,9 @@ def depend(
         identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
         if run.out is not None:
             identity["weights"] = hash_weights(loaded.model)
+            identity["fingerprint"] = fingerprint(
+                loaded.model
+            )  # its configuration, which is no weight: scaled positions, a window
             identity["classes"] = [cls.__qualname__ for cls in classes_of(loaded.model)]
         frames, summaries, records = [], [], []
         for ready in prepared:
