@@ -24,6 +24,8 @@ _LEAST = 1e-12
 class AttentionMaps(Probe):
     """Keeps one tile map per sample and head of self-attention, and of an encoder–decoder's cross-attention.
 
+    Tokens stand where they stand in their document, and padding behind them, on whichever side the model was given it.
+
     State is samples × heads × (tiles² + keys); no matrix of queries by keys is kept. Nothing goes into the table: a page draws
     what it has (:meth:`~sinklab.attention.session.Session.show`, the report of an audit).
 
@@ -32,8 +34,8 @@ class AttentionMaps(Probe):
         length: of the longest side of a sample, which all tiles are made for; that of each call by default.
 
     Attributes:
-        ids: of the tokens that are the keys of self-attention, int64 ``(samples, keys)``, by part of the model (``""`` but for
-            an encoder–decoder); empty where the model was given no ids.
+        ids: of the tokens that are the keys of self-attention, int64 ``(samples, keys)``, -1 for padding, by part of the model
+            (``""`` but for an encoder–decoder); empty where the model was given no ids.
         lengths: of the longer side of the calls that were seen.
     """
 
@@ -54,32 +56,42 @@ class AttentionMaps(Probe):
             return
         if call.cached_keys or call.site.module in self._weights:
             raise SessionError(f"{call.site.module}: attention maps are made from one forward without a cache")
+        if bool((call.key_documents > 0).any()):
+            raise SessionError(
+                f"{call.site.module}: a row holds several documents, whose positions an attention map cannot tell apart; give "
+                "every document a row of its own"
+            )
         self.lengths.add(max(call.kv_len, call.q_len, self.length))
         tile = math.ceil(max(call.kv_len, self.length) / self.tiles)
         rows = math.ceil(call.q_len / tile)
         batch, heads = call.queries.shape[:2]
         weights = torch.zeros(batch, heads, rows, math.ceil(call.kv_len / tile))
         scores = torch.full_like(weights, -math.inf)
+        queries, keys = _tokens_first(call.query_positions), _tokens_first(call.key_positions)
+        row_of = queries.argsort(dim=1) // tile  # of every query, the row of tiles that it is in
         for start, stop in call.blocks(tile):
-            visible = call.visible.block(start, stop, 0, call.kv_len)
+            visible = call.visible.block(start, stop, 0, call.kv_len) & call.counted[:, None, start:stop, None]
             # Where only weights are known, their logarithms: scores but for a constant of the row.
             raw = call.scores(start, stop) if call.has_scores else call.weights(start, stop).clamp_min(_LEAST).log()
             raw = raw.masked_fill(~visible, -math.inf)
-            into = slice(start // tile, math.ceil(stop / tile))
-            weights[:, :, into] = _max_pool(call.weights(start, stop), tile, 0.0)
-            scores[:, :, into] = _max_pool(raw, tile, -math.inf)
+            shown = call.weights(start, stop).masked_fill(~visible, 0.0)
+            into = row_of[:, None, start:stop, None].cpu()
+            for whole, block, fill in ((weights, shown, 0.0), (scores, raw, -math.inf)):
+                pooled = _max_pool(block.gather(3, keys[:, None, None].expand(block.shape)), tile, fill)
+                whole.scatter_reduce_(2, into.expand(pooled.shape), pooled, "amax")
         self._weights[call.site.module] = weights
         self._scores[call.site.module] = scores
-        self._keep_columns(call, statistics)
+        self._keep_columns(call, statistics, keys)
         if call.site.kind == "self" and call.key_tokens is not None:
-            self.ids.setdefault(call.site.part, call.key_tokens.cpu())
+            self.ids.setdefault(call.site.part, call.key_tokens.gather(1, keys).cpu())
 
-    def _keep_columns(self, call: AttentionCall, statistics: Statistics) -> None:
+    def _keep_columns(self, call: AttentionCall, statistics: Statistics, keys: Tensor) -> None:
         received, seen = statistics.column_sum, statistics.column_count
         assert received is not None  # asked for in ``needs``
         assert seen is not None
-        kept = {"seen": seen.amax(1).expand(len(received), -1), "queries": call.counted.sum(-1)}
-        kept["received"] = torch.where(seen > 0, received / seen.clamp_min(1), torch.nan)
+        kept = {"seen": seen.amax(1).expand(len(received), -1).gather(1, keys), "queries": call.counted.sum(-1)}
+        mean = torch.where(seen > 0, received / seen.clamp_min(1), torch.nan)
+        kept["received"] = mean.gather(2, keys[:, None].expand(mean.shape))
         if statistics.null_mass is not None:
             counted = call.counted[:, None].to(statistics.null_mass.dtype)
             kept["null"] = (statistics.null_mass * counted).sum(-1) / counted.sum(-1).clamp_min(1)
@@ -156,11 +168,17 @@ class AttentionMaps(Probe):
         return kept
 
 
+def _tokens_first(positions: Tensor) -> Tensor:
+    """Indices of the tokens of each row in their order, and behind them those of its padding, int64 ``(batch, length)``."""
+    return (positions < 0).byte().argsort(dim=1, stable=True)
+
+
 def _max_pool(block: Tensor, tile: int, fill: float) -> Tensor:
-    rows, columns = math.ceil(block.shape[2] / tile), math.ceil(block.shape[3] / tile)
-    padded = torch.full((*block.shape[:2], rows * tile, columns * tile), fill, dtype=torch.float32)
-    padded[:, :, : block.shape[2], : block.shape[3]] = block.float().cpu()
-    return padded.view(*block.shape[:2], rows, tile, columns, tile).amax((3, 5))
+    """The largest of every ``tile`` columns."""
+    columns = math.ceil(block.shape[3] / tile)
+    padded = torch.full((*block.shape[:3], columns * tile), fill, dtype=torch.float32)
+    padded[..., : block.shape[3]] = block.float().cpu()
+    return padded.unflatten(3, (columns, tile)).amax(4)
 
 
 def _widen(maps: Tensor, shape: list[int], fill: float) -> Tensor:

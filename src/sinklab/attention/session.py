@@ -186,7 +186,8 @@ class Session:
         if drawn is not None:
             arrays = drawn.arrays()
             sides = {
-                part: [[token_text(tokenizer, one) for one in row] for row in ids.tolist()] for part, ids in drawn.ids.items()
+                part: [[token_text(tokenizer, one) for one in row if one >= 0] for row in ids.tolist()]  # padding comes last
+                for part, ids in drawn.ids.items()
             }
             targets = sides.pop("decoder", [])
             samples = len(arrays["weights"])

@@ -14,7 +14,7 @@ from tests.conftest import TEXT, make_sinklm, make_tokenizer
 import sinklab
 from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, SessionError
 from sinklab.models.loading import wrap_model
 from sinklab.probes.entropy import Entropy
 from sinklab.report.heads import BUDGET, Received, Shown, head_view
@@ -255,3 +255,38 @@ def test_a_text_so_short_that_an_even_share_passes_is_said():
     assert f"In texts of 2 tokens a head that {warning} 0.75 of its attention, more than 0.3" in html.unescape(short)
     assert "from 10 tokens on it does not" in short
     assert warning not in enough
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_not_shown(loaded, side):
+    """Texts of 9, 5 and 7 tokens in one batch have the columns, maps and tokens that they have one by one."""
+    texts = [torch.arange(10, 10 + length) for length in (9, 5, 7)]
+    tokens = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_side=side)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(text) for text in texts], batch_first=True, padding_side=side)
+    together, alone = AttentionMaps(tiles=5, length=9), [AttentionMaps(tiles=5, length=9) for _ in texts]
+    with torch.no_grad(), attend(loaded.model, [together]) as session:
+        loaded.model(input_ids=tokens, attention_mask=mask)
+    for text, probe in zip(texts, alone, strict=True):
+        with torch.no_grad(), attend(loaded.model, [probe]):
+            loaded.model(input_ids=text[None])
+    arrays, columns = together.arrays(), together.columns()
+    for sample, (text, probe) in enumerate(zip(texts, alone, strict=True)):
+        expected, own = probe.arrays()["weights"][0], columns["received"][sample]
+        rows, keys = expected.shape[2:]
+        # A map is stored in 255 steps, of which rounding may take one.
+        found = arrays["weights"][sample].astype(int)
+        assert abs(found[:, :, :rows, :keys] - expected).max() <= 1
+        assert not found[:, :, rows:].any()
+        assert not found[..., keys:].any()
+        np.testing.assert_allclose(own[..., : len(text)], probe.columns()["received"][0], atol=1e-6)
+        assert np.isnan(own[..., len(text) :]).all()
+    view = session.show(loaded.tokenizer, threshold=0.05)
+    assert [len(row) for row in data_of(view)["tokens"]] == [9, 5, 7]
+    assert 0 in {sink["position"] for sink in view.sinks}
+
+
+def test_several_documents_in_a_row_have_no_map(loaded):
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+    said = "a row holds several documents, whose positions an attention map cannot tell apart"
+    with pytest.raises(SessionError, match=said), torch.no_grad(), attend(loaded.model, [AttentionMaps()]):
+        loaded.model(input_ids=positions + 10, position_ids=positions, use_cache=False)
