@@ -5,10 +5,19 @@ from __future__ import annotations
 from torch import nn
 from transformers import PreTrainedModel
 
+from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.models.losses import is_causal_lm
+from sinklab.results.intervals import LEAST_SHARE
 
-__all__ = ["learned_positions", "length_warning", "require_positions", "short_text_warning", "trained_length"]
+__all__ = [
+    "learned_positions",
+    "length_warning",
+    "require_positions",
+    "short_target_warning",
+    "short_text_warning",
+    "trained_length",
+]
 
 LONGEST = 100_000
 """Tokens up to which is looked for a length at which an even share is no sink."""
@@ -74,17 +83,43 @@ def short_text_warning(model: PreTrainedModel, length: int, threshold: float) ->
     share = _even_share(length)
     if not is_causal_lm(model) or share <= threshold:
         return ""
-    total, enough = 0.0, None
+    return (
+        f"In texts of {length:,} tokens a head that looks at all keys alike gives the first position {share:.2g} of its "
+        f"attention, more than {threshold:g}: that many heads do so says nothing of a sink{_enough(threshold)}."
+    )
+
+
+def short_target_warning(samples: Samples, threshold: float) -> str:
+    """The same of the targets of pairs, which the decoder reads: they have lengths of their own, one each.
+
+    Args:
+        threshold: mean weight above which a head is said to sink. It does so in so many samples that as many short targets
+            would be enough: more than :data:`~sinklab.results.intervals.LEAST_SHARE`.
+    """
+    targets = samples.arguments.get("decoder_input_ids")
+    if targets is None:
+        return ""
+    mask = samples.arguments.get("decoder_attention_mask")
+    lengths = [targets.shape[1]] * len(targets) if mask is None else mask.sum(1).tolist()
+    short = [length for length in lengths if _even_share(length) > threshold]
+    if len(short) <= LEAST_SHARE * len(lengths):
+        return ""
+    tokens = f"{min(short):,} to {max(short):,}" if min(short) < max(short) else f"{max(short):,}"
+    which = f"{len(short):,} of {len(lengths):,} targets have" if len(lengths) > 1 else "The target has"
+    return (
+        f"{which} {tokens} tokens, where a head of the decoder that looks at all keys alike gives the first position more than "
+        f"{threshold:g} of its attention: that many heads do so says nothing of a sink{_enough(threshold)}."
+    )
+
+
+def _enough(threshold: float) -> str:
+    """From how many tokens on an even share is no sink, in words; empty where no length is enough."""
+    total = 0.0
     for tokens in range(1, LONGEST):
         total += 1 / tokens
         if total / tokens <= threshold:
-            enough = tokens
-            break
-    advice = "" if enough is None else f"; from {enough:,} tokens on it does not"
-    return (
-        f"In texts of {length:,} tokens a head that looks at all keys alike gives the first position {share:.2g} of its "
-        f"attention, more than {threshold:g}: that many heads do so says nothing of a sink{advice}."
-    )
+            return f"; from {tokens:,} tokens on it does not"
+    return ""
 
 
 def _even_share(length: int) -> float:

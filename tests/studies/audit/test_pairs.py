@@ -15,6 +15,7 @@ from sinklab.cli.pages import compare
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
+from sinklab.models.lengths import short_target_warning
 from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
 from sinklab.report.compare import comparison_table, comparison_verdicts, write_comparison
@@ -110,6 +111,25 @@ def test_the_loss_is_the_models_own(result, tsv):
     assert "policies have no loss to compare" in result.summary["cache"]["refused"]
     assert result.summary["loss"] == pytest.approx(own.item(), rel=1e-5)
     assert (result.summary["loss_kind"], result.summary["bits_per_byte"]) == ("target token", None)
+
+
+def test_targets_so_short_that_an_even_share_passes_are_said(result, tsv):
+    """An even share of the first of T positions, over the queries, is (1 + 1/2 + … + 1/T) / T: above 0.3 up to nine tokens."""
+    loaded = bart()
+    drawn = draw_samples(loaded, resolve_corpus(str(tsv)), seq_len=LENGTH, samples=16, seed=0, bos=True)
+    lengths = drawn.arguments["decoder_attention_mask"].sum(1).tolist()
+    short = [length for length in lengths if length <= 9]
+    assert 0 < len(short) < 16
+    said = [text for text in result.summary["warnings"] if "looks at all keys alike" in text]
+    assert said == [
+        f"{len(short)} of 16 targets have {min(short)} to {max(short)} tokens, where a head of the decoder that looks at all "
+        "keys alike gives the first position more than 0.3 of its attention: that many heads do so says nothing of a sink; "
+        "from 10 tokens on it does not."
+    ]
+    halves = draw_samples(loaded, resolve_corpus("random_tokens"), seq_len=9, samples=2, seed=0, bos=True)
+    assert short_target_warning(halves, 0.3).startswith("2 of 2 targets have 9 tokens, where a head of the decoder")
+    longer = draw_samples(loaded, resolve_corpus("random_tokens"), seq_len=10, samples=2, seed=0, bos=True)
+    assert short_target_warning(longer, 0.3) == ""
 
 
 def test_three_kinds_of_attention_are_reported_apart(result, capsys):

@@ -11,7 +11,7 @@ import pandas as pd
 from sinklab.attention.call import Part
 from sinklab.corpora._reading import Reading
 from sinklab.corpora.samples import Samples
-from sinklab.models.lengths import length_warning, short_text_warning
+from sinklab.models.lengths import length_warning, short_target_warning, short_text_warning
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
 from sinklab.report.words import bos_words, finding, percent
@@ -126,7 +126,11 @@ def _length_warnings(loaded: LoadedModel, samples: Samples, threshold: float) ->
     if samples.tokens is None:
         return []
     length = samples.tokens.shape[1]
-    return [length_warning(loaded.model, length), short_text_warning(loaded.model, length, threshold)]
+    return [
+        length_warning(loaded.model, length),
+        short_text_warning(loaded.model, length, threshold),
+        short_target_warning(samples, threshold),
+    ]
 
 
 def _found(
