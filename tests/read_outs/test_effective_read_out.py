@@ -88,6 +88,15 @@ def test_without_a_gate_it_is_the_weight_and_a_shut_gate_takes_the_sink(random_m
     assert effective(shut)["effective_first"] == pytest.approx(0.01 * sinks(shut)["first_attention"], rel=1e-5)
 
 
+def test_under_a_window_the_mean_is_over_the_queries_that_see_the_token(random_model):
+    """With a softmax the weight is the share, and nothing gates it: one number under three names, and one of more tokens."""
+    windowed = random_model(window=8)
+    usual = sinks(windowed)
+    assert usual["sink_rate_of_mass"] == usual["sink_rate"] > 10
+    assert effective(windowed)["effective_sink_rate"] == usual["sink_rate"]
+    assert carried(windowed)["carried_rate"] >= usual["sink_rate"]
+
+
 @pytest.mark.parametrize(
     ("read_out", "shape"),
     [

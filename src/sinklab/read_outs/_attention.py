@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.accumulate import Means, by_head, filled
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
+from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.operation import is_largest, row_share
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
@@ -137,11 +137,13 @@ class FirstToken(Watcher):
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         mass, largest, entropy = filled(statistics, "row_mass", "row_max", "row_entropy")
         counted = (call.query_positions >= self.front)[:, None]
-        weight = weights_of_keys(call, keys_of_document(call, self.front), statistics.log_sum_exp)[..., 0]
+        first = keys_of_document(call, self.front)
+        weight = weights_of_keys(call, first, statistics.log_sum_exp)[..., 0]
         share = row_share(weight, mass, call.operation)
         self.means.add(FIRST_ATTENTION, call.site, *by_head(share, counted))
         self.means.add(FIRST_MASS, call.site, *by_head(weight, counted))
-        means = sum_by_document(call, weight.where(counted, 0.0)) / sum_by_document(call, counted).clamp(min=1)
+        sees = scores_of_keys(call, first)[1][..., 0] & counted  # behind a window no query does
+        means = sum_by_document(call, weight.where(sees, 0.0)) / sum_by_document(call, sees).clamp(min=1)
         hits = 100.0 * (means > THRESHOLD).double()
         self.means.add(MASS_RATE, call.site, hits.sum(0), torch.ones_like(hits).sum(0))
         self.means.add(FIRST_ARGMAX, call.site, *by_head(100.0 * is_largest(weight, largest), counted))

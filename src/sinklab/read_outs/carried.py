@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sinklab.attention.accumulate import filled
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
+from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.operation import row_share
 from sinklab.attention.probe import Watcher
 from sinklab.jobs.trained import MeasuredModel
@@ -50,20 +50,13 @@ class CarriedRate(Watcher):
         """Of each call, ``(rows, heads)``, 0 or 1; a row of each document where rows hold several."""
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        weights = weights_of_keys(call, keys_of_document(call, *self.keys), statistics.log_sum_exp)
+        first = keys_of_document(call, *self.keys)
+        weights = weights_of_keys(call, first, statistics.log_sum_exp)
         (mass,) = filled(statistics, "row_mass")
         shares = row_share(weights, mass[..., None], call.operation)
         if call.gain is not None:
             weights = weights * call.gain.mean(-1, keepdim=True)
-        start = self.keys[0]
-        # A prefix is seen by all; a later key by the queries from its own on.
-        seen = torch.stack(
-            [
-                sum_by_document(call, (weights[..., at] > 0) | (call.query_positions >= start + at)[:, None])
-                for at in range(TOKENS)
-            ],
-            -1,
-        )
+        seen = sum_by_document(call, scores_of_keys(call, first)[1] & call.counted[:, None, :, None])
         both = torch.minimum(sum_by_document(call, weights), sum_by_document(call, shares)) / seen.clamp_min(1)
         self.hits.append((both.amax(-1) > THRESHOLD).double().cpu())
 
