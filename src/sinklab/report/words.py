@@ -202,7 +202,7 @@ def finding(summary: Mapping[str, Any]) -> str:
         return (
             f"{subject} has no attention sink: no head gives any position more than {threshold} of weight on average. Only "
             f"after dividing each row by its sum, however small, do {percent(sinks[0]['rate'])} of heads and samples pass at "
-            f"{_place(sinks[0])}."
+            f"{_place(sinks[0])}.{_windowed(summary)}"
         )
     followed, weak = followed_and_weak(summary)
     if sinks:
@@ -222,14 +222,14 @@ def finding(summary: Mapping[str, Any]) -> str:
             text += f" {'Another sink is' if len(elsewhere) == 1 else 'Other sinks are'} {_listed(elsewhere)}."
         return " ".join([text, *(_followed(sink, cells) for sink in followed)])
     if followed:
-        return " ".join(
-            [f"{subject} has no attention sink that stays at a place.", *(_followed(sink, cells) for sink in followed)]
-        )
+        none = f"{subject} has no attention sink that stays at a place."
+        return " ".join([none, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
     if weak:
         token = f" ({quote(weak[0]['text'])})" if token_there(weak[0]) else ""
         return (
             f"{subject} has no attention sink: no head gives the same place more than {threshold} of its attention in enough "
             f"samples. The most frequent is {_place(weak[0])}{token}, in {percent(weak[0]['rate'])} of all heads and samples."
+            f"{_windowed(summary)}"
         )
     if summary.get("candidate_positions") == 0:
         return (
@@ -238,18 +238,22 @@ def finding(summary: Mapping[str, Any]) -> str:
         )
     if is_number(rate):
         heads = f"in none of its {cells} heads" if cells else "in no head"
-        text = (
+        return (
             f"{subject} has no attention sink: {heads} does any position hold more than {threshold} of the attention often "
-            f"enough to count; the first position does in {percent(rate)} of heads and samples."
+            f"enough to count; the first position does in {percent(rate)} of heads and samples.{_windowed(summary)}"
         )
-        if summary.get("windowed_modules"):
-            text += (
-                f" In {summary['windowed_modules']} of its {summary['num_modules']} attention modules, as where a window "
-                "slides, fewer than half of the queries see the first position, so that it cannot count there. Take samples of "
-                "at most two windows (`--seq-len`)."
-            )
-        return text
     return "The sink rate was not measured, so nothing can be said about attention sinks."
+
+
+def _windowed(summary: Mapping[str, Any]) -> str:
+    """What keeps a rate at the first position from counting: modules with a window; nothing where there are none."""
+    if not summary.get("windowed_modules"):
+        return ""
+    return (
+        f" In {summary['windowed_modules']} of its {summary['num_modules']} attention modules, as where a window slides, fewer "
+        "than half of the queries see the first position, so that it cannot count there. Take samples of at most two windows "
+        "(`--seq-len`)."
+    )
 
 
 def token_there(sink: Mapping[str, Any]) -> str | None:
