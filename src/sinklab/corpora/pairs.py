@@ -112,8 +112,9 @@ class Pairs(Corpus):
                 if not any(cell.strip() for cell in row):
                     continue
                 if names is None:
-                    named = {self.source, self.target} <= set(row)
-                    names = row if named else self._unnamed(row, number)
+                    header = [cell.strip() for cell in row]  # some write a space behind the comma
+                    named = {self.source, self.target} <= set(header)
+                    names = header if named else self._unnamed(row, number)
                     if named:
                         continue
                 if len(row) != len(names):

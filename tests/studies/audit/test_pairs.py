@@ -227,6 +227,12 @@ def test_a_pair_that_is_none_is_named_by_its_line(tmp_path, name, content, says)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("names", ["source,target", "source, target", '"source","target"'])
+def test_a_row_of_names_is_no_pair(tmp_path, names):
+    (tmp_path / "a.csv").write_text(f"{names}\nd e,f\n")
+    assert list(resolve_corpus(str(tmp_path / "a.csv")).pairs(0)) == [("d e", "f")]
+
+
 def test_what_cannot_be_read_is_refused_in_one_line(tsv, checkpoint):
     with pytest.raises(InputError, match=r"reads text, and corpus 'letters\.tsv' holds pairs of texts; give a text file"):
         measure(str(checkpoint), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=2)
