@@ -86,3 +86,8 @@ def test_merge_equals_one_probe_and_refuses_another_position():
     assert [found[key][0] for key in one] == pytest.approx([value for value, _ in one.values()])
     with pytest.raises(ConfigurationError, match="sink_position 0 and 2 measure different things"):
         left.merge(Entropy(sink_position=2))
+
+
+def test_no_sink_stands_before_the_first_token():
+    with pytest.raises(ConfigurationError, match="sink_position -1 must be 0 or more: positions count from the first token"):
+        Entropy(sink_position=-1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from dense_oracle import assert_same, layer_output, show_layers, values_of
 
+from sinklab.errors import ConfigurationError
 from sinklab.probes.massive_activation import MassiveActivation
 
 LAYER = "layers.0"
@@ -80,3 +82,8 @@ def test_cached_decoding_keeps_the_peak():
     for key, (value, _) in whole.items():
         if key[0] in ("max_abs", "massive_value", "massive_channel"):
             assert found[key][0] == value
+
+
+def test_a_number_of_positions_is_not_negative():
+    with pytest.raises(ConfigurationError, match="top -2 must be 0 or more: it is a number of positions"):
+        MassiveActivation(top=-2)

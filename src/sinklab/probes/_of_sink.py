@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 from sinklab.attention.accumulate import Means, require_same
 from sinklab.attention.probe import Probe
+from sinklab.errors import ConfigurationError
 from sinklab.results.metric import Metric, Row
 from sinklab.sinks import Sinks
 
@@ -20,6 +21,9 @@ class SinkProbe(Probe):
     Args:
         sink_position: position of the sink inside each document; 0 is the first token.
 
+    Raises:
+        ConfigurationError: a position below 0, which no document has: positions are not counted from the end.
+
     Attributes:
         sinks: what was found (:meth:`about`), or the position that was named.
         asked: the same; position 0 where no sink was found, which the rows then say.
@@ -29,6 +33,8 @@ class SinkProbe(Probe):
     """Metrics that are about no sink."""
 
     def __init__(self, sink_position: int = 0) -> None:
+        if sink_position < 0:
+            raise ConfigurationError(f"sink_position {sink_position} must be 0 or more: positions count from the first token")
         self.sinks = self.asked = Sinks.at(sink_position)
         self._means = Means("head")
 

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from sinklab.attention.accumulate import Means, documents_of, require_same
 from sinklab.attention.call import LayerOutput, Site
 from sinklab.attention.probe import Probe
+from sinklab.errors import ConfigurationError
 from sinklab.registry import probes
 from sinklab.results.metric import Coordinates, Metric, Row
 
@@ -67,12 +68,17 @@ class MassiveActivation(Probe):
 
     Args:
         top: how many positions of each layer get rows of ``massive_value`` and ``massive_channel``.
+
+    Raises:
+        ConfigurationError: ``top`` below 0.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"hidden_states"})
     metrics: ClassVar[tuple[Metric, ...]] = (MASSIVE_COUNT, MAX_ABS, MAX_TO_MEDIAN, MASSIVE_VALUE, MASSIVE_CHANNEL)
 
     def __init__(self, top: int = 3) -> None:
+        if top < 0:
+            raise ConfigurationError(f"top {top} must be 0 or more: it is a number of positions")
         self.top = top
         self._means = Means()
         self._peaks: dict[str, _Peaks] = {}
