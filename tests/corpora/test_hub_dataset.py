@@ -4,6 +4,7 @@ import json
 
 import datasets
 import pytest
+from tests.conftest import make_tokenizer
 
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Encoder
@@ -178,3 +179,12 @@ def test_files_that_cannot_be_read(tmp_path, capfd):
 def test_the_name_alone_asks_for_the_dataset():
     with pytest.raises(ConfigurationError, match="corpus 'hub_dataset' needs the setting 'path'; write hub_dataset:path="):
         resolve_corpus("hub_dataset")
+
+
+def test_too_few_rows_are_said_to_be_those_held_out(tmp_path):
+    """Of twenty rows one is held out, more or less: the text is long enough, and most of it is for training."""
+    path = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in TEXTS[:20]])
+    few = HubDataset(path)
+    with pytest.raises(InputError, match=r"of the split 'train' the 5 % are read that training does not read; of one that"):
+        few.sample(Encoder(vocab_size=300, tokenizer=make_tokenizer()), seq_len=2, samples=20, seed=0, bos=False)
+    assert HubDataset(path, held_out_split="test").more == "name a `held_out_split` with more text than 'test'"

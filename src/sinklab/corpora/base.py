@@ -186,6 +186,11 @@ class Corpus(abc.ABC):
         return self.name
 
     @property
+    def more(self) -> str:
+        """Where a corpus gives too few rows, what would give more, in words."""
+        return "give a longer text"
+
+    @property
     @abc.abstractmethod
     def identity(self) -> Identity:
         """Source, revision and licence, for the run record."""
@@ -247,7 +252,7 @@ class Corpus(abc.ABC):
                 return torch.tensor(rows, dtype=torch.int64)
         raise InputError(
             f"corpus {self.name!r} ({self.identity.source}) is too short: it gives {len(rows)} of {samples} samples of "
-            f"{seq_len} tokens; lower `samples` or `seq_len`, or give a longer text"
+            f"{seq_len} tokens; lower `samples` or `seq_len`, or {self.more}"
         )
 
 

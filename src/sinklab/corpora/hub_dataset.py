@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from sinklab.corpora._pictures import open_picture
-from sinklab.corpora.base import Identity, Picture, Split, TextCorpus, hash_files, is_held_out
+from sinklab.corpora.base import HELD_OUT_PERCENT, Identity, Picture, Split, TextCorpus, hash_files, is_held_out
 from sinklab.corpora.samples import Kind
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
@@ -82,6 +82,15 @@ class HubDataset(TextCorpus):
     @property
     def label(self) -> str:
         return self.dataset
+
+    @property
+    def more(self) -> str:
+        if self.held_out_split is not None:
+            return f"name a `held_out_split` with more text than {self.held_out_split!r}"
+        return (
+            f"give more rows: of the split {self.train_split!r} the {HELD_OUT_PERCENT} % are read that training does not read; "
+            "of one that `held_out_split` names, all"
+        )
 
     @property
     def identity(self) -> Identity:
