@@ -184,9 +184,8 @@ def depend(
         identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
         if run.out is not None:
             identity["weights"] = hash_weights(loaded.model)
-            identity["fingerprint"] = fingerprint(
-                loaded.model
-            )  # its configuration, which is no weight: scaled positions, a window
+            # Of its configuration, which is in no weight: scaled positions, a window.
+            identity["fingerprint"] = fingerprint(loaded.model)
             identity["classes"] = [cls.__qualname__ for cls in classes_of(loaded.model)]
         frames, summaries, records = [], [], []
         for ready in prepared:
