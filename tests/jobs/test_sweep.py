@@ -124,6 +124,11 @@ def test_a_grid_that_says_nothing_is_refused(items, message):
     ("grid", "options", "message"),
     [
         ({"lr": [1e-3, 1e-3]}, {}, "optimizer.learning_rate has the value 0.001 twice"),
+        (
+            {"layers": [1, 1.0]},
+            {},
+            r"cells num_hidden_layers=1-\w{8} and num_hidden_layers=1.0-\w{8} are one configuration; leave one of the two",
+        ),
         ({"lr": []}, {}, "optimizer.learning_rate has no values to run"),
         ({"lr": [1], RATE: [2]}, {}, "varies a field twice: lr, optimizer.learning_rate"),
         ({"lr": [1e-3]}, {"seeds": [0, 0]}, "`seeds` has the value 0 twice"),

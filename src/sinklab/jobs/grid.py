@@ -76,8 +76,8 @@ def make_cells(
         changes: ``path=value``, applied to every cell.
 
     Raises:
-        ConfigurationError: a field that does not exist, is varied twice or also changed; a value given twice; a cell whose
-            settings cannot be combined, by its name.
+        ConfigurationError: a field that does not exist, is varied twice or also changed; a value given twice, also in another
+            spelling; a cell whose settings cannot be combined, by its name.
     """
     varied = {field_path(name): list(values) for name, values in grid.items()}
     if len(varied) < len(grid):
@@ -98,7 +98,8 @@ def make_cells(
         if len(set(texts)) < len(texts):
             twice = next(text for text in texts if texts.count(text) > 1)
             raise ConfigurationError(f"{path} has the value {twice} twice")
-    cells = []
+    cells: list[Cell] = []
+    by_config: dict[str, str] = {}
     for seed in [None] if seeds is None else seeds:
         for combination in itertools.product(*varied.values()):
             settings = dict(zip(varied, combination, strict=True))
@@ -109,6 +110,9 @@ def make_cells(
                 cells.append(Cell(name, settings, with_overrides(config, overrides)))
             except SinklabError as error:
                 raise ConfigurationError(f"cell {name}: {error}") from error
+            twin = by_config.setdefault(cells[-1].config.model_dump_json(), name)
+            if twin != name:  # as 1 and 1.0: it would be trained twice, and stand as two settings that agree
+                raise ConfigurationError(f"cells {twin} and {name} are one configuration; leave one of the two values out")
     return cells
 
 
