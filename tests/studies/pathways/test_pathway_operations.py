@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from sinklab.errors import ConfigurationError, UnknownNameError
@@ -54,6 +56,28 @@ def test_every_published_use_names_its_source():
 def test_an_operation_twice_is_refused():
     with pytest.raises(ConfigurationError, match="the comparison has softpick twice; name it once"):
         pathways_of([{"name": "softpick"}, {"name": "softpick"}])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"name": "sigmoid"}, {"name": "sigmoid", "normalize": False}, "sigmoid(normalize=False), which is sigmoid, twice"),
+        (
+            {"name": "clipped_softmax", "gamma": -0.1, "zeta": 1.1},
+            {"name": "clipped_softmax", "zeta": 1.1, "gamma": -0.1},
+            "clipped_softmax(zeta=1.1, gamma=-0.1), which is clipped_softmax(gamma=-0.1, zeta=1.1), twice",
+        ),
+    ],
+)
+def test_an_operation_in_other_words_is_refused_too(one, other, words):
+    with pytest.raises(ConfigurationError, match=re.escape(f"the comparison has {words}; name it once")):
+        pathways_of([one, other])
+
+
+def test_a_setting_that_the_published_use_has_at_one_context_alone_is_another_operation():
+    published, own = pathways_of([{"name": "clipped_softmax"}, {"name": "clipped_softmax", "gamma": -3.2 / 64}])[1:]
+    assert published.operation(64) == own.operation(64)
+    assert published.operation(128) != own.operation(128)
 
 
 def test_an_unknown_operation_is_refused():

@@ -108,10 +108,16 @@ def pathways_of(chosen: Sequence[Mapping[str, object]] = DEFAULT) -> list[Pathwa
         pathway = Pathway(_label(fields), dict(fields))
         if pathway.label == REFERENCE:
             continue
-        if any(other.label == pathway.label for other in found):
-            raise ConfigurationError(f"the comparison has {pathway.label} twice; name it once")
+        if (other := next((other for other in found if _made(other) == _made(pathway)), None)) is not None:
+            also = "" if other.label == pathway.label else f", which is {other.label},"
+            raise ConfigurationError(f"the comparison has {pathway.label}{also} twice; name it once")
         found.append(pathway)
     return found
+
+
+def _made(pathway: Pathway) -> list[dict[str, object]]:
+    """All settings of the operation, those that were not asked for too; for two contexts, on which published ones rest."""
+    return [operations.make(pathway.operation(context)).to_dict() for context in (64, 128)]
 
 
 def is_explicit(label: str) -> bool:
