@@ -180,6 +180,13 @@ def test_labels_of_query_heads_order_the_key_value_heads(loaded, tmp_path):
     assert labels_order(folder, loaded, (2, 2)) == [(1, 0), (1, 1), (0, 1), (0, 0)]
 
 
+def test_a_group_of_which_a_head_was_not_examined_is_not_known_to_rest(loaded, tmp_path):
+    """One query head of (0, 0) is dormant and nothing is known of the other; both of (1, 1) are dormant, at a larger cost."""
+    labels = {(0, 0): ("dormant", 0.0), (1, 2): ("dormant", 0.3), (1, 3): ("dormant", 0.2), (0, 2): ("semantic", 0.1)}
+    folder = folder_of(tmp_path, loaded, labels)
+    assert labels_order(folder, loaded, (2, 2)) == [(1, 1), (0, 0), (1, 0), (0, 1)]
+
+
 def test_labels_of_another_model_and_sources_that_are_none(loaded, tmp_path):
     folder = folder_of(tmp_path, loaded, {(5, 0): ("dormant", 0.0)})
     with pytest.raises(

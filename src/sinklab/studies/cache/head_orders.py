@@ -96,17 +96,20 @@ def labels_order(folder: Path, loaded: LoadedModel, kv_heads: Sequence[int]) -> 
     """By the labels and effects of a run of ``sinklab causes``.
 
     Heads that rest come first (:data:`RESTING`), those without a decided label next, semantic ones last; within each by what
-    it costs to zero the head, mean over the domains. A key-value head ranks as the query head of its group that ranks last.
+    it costs to zero the head, mean over the domains. A key-value head ranks as the query head of its group that ranks last,
+    and one that was not examined ranks as one without a decided label whose cost is not known.
     """
     ranks: dict[Head, tuple[int, float]] = {}
     groups = [_query_heads(loaded) // count for count in kv_heads]
+    left = {head: groups[head[0]] for head in all_heads(kv_heads)}  # query heads of the group that were not examined
     for head in _labels(folder)[1]:
         label, layer = str(head["label"]), int(str(head["layer"]))
         rank = 0 if label in RESTING else 2 if label == "semantic" else 1
         of_head = (layer, int(str(head["head"])) // groups[layer])
         ranks[of_head] = max(ranks.get(of_head, (0, 0.0)), (rank, _effect(head)))
-    unknown = (1, float("inf"))  # heads that were not examined
-    return sorted(all_heads(kv_heads), key=lambda head: (ranks.get(head, unknown), head))
+        left[of_head] -= 1
+    unknown = (1, float("inf"))
+    return sorted(left, key=lambda head: (max(ranks.get(head, unknown), unknown) if left[head] else ranks[head], head))
 
 
 def _effect(head: dict[str, object]) -> float:
