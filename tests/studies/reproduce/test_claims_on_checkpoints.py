@@ -224,6 +224,14 @@ def test_the_same_weights_are_measured_anew_under_another_configuration_or_token
     assert len(here) == 4
 
 
+def test_one_model_on_one_text_under_two_names_is_refused(here, llama, text, tmp_path):
+    copied = tmp_path / "copied"
+    shutil.copytree(llama, copied)
+    with pytest.raises(ConfigurationError, match="`models` one and two are one model on one text, which would count as two"):
+        reproduce_on([f"one={llama}", f"two={copied}"], [FAST], corpora=[str(text)], out=tmp_path / "out", progress=False)
+    assert not here
+
+
 def test_one_model_on_two_texts_is_read_on_each(llama, text, tmp_path, monkeypatch):
     """Both are one batch, since it is named by model and draw; each task brings its text."""
     other = tmp_path / "other.txt"

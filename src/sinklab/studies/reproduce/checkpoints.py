@@ -147,6 +147,7 @@ def reproduce_on(
     wanted = {name: claim_called(name) for name in dict.fromkeys(names)}
     texts = corpora if len(corpora) == len(models) else [corpora[0]] * len(models)
     subjects = [opened_subject(*of, text, list(wanted.values()), seeds, say) for of, text in zip(called, texts, strict=True)]
+    _require_different(subjects)
     folder = out / "measured" / CHECKPOINT
     tasks = [
         subject.task(name, seed, folder)
@@ -161,6 +162,21 @@ def reproduce_on(
         workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
         errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=workers, progress=progress)
         return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in wanted.items()]
+
+
+def _require_different(subjects: Sequence[Subject]) -> None:
+    """Refuse one model on one text under two names: it would count as two models that agree.
+
+    Raises:
+        ConfigurationError: names the first.
+    """
+    named: dict[tuple[str, ...], str] = {}
+    for subject in subjects:
+        other = named.setdefault((subject.revision, subject.config, subject.text, subject.tokens), subject.name)
+        if other != subject.name:
+            raise ConfigurationError(
+                f"`models` {other} and {subject.name} are one model on one text, which would count as two; give it once"
+            )
 
 
 def opened_subject(
