@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pandas as pd
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,20 +15,27 @@ __all__ = ["display"]
 
 
 def display(result: Result) -> Iterator[RenderableType]:
-    """A row a metric; of one that has a number for each position, the first position is shown."""
+    """A row a metric, and of an encoder–decoder one for each part, whose numbers have no mean in common.
+
+    Of a metric that has a number for each position the first position is shown, or where it has none there, all that have one.
+    """
     shown = Table(box=None, pad_edge=False)
-    for column in ("probe", "metric", "of", "values", "mean", "min", "max", "unit"):
+    parts = ["part"] if result.table["part"].notna().any() else []
+    for column in ("probe", "metric", *parts, "of", "values", "mean", "min", "max", "unit"):
         shown.add_column(column, justify="right" if column in ("values", "mean", "min", "max") else "left")
-    for (probe, metric, unit), rows in result.table.groupby(["probe", "metric", "unit"], sort=True):
-        at_first = [name for name in ("key_position", "query_position") if rows[name].notna().any()]
-        for name in at_first:
-            rows = rows[rows[name] == 0]
+    for (probe, metric, unit, part), rows in result.table.groupby(["probe", "metric", "unit", "part"], sort=True, dropna=False):
+        keys = "all positions"
+        for name in ("key_position", "query_position"):
+            if (rows[name] == 0).any():
+                rows, keys = rows[rows[name] == 0], "position 0"
         # Rows without a layer are the same numbers pooled over the model; where there is nothing else they are shown.
         rows = rows[rows["layer"].notna()] if rows["layer"].notna().any() else rows
         values = rows["value"].astype("float64")
-        numbers = (f"{number:.4g}" for number in (values.mean(), values.min(), values.max()))
-        keys = "position 0" if at_first else "all positions"
-        shown.add_row(str(probe), str(metric), keys, str(len(rows)), *numbers, str(unit))
+        mean, least, most = (f"{number:.4g}" for number in (values.mean(), values.min(), values.max()))
+        if unit == "index":  # between two channels there is none
+            mean = "–"
+        of_part = ["" if pd.isna(part) else str(part)] if parts else []
+        shown.add_row(str(probe), str(metric), *of_part, keys, str(len(rows)), mean, least, most, str(unit))
     yield shown
     if tiers := sorted(result.table["tier"].dropna().unique()):
         yield Text(f"\ntier   {'; '.join(tiers)}")

@@ -1,0 +1,44 @@
+"""What the terminal shows of a measurement: numbers that have a mean, and none of those that have not."""
+
+from __future__ import annotations
+
+from sinklab.results.run import Result
+from sinklab.results.table import make_table
+from sinklab.studies.measure.display import display
+
+
+def shown(rows):
+    table, *_ = display(Result({}, make_table(rows), {"kind": "measure"}, None, display))
+    cells = [list(column.cells) for column in table.columns]
+    return [column.header for column in table.columns], [list(row) for row in zip(*cells, strict=True)]
+
+
+def test_parts_of_an_encoder_decoder_have_no_mean_in_common():
+    """The first position of a target is none of its source: a decoder that sinks and an encoder that does not are two rows."""
+    same = {"probe": "sink_rate", "metric": "gu2024", "unit": "percent", "key_position": 0, "count": 4}
+    rows = [
+        {**same, "part": part, "layer": 0, "head": head, "value": value}
+        for part, values in (("encoder", (0.0, 0.0)), ("decoder", (100.0, 50.0)))
+        for head, value in enumerate(values)
+    ]
+    header, lines = shown(rows)
+    assert header == ["probe", "metric", "part", "of", "values", "mean", "min", "max", "unit"]
+    assert lines == [
+        ["sink_rate", "gu2024", "decoder", "position 0", "2", "75", "50", "100", "percent"],
+        ["sink_rate", "gu2024", "encoder", "position 0", "2", "0", "0", "0", "percent"],
+    ]
+
+
+def test_what_is_given_for_other_positions_is_shown_for_these_and_a_channel_has_no_mean():
+    same = {"probe": "massive_activation", "layer": 0, "count": 4}
+    rows = [
+        {**same, "metric": metric, "unit": unit, "key_position": position, "value": value + position}
+        for metric, unit, value in (("massive_channel", "index", 3.0), ("massive_value", "norm", 0.5))
+        for position in (7, 9)
+    ]
+    header, lines = shown(rows)
+    assert "part" not in header
+    assert lines == [
+        ["massive_activation", "massive_channel", "all positions", "2", "–", "10", "12", "index"],
+        ["massive_activation", "massive_value", "all positions", "2", "8.5", "7.5", "9.5", "norm"],
+    ]
