@@ -229,6 +229,29 @@ def test_padding_of_a_mask_of_the_user_is_what_no_query_sees(side: str, backend:
     pandas.testing.assert_frame_equal(*tables)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padding_of_a_mask_of_the_user_may_see_itself(backend: str) -> None:
+    """The diagonal is left open so that no row of a softmax is empty; what stands there alone is no document of one token."""
+    tokens = torch.ones(2, LENGTH, dtype=torch.bool)
+    tokens[1, :PADDING] = False
+    visible = torch.ones(LENGTH, LENGTH).tril().bool() & tokens[:, None, None]
+    ids = batch_of(ZOO["llama"])["input_ids"]
+    tables = []
+    for mask in (visible, visible | torch.eye(LENGTH, dtype=torch.bool)):
+        with attend(model_of("llama", backend), probes=[SinkRate(), AttentionReceived()], verify=True) as session:
+            forward(model_of("llama", backend), {"input_ids": ids, "attention_mask": additive(mask, LOWEST)})
+        tables.append(session.table())
+    pandas.testing.assert_frame_equal(*tables)
+
+
+def test_tokens_that_are_all_alone_are_documents() -> None:
+    mask, recorder = torch.eye(LENGTH, dtype=torch.bool).expand(2, 1, -1, -1), Recorder()
+    with attend(model_of("llama", "sdpa"), probes=[recorder], verify=True):
+        forward(model_of("llama", "sdpa"), {"input_ids": batch_of(ZOO["llama"])["input_ids"], "attention_mask": mask})
+    for record in recorder.records:
+        assert record.call.query_positions.tolist() == [[0] * LENGTH] * 2
+
+
 def test_packed_rows_of_a_mask_of_the_user_may_end_in_padding() -> None:
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 0, 0]])
     document = torch.tensor([0] * 4 + [1] * 3 + [2] * 3)

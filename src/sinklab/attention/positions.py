@@ -88,7 +88,7 @@ def read_positions(
         padding = _fitting(token_masks, batch, kv_len)
     whole = padding is None and q_len == kv_len > 1 and q_offset == 0
     if whole and record is None and isinstance(visible, Dense):
-        padding = _seen(visible.mask, batch)
+        padding = _seen(visible.mask, batch, alone=masked_by_caller)
         if masked_by_caller:
             packed = _kept_apart(visible.mask, batch, padding)
             if packed is not None:
@@ -107,12 +107,22 @@ def _count(tokens: Tensor | None, batch: int, start: int, length: int, device: t
     return Positions.counted(tokens, start, length, device)
 
 
-def _seen(mask: Tensor, batch: int) -> Tensor | None:
+def _seen(mask: Tensor, batch: int, *, alone: bool) -> Tensor | None:
     """Keys that some query sees, boolean ``(batch, kv_len)``; ``None`` where all are.
 
     In a mask that the caller made, a token that no query sees, not even its own, is padding: nothing else says so there.
+
+    Args:
+        alone: so is one that sees itself and is seen by itself, and nothing else, beside others that are not alone: whoever
+            hides padding on the left leaves it itself, since a softmax over nothing is not a number. A document of one token
+            looks alike, and its only weight is one.
     """
-    seen = mask.any(dim=2).any(dim=1)
+    pairs = mask.any(dim=1)
+    seen = pairs.any(dim=1)
+    if alone and pairs.shape[1] > 1:
+        others = pairs & ~torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device)
+        linked = others.any(dim=1) | others.any(dim=2)
+        seen = torch.where(linked.any(dim=1, keepdim=True), seen & linked, seen)
     return None if bool(seen.all()) else seen.expand(batch, -1)
 
 
