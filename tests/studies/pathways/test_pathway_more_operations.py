@@ -108,7 +108,8 @@ def test_an_operation_is_trained_read_timed_and_judged_with_the_others(request, 
     else:
         assert new["rates"][TAKEN]["factor"] == FACTORS[0]
         assert new["cannot_do_the_trigger_task"] == record["cannot_do_the_trigger_task"] | {TAKEN: "it cannot"}
-    assert add_operations(folder, [{"name": TAKEN}, {"name": "softmax"}], store=folder / "store") == []
+    there = [{"name": TAKEN}, {"name": "softmax"}, {"name": "sink_logit", "initial": 0.0}]
+    assert add_operations(folder, there, store=folder / "store") == []
     assert trained["timed"] == [["softmax", TAKEN]], "a second time nothing is missing"
 
 

@@ -28,7 +28,7 @@ from sinklab.studies.pathways.benchmark import long_table, operations_of
 from sinklab.studies.pathways.cost import costs
 from sinklab.studies.pathways.kept import Kept, whole
 from sinklab.studies.pathways.matching import matched_widths
-from sinklab.studies.pathways.operations import pathways_of
+from sinklab.studies.pathways.operations import all_settings, pathways_of
 from sinklab.studies.pathways.runs import Asked, Found, join_numbers, train_and_read, trigger_numbers
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.trigger.problem import TriggerProblem
@@ -65,7 +65,8 @@ def add_operations(
     """
     kept = whole(folder)
     reference, *named = pathways_of(operations)
-    new = [pathway for pathway in named if pathway.label not in kept.record["operations"]]
+    there = [all_settings(pathway) for pathway in kept.asked.pathways]
+    new = [pathway for pathway in named if all_settings(pathway) not in there]
     if not new:
         return []
     config = base_config(kept.asked.scale, kept.asked.base)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 
-__all__ = ["DEFAULT", "PUBLISHED", "REFERENCE", "Pathway", "Published", "is_explicit", "pathways_of"]
+__all__ = ["DEFAULT", "PUBLISHED", "REFERENCE", "Pathway", "Published", "all_settings", "is_explicit", "pathways_of"]
 
 REFERENCE = "softmax"
 """Label of the operation against which all others are judged; it has no way to do nothing but a sink."""
@@ -108,14 +108,14 @@ def pathways_of(chosen: Sequence[Mapping[str, object]] = DEFAULT) -> list[Pathwa
         pathway = Pathway(_label(fields), dict(fields))
         if pathway.label == REFERENCE:
             continue
-        if (other := next((other for other in found if _made(other) == _made(pathway)), None)) is not None:
+        if (other := next((other for other in found if all_settings(other) == all_settings(pathway)), None)) is not None:
             also = "" if other.label == pathway.label else f", which is {other.label},"
             raise ConfigurationError(f"the comparison has {pathway.label}{also} twice; name it once")
         found.append(pathway)
     return found
 
 
-def _made(pathway: Pathway) -> list[dict[str, object]]:
+def all_settings(pathway: Pathway) -> list[dict[str, object]]:
     """All settings of the operation, those that were not asked for too; for two contexts, on which published ones rest."""
     return [operations.make(pathway.operation(context)).to_dict() for context in (64, 128)]
 
