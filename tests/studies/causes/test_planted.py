@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 import torch
 from tests.studies.causes.planted import planted, sinks_of
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.store import Store
+from sinklab.studies.causes import resumable
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.labels import label_heads
+from sinklab.studies.causes.measurement import examine
 from sinklab.studies.causes.readout import NextToken, SquaredError
+from sinklab.studies.causes.request import Request
+from sinklab.studies.causes.texts import Texts
 from sinklab.studies.causes.variants import make_variants
 from sinklab.studies.causes.within import candidates, switches_within, where_it_rests
 
@@ -112,9 +118,37 @@ def test_a_switch_within_a_text_is_found():
     # Words 1 to 11 come for the first time, 12 to 22 again; the last one has no target.
     assert bool(rests[:, 1:12].all())
     assert not rests[:, 12:].any()
+
+    def measure(halves):
+        return {
+            head: measure_effects(known.model, parted, NextToken(), variants, [head], batch_size=64)
+            for head, parted in halves.items()
+        }
+
     found = switches_within(
-        known.model, known.samples, NextToken(), sink, variants, labels, heads, level=0.05, minimal_effect=0.01, batch_size=64
+        known.model, known.samples, sink, labels, heads, measure, level=0.05, minimal_effect=0.01, batch_size=64
     )
     assert found[0].within == {"repeated": {"at rest": "dormant", "elsewhere": "semantic"}}
     assert [label.label for label in found] == ["switch", "dormant", "unneeded"]
     assert found[1:] == labels[1:]
+
+
+def test_what_is_looked_at_within_texts_is_announced_and_kept(tmp_path, monkeypatch):
+    """It takes a head as long again as all its edits, so that a run that is killed behind it does not begin anew."""
+    known, _, _ = labelled("induction", 0)
+    texts, request, said, measured = Texts(known.samples, NextToken(), []), Request(minimal_effect=0.01), [], []
+    real = resumable.measure_effects
+
+    def counted(model, samples, readout, variants, heads, **options):
+        measured.append((len(samples.domain_names), [head.head for head in heads]))
+        return real(model, samples, readout, variants, heads, **options)
+
+    monkeypatch.setattr(resumable, "measure_effects", counted)
+    asked = {"identity": {"operation": "softmax"}, "store": Store(tmp_path), "say": said.append}
+    found = examine(known.model, texts, request, **asked)
+    assert found.summary["heads"][0]["within"] == {"repeated": {"at rest": "dormant", "elsewhere": "semantic"}}
+    assert measured == [(1, [0, 1, 2]), (2, [0])]
+    assert re.fullmatch(r"1 head that rests at some positions, measured there and elsewhere, takes .*", said[1])
+    again = examine(known.model, texts, request, **asked)
+    assert again.summary == found.summary
+    assert (len(measured), len(said)) == (2, 2), "all of it was kept"

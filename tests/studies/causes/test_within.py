@@ -32,7 +32,11 @@ def labels_with_halves(model, samples, readout):
     variants = make_variants(sinks, samples)
     labels = label_heads(measure_effects(model, samples, readout, variants, sinks.heads), sinks, minimal_effect=1e-9)
     asked = {"level": 0.05, "minimal_effect": 1e-9}
-    return labels, switches_within(model, samples, readout, sinks, variants, labels, sinks.heads, **asked)
+
+    def measure(halves):
+        return {head: measure_effects(model, parted, readout, variants, [head]) for head, parted in halves.items()}
+
+    return labels, switches_within(model, samples, sinks, labels, sinks.heads, measure, **asked)
 
 
 def classifier():

@@ -118,8 +118,8 @@ def examine(
     least = minimal["value"]
     labels = label_heads(effects, sinks, level=request.level, minimal_effect=least)
     labels = switches_within(
-        model, samples, texts.readout, sinks, variants, labels, candidates(labels, sinks, samples, level=request.level),
-        level=request.level, minimal_effect=least, batch_size=request.batch_size, progress=progress,
+        model, samples, sinks, labels, candidates(labels, sinks, samples, level=request.level), measured.of_halves,
+        level=request.level, minimal_effect=least, batch_size=request.batch_size,
     )  # fmt: skip
     listed = examined_heads(labels, sinks, by_domain(model, samples, sinks, request.batch_size), effects)
     rows = [*effect_rows(effects), *head_rows(listed)]

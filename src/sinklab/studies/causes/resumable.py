@@ -26,6 +26,7 @@ from sinklab.studies.causes.groups import EDITS
 from sinklab.studies.causes.head_group import HeadGroup
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.request import Request
+from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.texts import Texts
 from sinklab.studies.causes.threshold import SILENCED
 from sinklab.studies.causes.variants import make_variants
@@ -133,6 +134,46 @@ class Resumable:
             parts.append(found)
         return _joined(parts, {})
 
+    def of_halves(self, halves: Mapping[Head, Samples]) -> dict[Head, Effects]:
+        """Effects of all variants on heads, each on samples in halves of its own, each kept when it is done.
+
+        Args:
+            halves: head to the samples of the run, with other domains.
+        """
+        names = [variant.name for variant in self.variants]
+        keys = {
+            head: ("within", {**self._settings, "heads": [str(head)], "halves": _digest(parted.domains)}, self._sources)
+            for head, parted in halves.items()
+        }
+        stored = {head: self.store.get(*key) for head, key in keys.items()}
+        waiting = [head for head, saved in stored.items() if saved is None]
+        if waiting:
+            ends = list(dict.fromkeys([waiting[0], waiting[-1]]))  # the mean of which stands for all others
+            batch = self.request.batch_size
+            of_one = sum(
+                estimate(self.model, halves[head], self.texts.readout, self.variants, [head], batch_size=batch) for head in ends
+            ) / len(ends)
+            heads = f"{len(waiting)} heads that rest" if len(waiting) > 1 else "1 head that rests"
+            take = "take" if len(waiting) > 1 else "takes"
+            self.say(f"{heads} at some positions, measured there and elsewhere, {take} {duration(of_one * len(waiting))}")
+        found: dict[Head, Effects] = {}
+        for head, parted in halves.items():
+            if (saved := stored[head]) is None:
+
+                def shown(stage: str, step: int, total: int, done: int = len(found)) -> None:
+                    self.progress("within texts", round(100 * (done + step / total)), 100 * len(halves))
+
+                found[head] = measure_effects(
+                    self.model, parted, self.texts.readout, self.variants, [head],
+                    batch_size=self.request.batch_size, progress=shown,
+                )  # fmt: skip
+                self.store.put(*keys[head], found[head].record, _arrays(found[head]))
+            else:
+                found[head] = Effects(
+                    names, [head], parted.domain_names, unit=self.texts.readout.unit, record=saved.record, **saved.arrays
+                )
+        return found
+
     def _announce(self, waiting: Sequence[Head], number: int, groups: Sequence[HeadGroup]) -> None:
         """Say how long it takes to measure heads, groups and experiments."""
         samples, readout, request = self.texts.samples, self.texts.readout, self.request
@@ -172,11 +213,8 @@ class Resumable:
         Args:
             state: of the readout.
         """
-        digest = hashlib.sha256()
         samples = self.texts.samples
-        for tensor in (*samples.inputs.values(), samples.domains, *(() if samples.targets is None else (samples.targets,))):
-            digest.update(str(tuple(tensor.shape)).encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        targets = () if samples.targets is None else (samples.targets,)
         matter = ("sink", "budget", "threshold", "seed", "batch_size")  # a batch is where a text gets another one's output from
         settings = {
             **self.identity,
@@ -184,12 +222,20 @@ class Resumable:
             "weights": hash_weights(self.model),
             "variants": [variant.name for variant in self.variants],
             "readout": f"{type(self.texts.readout).__qualname__}{state}",
-            "samples": digest.hexdigest(),
+            "samples": _digest(*samples.inputs.values(), samples.domains, *targets),
         }
         named = str(self.identity["operation"])
         operation = [operations[named]] if named in operations else []
         code = (measure_effects, one_by_one, make_variants, find_sinks, type(self.texts.readout))
         return settings, digest_of(*code, *operation, *classes_of(self.model))
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _state(readout: Readout) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,11 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head, Sinks
 from sinklab.sinks.weights import share_of_sink
-from sinklab.studies.causes.effects import HeadEdit
-from sinklab.studies.causes.engine import measure_effects
+from sinklab.studies.causes.effects import Effects
 from sinklab.studies.causes.evidence import least_texts
 from sinklab.studies.causes.labels import RULES, HeadLabel, label_heads, overall
-from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
 __all__ = ["AT_REST", "ELSEWHERE", "candidates", "switches_within", "where_it_rests"]
@@ -80,16 +77,14 @@ def _at_scored(watcher: _Shares, head: Head, part: Samples) -> Tensor | None:
 def switches_within(
     model: nn.Module,
     samples: Samples,
-    readout: Readout,
     sinks: Sinks,
-    variants: Sequence[HeadEdit],
     labels: Sequence[HeadLabel],
     heads: Sequence[Head],
+    measure: Callable[[Mapping[Head, Samples]], Mapping[Head, Effects]],
     *,
     level: float,
     minimal_effect: float,
     batch_size: int = 16,
-    progress: Progress = silent,
 ) -> list[HeadLabel]:
     """The labels, those of some heads with what they are in each half of every domain: where they rest, and elsewhere.
 
@@ -99,23 +94,24 @@ def switches_within(
 
     Args:
         heads: of :func:`candidates`; each has ``level`` divided by their number.
+        measure: head to its samples in halves (:func:`split`), to the effects of its edits on each half; called once, if any.
     """
-    if not heads:
-        return list(labels)
-    rests = dict(zip(heads, where_it_rests(model, samples, sinks, heads, batch_size=batch_size), strict=True))
+    rests = where_it_rests(model, samples, sinks, heads, batch_size=batch_size) if heads else []
+    halves = {}
+    for head, own_rests in zip(heads, rests, strict=True):
+        if own_rests is None:
+            continue
+        parted = split(samples, own_rests.to(samples.domains.device))
+        counts = [int((parted.domains == number).any(1).sum()) for number in range(len(parted.domain_names))]
+        if min(counts) >= least_texts(len(counts) * len(RULES), level / len(heads)):  # else it rests nowhere, or everywhere
+            halves[head] = parted
+    effects = measure(halves) if halves else {}
     found = []
     for label in labels:
-        own_rests = rests.get(label.head)
-        if own_rests is None:
+        if label.head not in effects:
             found.append(label)
             continue
-        halves = split(samples, own_rests.to(samples.domains.device))
-        counts = [int((halves.domains == number).any(1).sum()) for number in range(len(halves.domain_names))]
-        if min(counts) < least_texts(len(counts) * len(RULES), level / len(heads)):
-            found.append(label)  # it rests nowhere, or everywhere
-            continue
-        effects = measure_effects(model, halves, readout, variants, [label.head], batch_size=batch_size, progress=progress)
-        (own,) = label_heads(effects, sinks, level=level / len(heads), minimal_effect=minimal_effect)
+        (own,) = label_heads(effects[label.head], sinks, level=level / len(heads), minimal_effect=minimal_effect)
         found.append(with_halves(label, own.by_domain))
     return found
 
