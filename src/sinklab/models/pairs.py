@@ -54,8 +54,13 @@ def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: in
     pairs = list(islice(corpus.pairs(seed), samples))
     if len(pairs) < samples:
         raise InputError(f"corpus {corpus.label!r} holds {len(pairs)} of {samples} pairs; lower `samples`")
-    sources = [_framed(loaded, text, seq_len, bos) for text, _ in pairs]
-    targets = [_target(loaded, text, seq_len) for _, text in pairs]
+    cut = 0
+    sources, targets = [], []
+    for source_text, target_text in pairs:
+        framed, target = _framed(loaded, source_text, seq_len, bos), _target(loaded, target_text)
+        sources.append(framed[0])
+        targets.append(target[:seq_len])
+        cut += framed[1] + (len(target) > seq_len)
     for name, rows in (("source", sources), ("target", targets)):
         if empty := [number for number, row in enumerate(rows) if not row]:
             raise InputError(f"the tokenizer makes no token of the {name} {pairs[empty[0]][name == 'target'][:40]!r}")
@@ -66,7 +71,6 @@ def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: in
             raise ConfigurationError(f"{type(loaded.model).__name__} has no padding token, and the pairs differ in length")
         pad = 0
     source, labels = _padded(sources, pad), _padded(targets, IGNORED)
-    cut = sum(len(row) == seq_len for rows in (sources, targets) for row in rows)
     lengths = [f"{min(map(len, rows))} to {max(map(len, rows))}" for rows in (sources, targets)]
     definition = f"Samples are pairs: sources of {lengths[0]} tokens and targets of {lengths[1]}, {cut} texts cut to {seq_len}."
     return _samples(loaded.model, source, _padded([[1] * len(row) for row in sources], 0), labels, definition)
@@ -110,18 +114,19 @@ def _repeated(ids: tuple[int, ...], samples: int) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64).expand(samples, -1)
 
 
-def _framed(loaded: LoadedModel, text: str, seq_len: int, bos: bool) -> list[int]:
+def _framed(loaded: LoadedModel, text: str, seq_len: int, bos: bool) -> tuple[list[int], bool]:
+    """Ids of a source with the tokens round it, and whether it was cut for them to be ``seq_len``."""
     front, back = loaded.encoder.frame(bos)
-    ids = loaded.encoder.encode(text)[: max(0, seq_len - len(front) - len(back))]
-    return [*front, *ids, *back] if ids else []
+    whole = loaded.encoder.encode(text)
+    ids = whole[: max(0, seq_len - len(front) - len(back))]
+    return ([*front, *ids, *back] if ids else []), len(ids) < len(whole)
 
 
-def _target(loaded: LoadedModel, text: str, seq_len: int) -> list[int]:
+def _target(loaded: LoadedModel, text: str) -> list[int]:
     """Ids of a target with its closing tokens; some tokenizers have a vocabulary of their own for it."""
     loaded.encoder.encode("")  # refuses a model without a tokenizer
     assert loaded.tokenizer is not None
-    ids = list(loaded.tokenizer(text_target=text, verbose=False)["input_ids"])
-    return ids[:seq_len]
+    return list(loaded.tokenizer(text_target=text, verbose=False)["input_ids"])
 
 
 def _padded(rows: list[list[int]], value: int) -> Tensor:
