@@ -140,7 +140,8 @@ class TestKinds:
 def hits(*rows: tuple[int, int, int, bool, int]) -> Hits:
     """Rows of head, token, position, first of its kind, documents."""
     head, token, position, first, count = (np.array(column) for column in zip(*rows, strict=True))
-    return Hits(head, token, position, first.astype(bool), np.ones(len(head), dtype=bool), count, np.ones(len(head)))
+    once, ones = np.ones(len(head), dtype=bool), np.ones(len(head))
+    return Hits(head, token, position, first.astype(bool), once, count, ones, ones)
 
 
 class TestWhatCounts:
@@ -443,3 +444,16 @@ def test_sinks_are_shown_in_a_line():
     )
     assert repr(Sinks.at(0)) == "Sinks(position 0; given)"
     assert repr(Sinks()) == "Sinks(none; given)"
+
+
+def test_a_text_of_one_token_has_no_other_value_to_compare_with():
+    """It has a sink, which is all that it has, and says nothing of how long the value there is."""
+    model, tokens = planted(), texts(0, 0, 0)
+    mask = torch.ones_like(tokens)
+    expected = find_sinks(model, {"input_ids": tokens[:2], "attention_mask": mask[:2]}).main
+    mask[2, 1:] = 0
+    found = find_sinks(model, {"input_ids": tokens, "attention_mask": mask}).main
+    assert found.rate > expected.rate
+    heads = {head for head, _ in expected.heads}
+    assert heads < {head for head, _ in found.heads}
+    assert found.value_ratio == pytest.approx(expected.value_ratio, rel=1e-6)

@@ -40,6 +40,7 @@ class _Module:
         codes, counts: of (head, token, position, first of its kind, first sink on this token), each with the documents that
             sink there; the last says of a token on which a head sinks twice in one document which of the two it is.
         ratios: norm of the value there over the mean norm of the others in its document, summed over the same documents.
+        rated: in how many of them there are others; a text of one token has none.
     """
 
     def __init__(self, heads: list[Head]) -> None:
@@ -47,9 +48,16 @@ class _Module:
         self.sums: dict[str, Tensor] = {}
         self.codes, self.counts = np.zeros((0, 5), dtype=np.int64), np.zeros(0, dtype=np.int64)
         self.ratios: np.ndarray = np.zeros(0)
+        self.rated: np.ndarray = np.zeros(0)
 
     def add(
-        self, sums: Mapping[str, Tensor], documents: float, codes: np.ndarray, counts: np.ndarray, ratios: np.ndarray
+        self,
+        sums: Mapping[str, Tensor],
+        documents: float,
+        codes: np.ndarray,
+        counts: np.ndarray,
+        ratios: np.ndarray,
+        rated: np.ndarray,
     ) -> None:
         """Add what was seen of some more documents."""
         for name, values in sums.items():
@@ -61,6 +69,7 @@ class _Module:
         self.codes, index = np.unique(codes, axis=0, return_inverse=True)
         self.counts = np.bincount(index.ravel(), np.concatenate((self.counts, counts)), len(self.codes)).astype(np.int64)
         self.ratios = np.bincount(index.ravel(), np.concatenate((self.ratios, ratios)), len(self.codes))
+        self.rated = np.bincount(index.ravel(), np.concatenate((self.rated, rated)), len(self.codes))
 
     def mean(self, value: str, count: str) -> np.ndarray:
         """Mean by head and position; 0 where nothing was counted."""
@@ -172,7 +181,7 @@ class SinkFinder(Watcher):
         for name, module in other._modules.items():
             mine = self._modules.setdefault(name, _Module(module.heads))
             mine.operation, mine.has_null = module.operation, module.has_null
-            mine.add(module.sums, module.documents, module.codes, module.counts, module.ratios)
+            mine.add(module.sums, module.documents, module.codes, module.counts, module.ratios, module.rated)
         self._normalized &= other._normalized
         self._samples, self._seq_len = self._samples + other._samples, max(self._seq_len, other._seq_len)
 
@@ -222,12 +231,12 @@ class SinkFinder(Watcher):
         """
         modules = list(self._modules.values())
         heads = [head for module in modules for head in module.heads]
-        codes, counts, ratios = (
-            np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts", "ratios")
+        codes, counts, ratios, rated = (
+            np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts", "ratios", "rated")
         )
         before = np.cumsum([0, *(len(module.heads) for module in modules)])[:-1]
         number = codes[:, 0] + np.repeat(before, [len(module.codes) for module in modules])  # of the head, of all modules
-        hits = Hits(number, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, counts, ratios)
+        hits = Hits(number, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, counts, ratios, rated)
         groups = list(self._groups(hits, heads))
         alone = ~np.isin(hits.position, [position for group in groups for position in group.positions])
         hits = Hits(*(getattr(hits, field.name)[alone] for field in dataclasses.fields(Hits)))
@@ -277,7 +286,8 @@ class SinkFinder(Watcher):
         chosen = hits.at(place)
         once = chosen & hits.once if kind == "anywhere" else chosen
         by_head = np.bincount(hits.head[once], hits.count[once], len(heads))
-        value = float(hits.ratio[chosen].sum() / hits.count[chosen].sum())
+        rated = hits.rated[chosen].sum()
+        value = float(hits.ratio[chosen].sum() / rated) if rated else np.nan
         ratio = value if np.isfinite(value) else None
         if kind != "position":
             cases = self._cases()
@@ -339,8 +349,8 @@ class SinkFinder(Watcher):
         )  # fmt: skip
 
 
-def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, counts and ratios of all sinks of a call, ``(n, 5)``, ``(n,)`` and ``(n,)``; see :class:`_Module`."""
+def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Codes ``(n, 5)``, counts, ratios and how many of these there are, ``(n,)``, of all sinks; see :class:`_Module`."""
     tokens = torch.full_like(call.key_positions, -1) if call.key_tokens is None else call.key_tokens
     first = first_of_kind(call.key_positions, call.key_documents, tokens)
     documents = call.key_documents.clamp(min=0)
@@ -358,7 +368,10 @@ def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray, n
     again[np.unique(torch.stack((row, head, documents, tokens), 1).numpy(), axis=0, return_index=True)[1]] = 0
     codes = torch.stack((head, tokens, positions, first.long(), 1 - torch.from_numpy(again)), dim=1).numpy()
     unique, which, counts = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
-    return unique, counts, np.bincount(which.ravel(), ratio[row, head, key].numpy(), len(unique))
+    each = ratio[row, head, key].numpy()
+    known = ~np.isnan(each)  # of a text of one token, and where all values are 0
+    sums, rated = (np.bincount(which.ravel(), part, len(unique)) for part in (np.where(known, each, 0.0), known))
+    return unique, counts, sums, rated
 
 
 def _by_document(call: AttentionCall, values: Tensor) -> Tensor:

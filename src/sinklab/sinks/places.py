@@ -35,6 +35,7 @@ class Hits:
         once: whether it is the first of its id on which this head sinks in the document.
         count: documents.
         ratio: norms of the values there over the mean norm of the others of their document, summed.
+        rated: documents that have others, and so such a ratio.
     """
 
     head: np.ndarray
@@ -44,6 +45,7 @@ class Hits:
     once: np.ndarray
     count: np.ndarray
     ratio: np.ndarray
+    rated: np.ndarray
 
     def at(self, place: Place) -> np.ndarray:
         """Which of them a place accounts for."""
