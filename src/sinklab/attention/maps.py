@@ -123,9 +123,10 @@ class AttentionMaps(Probe):
             ``weights`` uint8 ``(samples, layers, heads, rows, columns)``, ``round(255 · sqrt(weight))`` with weights above one
             (possible without normalisation) drawn as one; ``scores`` uint8 of the same shape, 0 where every key of the tile is
             hidden and 1..255 linear between the two values of ``scores_range``, float32 ``(samples, layers, heads, 2)``.
-            Layers with fewer heads, queries or keys are filled with hidden tiles.
+            Layers with fewer heads, queries or keys are filled with hidden tiles. Empty where nothing was seen, and where
+            modules differ in how many samples they have, as where windows stand in the batch (Swin).
         """
-        if not self._weights:
+        if len({len(maps) for maps in self._weights.values()}) != 1:
             return {}
         shape = [max(maps.shape[axis] for maps in self._weights.values()) for axis in (1, 2, 3)]
         weights = torch.stack([_widen(maps, shape, 0.0) for maps in self._weights.values()], dim=1)

@@ -190,12 +190,13 @@ class Session:
                 for part, ids in drawn.ids.items()
             }
             targets = sides.pop("decoder", [])
-            samples = len(arrays["weights"])
-            tokens = next(iter(sides.values()), []) if about.names is None else [list(about.names)] * samples
-            length = max(drawn.lengths)
-            maps = data.Maps(
-                arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets
-            )
+            if arrays:
+                samples = len(arrays["weights"])
+                tokens = next(iter(sides.values()), []) if about.names is None else [list(about.names)] * samples
+                length = max(drawn.lengths)
+                maps = data.Maps(
+                    arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets
+                )
             received = heads.Received(drawn.modules, **drawn.columns())
         view: HeadView = heads.head_view(
             [(site.layer, site.module, site.part) for site in self.sites if site.kind == "self" or site.part],

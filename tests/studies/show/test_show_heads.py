@@ -292,3 +292,16 @@ def test_several_documents_in_a_row_have_no_map(loaded):
     said = "a row holds several documents, whose positions an attention map cannot tell apart"
     with pytest.raises(SessionError, match=said), torch.no_grad(), attend(loaded.model, [AttentionMaps()]):
         loaded.model(input_ids=positions + 10, position_ids=positions, use_cache=False)
+
+
+def test_modules_with_windows_in_the_batch_have_no_maps_in_common():
+    """Swin cuts a picture into windows, fewer of them in each stage: heads are shown, without maps."""
+    from transformers import SwinConfig, SwinModel
+
+    torch.manual_seed(0)
+    model = SwinModel(SwinConfig(image_size=16, patch_size=2, window_size=2, embed_dim=8, depths=[1, 1], num_heads=[2, 2]))
+    with torch.no_grad(), attend(model.eval(), [AttentionMaps()]) as session:
+        model(pixel_values=torch.randn(2, 3, 16, 16))
+    data = data_of(session.show())
+    assert data["maps"] is None
+    assert len(data["grid"]) == data["heads"] == 2
