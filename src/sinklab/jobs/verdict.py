@@ -35,6 +35,7 @@ from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, Estimate, Method
 from sinklab.results.summaries.claims import ClaimPart
 
 __all__ = [
+    "MOST_LOST",
     "PLAIN",
     "SEEDS",
     "VERDICTS",

@@ -154,6 +154,19 @@ def test_what_another_model_left_is_not_taken(checkpoint, tmp_path, monkeypatch)
     assert other.record["config"]["positions"] == 20
 
 
+def test_what_another_configuration_of_the_same_weights_left_is_not_taken(own_checkpoint, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    alone = find_causes(str(own_checkpoint), **QUICK, minimal_effect=0.01, experiments=False).summary
+    with monkeypatch.context() as patched:
+        patched.setattr(causes_measure, "label_heads", lambda *given, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            find_causes(str(own_checkpoint), **QUICK, minimal_effect=0.01, experiments=False, out=out)
+    config = json.loads((own_checkpoint / "config.json").read_text())
+    (own_checkpoint / "config.json").write_text(json.dumps({**config, "position": {"name": "rotary", "theta": 20.0}}))
+    other = find_causes(str(own_checkpoint), **QUICK, minimal_effect=0.01, experiments=False, out=out).summary
+    assert other["clean_loss"] != alone["clean_loss"]
+
+
 class Weighted(NextToken):
     """The loss times a factor, from logits."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from sinklab.models.loading import hash_weights
 from sinklab.registry import operations
@@ -19,6 +20,7 @@ from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.results.voice import duration
 from sinklab.sinks import Head, Sinks, find_sinks
+from sinklab.streaming.fingerprint import fingerprint
 from sinklab.studies.causes.effects import Edited, Effects, HeadEdit, one_by_one
 from sinklab.studies.causes.engine import estimate, measure_effects
 from sinklab.studies.causes.experiments import estimate_experiments
@@ -220,6 +222,8 @@ class Resumable:
             **self.identity,
             **{name: value for name, value in self.request.to_dict().items() if name in matter},
             "weights": hash_weights(self.model),
+            # Of its configuration, which is in no weight: scaled positions, a window.
+            "fingerprint": fingerprint(self.model) if isinstance(self.model, PreTrainedModel) else "",
             "variants": [variant.name for variant in self.variants],
             "readout": f"{type(self.texts.readout).__qualname__}{state}",
             "samples": _digest(*samples.inputs.values(), samples.domains, *targets),
