@@ -145,6 +145,13 @@ class TestJudge:
             == "the model is not shown to be above chance, with sinks or without: 0.1 at best, and 0.1 needs no model"
         )
 
+    def test_at_chance_is_not_yes(self):
+        """What falls from chance to below it without sinks is no knowledge: an answer in another form, for instance."""
+        found = judge(spread(0.1), spread(0.0, width=0.001), spread(0.1), **RULES)
+        assert found.difference.low > 0.05
+        assert found.verdict == "undecided"
+        assert "not shown to be above chance" in found.reason
+
     def test_a_score_without_context_is_not_no(self):
         found = judge(spread(0.8), spread(0.8), spread(0.8), **RULES)
         assert (found.verdict, found.reason) == ("undecided", "the score is no better than with next to nothing in the cache")

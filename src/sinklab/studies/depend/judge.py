@@ -24,8 +24,9 @@ class Judgement:
     """Whether a score depends on the sink tokens.
 
     Attributes:
-        verdict: ``yes``: the interval of the difference lies above the minimal effect. ``no``: it lies between minus and plus
-            the minimal effect, the score is above chance, and it uses its context. ``undecided``: anything else.
+        verdict: of a score that is above chance. ``yes``: the interval of the difference lies above the minimal effect. ``no``:
+            it lies between minus and plus the minimal effect, and the score uses its context. ``undecided``: anything else, and
+            a score at chance: what falls from there to below it is no knowledge that a sink could carry.
         difference: score with sinks less score without, at the same number of tokens held, over paired items.
         reason: why, in words that follow "because".
     """
@@ -56,14 +57,14 @@ def judge(
     """
     difference = mean_over_items(with_sinks - without, level=level, scale=scale, paired=True)
     effect = f"{minimal_effect:g}"
-    if difference.low > minimal_effect:
-        return Judgement("yes", difference, f"the whole interval of the difference lies above {effect}")
     # Two policies are looked at, so each interval leaves out half as much.
     best = max((mean_over_items(values, level=(1 + level) / 2, scale=scale) for values in (with_sinks, without)), key=_mean)
     if chance is not None and best.low <= chance:
         at_best = f"{best.mean:.3g} at best, and {chance:g} needs no model"
         reason = f"the model is not shown to be above chance, with sinks or without: {at_best}"
         return Judgement("undecided", difference, reason)
+    if difference.low > minimal_effect:
+        return Judgement("yes", difference, f"the whole interval of the difference lies above {effect}")
     if -minimal_effect <= difference.low and difference.high <= minimal_effect:
         use = max(
             (mean_over_items(values - floor, level=level, scale=scale, paired=True) for values in (with_sinks, without)),
