@@ -120,6 +120,13 @@ def test_what_cannot_be_read_says_so(tmp_path):
         read_table(tmp_path / "table.parquet")
     with pytest.raises(InputError, match=r"summary\.json is not there"):
         read_run(tmp_path, "summary.json")
+    page = tmp_path / "report.html"
+    page.write_text("<html>")
+    for place in (page, page / "deeper"):
+        with pytest.raises(
+            InputError, match=r"report\.html is a file, and run\.json is looked for in a directory; give the dir"
+        ):
+            read_run(place)
     for content in ("{", "[1]", "3"):
         (tmp_path / "run.json").write_text(content)
         with pytest.raises(InputError, match=r"run\.json is damaged"):

@@ -23,12 +23,15 @@ def require_plain_file(path: Path) -> None:
 
     Raises:
         FileNotFoundError: nothing there.
-        InputError: a directory, a pipe, a socket, a device, or a symbolic link that leads back to itself.
+        InputError: a directory, a pipe, a socket, a device, a place below a file, or a symbolic link that leads back to itself.
     """
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         raise
+    except NotADirectoryError as error:
+        file = next((above for above in path.parents if above.is_file()), path.parent)
+        raise InputError(f"{file} is a file, and {path.name} is looked for in a directory; give the directory") from error
     except OSError as error:
         raise InputError(f"{path} cannot be opened: {error.strerror}; put the file itself there") from error
     if not stat.S_ISREG(mode):
