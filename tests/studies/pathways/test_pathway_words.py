@@ -372,6 +372,11 @@ def test_the_plot_has_every_point_and_the_front(tmp_path):
     assert (tmp_path / "deep" / "pareto.svg").read_text().startswith("<?xml")
 
 
+def test_the_time_of_one_operation_is_said_once():
+    text = words(rows(softmax=SOFTMAX, gated=GATED))
+    assert "takes 1.50 times as long as with softmax with gated (median, in turns on one machine" in text
+
+
 @pytest.mark.parametrize("distortions", [(0.011, 0.035), (0.001, 0.51), (0.02, 1.4)])
 def test_the_axis_of_distortion_has_numbers_wherever_the_points_lie(distortions):
     """Powers of ten alone give the first of these a single one."""

@@ -318,9 +318,11 @@ def _of_cost(others: Sequence[Row]) -> list[str]:
     if not times:
         return []
     least, most = (choose(times, key=lambda label: times[label].mean) for choose in (min, max))
+    also = "" if least == most else f" and {times[most].mean:.2f} times with {most}"
+    medians = "medians" if also else "median"
     return [
-        f"In long rows a training step takes {times[least].mean:.2f} times as long as with softmax with {least} and "
-        f"{times[most].mean:.2f} times with {most} (medians, in turns on one machine; it is this code that is timed)."
+        f"In long rows a training step takes {times[least].mean:.2f} times as long as with softmax with {least}{also} "
+        f"({medians}, in turns on one machine; it is this code that is timed)."
     ]
 
 
