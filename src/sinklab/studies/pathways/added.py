@@ -7,7 +7,6 @@ whose loss is not the one in the table is another training: then nothing is adde
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from sinklab.results.run import new_run_id
 from sinklab.results.table import append, make_table, read_run, read_table, write_table
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.columns import READ_OUTS, Source
-from sinklab.studies.pathways.kept import LOSS, asked_of_record, missing_columns, same_loss
+from sinklab.studies.pathways.kept import LOSS, asked_of_record, missing_columns, parser_of, same_loss
 from sinklab.studies.pathways.runs import Asked, evaluation_cells
 from sinklab.studies.reproduce import work
 from sinklab.training.process import default_cache
@@ -116,12 +115,7 @@ def train_and_read(
 
 def main(arguments: list[str] | None = None) -> None:
     """Add what a comparison lacks, and print the names of its new columns."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sinklab.studies.pathways.added", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("folder", type=Path, help="of a comparison, with run.json and table.parquet")
-    parser.add_argument("--store", type=Path, default=Path("sinklab-claims"), help="where trained models are kept")
-    parser.add_argument("--jobs", type=int, help="processes at a time; by default one per GPU or core")
+    parser = parser_of("added", __doc__)
     given = parser.parse_args(arguments)
     try:
         names = add_columns(given.folder, store=given.store.absolute(), jobs=given.jobs)

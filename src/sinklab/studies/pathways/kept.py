@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import datetime
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pandas as pd
 from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.grid import Cell
 from sinklab.jobs.scale import is_natural
+from sinklab.results.environment import environment
 from sinklab.results.table import read_run, read_table
 from sinklab.studies.pathways.choosing import Choice
 from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Column, Source
@@ -21,7 +24,7 @@ from sinklab.studies.pathways.operations import REFERENCE, Pathway, pathways_of
 from sinklab.studies.pathways.runs import Asked, evaluation_cells, factors_of
 from sinklab.studies.reproduce import work
 
-__all__ = ["LOSS", "Kept", "asked_of_record", "missing_columns", "same_loss", "whole"]
+__all__ = ["LOSS", "Kept", "asked_of_record", "missing_columns", "parser_of", "same_loss", "whole"]
 
 SAME_LOSS = 1e-4
 """Nats by which the loss of a training may differ from the one in the table: another order of sums, and no other training."""
@@ -73,6 +76,32 @@ class Kept:
                 f"{kept:.6f} in the table: this processor rounds otherwise, or today's code trains other models, so nothing is "
                 f"added{advice}"
             )
+
+    def added(self, what: str, values: Sequence[object], run_id: str, **more: object) -> list[dict[str, Any]]:
+        """What the record says of all that was added, with what is added now and what it was made with.
+
+        Args:
+            what: ``seeds`` or ``operations``, and these.
+        """
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        made = {what: list(values), "run_id": run_id, **more, "environment": environment(), "created": created}
+        return [*self.record.get("added", []), made]
+
+
+def parser_of(module: str, about: str | None) -> argparse.ArgumentParser:
+    """What the commands that add to a comparison are all given: its folder, the store, and how many processes.
+
+    Args:
+        module: last part of the name of the command's module.
+        about: its documentation, the first line of which says what it does.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m sinklab.studies.pathways.{module}", description=(about or "").split("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, help="of a comparison, with run.json and table.parquet")
+    parser.add_argument("--store", type=Path, default=Path("sinklab-claims"), help="where trained models are kept")
+    parser.add_argument("--jobs", type=int, help="processes at a time; by default one per GPU or core")
+    return parser
 
 
 def whole(folder: Path) -> Kept:

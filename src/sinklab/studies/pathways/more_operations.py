@@ -9,9 +9,7 @@ other models, and nothing is added.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,13 @@ from typing import Any
 from sinklab.errors import ResultError, SinklabError
 from sinklab.registry import operations as registry
 from sinklab.registry import split_specs
-from sinklab.results.environment import environment
 from sinklab.results.run import Progress, new_run_id, silent
 from sinklab.results.table import append, read_run, write_json, write_table
 from sinklab.studies.pathways.added import train_and_read as train_control
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.benchmark import long_table, operations_of
 from sinklab.studies.pathways.cost import costs
-from sinklab.studies.pathways.kept import Kept, whole
+from sinklab.studies.pathways.kept import Kept, parser_of, whole
 from sinklab.studies.pathways.matching import matched_widths
 from sinklab.studies.pathways.operations import all_settings, pathways_of
 from sinklab.studies.pathways.runs import Asked, Found, join_numbers, train_and_read, trigger_numbers
@@ -94,28 +91,20 @@ def _record(kept: Kept, asked: Asked, found: Found, cannot: Mapping[str, str], r
     """The record with the new operations and their trainings, and what these were made and timed with."""
     record = kept.record
     cells = {source: {**of, **found.cells.get(source, {})} for source, of in record["cells"].items()}
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    labels = [pathway.label for pathway in asked.pathways]
-    more = {"operations": labels, "run_id": run_id, "environment": environment(), "created": created}
     return {
         **record,
         "operations": {**record["operations"], **operations_of(asked)},
         "rates": {**record["rates"], **{label: choice.to_dict() for label, choice in found.choices.items()}},
         "cells": cells,
         "cannot_do_the_trigger_task": {**record["cannot_do_the_trigger_task"], **cannot},
-        "added": [*record.get("added", []), more],
+        "added": kept.added("operations", [pathway.label for pathway in asked.pathways], run_id),
     }
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Add operations to a comparison, and print which are new."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sinklab.studies.pathways.more_operations", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("folder", type=Path, help="of a comparison, with run.json and table.parquet")
+    parser = parser_of("more_operations", __doc__)
     parser.add_argument("--operations", required=True, help="as of sinklab pathways: relu,sigmoid:normalize=true")
-    parser.add_argument("--store", type=Path, default=Path("sinklab-claims"), help="where trained models are kept")
-    parser.add_argument("--jobs", type=int, help="processes at a time; by default one per GPU or core")
     given = parser.parse_args(arguments)
     try:
         chosen = [registry.read(name) for name in split_specs(given.operations)]

@@ -9,16 +9,13 @@ and nothing is added. ``--other-processor`` adds them all the same: all operatio
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.scale import is_natural
-from sinklab.results.environment import environment
 from sinklab.results.run import Progress, new_run_id, silent
 from sinklab.results.table import append, read_run, write_json, write_table
 from sinklab.studies.arguments import parse_seeds
@@ -27,7 +24,7 @@ from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.benchmark import long_table
 from sinklab.studies.pathways.choosing import check_apart
 from sinklab.studies.pathways.columns import READ_OUTS
-from sinklab.studies.pathways.kept import LOSS, whole
+from sinklab.studies.pathways.kept import LOSS, Kept, parser_of, whole
 from sinklab.studies.pathways.runs import combined, evaluation_cells, join_numbers, trigger_numbers
 from sinklab.studies.reproduce import work
 from sinklab.studies.trigger.problem import TriggerProblem
@@ -82,7 +79,7 @@ def add_seeds(
     write_table(append([kept.table, new]), folder / "table.parquet")
     here, there = kept.losses_of_control(place)
     control_losses = {"here": here, "kept": there}
-    write_json(_record(kept.record, seeds, by_source, run_id, control_losses), folder / "run.json")
+    write_json(_record(kept, seeds, by_source, run_id, control_losses), folder / "run.json")
     judge_again(folder)
 
 
@@ -93,30 +90,22 @@ def _require_new(folder: Path, seeds: Sequence[int], there: Sequence[int]) -> No
         raise InputError(f"{folder} has the seeds {', '.join(map(str, shared))} already; it has {', '.join(map(str, there))}")
 
 
-def _record(
-    record: Mapping[str, Any], seeds: Sequence[int], by_source: Cells, run_id: str, control: Mapping[str, float]
-) -> dict[str, Any]:
+def _record(kept: Kept, seeds: Sequence[int], by_source: Cells, run_id: str, control: Mapping[str, float]) -> dict[str, Any]:
     """The record with the new seeds and their trainings, and what these were made with."""
+    record = kept.record
     cells = {source: {label: dict(of_label) for label, of_label in of.items()} for source, of in record["cells"].items()}
     for source, of_source in by_source.items():
         for (label, seed), cell in of_source.items():
             cells[source].setdefault(label, {})[str(seed)] = cell.name
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    more = {"seeds": list(seeds), "run_id": run_id, "control": control, "environment": environment(), "created": created}
-    added = [*record.get("added", []), more]
+    added = kept.added("seeds", seeds, run_id, control=control)
     return {**record, "seeds": [*record["seeds"], *seeds], "cells": cells, "added": added}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Add seeds to a comparison, and say how many it has then."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sinklab.studies.pathways.more_seeds", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("folder", type=Path, help="of a comparison, with run.json and table.parquet")
+    parser = parser_of("more_seeds", __doc__)
     parser.add_argument("--seeds", required=True, help="4..7 (both ends included), or a list such as 4,5")
-    parser.add_argument("--store", type=Path, default=Path("sinklab-claims"), help="where trained models are kept")
     parser.add_argument("--other-processor", action="store_true", help="add them where the control ends at another loss, too")
-    parser.add_argument("--jobs", type=int, help="processes at a time; by default one per GPU or core")
     given = parser.parse_args(arguments)
     try:
         add_seeds(
