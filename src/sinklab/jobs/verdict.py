@@ -16,8 +16,8 @@ draw of texts for one model, it holds or does not hold for this model. What is p
 every seed shows it, and one that does not contradicts it; of a claim with other parts too, these make the verdict.
 
 On checkpoints the rule is used twice: for each model, whose effects are those of draws of texts, and over the models to which
-the claim applies, whose effects are the means of their draws. The second verdict is about models; the first is about one. A
-claim does not apply to a model for which what it presupposes does not hold. A claim that there are models which show something
+the claim applies, whose effects are the means of their draws, and those of a model that is read on several texts the mean over
+these. The second verdict is about models; the first is about one. A claim does not apply to a model for which what it presupposes does not hold. A claim that there are models which show something
 takes one; that one of many shows it is likelier by chance, so the interval of each leaves out as much less (Bonferroni).
 """
 
@@ -218,14 +218,21 @@ def _presupposes(finding: Finding) -> str:
 
 
 def judge_models(
-    parts: Sequence[Part], by_model: Mapping[str, Conclusion], numbers: Mapping[str, Mapping[int, Numbers]]
+    parts: Sequence[Part],
+    by_model: Mapping[str, Conclusion],
+    numbers: Mapping[str, Mapping[int, Numbers]],
+    weights: Mapping[str, str] | None = None,
 ) -> Conclusion:
     """The verdict over models: each to which the claim applies is one observation, the middle of its draws of texts.
+
+    What is found about one model on two texts is no more independent than two draws of one, so weights that are there under
+    several names are one observation, the mean over these.
 
     Args:
         parts: what the claim says.
         by_model: name of a model to what :func:`judge_model` has found about it.
         numbers: name of each model to which the claim applies to the numbers that were judged, by seed of the draw.
+        weights: name of each model to the identity of its weights; by default each has its own.
     """
     about = {name: found for name, found in by_model.items() if _applies(found)}
     if all(found.verdict == "not applicable" for found in by_model.values()):
@@ -236,15 +243,17 @@ def judge_models(
         reason = f"it is open whether what it presupposes holds for {named}, and it applies to no other model"
         return Conclusion("inconclusive", (), (), reason)
     findings = tuple(
-        _over_models(part, {name: found.findings[index] for name, found in about.items()}, numbers)
+        _over_models(part, {name: found.findings[index] for name, found in about.items()}, numbers, weights or {})
         for index, part in enumerate(parts)
     )
     return _together(findings, (), "model")
 
 
-def _over_models(part: Part, by_model: Mapping[str, Finding], numbers: Mapping[str, Mapping[int, Numbers]]) -> Finding:
+def _over_models(
+    part: Part, by_model: Mapping[str, Finding], numbers: Mapping[str, Mapping[int, Numbers]], weights: Mapping[str, str]
+) -> Finding:
     """Each model is one observation, or, where such models are said to exist, each may be the one."""
-    means = {name: finding.mean for name, finding in by_model.items()}
+    means = _by_weights({name: finding.mean for name, finding in by_model.items()}, weights)
     if not part.of_some:
         return _judged(part, means)
     values = [mean for mean in means.values() if mean is not None]
@@ -255,6 +264,15 @@ def _over_models(part: Part, by_model: Mapping[str, Finding], numbers: Mapping[s
     if not values:
         return Finding(part, means, None, None, None, None, verdict)
     return Finding(part, means, statistics.fmean(values), (min(values), max(values)), "range", None, verdict)
+
+
+def _by_weights(means: Mapping[str, float | None], weights: Mapping[str, str]) -> dict[str, float | None]:
+    """One number for each set of weights, under its names: the mean over those that are known."""
+    names: dict[str, list[str]] = {}
+    for name in means:
+        names.setdefault(weights.get(name, name), []).append(name)
+    known = {", ".join(of): [value for name in of if (value := means[name]) is not None] for of in names.values()}
+    return {name: statistics.fmean(values) if values else None for name, values in known.items()}
 
 
 def _together(findings: tuple[Finding, ...], presupposed: tuple[Finding, ...], unit: str) -> Conclusion:

@@ -160,6 +160,23 @@ def test_over_models_each_to_which_it_applies_is_one_observation():
     assert judge_models((RISES,), {"undecided": undecided}, {}).verdict == "inconclusive"
 
 
+def test_over_models_one_model_on_several_texts_is_one_observation():
+    numbers = {f"m{at}": draws(loss=(2.0 + at, 2.1 + at, 2.2 + at)) for at in range(4)}
+    found = {name: judge_model((RISES,), (), of) for name, of in numbers.items()}
+    apart = judge_models((RISES,), found, numbers)
+    assert (apart.verdict, len(apart.findings[0].by_seed)) == ("reproduced", 4)
+    one = judge_models((RISES,), found, numbers, dict.fromkeys(numbers, "the same weights"))
+    assert (one.verdict, one.reason) == ("inconclusive", "'it rises': 1 model; a verdict needs 3")
+    two = judge_models((RISES,), found, numbers, {"m0": "a", "m1": "a", "m2": "b", "m3": "b"})
+    assert two.findings[0].by_seed == pytest.approx({"m0, m1": 2.6, "m2, m3": 4.6})
+    assert two.verdict == "inconclusive"
+    # Trainings that are three of a kind stay so with a second text each.
+    weights = {f"{name}{text}": name for name in numbers for text in "xy"}
+    each = {name: found[model] for name, model in weights.items()}
+    twice = judge_models((RISES,), each, {name: numbers[model] for name, model in weights.items()}, weights)
+    assert twice.findings[0].interval == pytest.approx(apart.findings[0].interval)
+
+
 def some_of(losses: dict[str, tuple[float, ...]], part: Part):
     """The verdict over models, from the losses of each by draw."""
     numbers = {name: draws(loss=of_model) for name, of_model in losses.items()}

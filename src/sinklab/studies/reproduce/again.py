@@ -92,7 +92,8 @@ def _of_checkpoints(claim: Claim, record: ClaimRecord, table: pd.DataFrame) -> t
             "unit": None if deciding is None else deciding["unit"],
         }
         models.append(cast(ClaimOfModel, {**model, **_judged(judged), **effect}))
-    return judge_models(how.parts or claim.parts, found, numbers), models
+    weights = {model["name"]: model["revision"] for model in models}
+    return judge_models(how.parts or claim.parts, found, numbers, weights), models
 
 
 def main(folder: Path) -> int:

@@ -281,7 +281,7 @@ def _conclude(
             found[subject.name] = Conclusion("not applicable", (), (), reason)
         else:
             found[subject.name] = judge_model(parts, presupposes, of_seeds)
-    judgement = judge_models(parts, found, numbers)
+    judgement = judge_models(parts, found, numbers, {subject.name: subject.revision for subject in subjects})
     models = [_of_model(subject, found[subject.name]) for subject in subjects]
     folder, run_id = out / CHECKPOINT / name, new_run_id()
     folder.mkdir(parents=True, exist_ok=True)
