@@ -11,7 +11,7 @@ import pytest
 import sinklab
 from sinklab.errors import ContractError
 from sinklab.registry import KINDS
-from sinklab.results.metric import LOSS, Metric, catalogue, definitions, metrics_of
+from sinklab.results.metric import FRACTION, LOSS, PERCENTAGE, Metric, catalogue, definitions, metrics_of
 
 IMPORT = "from sinklab.results.metric import Metric\n"
 
@@ -28,6 +28,16 @@ def test_the_whole_tree_has_one_definition_under_each_name():
     assert found["gu2024"].module == "sinklab.probes.sink_rate"
     assert found["gu2024"].file == Path(sinklab.__file__).parent / "probes" / "sink_rate.py"
     assert all(metric.unit and metric.text.endswith(".") for metric in (one.metric for one in found.values()))
+
+
+def test_a_share_is_declared_as_one():
+    """Over seeds its interval stays between its ends, and does so by the declared range alone."""
+    shares = {name for name, one in catalogue().items() if one.metric.unit in ("fraction", "percent")}
+    ranged = {name for name, one in catalogue().items() if one.metric.range in (FRACTION, PERCENTAGE)}
+    gained = {"freed_to_first", "freed_to_own", "freed_to_content"}  # by what it gains, a key can lose
+    beyond = {"excess_of_first", "excess_inside", "left_by_one", "deviation"}  # less than an even share, quotients
+    others = {"output_gain", "lm_eval_score"}  # of gates and of metrics that others write
+    assert shares - ranged == gained | beyond | others
 
 
 @pytest.mark.parametrize("plural", ["probes", "read_outs"])

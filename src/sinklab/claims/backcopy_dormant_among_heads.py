@@ -10,18 +10,23 @@ from sinklab.jobs.claim import BASELINE, Claim, Part
 from sinklab.jobs.effect import Difference, Value
 from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
-from sinklab.results.metric import VALUE_RATIO, Metric
+from sinklab.results.metric import FRACTION, VALUE_RATIO, Metric
 from sinklab.studies.backcopy.evaluation import HeadNumbers
 
 __all__ = ["METRICS", "backcopy_dormant_among_heads", "copy_head"]
 
 METRICS = (
     Metric(
-        "previous_at_trigger", "weight", "Mean weight of the copying head on the token before, of queries that are triggers."
+        "previous_at_trigger",
+        "weight",
+        "Mean weight of the copying head on the token before, of queries that are triggers.",
+        range=FRACTION,
     ),
-    Metric("previous_elsewhere", "weight", "Mean weight of the copying head on the token before, of other queries."),
-    Metric("bos_at_trigger", "weight", "Mean weight of the copying head on BOS, of queries that are triggers."),
-    Metric("bos_elsewhere", "weight", "Mean weight of the copying head on BOS, of other queries."),
+    Metric(
+        "previous_elsewhere", "weight", "Mean weight of the copying head on the token before, of other queries.", range=FRACTION
+    ),
+    Metric("bos_at_trigger", "weight", "Mean weight of the copying head on BOS, of queries that are triggers.", range=FRACTION),
+    Metric("bos_elsewhere", "weight", "Mean weight of the copying head on BOS, of other queries.", range=FRACTION),
     VALUE_RATIO,
 )
 

@@ -10,16 +10,23 @@ from sinklab.jobs.effect import Numbers, Value
 from sinklab.jobs.scale import Scale
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims, tasks
-from sinklab.results.metric import Metric
+from sinklab.results.metric import FRACTION, Metric
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend.score import score_sheet
 
 __all__ = ["METRICS", "cliff_at_the_cache_size", "of_checkpoint"]
 
 METRICS = (
-    Metric("held by both", "of digits", "Share of right digits among ten where both caches hold the asked line."),
-    Metric("held by the larger", "of digits", "Share of right digits among ten where the larger cache holds the asked line."),
-    Metric("held by none", "of digits", "Share of right digits among ten where no cache holds the asked line."),
+    Metric(
+        "held by both", "of digits", "Share of right digits among ten where both caches hold the asked line.", range=FRACTION
+    ),
+    Metric(
+        "held by the larger",
+        "of digits",
+        "Share of right digits among ten where the larger cache holds the asked line.",
+        range=FRACTION,
+    ),
+    Metric("held by none", "of digits", "Share of right digits among ten where no cache holds the asked line.", range=FRACTION),
 )
 
 CACHES = {"smaller cache": 92, "larger cache": 156}

@@ -28,6 +28,9 @@ __all__ = [
     "Value",
 ]
 
+ANY = (-math.inf, math.inf)
+"""Range of a number that may be any."""
+
 Numbers = Mapping[str, Mapping[str, float]]
 """What one seed has given: label of a variant to metric to number. A number that could not be taken is absent."""
 
@@ -57,10 +60,10 @@ class Effect(abc.ABC):
 
     @property
     def range(self) -> tuple[float, float]:
-        """Smallest and largest value: those of the metrics, if they have one range; else any number."""
+        """Smallest and largest value: those of the metrics, if it is a number of theirs and they have one range; else any."""
         known = catalogue()
-        ranges = {known[metric].metric.range if metric in known else (-math.inf, math.inf) for _, metric in self.needs()}
-        return ranges.pop() if len(ranges) == 1 else (-math.inf, math.inf)
+        ranges = {known[metric].metric.range if metric in known else ANY for _, metric in self.needs()}
+        return ranges.pop() if len(ranges) == 1 else ANY
 
     @property
     def steps(self) -> tuple[Effect, ...]:
@@ -80,9 +83,8 @@ class Effect(abc.ABC):
             return estimate_counts(values, level, paired=paired)
         if self.unit == "ratio" and not paired:
             return estimate_ratio(values, level)
-        extent = {"fraction": FRACTION, "percent": PERCENTAGE}.get(self.unit)
-        if extent is not None and not paired and self.range == extent:
-            least, whole = extent
+        if self.range in (FRACTION, PERCENTAGE):
+            least, whole = self.range
             # In it but for rounding, which a root of the share does not bear.
             return estimate_share([min(max(value, least), whole) for value in values], whole, level)
         return estimate_mean(values, level)
@@ -153,6 +155,7 @@ class _Pair(Effect):
     against: str
     other: str | None = None
 
+    range: ClassVar[tuple[float, float]] = ANY
     word: ClassVar[str]
     """What stands between the two in tables."""
 
@@ -230,6 +233,7 @@ class Trend(_Several):
     """
 
     unit: ClassVar[str] = "correlation"
+    range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
     def __post_init__(self) -> None:
         if len(self.over) < 3:
@@ -259,6 +263,8 @@ class Peak(_Several):
     Over seeds each variant inside is judged by itself: the largest of several noisy numbers exceeds the ends in most seeds
     where none of them does.
     """
+
+    range: ClassVar[tuple[float, float]] = ANY
 
     def __post_init__(self) -> None:
         if len(self.over) < 3:
@@ -308,6 +314,8 @@ class Rise(_Several):
     Over seeds every step is judged by itself: the largest of several noisy steps is above 0 in each seed of a plateau.
     """
 
+    range: ClassVar[tuple[float, float]] = ANY
+
     def __post_init__(self) -> None:
         if len(self.over) < 2:
             raise ConfigurationError(f"a rise needs two variants or more, got {', '.join(self.over) or 'none'}")
@@ -338,6 +346,7 @@ class Slope(_Several):
     """
 
     at: tuple[float, ...] = dataclasses.field(kw_only=True)
+    range: ClassVar[tuple[float, float]] = ANY
 
     def __post_init__(self) -> None:
         if len(self.over) != len(self.at) or min(self.at, default=0.0) <= 0 or len(set(self.at)) < 2:

@@ -17,8 +17,9 @@ every seed shows it, and one that does not contradicts it; of a claim with other
 
 On checkpoints the rule is used twice: for each model, whose effects are those of draws of texts, and over the models to which
 the claim applies, whose effects are the means of their draws, and those of a model that is read on several texts the mean over
-these. The second verdict is about models; the first is about one. A claim does not apply to a model for which what it presupposes does not hold. A claim that there are models which show something
-takes one; that one of many shows it is likelier by chance, so the interval of each leaves out as much less (Bonferroni).
+these. The second verdict is about models; the first is about one. A claim does not apply to a model for which what it
+presupposes does not hold. A claim that there are models which show something takes one; that one of many shows it is likelier
+by chance, so the interval of each leaves out as much less (Bonferroni).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 FRACTION, PERCENTAGE = (0.0, 1.0), (0.0, 100.0)
-"""Ranges of a share, in fractions and in percent. A difference or a quotient of shares has the unit and not the range."""
+"""Ranges of a share, in parts of one and in percent. A difference or a quotient of shares has the unit and not the range."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.results.metric import LOSS, Metric, Row, SingleRow
+from sinklab.results.metric import LOSS, PERCENTAGE, Metric, Row, SingleRow
 from sinklab.results.table import unpacked
 from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.headline import HEADLINE
@@ -54,6 +54,7 @@ SINK_POSITION_RATE = Metric(
     "Rate, as the sinks are found (percent of row and head that sink there), of each position that the read-out treats as a "
     "sink: those of the first (seq_len - window) / 2 positions whose rate is at least half the largest; position 0 while no "
     "head has a sink there.",
+    range=PERCENTAGE,
 )
 WINDOWED_LOSS_WITH_SINK = Metric(
     "windowed_loss_with_sink",

@@ -116,3 +116,17 @@ def test_the_interval_of_a_share_is_for_what_is_declared_as_one():
 
 def test_a_rise_of_rates_is_a_difference():
     assert Rise("sink_rate", over=("a", "b")).estimate([1.0, 2.0, 6.0]).method == "Student's t"
+
+
+def test_a_share_is_one_in_any_unit_and_what_compares_shares_is_none():
+    assert "arcsine" in Value("held by both", "a").estimate([0.1, 0.2, 0.6]).method  # of digits
+    assert "arcsine" in Extreme("held by both", ("a", "b")).estimate([0.1, 0.2, 0.6]).method
+    compared = (
+        Difference("held by both", "a", "b"),
+        Peak("held by both", ("a", "b", "c")),
+        Rise("held by both", ("a", "b")),
+        Slope("held by both", ("a", "b"), at=(1.0, 2.0)),
+    )
+    assert {effect.estimate([0.1, 0.2, 0.6]).method for effect in compared} == {"Student's t"}
+    assert Ratio("held by both", "a", "b").estimate([0.1, 0.2, 0.6]).method == "Student's t of logarithms"
+    assert Trend("held by both", ("a", "b", "c")).estimate([0.5] * 6).method == "exact, of the median"

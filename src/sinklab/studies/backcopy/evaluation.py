@@ -13,7 +13,7 @@ from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.models.language_model import SinkLM
-from sinklab.results.metric import VALUE_RATIO, Metric, Row
+from sinklab.results.metric import FRACTION, VALUE_RATIO, Metric, Row
 from sinklab.studies.backcopy.model import knocked_out
 from sinklab.studies.backcopy.problem import BackcopyProblem
 
@@ -28,7 +28,12 @@ BY_HEAD: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("bos_weight", "weight", "Mean weight on BOS of queries that are no triggers.", paper=_GUO),
-        Metric("bos_share", "fraction", "bos_weight as a share of the weight on all keys; for weights that do not sum to one."),
+        Metric(
+            "bos_share",
+            "fraction",
+            "bos_weight as a share of the weight on all keys; for weights that do not sum to one.",
+            range=FRACTION,
+        ),
         Metric("bos_weight_trigger", "weight", "Mean weight on BOS of queries that are triggers.", paper=_GUO),
         Metric("previous_weight", "weight", "Mean weight on the token before, of queries that are no triggers."),
         Metric("previous_weight_trigger", "weight", "Mean weight on the token before, of triggers.", paper=_GUO),

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import Coordinates, Metric, Row
+from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.results.summaries.shared import Difference
 from sinklab.sinks import Head
 
@@ -23,6 +23,7 @@ SINK_SHARE = Metric(
     "sink_share",
     "fraction",
     "Mean share of a row on the sink, over the queries that see it and do not stand on it; the null mass is part of the whole.",
+    range=FRACTION,
 )
 
 

@@ -16,7 +16,7 @@ from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import Coordinates, Metric, Row
+from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._runs import (
     change,
@@ -70,7 +70,9 @@ _SCORES = {
     "other_norm_product": Metric("sink_other_norm_product", "norm", "Mean product of these norms at the other keys."),
     "gap": Metric("sink_gap", "score", "Mean over queries of the score of the sink less the mean score of the other keys."),
     "gap_deviation": Metric("sink_gap_deviation", "score", "Standard deviation of sink_gap over queries."),
-    "constant_share": Metric("sink_constant_share", "fraction", "How much of the mean square of sink_gap a constant is."),
+    "constant_share": Metric(
+        "sink_constant_share", "fraction", "How much of the mean square of sink_gap a constant is.", range=FRACTION
+    ),
     "value_ratio": Metric("sink_value_ratio", "ratio", "Mean norm of the value of the sink over that of the other keys."),
 }
 """Field of the scores of a head to the metric of its rows."""

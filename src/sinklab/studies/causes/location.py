@@ -13,7 +13,7 @@ from sinklab.attention.intervention import Place
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import Coordinates, Metric, Row
+from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._received import Received, Strong, Sums
 from sinklab.studies.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, runs
@@ -23,9 +23,18 @@ from sinklab.studies.causes.samples import Samples
 
 __all__ = ["Location", "Strong", "TextCondition", "location"]
 
-AT_PLACE = Metric("weight_at_place", "fraction", "Mean share of a row on the place that the sink has in the texts as they are.")
-AT_FIRST_TOKEN = Metric("weight_at_first_token", "fraction", "Mean share of a row on the first token, where it now stands.")
-STRONG_POSITION = Metric("strong_position", "fraction", "Mean share of a row on a position, of the head that gives it most.")
+AT_PLACE = Metric(
+    "weight_at_place",
+    "fraction",
+    "Mean share of a row on the place that the sink has in the texts as they are.",
+    range=FRACTION,
+)
+AT_FIRST_TOKEN = Metric(
+    "weight_at_first_token", "fraction", "Mean share of a row on the first token, where it now stands.", range=FRACTION
+)
+STRONG_POSITION = Metric(
+    "strong_position", "fraction", "Mean share of a row on a position, of the head that gives it most.", range=FRACTION
+)
 
 
 @dataclasses.dataclass(frozen=True)

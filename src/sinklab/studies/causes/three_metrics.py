@@ -16,7 +16,7 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.probes.outliers import LAYER_KURTOSIS
-from sinklab.results.metric import Coordinates, Metric, Row
+from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._runs import known_place
 from sinklab.studies.causes.effects import Effects
@@ -26,16 +26,22 @@ from sinklab.studies.causes.samples import Samples
 __all__ = ["Correlation", "ThreeMetrics", "three_metrics"]
 
 BY_HEAD: dict[str, Metric] = {
-    "concentration": Metric("concentration", "fraction", "Mean share of a row on the sink."),
+    "concentration": Metric("concentration", "fraction", "Mean share of a row on the sink.", range=FRACTION),
     "outliers": Metric("outliers", "ratio", "Mean over texts of the kurtosis of what the head writes to the residual stream."),
     "need of the sink": Metric("need_of_the_sink", "nats", "Mean over texts of the change of the loss from hiding the sink."),
     "use of the head": Metric("use_of_the_head", "nats", "The same from redirecting all weight of the head to the sink."),
 }
 BY_LAYER: dict[str, Metric] = {
-    "concentration": Metric("layer_concentration", "fraction", "Mean of concentration over the heads of the layer."),
+    "concentration": Metric(
+        "layer_concentration", "fraction", "Mean of concentration over the heads of the layer.", range=FRACTION
+    ),
     "outliers": Metric("layer_outliers", "ratio", "Mean over texts of the largest |h| over the median |h| after the layer."),
-    "need of the sink": Metric("layer_need_of_the_sink", "nats", "Mean of need_of_the_sink over the heads of the layer."),
-    "use of the head": Metric("layer_use_of_the_head", "nats", "Mean of use_of_the_head over the heads of the layer."),
+    "need of the sink": Metric(
+        "layer_need_of_the_sink", "nats", "Mean of need_of_the_sink over the heads of the layer.", range=FRACTION
+    ),
+    "use of the head": Metric(
+        "layer_use_of_the_head", "nats", "Mean of use_of_the_head over the heads of the layer.", range=FRACTION
+    ),
     "kurtosis": LAYER_KURTOSIS,
 }
 CORRELATION = Metric(

@@ -21,7 +21,7 @@ from sinklab.jobs.scale import SCALES, Base, Scale, bases_at, folder_name
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, check_name
-from sinklab.results.metric import Metric, catalogue
+from sinklab.results.metric import FRACTION, Metric, catalogue
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_changes
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["answer", "foreseen", "plan_runs", "reproduce", "undeclared"]
 
-DIVERGED = Metric("diverged", "fraction", "1 for a training that diverged, else 0; of several the share.", outcome=True)
+DIVERGED = Metric(
+    "diverged", "fraction", "1 for a training that diverged, else 0; of several the share.", outcome=True, range=FRACTION
+)
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
 SECONDS_OF_A_MEASUREMENT = 35.0
