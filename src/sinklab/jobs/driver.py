@@ -16,12 +16,13 @@ from rich.table import Table
 from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
+from sinklab.jobs.effect import Value
 from sinklab.jobs.grid import Cell, make_cells, short_label
 from sinklab.jobs.local import default_jobs, run_local
+from sinklab.jobs.verdict import SEEDS
 from sinklab.jobs.watch import watching
 from sinklab.results.folder import FolderLock, check_place
 from sinklab.results.run import Result, new_run_id
-from sinklab.results.statistics import mean_interval
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 from sinklab.training import progress as training_progress
 from sinklab.training.config import PretrainingConfig, check_read
@@ -338,10 +339,11 @@ def display(result: Result) -> Iterator[RenderableType]:
 
 
 def _written(number: dict[str, Any], form: str) -> str:
-    """``mean ± half the width of its 95 % interval``, or the values where there are fewer than three."""
+    """The mean with its 95 % interval, or the values where there are fewer than three."""
     if "mean" not in number:
         return ", ".join(format(value, form) for value in number["values"]) or "–"
-    return f"{number['mean']:{form}} ± {number['interval'][1] - number['mean']:{form}}"
+    mean, interval = format(number["mean"], form), number["interval"]
+    return f"{mean} [{interval[0]:{form}}, {interval[1]:{form}}]" if interval else mean
 
 
 def _row(plan: SweepPlan, cell: Cell, error: str | None) -> dict[str, Any]:
@@ -371,14 +373,15 @@ def _by_settings(plan: SweepPlan, rows: list[dict[str, Any]]) -> list[dict[str, 
     for key, members in groups.items():
         counts = {status: sum(row["status"] == status for row in members) for status in ENDED}
         finished = [row for row in members if row["status"] == "finished"]
-        numbers = {name: _spread([row[name] for row in finished if row[name] is not None]) for name in NUMBERS}
+        numbers = {name: _spread(name, [row[name] for row in finished if row[name] is not None]) for name in NUMBERS}
         other = len(members) - sum(counts.values())
         summary.append({"settings": settings[key], **counts, "other": other, **numbers})
     return summary
 
 
-def _spread(values: list[float]) -> dict[str, object]:
-    if len(values) < 3:
+def _spread(name: str, values: list[float]) -> dict[str, object]:
+    """Values over seeds; of three or more also their mean and its interval, which is ``None`` where a few are all alike."""
+    if len(values) < SEEDS:
         return {"values": values}
-    mean, half = mean_interval(values)
-    return {"values": values, "mean": mean, "interval": [mean - half, mean + half]}
+    found = Value(name, "").estimate(values)
+    return {"values": values, "mean": found.middle, "interval": found.interval and list(found.interval)}

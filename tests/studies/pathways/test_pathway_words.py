@@ -315,9 +315,11 @@ def test_an_operation_without_a_rate_is_said():
 def test_cells():
     loss = next(column for column in COLUMNS if column.name == "held_out_loss")
     time = next(column for column in COLUMNS if column.name == "train_time")
-    assert cell(Summary(1.5, 1.25, 1.75, 3), loss) == "1.500 ± 0.250"
+    assert cell(Summary(1.5, 1.25, 1.75, 3, "Student's t"), loss) == "1.500 ± 0.250"
+    assert cell(Summary(1.5, 1.25, 1.75, 3, "Student's t of logarithms"), loss) == "1.500 (1.250 to 1.750)"
     assert cell(Summary(1.5, None, None, 2), loss) == "1.500 (n = 2)"
-    assert cell(Summary(1.0, 1.0, 1.0, 3), loss) == "1.000"
+    assert cell(Summary(1.0, None, None, 3), loss) == "1.000"
+    assert cell(Summary(1.0, 1.0, 1.0, 8, "exact, of the median"), loss) == "1.000"
     assert cell(Summary(1.5, 1.25, 2.0, 1), time) == "1.50 (1.25–2.00)"
     assert cell(None, loss) == "–"
     rate = next(column for column in COLUMNS if column.name == "chosen_factor")

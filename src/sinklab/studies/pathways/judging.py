@@ -47,9 +47,8 @@ from typing import Literal
 
 from sinklab.jobs.claim import Part
 from sinklab.jobs.effect import Difference, Effect, Least, Value
-from sinklab.jobs.estimate import estimate_mean
+from sinklab.jobs.estimate import Method, estimate_mean
 from sinklab.jobs.verdict import MOST_LOST, SEEDS, Finding, judge_part
-from sinklab.results.statistics import mean_interval
 from sinklab.studies.pathways.choosing import Choice
 from sinklab.studies.pathways.columns import COLUMNS, ON_NATURAL_TEXT
 from sinklab.studies.pathways.operations import REFERENCE
@@ -139,15 +138,18 @@ class Summary:
     """One number of one operation over seeds (of cost: over rounds).
 
     Attributes:
-        mean: over what could be measured (of cost: the median).
-        low, high: 95 % interval, Student's t, from three seeds on (of cost: the quartiles; of rates: none); otherwise ``None``.
+        mean: over what could be measured, of a ratio the geometric one (of cost: the median).
+        low, high: 95 % interval from three seeds on, as bounds have it (of cost: the quartiles; of rates: none); otherwise,
+            and of a few values that are all alike, ``None``.
         count: seeds with a number (of rates: those of the selection; of cost: 1).
+        method: how the interval was taken; ``None`` of cost and without one.
     """
 
     mean: float
     low: float | None
     high: float | None
     count: int
+    method: Method | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,9 +326,10 @@ def summarised(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float
     found = {}
     for column in COLUMNS:
         values = [by_label[label][column.name] for by_label in numbers.values() if column.name in by_label.get(label, {})]
-        if len(values) >= 3:
-            mean, half = mean_interval(values)
-            found[column.name] = Summary(mean, mean - half, mean + half, len(values))
+        if len(values) >= SEEDS:
+            of = Value(column.name, label).estimate(values)
+            low, high = of.interval or (None, None)
+            found[column.name] = Summary(of.middle, low, high, len(values), of.method if of.interval else None)
         elif values:
             found[column.name] = Summary(sum(values) / len(values), None, None, len(values))
     return found

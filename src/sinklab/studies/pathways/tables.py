@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sinklab.jobs.verdict import SEEDS
 from sinklab.studies.pathways.columns import COLUMNS, DECIDING, ON_NATURAL_TEXT, TABLES, Column
 from sinklab.studies.pathways.judging import Row, Summary, replacement, sink_to_replace
 from sinklab.studies.pathways.operations import REFERENCE
@@ -58,7 +59,7 @@ def _table(rows: Sequence[Row], answers: Sequence[tuple[str, Sequence[str]]], co
 
 
 def cell(summary: Summary | None, column: Column) -> str:
-    """A number with half the width of its interval; a median of times with its quartiles; a dash where there is none."""
+    """A number with its interval, or half the width of one with equal halves; of times with quartiles; a dash without any."""
     if summary is None:
         return "–"
     text = format(summary.mean, column.form)
@@ -67,10 +68,13 @@ def cell(summary: Summary | None, column: Column) -> str:
     if column.source == "cost":
         same = summary.low == summary.high
         return text if same else f"{text} ({format(summary.low, column.form)}–{format(summary.high, column.form)})"
-    if summary.low is None or summary.high is None:
-        return f"{text} (n = {summary.count})"
-    half = (summary.high - summary.low) / 2
-    return f"{text} ± {format(half, column.form)}" if half else text
+    if summary.low is None or summary.high is None:  # too few seeds, or values that are all alike
+        return text if summary.count >= SEEDS else f"{text} (n = {summary.count})"
+    if summary.low == summary.high:
+        return text
+    if summary.method == "Student's t":
+        return f"{text} ± {format((summary.high - summary.low) / 2, column.form)}"
+    return f"{text} ({format(summary.low, column.form)} to {format(summary.high, column.form)})"
 
 
 def beside(row: Row) -> str:
