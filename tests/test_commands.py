@@ -148,6 +148,7 @@ def test_messages_name_options(planted):
     ("arguments", "message"),
     [
         (["rose", "--sede", "1"], "Unknown option: --sede. Did you mean --seed?"),
+        (["rose", "--output=x"], "Unknown option: --output. Did you mean --out? (see sinklab planted --help)"),
         (["rose", "--colour", "blue"], 'Invalid value "blue" for --colour. Choose from: "red", "green"'),
         (["rose", "--size", "1,x"], "--sizes '1,x' must be whole numbers with commas between them, such as 0,1,4"),
         ([], "error: MODEL is missing, as in: sinklab planted rose --size 1,2 (see sinklab planted --help)"),
@@ -160,6 +161,18 @@ def test_what_cannot_be_parsed_is_one_line(planted, arguments, message):
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [("cache m --samples 4", "--documents"), ("causes m --documents 4", "--texts"), ("depend m --limit 4", "--items"),
+     ("cache m --seq-len 4", "--tokens"), ("audit m --tokens 4", "--seq-len")],
+)  # fmt: skip
+def test_an_option_that_another_command_has_is_found_under_the_word_of_this_one(line, meant):
+    command, model, option, value = line.split()
+    done = CliRunner().invoke(app, [command, model, option, value])
+    assert done.exit_code == 2
+    assert done.stderr == f"error: Unknown option: {option}. Did you mean {meant}? (see sinklab {command} --help)\n"
 
 
 def test_parts_that_failed_are_said_and_change_the_status(planted):

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from types import FrameType
 
-from cyclopts import CycloptsError, MissingArgumentError
+from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError
 
 from sinklab.errors import SinklabError
 from sinklab.results.folder import system_error
@@ -25,6 +25,16 @@ INTERRUPTED = 130
 """128 + SIGINT, as shells expect."""
 TERMINATED = 143
 """128 + SIGTERM."""
+
+SAME_THING = (
+    ("--samples", "--texts", "--documents", "--items", "--num-samples", "--limit"),
+    ("--seq-len", "--tokens", "--length", "--max-length", "--context"),
+    ("--out", "--output", "--output-dir"),
+    ("--corpus", "--dataset", "--data"),
+    ("--model", "--models"),
+    ("--seed", "--seeds"),
+)
+"""What options are called that ask for the same of different commands, or in other software; spelling tells none of them."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -85,7 +95,7 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
         return explain(error.__cause__)
     if isinstance(error, CycloptsError):
         chain = " ".join(("sinklab", *(error.command_chain or ())))
-        return f"{_missing(error) or _one_line(str(error))} (see {chain} --help)"
+        return f"{_missing(error) or _called_otherwise(error) or _one_line(str(error))} (see {chain} --help)"
     number = system_error(error)
     if number is not None:
         name = getattr(error, "filename", None)
@@ -102,6 +112,16 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
         asked = _ASKED.search(str(error))
         return f"out of memory{f' at an allocation of {int(asked[1]):,} bytes' if asked else ''}; {smaller}"
     return None
+
+
+def _called_otherwise(error: CycloptsError) -> str | None:
+    """An option that this command has under the word of another one. ``None`` for other errors."""
+    if not isinstance(error, UnknownOptionError):
+        return None
+    option = (error.token.keyword or error.token.value).partition("=")[0]
+    known = {name for argument in error.argument_collection for name in argument.names}
+    meant = [word for words in SAME_THING if option in words for word in words if word in known]
+    return f"Unknown option: {option}. Did you mean {meant[0]}?" if meant else None
 
 
 def _missing(error: CycloptsError) -> str | None:
