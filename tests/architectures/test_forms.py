@@ -10,8 +10,10 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.host_arguments import read_mask
+from sinklab.attention.positions import read_positions
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
+from sinklab.attention.visibility import Dense
 from sinklab.errors import MeasurementError, UnsupportedModelError
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.sink_rate import SinkRate
@@ -231,17 +233,43 @@ def test_padding_of_a_mask_of_the_user_is_what_no_query_sees(side: str, backend:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_padding_of_a_mask_of_the_user_may_see_itself(backend: str) -> None:
-    """The diagonal is left open so that no row of a softmax is empty; what stands there alone is no document of one token."""
+    """The diagonal is left open so that no row of a softmax is empty; what stands there alone is no document of one token.
+
+    Or the row is opened to everything, as transformers does it.
+    """
     tokens = torch.ones(2, LENGTH, dtype=torch.bool)
     tokens[1, :PADDING] = False
     visible = torch.ones(LENGTH, LENGTH).tril().bool() & tokens[:, None, None]
     ids = batch_of(ZOO["llama"])["input_ids"]
     tables = []
-    for mask in (visible, visible | torch.eye(LENGTH, dtype=torch.bool)):
+    for mask in (visible, visible | torch.eye(LENGTH, dtype=torch.bool), visible | ~visible.any(-1, keepdim=True)):
         with attend(model_of("llama", backend), probes=[SinkRate(), AttentionReceived()], verify=True) as session:
             forward(model_of("llama", backend), {"input_ids": ids, "attention_mask": additive(mask, LOWEST)})
         tables.append(session.table())
-    pandas.testing.assert_frame_equal(*tables)
+    pandas.testing.assert_frame_equal(tables[0], tables[1])
+    pandas.testing.assert_frame_equal(tables[0], tables[2])
+
+
+@pytest.mark.parametrize(
+    ("mask", "padding"),
+    [
+        ([[1, 1, 1], [0, 1, 0], [0, 1, 1]], [True, False, False]),
+        ([[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 1, 0], [0, 0, 1, 1]], [True, True, False, False]),
+        ([[1, 0, 0], [1, 1, 0], [1, 1, 1]], [False] * 3),  # causal, without any
+        ([[1, 1, 1], [1, 1, 1], [1, 1, 1]], [False] * 3),  # in both directions
+        ([[1, 1, 1], [1, 1, 0], [1, 1, 1]], [False] * 3),  # the first one is seen by all
+        ([[1, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]], [False] * 4),  # one reads all, and the others both ways
+        ([[1, 1, 0], [1, 1, 0], [1, 1, 1]], [False] * 3),  # a prefix
+    ],
+)
+def test_what_sees_everything_in_front_of_causal_rows_is_padding(mask: list[list[int]], padding: list[bool]) -> None:
+    length = len(mask)
+    of_queries, of_keys = read_positions(
+        None, Dense(torch.tensor([[mask]], dtype=torch.bool)), batch=1, q_len=length, kv_len=length, cross=False, decoded=0,
+        token_masks=[], masked_by_caller=True, position_ids=None, device=torch.device("cpu"),
+    )  # fmt: skip
+    assert [position < 0 for position in of_queries.positions[0].tolist()] == padding
+    assert torch.equal(of_queries.positions, of_keys.positions)
 
 
 def test_tokens_that_are_all_alone_are_documents() -> None:

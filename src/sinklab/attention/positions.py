@@ -115,15 +115,30 @@ def _seen(mask: Tensor, batch: int, *, alone: bool) -> Tensor | None:
     Args:
         alone: so is one that sees itself and is seen by itself, and nothing else, beside others that are not alone: whoever
             hides padding on the left leaves it itself, since a softmax over nothing is not a number. A document of one token
-            looks alike, and its only weight is one.
+            looks alike, and its only weight is one. And so are those in front that see everything; see :func:`_filled`.
     """
     pairs = mask.any(dim=1)
     seen = pairs.any(dim=1)
     if alone and pairs.shape[1] > 1:
         others = pairs & ~torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device)
         linked = others.any(dim=1) | others.any(dim=2)
-        seen = torch.where(linked.any(dim=1, keepdim=True), seen & linked, seen)
+        seen = torch.where(linked.any(dim=1, keepdim=True), seen & linked, seen) & ~_filled(pairs)
     return None if bool(seen.all()) else seen.expand(batch, -1)
+
+
+def _filled(pairs: Tensor) -> Tensor:
+    """Tokens in front that see everything and that only such see, boolean ``(batch or 1, length)``; none where rows look ahead.
+
+    It is how transformers writes padding on the left: a query that is hidden from all keys is given all of them.
+
+    Args:
+        pairs: boolean ``(batch or 1, length, length)``, true where some head sees.
+    """
+    front = pairs.all(dim=2).long().cumprod(dim=1).bool()
+    behind = pairs & ~front[:, :, None]
+    causal = ~behind.triu(1).flatten(1).any(dim=1, keepdim=True)
+    unseen = ~(behind.any(dim=1) & front).any(dim=1, keepdim=True)
+    return front & causal & unseen & ~front.all(dim=1, keepdim=True)
 
 
 def _fitting(masks: list[Tensor], batch: int, length: int) -> Tensor | None:
