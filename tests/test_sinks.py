@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
 from tests.conftest import make_sinklm
-from transformers import DynamicCache, SegformerConfig, SegformerModel
+from transformers import BertConfig, BertModel, DynamicCache, SegformerConfig, SegformerModel
 
 from sinklab import attend
 from sinklab.attention.probe import Watcher
@@ -457,3 +458,18 @@ def test_a_text_of_one_token_has_no_other_value_to_compare_with():
     heads = {head for head, _ in expected.heads}
     assert heads < {head for head, _ in found.heads}
     assert found.value_ratio == pytest.approx(expected.value_ratio, rel=1e-6)
+
+
+def test_texts_so_short_that_an_even_share_passes_for_a_sink_are_said():
+    model, tokens = make_sinklm({"name": "softmax"}), torch.arange(9).expand(2, 9)
+    bert = BertModel(BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8))
+    with pytest.warns(
+        UserWarning, match=r"find_sinks: In texts of 9 tokens .* position 0\.31 of its attention, more than 0\.3:"
+    ):
+        find_sinks(model, tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        find_sinks(model, torch.arange(10).expand(2, 10))
+        find_sinks(model, tokens, threshold=0.32)
+        # In both directions an even share is one of all keys, and no position is the first to be seen.
+        find_sinks(bert.eval(), torch.arange(4).expand(2, 4))

@@ -14,7 +14,17 @@ import cyclopts
 from sinklab.cli.commands import find_commands
 from sinklab.cli.completion import Completing
 from sinklab.cli.derive import derive, option_names
-from sinklab.cli.guard import INTERRUPTED, TERMINATED, USER_ERROR, Terminated, explain, is_follower, on_the_line, terminable
+from sinklab.cli.guard import (
+    INTERRUPTED,
+    TERMINATED,
+    USER_ERROR,
+    Terminated,
+    explain,
+    is_follower,
+    on_the_line,
+    terminable,
+    warnings_in_a_line,
+)
 from sinklab.errors import SinklabError
 from sinklab.results.environment import installed
 from sinklab.results.folder import require_utf8
@@ -84,7 +94,7 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
         given = [given[1], given[0], *given[2:]]
     names: dict[str, str] = {}
     try:
-        with terminable():
+        with terminable(), warnings_in_a_line():
             for argument in given:
                 require_utf8(argument, "argument")
             top, names = make_app(given)

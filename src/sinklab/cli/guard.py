@@ -8,15 +8,30 @@ import os
 import re
 import signal
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError
 
+import sinklab
 from sinklab.errors import SinklabError
 from sinklab.results.folder import system_error
+from sinklab.results.voice import say
 
-__all__ = ["INTERRUPTED", "TERMINATED", "USER_ERROR", "Terminated", "explain", "is_follower", "on_the_line", "terminable"]
+__all__ = [
+    "INTERRUPTED",
+    "TERMINATED",
+    "USER_ERROR",
+    "Terminated",
+    "explain",
+    "is_follower",
+    "on_the_line",
+    "terminable",
+    "warnings_in_a_line",
+]
 
 LONGEST_WORD = 400
 """Characters of a word that is shown whole; paths are seldom longer."""
@@ -60,6 +75,29 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Say warnings of sinklab as everything else is said within the block, without the line of code that they come from."""
+    ours, show = str(Path(sinklab.__file__).parent), warnings.showwarning
+
+    def shown(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, UserWarning) and filename.startswith(ours):
+            say(f"warning: {message}")
+        else:
+            show(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = shown
+        yield
 
 
 def is_follower() -> bool:

@@ -9,6 +9,7 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.models.losses import is_causal_lm
 from sinklab.results.intervals import LEAST_SHARE
+from sinklab.sinks.short_rows import even_share, from_tokens_on, short_rows_warning
 
 __all__ = [
     "learned_positions",
@@ -18,9 +19,6 @@ __all__ = [
     "short_text_warning",
     "trained_length",
 ]
-
-LONGEST = 100_000
-"""Tokens up to which is looked for a length at which an even share is no sink."""
 
 
 def trained_length(model: PreTrainedModel) -> int | None:
@@ -73,20 +71,11 @@ def length_warning(model: PreTrainedModel, length: int) -> str:
 def short_text_warning(model: PreTrainedModel, length: int, threshold: float) -> str:
     """A sentence where a decoder's head that looks at all keys alike passes for one that sinks; empty otherwise.
 
-    The first query sees one key, the second two, and so on: such a head gives the first of T positions (1 + 1/2 + … + 1/T) / T,
-    which is above 0.3 up to nine tokens.
-
     Args:
         length: tokens of a sample.
         threshold: mean weight above which a head is said to sink.
     """
-    share = _even_share(length)
-    if not is_causal_lm(model) or share <= threshold:
-        return ""
-    return (
-        f"In texts of {length:,} tokens a head that looks at all keys alike gives the first position {share:.2g} of its "
-        f"attention, more than {threshold:g}: that many heads do so says nothing of a sink{_enough(threshold)}."
-    )
+    return short_rows_warning(length, threshold) if is_causal_lm(model) else ""
 
 
 def short_target_warning(samples: Samples, threshold: float) -> str:
@@ -101,27 +90,12 @@ def short_target_warning(samples: Samples, threshold: float) -> str:
         return ""
     mask = samples.arguments.get("decoder_attention_mask")
     lengths = [targets.shape[1]] * len(targets) if mask is None else mask.sum(1).tolist()
-    short = [length for length in lengths if _even_share(length) > threshold]
+    short = [length for length in lengths if even_share(length) > threshold]
     if len(short) <= LEAST_SHARE * len(lengths):
         return ""
     tokens = f"{min(short):,} to {max(short):,}" if min(short) < max(short) else f"{max(short):,}"
     which = f"{len(short):,} of {len(lengths):,} targets have" if len(lengths) > 1 else "The target has"
     return (
         f"{which} {tokens} tokens, where a head of the decoder that looks at all keys alike gives the first position more than "
-        f"{threshold:g} of its attention: that many heads do so says nothing of a sink{_enough(threshold)}."
+        f"{threshold:g} of its attention: that many heads do so says nothing of a sink{from_tokens_on(threshold)}."
     )
-
-
-def _enough(threshold: float) -> str:
-    """From how many tokens on an even share is no sink, in words; empty where no length is enough."""
-    total = 0.0
-    for tokens in range(1, LONGEST):
-        total += 1 / tokens
-        if total / tokens <= threshold:
-            return f"; from {tokens:,} tokens on it does not"
-    return ""
-
-
-def _even_share(length: int) -> float:
-    """Mean weight on the first of so many positions, over the queries, where every query gives all keys it sees the same."""
-    return sum(1 / tokens for tokens in range(1, length + 1)) / length if length else 0.0

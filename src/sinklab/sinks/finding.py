@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.sinks.finder import SinkFinder
+from sinklab.sinks.short_rows import short_rows_warning
 from sinklab.sinks.value import Sink, SinkPlace, Sinks, sink_at
 from sinklab.sinks.weights import SinkWeights
 
@@ -46,6 +50,10 @@ def find_sinks(
         corpus, bos: of the texts, for the record.
         names, together: see :class:`SinkFinder`.
 
+    Warns:
+        UserWarning: a sink is searched for, and every sample is so short that a head of a decoder that looks at all keys alike
+            would sink on the first one.
+
     Raises:
         ConfigurationError: a threshold outside [0, 1), or a place that these texts and this model do not have.
         InputError: no samples, samples without tokens, or nothing but padding.
@@ -70,6 +78,8 @@ def find_sinks(
     found = dataclasses.replace(found, tried=tuple(sorted(tried.items(), key=lambda pair: -pair[1])))
     if place != "find":
         found = _placed(found, place, whole, inputs)
+    if place == "find" and (short := short_rows_warning(found.length, threshold)) and _reads_causally(model, inputs):
+        warnings.warn(f"find_sinks: {short}", stacklevel=3)  # behind no_grad
     if found.main is None:
         unknown = np.full(len(found.heads), np.nan)
         return dataclasses.replace(found, weights=unknown, value_ratio=unknown)
@@ -89,6 +99,12 @@ def weigh_sinks(model: nn.Module, inputs: Mapping[str, Tensor], sinks: Sinks, *,
     with attend(model, [measured], verify=False):
         _run(model, inputs, torch.arange(len(next(iter(inputs.values())))), batch_size)
     return measured.completed()
+
+
+def _reads_causally(model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+    if "input_ids" not in inputs or not isinstance(model, PreTrainedModel) or model.config.is_encoder_decoder:
+        return False
+    return not looks_ahead(model)
 
 
 def _run(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, batch_size: int) -> None:

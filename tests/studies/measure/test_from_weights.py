@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -245,3 +247,18 @@ def test_a_two_sided_window_and_one_that_is_none():
     diagonal = torch.eye(6)  # nobody looks back, and somebody may say that it could
     table = from_weights(diagonal, window=6).table
     assert table.query("metric == 'mean_weight'")["count"].tolist() == [6, 5, 4, 3, 2, 1]
+
+
+def test_rows_so_short_that_an_even_share_passes_for_a_sink_are_said():
+    def even(length: int) -> torch.Tensor:
+        rows = torch.ones(length, length).tril()
+        return rows / rows.sum(1, keepdim=True)
+
+    with pytest.warns(
+        UserWarning, match=r"from_weights: In texts of 8 tokens a head .* 0\.34 of its attention, more than 0\.3:"
+    ):
+        assert from_weights(even(8)).sinks.main is not None  # which is none
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert from_weights(even(10)).sinks.main is None
+        from_weights(torch.full((4, 4), 0.25), causal=False)

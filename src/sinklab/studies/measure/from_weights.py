@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,6 +23,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as registry
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
+from sinklab.sinks.short_rows import short_rows_warning
 from sinklab.studies.measure.probing import make_probe, make_probes
 
 if TYPE_CHECKING:
@@ -103,6 +105,10 @@ def from_weights(
         threshold: mean weight above which a head sinks, in [0, 1).
         probes: names, settings or probes; by default all that weights are enough for. Those of a sink are about the one found.
 
+    Warns:
+        UserWarning: every sample is so short that a head that looks at all keys alike gives the first one more than
+            ``threshold``.
+
     Raises:
         InputError: an array that is not of these shapes, not of floating point, empty, or that cannot be attention weights: the
             message says in which layer, sample, head and query.
@@ -149,6 +155,9 @@ def from_weights(
     _show(calls, [*(probe.about(sinks) for probe in chosen if isinstance(probe, SinkProbe)), heads])
     table = table_of(chosen)
     table["tier"], table["operation"] = TIER, calls[0].operation.name
+    longest = kv_len if real is None else int(real.sum(1).max())
+    if causal and q_len == kv_len and (short := short_rows_warning(longest, threshold)):
+        warnings.warn(f"from_weights: {short}", stacklevel=2)
     shape = (len(layers), samples, max(layer.shape[1] for layer in layers), q_len, kv_len)
     return MeasuredWeights(
         table.astype({"tier": "string", "operation": "string"}), heads.completed() if sinks.main else sinks, shape
