@@ -17,6 +17,7 @@ from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.registry import claims
 from sinklab.results.run import Result
+from sinklab.results.voice import duration
 from sinklab.studies.reproduce import engine
 from sinklab.studies.reproduce.reproduce import chosen
 from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING
@@ -190,10 +191,13 @@ class TestReproduce:
     def test_what_all_take_together_is_said_before(self, asked):
         said = run("reproduce", "learning_rate", "--seeds", "0..3", status=1).stderr.replace("\n", " ")
         cells = engine._request("learning_rate", "tiny", range(4)).cells
-        minutes = round(len(cells) * SECONDS_OF_A_TRAINING["tiny"] / 60)
-        assert f"claims: 1, trainings: {len(cells)}, measurements: 0, in all about {minutes} minutes of one core" in said
-        assert re.search(r"trainings: 12,.* in all about 112 minutes", engine.foreseen(["learning_rate"], "small", [0, 1, 2]))
+        time = duration(len(cells) * SECONDS_OF_A_TRAINING["tiny"])
+        assert f"claims: 1, trainings: {len(cells)}, measurements: 0, in all {time} of one core" in said
+        assert re.search(
+            r"trainings: 12,.* in all about 1\.9 hours of one core", engine.foreseen(["learning_rate"], "small", [0, 1, 2])
+        )
         assert "in all about" not in engine.foreseen(["learning_rate"], "60m", [0, 1, 2])
+        assert "in all about 80 seconds of one core" in engine.foreseen(["repeated_token_laws"], "tiny", range(8))
 
     def test_claims_that_share_trainings_are_foreseen_with_them_once(self):
         alone = [len(engine._request(name, "tiny", [0]).cells) for name in ("learning_rate", "weight_decay")]

@@ -288,7 +288,7 @@ def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
     said = []
     both = find_causes(str(checkpoint), **{**options, "domains": ["random_tokens", "repeated_token"]}, say=said.append)
     (head,) = both.summary["heads"]
-    assert said[0].startswith("1 heads × 5 interventions × 20 texts take ")
+    assert said[0].startswith("1 head × 5 interventions × 20 texts take ")
     assert [both.summary[name] for name in ("read_outs", "location", "key_bias", "massive", "spread")] == [None] * 5
     for domain in ("random_tokens", "repeated_token"):
         (alone,) = find_causes(str(checkpoint), **{**options, "domains": [domain]}).summary["heads"]

@@ -198,7 +198,8 @@ class Resumable:
             also.append("the experiments on the sink")
         there = number - len(waiting)
         rest = f"; {there} of {number} heads are there from an earlier run" if there else ""
-        what = f"{len(waiting)} heads × {len(self.variants)} interventions × {len(samples)} texts"
+        heads = "1 head" if len(waiting) == 1 else f"{len(waiting)} heads"
+        what = f"{heads} × {len(self.variants)} interventions × {len(samples)} texts"
         self.say(f"{' and '.join([what, *also])} take {duration(seconds)}{more}{rest}")
 
     def _seconds_of_an_edit(self, group: HeadGroup) -> float:

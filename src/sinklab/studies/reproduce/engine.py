@@ -17,13 +17,14 @@ from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.claim import Claim
 from sinklab.jobs.effect import Numbers
 from sinklab.jobs.grid import Cell
-from sinklab.jobs.scale import SCALES, Base, Scale, bases_at, folder_name
+from sinklab.jobs.scale import SCALES, Base, Cost, Scale, bases_at, folder_name
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, check_name
 from sinklab.results.metric import FRACTION, Metric, catalogue
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
+from sinklab.results.voice import duration
 from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_changes
 from sinklab.studies.reproduce.display import display_parts
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part, words_of
@@ -41,8 +42,8 @@ DIVERGED = Metric(
 )
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
-SECONDS_OF_A_MEASUREMENT = 35.0
-"""Of one core, in round numbers, for a claim that trains its own models or none."""
+SECONDS_OF_A_MEASUREMENT: Mapping[Cost, float] = {"seconds": 10.0, "minutes": 35.0}
+"""Of one core, in round numbers: means of a seed of the kept claims that train their own models or none, by their cost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +154,12 @@ def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Bas
     """
     requests = _requests(names, scale, seeds, base)
     trainings = len({cell.name for request in requests for cell in request.cells.values()})
-    measurements = len(seeds) * sum(request.claim.measure is not None and request.runnable for request in requests)
-    seconds = SECONDS_OF_A_TRAINING.get(scale)
-    minutes = 0.0 if seconds is None else (trainings * seconds + measurements * SECONDS_OF_A_MEASUREMENT) / 60
-    time = f", in all about {minutes:,.0f} minutes of one core" if minutes >= 1 else ""
+    costs = [request.claim.costs[scale] for request in requests if request.claim.measure is not None and request.runnable]
+    measurements, of_one = len(seeds) * len(costs), SECONDS_OF_A_TRAINING.get(scale)
+    seconds = 0.0
+    if of_one is not None:
+        seconds = trainings * of_one + len(seeds) * sum(SECONDS_OF_A_MEASUREMENT.get(cost, 0.0) for cost in costs)
+    time = f", in all {duration(seconds)} of one core" if seconds >= 60 else ""
     return (
         f"claims: {len(requests)}, trainings: {trainings}, measurements: {measurements}{time}; what is there already is not "
         "done again"
