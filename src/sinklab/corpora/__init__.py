@@ -105,7 +105,7 @@ def _holds_pairs(path: Path) -> bool:
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         first = file.readline(1 << 20)
     if suffix == ".csv":
-        return {"source", "target"} <= {name.strip() for name in next(csv.reader([first]), [])}
+        return {"source", "target"} <= {name.strip().casefold() for name in next(csv.reader([first]), [])}
     try:
         entry = json.loads(first)
     except ValueError:

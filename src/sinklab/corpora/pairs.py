@@ -112,7 +112,7 @@ class Pairs(Corpus):
                 if not any(cell.strip() for cell in row):
                     continue
                 if names is None:
-                    header = [cell.strip() for cell in row]  # some write a space behind the comma
+                    header = self._header(row)
                     named = {self.source, self.target} <= set(header)
                     names = header if named else self._unnamed(row, number)
                     if named:
@@ -122,6 +122,12 @@ class Pairs(Corpus):
                 yield self._pair(dict(zip(names, row, strict=True)), f"{self.path} line {number}")
         except csv.Error as error:
             raise InputError(f"{self.path} line {reader.line_num} cannot be read as a row: {error}") from None
+
+    def _header(self, row: Sequence[str]) -> list[str]:
+        """Names of columns; one that is spelt with other capitals is the one that is asked for, unless that is there too."""
+        header = [cell.strip() for cell in row]  # some write a space behind the comma
+        asked = {name.casefold(): name for name in (self.source, self.target) if name not in header}
+        return [asked.get(name.casefold(), name) for name in header]
 
     def _unnamed(self, row: Sequence[str], number: int) -> list[str]:
         if len(row) != 2 or (self.source, self.target) != ("source", "target"):

@@ -235,10 +235,18 @@ def test_a_pair_that_is_none_is_named_by_its_line(tmp_path, name, content, says)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("names", ["source,target", "source, target", '"source","target"'])
+@pytest.mark.parametrize("names", ["source,target", "source, target", '"source","target"', "Source,TARGET"])
 def test_a_row_of_names_is_no_pair(tmp_path, names):
     (tmp_path / "a.csv").write_text(f"{names}\nd e,f\n")
-    assert list(resolve_corpus(str(tmp_path / "a.csv")).pairs(0)) == [("d e", "f")]
+    (tmp_path / "a.tsv").write_text(f"{names.replace(',', chr(9)).replace(chr(34), '')}\nd e\tf\n")
+    for name in ("a.csv", "a.tsv"):
+        assert list(resolve_corpus(str(tmp_path / name)).pairs(0)) == [("d e", "f")]
+
+
+def test_columns_that_differ_in_capitals_are_told_apart_where_both_are_there(tmp_path):
+    (tmp_path / "a.tsv").write_text("EN\ten\tDe\nx\td e\tf\n")
+    corpus = resolve_corpus({"name": "pairs", "path": str(tmp_path / "a.tsv"), "source": "en", "target": "de"})
+    assert list(corpus.pairs(0)) == [("d e", "f")]
 
 
 def test_what_cannot_be_read_is_refused_in_one_line(tsv, checkpoint):
