@@ -79,6 +79,13 @@ class TestOutput:
         assert run(checkpoint, *options, stdin="def f(x):").stdout == text
         assert run(checkpoint, *options, "--file=-", stdin="def f(x):").stdout == text
 
+    def test_a_policy_has_its_settings_behind_a_colon_as_in_other_commands(self, checkpoint):
+        line = ("--prompt", PROMPT, "--endless", "--max-new-tokens", 30, "--json")
+        apart = lines(run(checkpoint, *line, "--policy", "blocks", "--set", "block=6", "--sinks", 1))
+        together = lines(run(checkpoint, *line, "--policy", "blocks:block=6,num_sinks=1"))
+        assert together[1]["policy"] == apart[1]["policy"] == "1+2×6"
+        assert [token["id"] for token in together[0]] == [token["id"] for token in apart[0]]
+
     def test_settings_reach_the_stream(self, checkpoint, loaded):
         options = ["--policy", "pinned", "--set", "pinned=[0, 3]", "--window", 11, "--temperature", 0.9, "--top-k", 40]
         options += ["--top-p", 0.8, "--seed", 7, "--keep", "ab", "--chunk", 5, "--endless", "--max-new-tokens", 20, "--json"]
@@ -231,6 +238,10 @@ class TestBadInput:
             (
                 ["--prompt", "a", "--window", "16", "--set", "window=8"],
                 "window is given twice, by --window and by --set window=",
+            ),
+            (
+                ["--prompt", "a", "--policy", "sink_window:window=3", "--window", "4"],
+                "window is given twice, by --policy and by --window; give one of them",
             ),
             (["--prompt", "a", "--sinks", "2", "--set", "num_sinks=1"], "num_sinks is given twice, by --sinks and by --set"),
             (["--prompt", "a", "--set", "windw=3"], "policy 'sink_window' has no setting 'windw'"),

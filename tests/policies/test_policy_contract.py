@@ -35,6 +35,13 @@ SETTINGS = {
         {"num_sinks": 0, "dense": 3, "span": 9, "stride": 3},
         {"num_sinks": 5, "dense": 4, "span": 4, "stride": 4},
     ],
+    "blocks": [
+        {"num_sinks": 2, "block": 4, "blocks": 2},
+        {"num_sinks": 0, "block": 3, "blocks": 3},
+        {"num_sinks": 1, "block": 5, "blocks": 1},
+        {"num_sinks": 3, "block": 1, "blocks": 6},
+        {"num_sinks": 2, "block": 4, "blocks": 2, "positions": "original"},
+    ],
     "heavy_hitter": [{"heavy": 4, "recent": 3}, {"heavy": 1, "recent": 0}, {"heavy": 4, "recent": 3, "positions": "original"}],
     "value_norm": [
         {"num_sinks": 2, "large": 3, "recent": 2},

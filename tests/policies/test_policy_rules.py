@@ -7,6 +7,7 @@ import torch
 
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.policies.base import ScoredPolicy
+from sinklab.policies.blocks import Blocks
 from sinklab.policies.full import Full
 from sinklab.policies.heavy_hitter import HeavyHitter
 from sinklab.policies.pinned import Pinned
@@ -73,6 +74,35 @@ def test_strided():
     assert slots_of(policy, 14) == [0, 7, 2, 8, 3, 7, 4, 8, 5, 7, 6, 8, 1, 7]
 
 
+def test_blocks():
+    policy = Blocks(num_sinks=1, block=3, blocks=2)
+    assert seen_by(policy, 6) == [0, 1, 2, 3, 4, 5, 6]  # 1 to 3 and 4 to 6
+    assert seen_by(policy, 7) == [0, 4, 5, 6, 7]
+    assert seen_by(policy, 9) == [0, 4, 5, 6, 7, 8, 9]
+    assert seen_by(policy, 10) == [0, 7, 8, 9, 10]
+    assert slots_of(policy, 10) == [0, 1, 2, 3, 4, 5, 6, 1, 2, 3]
+    assert (policy.num_slots, policy.reach, policy.holds_more, policy.is_one_ring) == (7, 7, True, True)
+    assert policy.evicted(torch.arange(5, 12))[:, 0].tolist() == [0, 0, 3, 3, 3, 6, 6]
+    index = torch.arange(40)
+    single, plain = Blocks(num_sinks=2, block=1, blocks=5), SinkWindow(num_sinks=2, window=4)
+    assert torch.equal(single.visible(index[:, None], index), plain.visible(index[:, None], index))
+    assert torch.equal(single.slots(index), plain.slots(index))
+    assert torch.equal(single.evicted(index), plain.evicted(index))
+    assert not single.holds_more
+
+
+def test_blocks_are_the_context_shift_of_llama_cpp():
+    """Written as its server has it: before a token would fill the context, the older half of what is not kept goes."""
+    keep, block = 3, 8
+    policy, context, held = Blocks(num_sinks=keep, block=block, blocks=2), keep + 2 * block + 1, list[int]()
+    for token in range(40):
+        if len(held) + 1 >= context:
+            discard = (len(held) - keep) // 2
+            del held[keep : keep + discard]
+        held.append(token)
+        assert seen_by(policy, token) == held
+
+
 def test_score_of_heavy_hitters():
     score = HeavyHitter(heavy=2, recent=1).score(
         torch.tensor([[[0.5, 1.5, 0.0]]]), torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2), torch.tensor([[[0.25, 0.5, 0.25]]])
@@ -103,6 +133,8 @@ def test_score_of_value_norms():
         (Pinned(pinned=(0, 7), window=9, positions="original"), "{0, 7}+9, original positions"),
         (Pinned(pinned=tuple(range(30)), window=9), "{30 tokens}+9"),
         (Strided(), "4+512, 1 in 8 of 4096"),
+        (Blocks(num_sinks=1, block=16, blocks=4), "1+4×16"),
+        (Blocks(positions="original"), "4+2×512, original positions"),
         (HeavyHitter(heavy=3, recent=4), "3 heavy+4"),
         (HeavyHitter(heavy=3, recent=4, positions="original"), "3 heavy+4, original positions"),
         (ValueNorm(), "4+508 large+512"),
@@ -130,6 +162,9 @@ def test_describe(policy, words):
         (Pinned, {"pinned": 4}, r"pinned 4 must be a tuple"),
         (Pinned, {"pinned": (0.5,)}, r"pinned \(0\.5,\) must be a tuple"),
         (Pinned, {"window": 0}, r"window 0 must be 1 or more"),
+        (Blocks, {"num_sinks": -1}, r"num_sinks -1 must be 0 or more"),
+        (Blocks, {"block": 0}, r"block 0 must be 1 or more"),
+        (Blocks, {"blocks": 0}, r"blocks 0 must be 1 or more"),
         (Strided, {"positions": "in_cache"}, r"policy 'strided' keeps original positions; got positions='in_cache'"),
         (Strided, {"num_sinks": -2}, r"num_sinks -2 must be 0 or more"),
         (Strided, {"stride": 1}, r"stride 1 must be 2 or more; policy 'sink_window' has no gaps"),

@@ -10,6 +10,7 @@ from tests.streaming.oracle import slow_logits
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.policies.blocks import Blocks
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.strided import Strided
@@ -93,6 +94,7 @@ POLICIES = (
     Pinned(pinned=(1, 7), window=WINDOW, positions="original"),
     Strided(num_sinks=1, dense=4, span=12, stride=4),
     Window(window=WINDOW, positions="original"),
+    Blocks(num_sinks=SINKS, block=4, blocks=3, positions="original"),
 )
 
 

@@ -11,6 +11,7 @@ from transformers.models.falcon import modeling_falcon
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.policies.blocks import Blocks
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.strided import Strided
@@ -22,7 +23,9 @@ from sinklab.streaming.reader import open_reader
 HEADS, LENGTH = 4, 34
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "use_cache": True}
 FAMILIES = ("bloom", "mpt", "falcon", "alibi", "relative", "bucket_index")
-POLICIES = (SinkWindow(num_sinks=2, window=8), Window(window=6), Pinned(pinned=(0, 5, 20), window=6))
+POLICIES = (
+    SinkWindow(num_sinks=2, window=8), Window(window=6), Pinned(pinned=(0, 5, 20), window=6), Blocks(num_sinks=2, block=4),
+)  # fmt: skip
 
 TOLERANCE = 1e-4
 """Sums of some tens of products of size up to ten, each rounded to 2**-24, through two layers: 1e-5 at most in practice. A bias

@@ -7,6 +7,7 @@ import torch
 from tests.architectures.zoo import ZOO, build
 
 from sinklab.errors import ConfigurationError
+from sinklab.policies.blocks import Blocks
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.strided import Strided
@@ -217,6 +218,7 @@ def test_rings_that_are_written_in_turn_are_refused(quantized):
         SinkWindow(num_sinks=0, window=1),
         Pinned(pinned=(0, 4, 9), window=6),
         Window(window=3),
+        Blocks(num_sinks=2, block=3, blocks=2),
     ],
 )
 def test_policies_of_one_ring(policy):

@@ -225,6 +225,8 @@ POLICIES = [
     {"name": "pinned", "pinned": (0, 7, 30), "window": 9, "positions": "original"},
     {"name": "pinned", "pinned": (5,), "window": 3},
     {"name": "strided", "num_sinks": 2, "stride": 2, "dense": 4, "span": 16},
+    {"name": "blocks", "num_sinks": 2, "block": 5, "blocks": 2},
+    {"name": "blocks", "num_sinks": 0, "block": 4, "blocks": 3, "positions": "original"},
 ]
 
 

@@ -11,6 +11,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.errors import UnsupportedModelError
+from sinklab.policies.blocks import Blocks
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
@@ -98,6 +99,8 @@ def test_what_needs_a_mask_is_refused(flash):
         read(model, tokens, caches[1])
     with pytest.raises(UnsupportedModelError, match=r"which policy \{0, 7\}\+9 needs while it holds no token in some slots"):
         read(model, tokens, caches[2], pieces=[3, 1, 5])  # the slot of token 7 is empty
+    with pytest.raises(UnsupportedModelError, match="takes no 4-D mask, which policy 'blocks' needs"):
+        read(model, tokens, PolicyCache(Blocks(num_sinks=1, block=4), model))  # a block that has left is still in its slots
     own = build(KINDS["prefix"])
     cache = small(own)
     own.config._attn_implementation = "flash_attention_2"

@@ -69,6 +69,15 @@ class Policy(abc.ABC):
         """
         return wanted[-1].stop if wanted else 0
 
+    @classmethod
+    def of_size(cls, held: int, num_sinks: int) -> dict[str, object]:
+        """Settings with which ``held`` tokens before the query stay; none, as here, where its sizes are scaled to that.
+
+        Args:
+            num_sinks: first tokens that are to be among them, if the policy has any; one more where sizes need it to add up.
+        """
+        return {}
+
     def describe(self) -> str:
         """The policy in a few characters, for tables and plots; by default its name and settings."""
         settings = ", ".join(
@@ -139,7 +148,7 @@ class SlotPolicy(BoundedPolicy):
 
     @property
     def holds_more(self) -> bool:
-        """Whether tokens stay in their slots when the newest query no longer sees them; see ``rollback`` of a cache."""
+        """Whether tokens stay in their slots when no query sees them any more, such as those of a block that has left."""
         return False
 
     @property
@@ -162,12 +171,16 @@ class SlotPolicy(BoundedPolicy):
         """Evicted tokens between each pinned token and the query, int64 ``(*query_positions.shape, len(pinned))``.
 
         It is the distance by which the in-cache position of the pinned token differs from the original one. This form suits
-        policies that hold their pinned tokens and the most recent others; a policy that does not supports original positions
-        only.
+        policies that hold their pinned tokens and the most recent others (:meth:`num_recent`); a policy that does not supports
+        original positions only.
         """
         pinned = torch.tensor(self.pinned, dtype=torch.long, device=query_positions.device)
-        recent = self.num_slots - len(self.pinned)
-        return (self.unpinned(query_positions)[..., None] - recent - self.unpinned(pinned)).clamp(min=0)
+        gone = self.unpinned(query_positions) - self.num_recent(query_positions)
+        return (gone[..., None] - self.unpinned(pinned)).clamp(min=0)
+
+    def num_recent(self, query_positions: Tensor) -> Tensor:
+        """How many tokens that are not pinned each query sees as soon as there are so many, itself included; int64."""
+        return torch.full_like(query_positions, self.num_slots - len(self.pinned))
 
     def unpinned(self, tokens: Tensor) -> Tensor:
         """How many tokens up to and including each are not pinned; int64 of the same shape."""

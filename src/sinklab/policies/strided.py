@@ -54,6 +54,14 @@ class Strided(SlotPolicy):
         if self.span < self.dense:
             raise ConfigurationError(f"span {self.span} must be at least dense {self.dense}, which it widens")
 
+    @classmethod
+    def of_size(cls, held: int, num_sinks: int) -> dict[str, object]:
+        """Half of the size for the last tokens, and the rest for every fourth of those before."""
+        stride, room = 4, held + 1 - num_sinks
+        dense = max(stride, room // 2 // stride * stride)
+        span = max(dense, (room - dense + dense // stride) * stride)
+        return {"num_sinks": num_sinks, "dense": dense, "span": span, "stride": stride}
+
     @property
     def pinned(self) -> tuple[int, ...]:
         return tuple(range(self.num_sinks))

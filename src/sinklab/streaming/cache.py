@@ -295,8 +295,15 @@ class PolicyCache(BoundedCache):
             table.maskless = "flash" in name
         elif "flash" in name and not table.in_order:
             raise UnsupportedModelError(_no_mask(name, f"policy {self.policy.name!r} needs"))
-        if "flash" in name and not table.in_order and (self.rollback or self._prefix):
-            raise UnsupportedModelError(_no_mask(name, "a prefix needs" if self._prefix else "`rollback` needs"))
+        if "flash" in name and isinstance(table, SlotTable) and (table.policy.holds_more or self._prefix):
+            what = (
+                "a prefix needs"
+                if self._prefix
+                else "`rollback` needs"
+                if self.rollback
+                else f"policy {self.policy.name!r} needs"
+            )
+            raise UnsupportedModelError(_no_mask(name, what))
         own = [kind for kind in ("token_type_ids", "mm_token_type_ids") if arguments.get(kind) is not None]
         rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
         if (own or "mrope_section" in rope) and (media := media_of(arguments)):

@@ -51,7 +51,7 @@ class HostedPolicy(SlotPolicy):
 
     @property
     def holds_more(self) -> bool:
-        return self.rollback > 0
+        return self.rollback > 0 or self.rule.holds_more
 
     def slots(self, tokens: Tensor) -> Tensor:
         behind = tokens - self.front
@@ -67,8 +67,8 @@ class HostedPolicy(SlotPolicy):
     def evicted(self, query_positions: Tensor) -> Tensor:
         # As any policy of pinned and recent tokens, of which the rule says how many there are.
         pinned = torch.tensor(self.pinned, dtype=torch.long, device=query_positions.device)
-        recent = self.rule.num_slots - len(self.rule.pinned)
-        return (self.unpinned(query_positions)[..., None] - recent - self.unpinned(pinned)).clamp(min=0)
+        gone = self.unpinned(query_positions) - self.rule.num_recent(query_positions - self.front)
+        return (gone[..., None] - self.unpinned(pinned)).clamp(min=0)
 
     def describe(self) -> str:
         return self.rule.describe()

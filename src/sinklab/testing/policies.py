@@ -55,8 +55,8 @@ def check_policy(policy: Policy) -> None:
 
     for a :class:`SlotPolicy` moreover:
 
-    - *slots*: those of a sequence written one after the other hold, at every token, just what is visible; pinned token ``j`` is
-      in slot ``j``;
+    - *slots*: those of a sequence written one after the other hold, at every token, just what is visible, or that at least if
+      it ``holds_more``; pinned token ``j`` is in slot ``j``;
     - *in-cache positions*: ``evicted`` counts the tokens between pinned ones and the query that are not held, and between the
       others and the query there are none; for in-cache positions only;
     - *evicting is masking*: decoding equals a dense forward under the rule as a mask (original positions), or a cache that
@@ -197,7 +197,7 @@ def _check_slots(checks: Checks, policy: SlotPolicy, table: Tensor, query: int, 
     checks.require(fits, "slots", f"slot {'behind the pinned' if wanted is None else wanted} for token {query}", slot)
     table[slot] = query
     held, seen = sorted(table[table >= 0].tolist()), row.nonzero().flatten().tolist()
-    different = set(held) ^ set(seen)
+    different = set(seen) - set(held) if policy.holds_more else set(held) ^ set(seen)
     checks.require(
         not different,
         "slots",

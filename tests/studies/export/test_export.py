@@ -45,7 +45,7 @@ VALUES = {
 SPECS = [
     "full", "window:window=20", "sink_window:num_sinks=4,window=60", "sink_window:num_sinks=1,window=7,positions=original",
     "pinned:pinned=[0,3],window=40", "pinned:pinned=[0,300],window=20", "heavy_hitter", "value_norm", "strided", "recompute",
-    "per_head:budgets=[[[1,4],[2,20]]]",
+    "per_head:budgets=[[[1,4],[2,20]]]", "blocks", "blocks:block=16,blocks=4",
 ]  # fmt: skip
 
 
@@ -121,6 +121,21 @@ class TestLlamaCpp:
         for spec, shifts in (("full", False), ("sink_window:num_sinks=4,window=60", True)):
             says = exported(engines()["llama.cpp"], plan(spec, "int8"))["parts"][-1]["says"]
             assert ("rounded again at every shift" in says) == shifts == ("--context-shift" in words("llama.cpp", spec, "int8"))
+
+    def test_two_blocks_are_its_context_shift(self):
+        # A context of 1 + 2 * 127 tokens and the newest is a multiple of 256.
+        exact, other = "blocks:num_sinks=1,block=127", "blocks:num_sinks=4,block=100"
+        assert answers("llama.cpp", exact) == {
+            "rule": "expressed", "tokens that stay": "expressed", "positions": "expressed",
+        }  # fmt: skip
+        assert (value("llama.cpp", "--ctx-size", exact), value("llama.cpp", "--keep", exact)) == ("256", "0")
+        assert "--context-shift" in words("llama.cpp", exact)
+        assert answers("llama.cpp", other)["rule"] == "approximated"
+        says = exported(engines()["llama.cpp"], plan(other))["parts"][0]["says"]
+        assert "--ctx-size 205 " in says
+        assert "rounds it up to 256, and blocks to 125 tokens" in says
+        refused = exported(engines()["llama.cpp"], plan("blocks:block=16,blocks=4"))["refused"]
+        assert refused == "it gives up half of what is not kept, one of two blocks, and not one of 4"
 
     def test_types_of_the_cache(self):
         for kind, wanted in (("int8", "q8_0"), ("int4", "q4_0")):

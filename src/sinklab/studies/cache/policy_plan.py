@@ -161,15 +161,8 @@ def _settings(
                 yield {"num_sinks": number, "window": budget - number}
     elif name == "pinned":
         yield {"pinned": tuple(positions), "window": budget - len(positions)}
-    elif name == "strided":
-        # Half of the budget for the last tokens, and the rest for every fourth of those before.
-        stride, pinned = 4, 1 if 1 in numbers else max(numbers)
-        room = budget + 1 - pinned
-        dense = max(stride, room // 2 // stride * stride)
-        span = max(dense, (room - dense + dense // stride) * stride)
-        yield {"num_sinks": pinned, "dense": dense, "span": span, "stride": stride}
     else:
-        yield {}
+        yield policy_registry[name].of_size(budget, 1 if 1 in numbers else max(numbers))
 
 
 def _held(policy: Policy) -> int:

@@ -86,7 +86,8 @@ def stream(
         chat: Take turns: one line of stdin each, in the model's chat template.
         system: With --chat: a system message, which is never evicted.
         keep: Text in front of the prompt, which is never evicted.
-        policy: What the cache holds: a name from 'sinklab list policies'; by default sink_window.
+        policy: What the cache holds: a name from 'sinklab list policies', with settings if need be, as in blocks:block=64; by
+            default sink_window.
         sinks: First tokens that stay: num_sinks of the policy; by default 4.
         window: Tokens before the next one that are held besides; by default 1020, or what the model was trained on.
         changes: Another field of the policy, such as positions=original; repeatable.
@@ -153,15 +154,7 @@ def stream(
             source = Stream.load(resume, loaded.model, **changed)
             talk = Chat(loaded.model, stream=source) if chat else None
         else:
-            named = {"num_sinks": sinks, "window": window}
-            fields = _fields(changes or [])
-            for name, value in named.items():
-                if value is not None and name in fields:
-                    option = "`sinks`" if name == "num_sinks" else f"`{name}`"
-                    raise ConfigurationError(f"{name} is given twice, by {option} and by `changes` {name}=…; give one of them")
-                if value is not None:
-                    fields[name] = value
-            settings["policy"] = {"name": policy or "sink_window", **fields}
+            settings["policy"] = _policy(policy, sinks, window, changes or [])
             if chat:
                 talk = Chat(loaded.model, system=system, **settings)
                 source = talk.stream
@@ -308,6 +301,23 @@ def _text(prompt: str | None, file: Path | None, *, needed: bool) -> str | None:
     if not text:
         raise InputError(f"{where} is empty; a stream needs a text to go on from")
     return text
+
+
+def _policy(policy: str | None, sinks: int | None, window: int | None, changes: list[str]) -> dict[str, Any]:
+    """Name and settings of a policy, from all places where they are given."""
+    from sinklab.registry import policies
+
+    fields = policies.read(policy or "sink_window")
+    given = dict.fromkeys(fields, "`policy`")
+    named = (("num_sinks", sinks, "`sinks`"), ("window", window, "`window`"))
+    for name, value, option in (
+        *(one for one in named if one[1] is not None),
+        *((name, value, f"`changes` {name}=…") for name, value in _fields(changes).items()),
+    ):
+        if name in given:
+            raise ConfigurationError(f"{name} is given twice, by {given[name]} and by {option}; give one of them")
+        fields[name], given[name] = value, option
+    return fields
 
 
 def _fields(changes: list[str]) -> dict[str, object]:

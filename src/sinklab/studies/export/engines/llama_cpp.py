@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from sinklab.policies.blocks import Blocks
 from sinklab.studies.export.base import Answer, Engine, ExportPlan, approximated, expressed, not_expressible
 
 __all__ = ["ENGINE", "LlamaCpp"]
@@ -21,7 +22,7 @@ class LlamaCpp(Engine):
     file: ClassVar[str] = "llama_cpp.sh"
     checked: ClassVar[str] = (
         "the options in tools/server/README.md of llama.cpp at commits 25d5b0c (2025) and 00dc805 (2026) and the context shift "
-        "in the source of its server, read on 2026-11-22"
+        "in the source of its server, read on 2026-11-22 and 2026-11-26"
     )
 
     def everything(self, plan: ExportPlan) -> Answer:
@@ -36,9 +37,23 @@ class LlamaCpp(Engine):
             return not_expressible("it keeps first tokens only, and the last of these stands too far behind them")
         return approximated(f"--keep {keep}{bos}: all tokens up to the last of them")
 
+    def rule(self, plan: ExportPlan) -> Answer:
+        policy = plan.policy
+        if not isinstance(policy, Blocks):
+            return super().rule(plan)
+        if policy.blocks != 2:
+            return not_expressible(f"it gives up half of what is not kept, one of two blocks, and not one of {policy.blocks}")
+        # The shift comes before the token that would fill the context, so that two whole blocks are then held.
+        size, padded = _context(plan), _padded(plan)
+        says = f"--ctx-size {size} and --context-shift: when it is full, the older half of what is not kept goes at once"
+        refused = "; a longer prompt is refused"
+        if padded == size:
+            return expressed(f"{says}{refused}")
+        block = (padded - 1 - policy.num_sinks) // 2
+        return approximated(f"{says}; the server rounds it up to {padded}, and blocks to {block} tokens{refused}")
+
     def window(self, plan: ExportPlan) -> Answer:
-        size = _context(plan)
-        padded = -(-size // PADDED) * PADDED
+        size, padded = _context(plan), _padded(plan)
         rounded = "" if padded == size else f", which the server rounds up to {padded}"
         bos = "; BOS stays too, where the tokenizer adds it" if plan.bos and not plan.pinned else ""
         return approximated(
@@ -82,8 +97,15 @@ def _kept(plan: ExportPlan) -> int:
 
 
 def _context(plan: ExportPlan) -> int:
-    """Tokens of the context, the kept ones included."""
+    """Tokens of the context, the kept ones included, and where its two halves are to be whole blocks that of the newest."""
+    if isinstance(plan.policy, Blocks):
+        return plan.held + 1
     return max(plan.held, plan.held - len(plan.pinned) + (plan.pinned[-1] + 1 if plan.pinned else 0))
+
+
+def _padded(plan: ExportPlan) -> int:
+    """Tokens of the context that the server makes of it."""
+    return -(-_context(plan) // PADDED) * PADDED
 
 
 ENGINE = LlamaCpp()
