@@ -6,6 +6,7 @@ from sinklab.claims._sgd import ADAM, SGD, adam_and_sgd, learns
 from sinklab.jobs.claim import Claim, Part
 from sinklab.jobs.effect import Value
 from sinklab.registry import claims
+from sinklab.results.metric import FRACTION
 
 __all__ = ["sgd_keeps_the_sink"]
 
@@ -24,9 +25,9 @@ def sgd_keeps_the_sink() -> Claim:
         presupposes=(
             learns(ADAM),
             learns(SGD),
-            Part("there is a sink with adamw", Value("bos_weight", ADAM), more_than=SINK),
+            Part("there is a sink with adamw", Value("bos_weight", ADAM, FRACTION), more_than=SINK),
         ),
-        parts=(Part("there is a sink with sgd", Value("bos_weight", SGD), more_than=SINK),),
+        parts=(Part("there is a sink with sgd", Value("bos_weight", SGD, FRACTION), more_than=SINK),),
         measure=adam_and_sgd,
         costs={"tiny": "minutes", "small": "hours", "60m": "gpu"},
     )

@@ -107,10 +107,20 @@ def _less(unit: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Value(Effect):
-    """A number as it is."""
+    """A number as it is.
+
+    Args:
+        within: smallest and largest value in these models, where that is less than the metric allows: a weight is a share of
+            its row under softmax, and any number under ReLU.
+    """
 
     metric: str
     of: str
+    within: tuple[float, float] | None = None
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return super().range if self.within is None else self.within
 
     def __call__(self, numbers: Numbers) -> float | None:
         return _of(numbers, self.of, self.metric)

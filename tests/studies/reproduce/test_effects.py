@@ -118,6 +118,14 @@ def test_a_rise_of_rates_is_a_difference():
     assert Rise("sink_rate", over=("a", "b")).estimate([1.0, 2.0, 6.0]).method == "Student's t"
 
 
+def test_a_weight_is_a_share_under_softmax_alone():
+    weights = [0.2, 0.8, 0.99]
+    assert Value("bos_weight", "relu").estimate(weights).interval[1] > 1.0
+    share = Value("bos_weight", "softmax", (0.0, 1.0)).estimate(weights)
+    assert share.interval[1] <= 1.0
+    assert share.middle == Value("bos_weight", "softmax").estimate(weights).middle
+
+
 def test_a_share_is_one_in_any_unit_and_what_compares_shares_is_none():
     assert "arcsine" in Value("held by both", "a").estimate([0.1, 0.2, 0.6]).method  # of digits
     assert "arcsine" in Extreme("held by both", ("a", "b")).estimate([0.1, 0.2, 0.6]).method
