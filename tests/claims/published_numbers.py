@@ -499,6 +499,7 @@ PUBLISHED |= {
         "adamw": {"residual_peak_inside": 20, "trigger_excess": 0.01},
         "sgd": {"residual_peak_inside": 1.2, "trigger_excess": 0.01},
     },
+    "masked_objective": {"masked": {"strongest_place": 0.6, "gain_by_context": 3.0}},
     "sgd_keeps_the_sink": {
         "adamw": {"bos_weight": 0.9, "trigger_excess": 0.01},
         "sgd": {"bos_weight": 0.9, "trigger_excess": 0.01},
@@ -557,6 +558,7 @@ REVERSED += [
     ("softpick_table", "softmax plus one", RATE, 34),
     ("adam_against_sgd", "sgd", "residual_peak_inside", 20),
     ("sgd_keeps_the_sink", "sgd", "bos_weight", 0.1),  # even weights
+    ("masked_objective", "masked", "strongest_place", 0.02),
     ("context_length", "context x 4", "first_attention_of_16", 0.05),
     ("context_length", "context x 4", "first_attention_of_16", 0.19),
     ("context_length", "context / 4", "first_attention_of_16", 0.21),
@@ -598,6 +600,7 @@ ABOUT_NOTHING += [
     ("adam_against_sgd", "adamw", "residual_peak_inside", 1.0),
     ("adam_against_sgd", "sgd", "trigger_excess", 3.0),
     ("sgd_keeps_the_sink", "sgd", "trigger_excess", 3.0),
+    ("masked_objective", "masked", "gain_by_context", 0.1),  # untrained
     ("sgd_keeps_the_sink", "adamw", "bos_weight", 0.1),
     ("context_length", "baseline", RATE, 0.0),
     ("context_length", "context x 4", LOSS, 4.0),

@@ -28,7 +28,7 @@ def _has(variant: Variant) -> Part:
 
 @claims.register("objective_and_mechanism")
 def objective_and_mechanism() -> Claim:
-    """Two objectives by three mechanisms; the third objective, tokens that are hidden, no recipe trains.
+    """Two objectives by three mechanisms; the third objective, tokens that are hidden, is that of ``masked_objective``.
 
     What is compared is the weight that a head carries to its output, which is defined alike for all three.
     """

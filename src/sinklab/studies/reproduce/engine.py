@@ -42,7 +42,7 @@ DIVERGED = Metric(
 )
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
-SECONDS_OF_A_MEASUREMENT: Mapping[Cost, float] = {"seconds": 10.0, "minutes": 35.0}
+SECONDS_OF_A_MEASUREMENT: Mapping[Cost, float] = {"seconds": 10.0, "minutes": 35.0, "hours": 900.0}
 """Of one core, in round numbers: means of a seed of the kept claims that train their own models or none, by their cost."""
 
 
