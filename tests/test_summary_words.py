@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import types
 
-from sinklab.report.words import verdict
+import torch
+
+from sinklab import from_weights
+from sinklab.report.words import sink_column, sink_name, verdict
 
 AT_BOS = {"position": 0, "token": "<s>", "token_share": 1.0, "rate": 16.0, "mean_weight": 0.01, "heads": []}
 
@@ -29,6 +32,27 @@ def test_silent_heads_are_no_sink():
         "sink_rate_gu2024": 16.0,
     }
     assert page(summary).startswith("This model has no attention sink: no head gives any position more than 0.3")
+
+
+def test_a_head_that_gives_much_to_other_keys_makes_no_sink_of_silent_ones():
+    """Head 0 gives 0.9 to every key but the first; head 1 gives 0.002 to the first and 0.0001 to the others."""
+    weights = torch.stack((torch.full((16, 16), 0.9), torch.full((16, 16), 1e-4))).tril()
+    weights[0, :, 0], weights[1, :, 0] = 0.0, 2e-3
+    found = from_weights(weights, row_sums="any").sinks
+    assert (found.main, [sink.place for sink in found.silent], found.heads_by_weight) == (None, [0], 1)
+    summary = {"sinks": found.to_dict(), "normalized": False, "sink_heads_by_weight": 1, "sink_positions": []}
+    summary |= {"sink_role": "none", "null_mass": None, "num_heads": 2, "sink_rate_gu2024": 50.0}
+    assert page(summary).startswith(
+        "This model has no attention sink: no head gives the first position more than 0.3 of weight on average. Only after "
+        "dividing each row by its sum, however small, do 50.0\u202f% of heads and samples pass at the first position."
+    )
+    audit = types.SimpleNamespace(summary=summary)
+    assert (sink_column(audit), sink_name(audit)) == (None, "position 0 (no sink was found)")  # type: ignore[arg-type]
+    # Beside a sink they are no further ones.
+    place = {"position": 2, "name": "position 2", "rate": 50.0, "sinking": 1, "heads": [], "text": None, "kind": "position"}
+    both = summary | {"sinks": {**found.to_dict(), "sinks": [place]}}
+    assert "has an attention sink at position 2" in page(both)
+    assert "other position" not in page(both)
 
 
 def test_a_softmax_sink_is_a_sink():

@@ -16,6 +16,7 @@ from sinklab.report.words import (
     number,
     percent,
     quote,
+    silent_of,
     sink_column,
     sink_name,
     sinks_of,
@@ -112,13 +113,13 @@ def cards(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> list[Card]:
     role = summary.get("sink_role")
     role = None if not sinks or role in ("null score", sinks[0].get("description")) else role
     strongest = Card("Strongest sink", None, "")
-    if sinks and summary.get("normalized") is False and summary.get("sink_heads_by_weight") == 0:
-        strongest = Card("Strongest sink", "None", "by weight; rows divided by their sums pass the threshold")
-    elif sinks:
+    if sinks:
         top, name = sinks[0], str(sinks[0]["name"])
         there = token_there(top)  # a position may be called by its token: [CLS]
         token = f"{quote(there)} · " if there and there not in name else ""
         strongest = Card("Strongest sink", name[0].upper() + name[1:], f"{token}{percent(top['rate'])}")
+    elif silent_of(summary):
+        strongest = Card("Strongest sink", "None", "by weight; rows divided by their sums pass the threshold")
     elif isinstance(summary.get("sink_positions"), list):
         often = "it often enough" if followed_and_weak(summary)[1] else "the threshold"
         strongest = Card("Strongest sink", "None", f"no position passes {often}")
