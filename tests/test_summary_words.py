@@ -76,14 +76,16 @@ def test_a_token_is_named_only_where_most_sinks_have_it():
     assert "“the”" in page(summary | {"sinks": {"sinks": [], "silent": [], "weak": [weak | {"token_share": 0.9}]}})
 
 
-def test_a_window_is_named_whatever_else_is_said_of_a_model_without_a_sink():
-    """A rate at position 0 in modules with a window does not count, also beside a place that is named as the most frequent."""
+def test_a_window_is_named_whatever_else_is_said():
+    """A rate at position 0 in modules with a window does not count, also beside a sink or the most frequent place."""
     token = {"kind": "token", "name": "'.' wherever it stands", "text": ".", "sinking": 1, "rate": 20.0, "value_ratio": 0.5}
     weak = {"kind": "position", "name": "position 12", "position": 12, "text": "m", "token_share": 0.9, "rate": 2.1}
     silent = {"sinks": [], "followed": [], "weak": []}
     summary = {"sink_role": "none", "normalized": True, "sink_rate_gu2024": 24.0, "windowed_modules": 1, "num_modules": 2}
     said = "In 1 of its 2 attention modules, as where a window slides, fewer than half of the queries see the first position"
-    for found in ({**silent, "weak": [weak]}, {**silent, "followed": [token]}, silent):
+    sink = {"kind": "position", "name": "position 0", "position": 0, "text": "<s>", "token_share": 1.0, "rate": 50.0}
+    at_first = {**silent, "sinks": [sink | {"sinking": 4, "heads": []}]}
+    for found in ({**silent, "weak": [weak]}, {**silent, "followed": [token]}, silent, at_first):
         assert said in page(summary | {"sinks": {"silent": [], **found}})
         assert "window" not in page(summary | {"sinks": {"silent": [], **found}, "windowed_modules": 0})
     quiet = {"normalized": False, "sink_heads_by_weight": 0, "sink_positions": [AT_BOS]}

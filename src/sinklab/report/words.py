@@ -245,7 +245,8 @@ def finding(summary: Mapping[str, Any]) -> str:
         elsewhere = [str(sink["name"]) for sink in sinks[1:] if sink["kind"] != "position" or sink.get("called")]
         if elsewhere:
             text += f" {'Another sink is' if len(elsewhere) == 1 else 'Other sinks are'} {_listed(elsewhere)}."
-        return " ".join([text, *(_followed(sink, cells) for sink in followed)])
+        # Gu et al.'s rate, which stands beside this one, counts what the few queries of a window give.
+        return " ".join([text, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
     if followed:
         none = f"{subject} has no attention sink that stays at a place."
         return " ".join([none, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
