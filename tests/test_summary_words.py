@@ -22,6 +22,15 @@ def test_a_learned_logit_is_no_position():
     assert "rests on a null score (a learned sink logit, a key bias), which takes 52.0\u202f% of the mass" in page(summary)
 
 
+def test_a_sink_beside_a_learned_logit_is_named():
+    """The first position is not the only one that may be a sink where the null score is the strongest."""
+    null = {"kind": "null", "name": "the null score", "position": None, "text": "sink logit", "rate": 60.0, "heads": []}
+    place = {"kind": "position", "name": "position 2", "position": 2, "text": None, "rate": 40.0, "heads": []}
+    summary = {"sink_role": "null score", "null_mass": 0.5, "sink_rate_gu2024": 0.0, "normalized": True}
+    said = page(summary | {"sinks": {"sinks": [null, place], "silent": [], "followed": [], "weak": []}})
+    assert said.endswith("in 0\u202f% of heads and samples. Another sink is position 2.")
+
+
 def test_silent_heads_are_no_sink():
     summary = {
         "sink_role": "none",

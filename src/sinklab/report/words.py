@@ -217,7 +217,7 @@ def finding(summary: Mapping[str, Any]) -> str:
         return (
             f"{subject} rests on a null score (a learned sink logit, a key bias), which takes {percent(100 * null)} of the "
             f"mass of its heads; the first position gets more than {threshold} of the attention in {percent(rate)} of heads "
-            "and samples."
+            f"and samples.{_further([_place(sink) for sink in sinks[1:]])}"
         )
     followed, weak = followed_and_weak(summary)
     silent = silent_of(summary)
@@ -243,8 +243,7 @@ def finding(summary: Mapping[str, Any]) -> str:
         if others:
             text += " One other position is a sink too." if others == 1 else f" {others} other positions are sinks too."
         elsewhere = [str(sink["name"]) for sink in sinks[1:] if sink["kind"] != "position" or sink.get("called")]
-        if elsewhere:
-            text += f" {'Another sink is' if len(elsewhere) == 1 else 'Other sinks are'} {_listed(elsewhere)}."
+        text += _further(elsewhere)
         # Gu et al.'s rate, which stands beside this one, counts what the few queries of a window give.
         return " ".join([text, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
     if followed:
@@ -269,6 +268,11 @@ def finding(summary: Mapping[str, Any]) -> str:
             f"enough to count; the first position does in {percent(rate)} of heads and samples.{_windowed(summary)}"
         )
     return "The sink rate was not measured, so nothing can be said about attention sinks."
+
+
+def _further(names: Sequence[str]) -> str:
+    """The sinks besides the strongest one."""
+    return f" {'Another sink is' if len(names) == 1 else 'Other sinks are'} {_listed(names)}." if names else ""
 
 
 def _windowed(summary: Mapping[str, Any]) -> str:
