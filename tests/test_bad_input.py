@@ -157,6 +157,13 @@ def test_a_metric_in_place_of_a_probe_names_the_probe(checkpoint, tmp_path):
     assert "'gu2024' is no probe but a metric; take the probe 'sink_rate', which measures it" in line
 
 
+@pytest.mark.parametrize("probe", ["entropy", "sink_rate:threshold=0.9"])
+def test_a_threshold_that_no_probe_takes_is_refused(probe, checkpoint, tmp_path):
+    options = ("--probe", probe, "--threshold", "0.1", "--out", tmp_path / "out")
+    line = refused(run("measure", checkpoint, *QUICK, *options), tmp_path / "out")
+    assert f"--threshold 0.1 has no effect on {probe.partition(':')[0]}: a probe has none, or names its own" in line
+
+
 def test_bos_of_a_model_without_one(tmp_path):
     config = transformers.GPT2Config(vocab_size=64, n_layer=1, n_head=2, n_embd=16, bos_token_id=None, eos_token_id=None)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")

@@ -35,8 +35,10 @@ from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
 from sinklab.jobs.processes import REFUSED, last_line, run_processes, serve, stop_with_driver
 from sinklab.jobs.watch import Bars, Watch
 from sinklab.recipes.tiny import tiny
+from sinklab.results.finding import finding_of
 from sinklab.results.folder import FolderLock
 from sinklab.results.table import read_run, read_table, write_json
+from sinklab.sinks.short_rows import few_queries_warning, short_rows_warning
 from sinklab.studies.arguments import parse_seeds
 from sinklab.studies.sweep.sweep import sweep as sweep_command
 from sinklab.training import process
@@ -539,6 +541,22 @@ def test_a_device_that_is_not_here_has_no_dtype(swept, here):
     with pytest.raises(ConfigurationError, match=r"^cell device=cuda-\w+: training.device is cuda .* or name training.dtype"):
         swept({"training.device": ["cuda"]}, "training.dtype=auto")
     assert here == []
+
+
+def test_a_window_in_which_an_even_head_passes_for_a_sink_is_said(swept):
+    """After eight steps heads look at all keys alike: in a window of eight tokens the first one gets H(8) / 8, 0.34."""
+    result = swept({"model.window": [8, None]}, seeds=[0])
+    windowed, plain = result.summary["settings"]
+    assert (windowed["sink_rate"]["values"], plain["sink_rate"]["values"]) == ([100.0], [0.0])
+    (warning,) = result.summary["warnings"]
+    assert warning.startswith("In a window of 8 tokens 8 of the 32 queries of a row see the first position, and a head that")
+    assert warning.endswith("gives it 0.34 of what they have, more than 0.3: that many heads do so says nothing of a sink.")
+    runs = [read_run(result.folder / name) for name in cells_of(result)["cell"]]
+    assert [run.get("warning") for run in runs] == [warning, None]
+    assert [finding_of(run, {}).endswith(warning) for run in runs] == [True, False]
+    assert "does not compare with that of other windows" in few_queries_warning(64, 16, 0.3)
+    assert few_queries_warning(64, 32, 0.3) == few_queries_warning(64, None, 0.3) == ""
+    assert few_queries_warning(8, 64, 0.3) == short_rows_warning(8, 0.3) != ""
 
 
 def test_one_that_diverges_is_a_result(swept):

@@ -214,6 +214,24 @@ def test_a_bos_that_one_tokenizer_added_and_the_other_did_not_is_a_difference(fo
     assert "Losses are not ranked, since the audits differ in bos" in text
 
 
+def test_numbers_of_two_definitions_are_said_not_to_compare(tmp_path: Path) -> None:
+    versions = {"a": (1, 1), "b": (2, 1)}
+    audits = [
+        write_audit(
+            tmp_path / name, model=name, layers=2,
+            run={"definitions": [
+                {"probe": "sink_rate", "metric": metric, "version": version, "text": "", "paper": "", "unit": "percent"}
+                for metric, version in zip(("gu2024", "kaul2024_first_argmax"), of, strict=True)
+            ]},
+        )
+        for name, of in versions.items()
+    ]  # fmt: skip
+    assert comparison_warning(audits) == (
+        "These audits differ in the definition of gu2024 (versions 1 and 2): such numbers do not compare. Audit again with the "
+        "same text, settings and version of sinklab."
+    )
+
+
 def test_other_texts_are_said_whatever_they_are_called(folders: list[Path], tmp_path: Path) -> None:
     """Two files of one name: the losses are not ranked, and the warning shows what differs."""
     config = read_run(folders[0])["config"] | {"corpus": "text.txt"}

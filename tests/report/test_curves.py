@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from sinklab.errors import InputError
-from sinklab.report.curves import draw_runs, without_maps, write_plot
+from sinklab.report.curves import draw_runs, measured_apart, without_maps, write_plot
 from sinklab.report.training_runs import read_curves
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.studies.plot.plot import plot
@@ -73,6 +73,24 @@ def test_what_is_drawn_is_what_the_table_says(tmp_path):
     assert heads.images[0].get_array().shape == (4, 3)
     assert [label.get_text() for label in heads.get_yticklabels()] == ["0.0", "0.1", "1.0", "1.1"]
     assert positions.images[0].get_array().shape == (3, 3)
+
+
+def test_runs_that_were_measured_in_different_ways_are_said_to_be(tmp_path):
+    """A rate above 0.3 and one above 0.9, or of two definitions, would stand on one axis without a word."""
+    folders = [make_run(tmp_path / name) for name in "abc"]
+    for folder, threshold in zip(folders, (0.3, 0.9, 0.3), strict=True):
+        watch = {"threshold": threshold, "window": 16, "every": threshold}
+        write_json({"config": {"watch": watch, "data": {"corpus": "text.txt"}}}, folder / "run.json")
+    table = read_curves(folders[2]).table
+    table.loc[table["metric"] == "gu2024", "version"] = 2
+    write_table(table, folders[2] / "table.parquet")
+    said = []
+    write_plot(folders[:2], tmp_path / "two.png", note=said.append)
+    assert said == ["These runs differ in watch.threshold (0.3, 0.9): what depends on it is not comparable as it stands."]
+    runs = [read_curves(folder) for folder in folders]
+    both = "watch.threshold (0.3, 0.9) and the definition of gu2024 (version 1, version 2)"
+    assert f"These runs differ in {both}:" in draw_runs(runs).get_supxlabel().replace("\n", " ")
+    assert measured_apart(runs[:1]) == ""
 
 
 def test_a_late_key_that_few_queries_see_is_no_sink(tmp_path):

@@ -244,7 +244,8 @@ class TestMissing:
         card = next(card for card in cards(read_audit(audit_folder)) if card.label == "Heads that sink")
         assert card.note == "in more than 10.0\u202f% of samples, with 95 % confidence, at position 0"
 
-    def test_the_card_of_the_strongest_sink_agrees_with_the_sentence_on_weak_ones(self, tmp_path: Path) -> None:
+    def test_the_page_of_a_model_without_a_sink_does_not_say_that_nothing_passes(self, tmp_path: Path) -> None:
+        """Weak places do, and so do first positions in layers with a window: they do not count."""
         folder = write_audit(tmp_path / "a", layers=2, seq_len=16, sink_position=None)
         notes = []
         for weak in ([], [{"kind": "position", "position": 0, "name": "position 0", "rate": 4.2, "heads": []}]):
@@ -252,7 +253,9 @@ class TestMissing:
             summary["sinks"] = {"sinks": [], "silent": [], "followed": [], "weak": weak}
             (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
             notes.append(next(card.note for card in cards(read_audit(folder)) if card.label == "Strongest sink"))
-        assert notes == ["no position passes the threshold", "no position passes it often enough"]
+            said = (write_report(folder)).read_text(encoding="utf-8")
+            assert "No position passes the threshold of 0.3 often enough to count." in said
+        assert notes == ["no position passes the threshold often enough"] * 2
 
     @pytest.mark.parametrize(("called", "note"), [(None, "“[CLS]” · 50.0\u202f%"), ("[CLS]", "50.0\u202f%")])
     def test_the_card_of_the_strongest_sink_names_its_token_once(self, tmp_path: Path, called: str | None, note: str) -> None:

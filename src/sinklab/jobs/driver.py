@@ -312,11 +312,13 @@ def _collect(plan: SweepPlan, errors: dict[str, str]) -> Result:
     table = append(tables)
     write_table(table, plan.folder / "table.parquet")
     write_text(cells.to_csv(index=False), plan.folder / "cells.csv")
+    said = [plan.run(row["cell"]).get("warning") for row in rows if row["sink_rate"] is not None]
     summary = {
         "folder": str(plan.folder),
         "settings": _by_settings(plan, rows),
         "cells": rows,
         "errors": [f"{name}: {error}" for name, error in errors.items()],
+        "warnings": list(dict.fromkeys(filter(None, said))),
     }
     return Result(summary, table, read_run(plan.folder, PLAN), plan.folder, display)
 
@@ -334,6 +336,7 @@ def display(result: Result) -> Iterator[RenderableType]:
         values = (escape(str(row["settings"][path])) for path in paths)
         shown.add_row(*values, runs, _written(row["held_out_loss"], ".3f"), _written(row["sink_rate"], ".2f"))
     yield shown
+    yield from (escape(f"\n{warning}") for warning in result.summary["warnings"])
     folder = Path(result.summary["folder"])
     yield escape(f"\ncells  {folder / 'cells.csv'}\ntable  {folder / 'table.parquet'}")
 

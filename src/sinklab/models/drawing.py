@@ -11,7 +11,7 @@ from sinklab.corpora.samples import Kind, Samples
 from sinklab.errors import InputError
 from sinklab.models.lengths import require_positions
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import hide_tokens, loss_kind
+from sinklab.models.losses import hide_tokens, is_two_sided, loss_kind
 from sinklab.models.media import draw_pictures, draw_recordings, reading_part
 from sinklab.models.pairs import draw_pairs
 from sinklab.models.processor import kind_of
@@ -43,7 +43,7 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
         InputError: the corpus holds fewer samples than asked for, or nothing that the model reads.
     """
     kind = kind_of(loaded.model)
-    two_sided = kind == "text" and loaded.model.config.is_encoder_decoder
+    two_sided = kind == "text" and is_two_sided(loaded.model)
     if not corpus.kinds & ({"text", "pairs"} if two_sided else {kind}):
         held = " or ".join(HELD[known] for known in sorted(corpus.kinds))
         advice = {"image": "a folder of pictures, a dataset with a column of images, or photographs"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Literal, TypeAlias
 
@@ -20,6 +21,7 @@ __all__ = [
     "guess_warning",
     "hide_tokens",
     "is_causal_lm",
+    "is_two_sided",
     "loss_kind",
 ]
 
@@ -39,6 +41,15 @@ LossKind: TypeAlias = Literal["next token", "masked token", "target token", "cla
 def is_causal_lm(model: PreTrainedModel) -> bool:
     """Whether the model predicts the next token of its own text: it can generate, and its attention sees no later token."""
     return bool(model.can_generate()) and not model.config.is_encoder_decoder and not looks_ahead(model)
+
+
+def is_two_sided(model: nn.Module) -> bool:
+    """Whether the model reads a source and a target: an encoder–decoder, and not its encoder by itself.
+
+    An encoder that was taken out keeps the configuration of the whole, which says that there are two.
+    """
+    two = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return two and "decoder_input_ids" in inspect.signature(model.forward).parameters
 
 
 def loss_kind(model: nn.Module) -> LossKind | None:

@@ -84,7 +84,7 @@ def comparison_verdicts(folders: Sequence[Path]) -> list[str]:
 
 
 def comparison_warning(folders: Sequence[Path]) -> str:
-    """What keeps audits from being compared: other texts, other settings; empty if nothing does.
+    """What keeps audits from being compared: other texts, settings, or definitions; empty if nothing does.
 
     Raises:
         ConfigurationError, InputError, ResultError: as :func:`comparison_table`.
@@ -394,7 +394,7 @@ def _short(revision: str) -> str:
 
 
 def _warning(audits: Sequence[tuple[str, Audit]]) -> str:
-    """What keeps the audits from being compared: other texts, other settings; empty if nothing does."""
+    """What keeps the audits from being compared: other texts, settings, or definitions; empty if nothing does."""
     sentences = []
     texts = list(dict.fromkeys(_text(audit) for _, audit in audits))
     if len(texts) > 1:
@@ -403,7 +403,21 @@ def _warning(audits: Sequence[tuple[str, Audit]]) -> str:
     different = _different(audits, _SETTINGS)
     if different:
         sentences.append(f"These audits differ in {_join(different)}: their rates are not comparable as they stand.")
-    return " ".join([*sentences, "Audit again with the same text and settings."]) if sentences else ""
+    if redefined := _redefined(audits):
+        sentences.append(f"These audits differ in the definition of {_join(redefined)}: such numbers do not compare.")
+    again = f"Audit again with the same text{', settings and version of sinklab' if redefined else ' and settings'}."
+    return " ".join([*sentences, again]) if sentences else ""
+
+
+def _redefined(audits: Sequence[tuple[str, Audit]]) -> list[str]:
+    """Metrics of which audits have different versions, each with these."""
+    versions: dict[str, dict[str, None]] = {}
+    for _, audit in audits:
+        entries = audit.run.get("definitions")
+        for entry in entries if isinstance(entries, list) else []:
+            if isinstance(entry, dict) and is_number(entry.get("version")):
+                versions.setdefault(str(entry.get("metric")), {})[str(entry["version"])] = None
+    return [f"{metric} (versions {' and '.join(sorted(of))})" for metric, of in versions.items() if len(of) > 1]
 
 
 def _conditions(audits: Sequence[tuple[str, Audit]]) -> list[tuple[str, list[float | None]]]:

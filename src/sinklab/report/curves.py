@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = ["draw_runs", "without_maps", "write_plot"]
+__all__ = ["draw_runs", "measured_apart", "without_maps", "write_plot"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's colours, which people with any kind of colour vision tell apart; black comes last."""
@@ -62,7 +62,12 @@ def draw_runs(runs: Sequence[RunCurves], *, missing: str = "") -> Figure:
     labels, looks = labels_of(runs), _looks(runs)
     mapped = _mapped(runs)
     shared = "Runs that differ in nothing but their seed have one look." if len(looks) < len(runs) else ""
-    notes = [line for text in (missing, without_maps(runs), shared) if text for line in textwrap.wrap(text, 200)]
+    notes = [
+        line
+        for text in (missing, measured_apart(runs), without_maps(runs), shared)
+        if text
+        for line in textwrap.wrap(text, 200)
+    ]
     columns = max(1, min(3, 150 // (max(len(label) for _, label in looks) + 20)))
     # The legend takes room of its own; a null score has a line beside that of its position.
     lines = sum(1 + any(len(run.series("sink_rate", "gu2024_null")[0]) for run in members) for members, _ in looks)
@@ -104,6 +109,17 @@ def draw_runs(runs: Sequence[RunCurves], *, missing: str = "") -> Figure:
     return figure
 
 
+def measured_apart(runs: Sequence[RunCurves]) -> str:
+    """In what the measurements of runs differ, whose lines stand in one picture; empty where in nothing."""
+    parts = []
+    for name in dict.fromkeys(name for run in runs for name in run.measured):
+        values = list(dict.fromkeys(str(run.measured[name]) for run in runs if name in run.measured))
+        if len(values) > 1:
+            parts.append(f"{name} ({', '.join(values)})")
+    differ = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+    return f"These runs differ in {differ}: what depends on it is not comparable as it stands." if parts else ""
+
+
 def without_maps(runs: Sequence[RunCurves]) -> str:
     """Which runs have curves only, and why; empty where every run has its maps."""
     labels, mapped = labels_of(runs), _mapped(runs)
@@ -125,7 +141,8 @@ def write_plot(
 
     Args:
         overwrite: replace a file that is there.
-        note: told which cells of a sweep are not drawn, and which runs have no maps (:func:`without_maps`), if there are such.
+        note: told which cells of a sweep are not drawn, in what the measurements of the runs differ (:func:`measured_apart`),
+            and which runs have no maps (:func:`without_maps`), if there are such.
 
     Raises:
         InputError: no folder, a folder without a run, a sweep without any numbers, more runs than can be told apart,
@@ -139,7 +156,7 @@ def write_plot(
     if out.suffix.lstrip(".") not in formats:
         raise InputError(f"cannot write {out.name!r}: give a name that ends in .png, .svg or .pdf")
     write_file(out, lambda temporary: figure.savefig(temporary, format=out.suffix.lstrip(".")), overwrite=overwrite)
-    for said in filter(None, (missing, without_maps(runs))):
+    for said in filter(None, (missing, measured_apart(runs), without_maps(runs))):
         if note is not None:
             note(said)
     return out

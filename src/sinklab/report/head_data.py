@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sinklab.report.data import Audit
 from sinklab.report.maps import Maps
 from sinklab.report.pack import bins_of, pack_maps, pack_unsigned, pool_positions, round_list, round_matrix, rounded
-from sinklab.report.words import sink_column, sink_columns, sink_name, sink_positions, sinks_of, token_there
+from sinklab.report.words import silent_of, sink_column, sink_columns, sink_name, sink_positions, sinks_of, token_there
 
 __all__ = ["HEAD_NUMBERS", "add_maps", "head_data", "head_rates", "last_candidate"]
 
@@ -65,7 +65,7 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
                 "rate": rounded(float(sink["rate"])),
                 **({} if sink["kind"] == "position" else {"name": sink["name"], "rates": head_rates(audit, sink["heads"])}),
             }
-            for sink in sinks_of(audit.summary)
+            for sink in (*sinks_of(audit.summary), *silent_of(audit.summary))
         ],
         "ownSink": own.tolist(),
         "headNumbers": [],
@@ -86,7 +86,7 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
                 "rates": head_rates(audit, sink["heads"], part),
             }
             for part, view in parts
-            for sink in sinks_of(view.summary)
+            for sink in (*sinks_of(view.summary), *silent_of(view.summary))
         ]
     lines = [
         {

@@ -25,6 +25,7 @@ from sinklab.report.words import (
     named_rate,
     number,
     rest_sentence,
+    silent_of,
     sinks_of,
     token_there,
     verdict,
@@ -133,11 +134,13 @@ def _sinks(audit: Audit, part: str, whole: Audit) -> list[dict[str, Any]]:
     columns = {row.layer: column for column, row in reversed(grid)}
     labels = {row.layer: row.label if part else row.layer for _, row in grid}
     result = []
-    for sink in sinks_of(audit.summary):
+    silent = silent_of(audit.summary)
+    for sink in (*sinks_of(audit.summary), *silent):
         heads = [entry for entry in sink.get("heads") or [] if isinstance(entry, (list, tuple)) and len(entry) == 3]
         result.append(
             {
                 "place": f"{part}: {sink['name']}" if part else sink["name"] if sink["position"] is None else sink["position"],
+                "silent": sink in silent,
                 "token": (token_there(sink) if sink["kind"] == "position" else sink.get("token"))
                 or (sink.get("called") if sink["kind"] == "position" else None),
                 "rate": sink["rate"],

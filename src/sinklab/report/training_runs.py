@@ -21,6 +21,9 @@ __all__ = ["Points", "RunCurves", "listed", "read_curves", "read_runs"]
 SHARE_OF_QUERIES = 0.5
 """The mean weight on a key that few queries see is large by chance; positions that fewer than this share see are no sinks."""
 
+DRAWN = ("gu2024", "gu2024_null", "held_out_loss", "train_loss", "sink_loss_gap")
+"""Metrics whose lines stand beside those of other runs."""
+
 MOST_NAMES = 6
 """Runs that a note names; of more, it says how many there are."""
 
@@ -41,6 +44,8 @@ class RunCurves:
             :data:`SHARE_OF_QUERIES` of the queries see.
         settings: of a run of a sweep, what the sweep varies, the seed last; empty for others.
         folder: where it was read, absolute.
+        measured: how its numbers were taken: settings of ``watch``, the text, and versions of what is drawn, as far as they
+            were recorded.
     """
 
     name: str
@@ -49,6 +54,7 @@ class RunCurves:
     sink: int
     settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
     folder: Path = Path()
+    measured: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def series(self, probe: str, metric: str, key_position: int | None = None) -> Points:
         """Steps and values of one number of the whole model; empty when it was not measured."""
@@ -99,7 +105,22 @@ def read_curves(folder: Path) -> RunCurves:
     operations = table["operation"].dropna()
     operation = str(operations.iloc[-1]) if len(operations) else str(run.get("config", {}).get("name", ""))
     place = folder.resolve()
-    return RunCurves(name=place.name, operation=operation, table=table, sink=sink, settings=_settings(folder), folder=place)
+    return RunCurves(
+        name=place.name, operation=operation, table=table, sink=sink, settings=_settings(folder), folder=place,
+        measured=_measured(run, table),
+    )  # fmt: skip
+
+
+def _measured(run: Mapping[str, object], table: pd.DataFrame) -> dict[str, object]:
+    config = run.get("config")
+    config = config if isinstance(config, dict) else {}
+    known: dict[str, object] = {}
+    for part, names in (("watch", ("threshold", "window", "seq_len", "samples")), ("data", ("corpus",))):
+        of_part = config.get(part)
+        known |= {f"{part}.{name}": of_part[name] for name in names if isinstance(of_part, dict) and name in of_part}
+    drawn = table[table["metric"].isin(DRAWN) & table["version"].notna()]
+    versions = drawn.groupby("metric")["version"].max()
+    return known | {f"the definition of {name}": f"version {version}" for name, version in versions.items()}
 
 
 def _seen_by_enough(rates: pd.DataFrame) -> pd.Series:

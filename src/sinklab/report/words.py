@@ -25,6 +25,7 @@ __all__ = [
     "position_name",
     "reads_text",
     "rest_sentence",
+    "silent_of",
     "sink_column",
     "sink_columns",
     "sink_name",
@@ -133,13 +134,33 @@ def sink_positions(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 def sinks_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The sinks, strongest first: ``kind, position, token, rate, name, heads``, heads as ``[layer, head, rate]``."""
     record = summary.get("sinks")
-    if not isinstance(record, dict):  # an audit made before sinks were recorded knew positions alone
-        entries = sink_positions(summary)
-        return [{"kind": "position", "name": f"position {sink['position']}", "heads": [], **sink} for sink in entries]
+    if not isinstance(record, dict):
+        return [] if _all_silent(summary) else _positions_as_sinks(summary)
+    return [_with_heads(sink) for sink in record["sinks"]]
+
+
+def silent_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Places that pass the threshold only because rows are divided by their sums, strongest first; as :func:`sinks_of`."""
+    record = summary.get("sinks")
+    if not isinstance(record, dict):
+        return _positions_as_sinks(summary) if _all_silent(summary) else []
+    return [_with_heads(sink) for sink in record["silent"]]
+
+
+def _all_silent(summary: Mapping[str, Any]) -> bool:
+    """Whether no head gives any position much weight, so that what passes does so because its rows are divided."""
+    return summary.get("normalized") is False and summary.get("sink_heads_by_weight") == 0
+
+
+def _positions_as_sinks(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of an audit made before sinks were recorded, which knew positions alone."""
     return [
-        {**sink, "token": sink["text"], "heads": [[layer, head, rate] for layer, head, _, rate in sink["heads"]]}
-        for sink in (*record["sinks"], *record["silent"])
+        {"kind": "position", "name": f"position {sink['position']}", "heads": [], **sink} for sink in sink_positions(summary)
     ]
+
+
+def _with_heads(sink: Mapping[str, Any]) -> dict[str, Any]:
+    return {**sink, "token": sink["text"], "heads": [[layer, head, rate] for layer, head, _, rate in sink["heads"]]}
 
 
 def followed_and_weak(summary: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -196,15 +217,19 @@ def finding(summary: Mapping[str, Any]) -> str:
         return (
             f"{subject} rests on a null score (a learned sink logit, a key bias), which takes {percent(100 * null)} of the "
             f"mass of its heads; the first position gets more than {threshold} of the attention in {percent(rate)} of heads "
-            "and samples."
-        )
-    if sinks and summary.get("normalized") is False and summary.get("sink_heads_by_weight") == 0:
-        return (
-            f"{subject} has no attention sink: no head gives any position more than {threshold} of weight on average. Only "
-            f"after dividing each row by its sum, however small, do {percent(sinks[0]['rate'])} of heads and samples pass at "
-            f"{_place(sinks[0])}.{_windowed(summary)}"
+            f"and samples.{_further([_place(sink) for sink in sinks[1:]])}"
         )
     followed, weak = followed_and_weak(summary)
+    silent = silent_of(summary)
+    if silent and not sinks:
+        # Some other place may be given that much, of which no head makes a sink.
+        where = "any position" if summary.get("sink_heads_by_weight") == 0 else _place(silent[0])
+        none = (
+            f"{subject} has no attention sink: no head gives {where} more than {threshold} of weight on average. Only after "
+            f"dividing each row by its sum, however small, do {percent(silent[0]['rate'])} of heads and samples pass at "
+            f"{_place(silent[0])}."
+        )
+        return " ".join([none, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
     if sinks:
         top = sinks[0]
         token = f", {quote(top['token'])}" if token_there(top) else ""
@@ -218,9 +243,9 @@ def finding(summary: Mapping[str, Any]) -> str:
         if others:
             text += " One other position is a sink too." if others == 1 else f" {others} other positions are sinks too."
         elsewhere = [str(sink["name"]) for sink in sinks[1:] if sink["kind"] != "position" or sink.get("called")]
-        if elsewhere:
-            text += f" {'Another sink is' if len(elsewhere) == 1 else 'Other sinks are'} {_listed(elsewhere)}."
-        return " ".join([text, *(_followed(sink, cells) for sink in followed)])
+        text += _further(elsewhere)
+        # Gu et al.'s rate, which stands beside this one, counts what the few queries of a window give.
+        return " ".join([text, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
     if followed:
         none = f"{subject} has no attention sink that stays at a place."
         return " ".join([none, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
@@ -243,6 +268,11 @@ def finding(summary: Mapping[str, Any]) -> str:
             f"enough to count; the first position does in {percent(rate)} of heads and samples.{_windowed(summary)}"
         )
     return "The sink rate was not measured, so nothing can be said about attention sinks."
+
+
+def _further(names: Sequence[str]) -> str:
+    """The sinks besides the strongest one."""
+    return f" {'Another sink is' if len(names) == 1 else 'Other sinks are'} {_listed(names)}." if names else ""
 
 
 def _windowed(summary: Mapping[str, Any]) -> str:

@@ -49,7 +49,9 @@ def _trained(record: Mapping[str, object]) -> str:
     divergence = record.get("divergence")
     ended = ": ".join([f"{_capital(status)} after {record.get('steps')} steps", *filter(None, [", ".join(numbers)])])
     why = divergence.get("reason") if isinstance(divergence, dict) else None
-    return f"{ended}. {_capital(str(why)).removesuffix('.')}." if why else f"{ended}."
+    said = f"{ended}. {_capital(str(why)).removesuffix('.')}." if why else f"{ended}."
+    warning = record.get("warning") if result.get("sink_rate") is not None else None
+    return f"{said} {warning}" if warning else said
 
 
 def _capital(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["even_share", "from_tokens_on", "short_rows_warning"]
+__all__ = ["even_share", "few_queries_warning", "from_tokens_on", "short_rows_warning"]
 
 LONGEST = 100_000
 """Tokens up to which is looked for a length at which an even share is no sink."""
@@ -25,6 +25,28 @@ def short_rows_warning(length: int, threshold: float) -> str:
         f"In texts of {length:,} tokens a head that looks at all keys alike gives the first position {share:.2g} of its "
         f"attention, more than {threshold:g}: that many heads do so says nothing of a sink{from_tokens_on(threshold)}."
     )
+
+
+def few_queries_warning(length: int, window: int | None, threshold: float) -> str:
+    """A sentence where the rate at the first position is that of few queries, or of ones that see little else; empty otherwise.
+
+    Args:
+        length: tokens of a row.
+        window: how many keys up to its own one a query sees; ``None`` for all.
+        threshold: mean weight above which a head is said to sink.
+    """
+    if window is None or window >= length:
+        return short_rows_warning(length, threshold)
+    seen = f"In a window of {window:,} tokens {window:,} of the {length:,} queries of a row see the first position"
+    share = even_share(window)
+    if share > threshold:
+        return (
+            f"{seen}, and a head that looks at all keys alike gives it {share:.2g} of what they have, more than {threshold:g}: "
+            "that many heads do so says nothing of a sink."
+        )
+    if 2 * window < length:
+        return f"{seen}, and its sink rate is taken over these alone: it does not compare with that of other windows."
+    return ""
 
 
 def from_tokens_on(threshold: float) -> str:

@@ -47,9 +47,11 @@ def result_of(folder: Path, table: pd.DataFrame, record: dict[str, Any]) -> Resu
 
     ``summary`` has the ``folder``, the ``status`` (``finished``, ``diverged``, or ``stopped`` by a signal; it can be resumed),
     the newest ``held_out_loss`` in nats and ``sink_rate`` of position 0 in percent (Gu et al. 2024), the median
-    ``tokens_per_second`` without measurements, and the ``steps`` that are done.
+    ``tokens_per_second`` without measurements, the ``steps`` that are done, and a ``warning`` where the sink rate says little.
     """
-    return Result({"folder": str(folder), "status": record["status"], **record["result"]}, table, record, folder, display)
+    warning = {"warning": record["warning"]} if record.get("warning") else {}
+    summary = {"folder": str(folder), "status": record["status"], **record["result"], **warning}
+    return Result(summary, table, record, folder, display)
 
 
 def read_result(folder: Path) -> Result:
@@ -73,6 +75,7 @@ def display(result: Result) -> Iterator[str]:
         "why": (result.record.get("divergence") or {}).get("reason", ""),
         "loss": "" if loss is None else f"{loss:.3f} nats per held-out token",
         "sink rate": "" if rate is None else f"{rate:.2f} % at position 0 (Gu et al. 2024)",
+        "warning": summary.get("warning", "") if rate is not None else "",
         "speed": "" if speed is None else f"{speed:,.0f} tokens/s",
         "table": str(folder / "table.parquet"),
         "model": str(folder / "model") if (folder / "model").is_dir() else "",

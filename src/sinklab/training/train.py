@@ -21,6 +21,7 @@ from sinklab.results.file import clear_partial
 from sinklab.results.folder import FolderLock, check_free, check_name, clear, set_aside
 from sinklab.results.metric import definitions
 from sinklab.results.run import Result, new_run_id
+from sinklab.sinks.short_rows import few_queries_warning
 from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
 from sinklab.training.callback import PROBES, READOUT, SinkCallback
 from sinklab.training.checkpoints import step_of, usable
@@ -241,9 +242,12 @@ def _train(run: Prepared) -> Result:
     divergence = None if bookkeeper.divergence is None else dataclasses.asdict(bookkeeper.divergence)
     weights = weights_sha256(out / "model")
     stopped_by = bookkeeper.stopped_by if status == "stopped" else None
+    watch = config.watch
+    warning = few_queries_warning(watch.seq_len, config.model.window, watch.threshold)
     record.update(
-        status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights, stopped_by=stopped_by
-    )
+        status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights, stopped_by=stopped_by,
+        **({"warning": warning} if warning else {}),
+    )  # fmt: skip
     return result_of(out, table.table(), record.fields)
 
 

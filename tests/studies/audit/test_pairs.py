@@ -313,3 +313,15 @@ def test_parts_are_compared_as_models_are(result, tsv, tmp_path):
     assert list(compare([result.folder, other.folder]).display({}))  # what the terminal shows
     page = write_comparison([result.folder, other.folder], tmp_path / "both.html").read_text(encoding="utf-8")
     assert page.count("nats per target token; ") == 1  # once for each model, not once for each part
+
+
+def test_an_encoder_by_itself_reads_texts_and_no_pairs(tmp_path):
+    """Its configuration is that of the whole model, and says that there are two sides."""
+    loaded = bart()
+    text = tmp_path / "letters.txt"
+    text.write_text("".join(random.Random(0).choices(LETTERS, k=4000)))
+    alone = wrap_model(loaded.model.get_encoder(), loaded.tokenizer)
+    arguments = {"corpus": str(text), "samples": 4, "seq_len": LENGTH}
+    found = audit(alone, **arguments, cache=False).summary
+    assert (found["parts"], found["num_heads"], found["kind"]) == ([], 2, "text")
+    assert measure(alone, probes=["entropy"], **arguments).table["part"].isna().all()

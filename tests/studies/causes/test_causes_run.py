@@ -430,11 +430,19 @@ def test_an_encoder_from_python():
         ({"domains": []}, "name at least one corpus"),
         ({"domains": ["random_tokens", "random_tokens"]}, "`domains` random_tokens,random_tokens: name .* each once"),
         ({"readout": SquaredError()}, "samples and readout go together"),
+        ({"texts": 0}, "`seq_len` must be at least 2 and `texts` at least 1, got 24 and 0"),
     ],
 )
 def test_what_cannot_be_is_refused(checkpoint, settings, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         find_causes(str(checkpoint), **{**QUICK, **settings})
+
+
+def test_a_text_that_is_too_short_is_refused_by_the_name_of_texts(checkpoint, tmp_path):
+    """`samples` are inputs of one's own here, and no option of the command."""
+    (tmp_path / "short.txt").write_text("a few words, " * 20)
+    with pytest.raises(InputError, match=r"too short: it gives \d of 100 samples of 24 tokens; lower `texts` or `seq_len`"):
+        find_causes(str(checkpoint), **{**QUICK, "texts": 100, "domains": [str(tmp_path / "short.txt")]})
 
 
 def test_attention_that_cannot_be_edited():

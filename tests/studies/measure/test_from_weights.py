@@ -13,6 +13,7 @@ from sinklab import attend, from_weights
 from sinklab.attention.session import table_of
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._of_sink import SinkProbe
+from sinklab.probes.entropy import Entropy
 from sinklab.probes.key_norm import KeyNorm
 from sinklab.registry import probes
 from sinklab.sinks import SinkFinder, SinkWeights
@@ -247,6 +248,25 @@ def test_a_two_sided_window_and_one_that_is_none():
     diagonal = torch.eye(6)  # nobody looks back, and somebody may say that it could
     table = from_weights(diagonal, window=6).table
     assert table.query("metric == 'mean_weight'")["count"].tolist() == [6, 5, 4, 3, 2, 1]
+
+
+def test_a_probe_that_names_a_position_is_about_it():
+    """Position 0 is the sink; the weight on position 2, which is asked for, is 0.1 of every row that sees it."""
+    weights = torch.zeros(2, 16, 16, dtype=torch.float64)
+    weights[:, torch.arange(16), torch.arange(16)] = 0.3
+    weights[:, :, 0] += 0.7
+    weights[:, 3:, 0] -= 0.1
+    weights[:, 3:, 2] = 0.1
+    found = {}
+    for asked in ("entropy", "entropy:sink_position=2", {"name": "entropy", "sink_position": 0}, Entropy(sink_position=2)):
+        table = from_weights(weights, probes=[asked]).table
+        rows = table[(table["metric"] == "sink_column_weight") & table["layer"].isna()]
+        found[str(asked)[:24]] = (rows["sink"].item(), rows["value"].item())
+    assert [place for place, _ in found.values()] == ["position 0", "position 2", "position 0", "position 2"]
+    of_first, of_second = (0.7 * 16 + 0.3 - 0.1 * 13) / 16, (0.3 + 0.1 * 13) / 16
+    assert [value for _, value in found.values()] == pytest.approx([of_first, of_second, of_first, of_second])
+    with pytest.raises(ConfigurationError, match="probe 'entropy': sink_position 16 lies behind 16 keys"):
+        from_weights(weights, probes=["entropy:sink_position=16"])
 
 
 def test_rows_so_short_that_an_even_share_passes_for_a_sink_are_said():

@@ -452,8 +452,12 @@ def test_what_cannot_be_followed_is_refused_in_a_line(samples):
     t5 = T.T5ForConditionalGeneration(
         T.T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4, vocab_size=64, decoder_start_token_id=0)
     )
-    with pytest.raises(UnsupportedModelError, match="has an encoder and a decoder"):
+    with pytest.raises(UnsupportedModelError, match=r"has an encoder and a decoder.*give the encoder by itself"):
         locate_origins(t5, samples, Sinks.at(0))
+    # What the message asks for, whose configuration still says that there are two.
+    encoder = t5.get_encoder().eval()
+    assert encoder.config.is_encoder_decoder
+    assert [found["place"] for found in locate_origins(encoder, samples, Sinks.at(0)).summary["origins"]] == ["position 0"]
 
 
 def test_the_verdict_names_heads_that_differ(samples):

@@ -23,7 +23,7 @@ from sinklab.corpora.samples import Kind, Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import loss_kind
+from sinklab.models.losses import is_two_sided, loss_kind
 from sinklab.models.processor import kind_of
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import policies as policy_registry
@@ -120,7 +120,7 @@ def measure_audit(
     main: tuple[Samples, Seen, list[Probe]] | None = None
     by_token: dict[Part, list[dict[str, object]]] = {}
     kind = kind_of(loaded.model)
-    parts: tuple[Part, ...] = PARTS if loaded.model.config.is_encoder_decoder and kind == "text" else ("",)
+    parts: tuple[Part, ...] = PARTS if is_two_sided(loaded.model) and kind == "text" else ("",)
     for source, with_bos in _plan(text, kind, main_bos, loaded.encoder.bos_token_id is not None):
         drawn = draw_samples(loaded, source, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         if main is None:

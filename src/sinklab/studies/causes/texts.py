@@ -76,7 +76,7 @@ def texts_of(
         if isinstance(corpus, Records):
             rows.append(corpus.whole(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos))
         else:
-            rows.append(corpus.sample(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos).tolist())
+            rows.append(_sampled(corpus, loaded, seq_len=seq_len, texts=texts, seed=seed, bos=bos).tolist())
     tokens, padding = _padded(rows, [*loaded.encoder.special_ids, *range(loaded.encoder.vocab_size)])
     groups = list(zip(names, tokens, strict=True))
     record = [
@@ -87,6 +87,14 @@ def texts_of(
         assert mask is not None  # refused above
         return Texts(masked_samples(groups, mask, padding=padding, seed=seed), readout, record)
     return Texts(token_samples(groups, padding=padding), readout, record)
+
+
+def _sampled(corpus: Corpus, loaded: LoadedModel, *, seq_len: int, texts: int, seed: int, bos: bool) -> Tensor:
+    try:
+        return corpus.sample(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos)
+    except (ConfigurationError, InputError) as error:
+        # `samples` are here inputs of one's own, and the command line has no such option.
+        raise type(error)(str(error).replace("`samples`", "`texts`")) from None
 
 
 def _padded(rows: Sequence[list[list[int]]], ids: Sequence[int]) -> tuple[list[Tensor], int | None]:

@@ -103,7 +103,8 @@ def from_weights(
         tolerance: how far a row sum may be from one, and how large a hidden weight; by default what rounding to the dtype of
             the weights explains.
         threshold: mean weight above which a head sinks, in [0, 1).
-        probes: names, settings or probes; by default all that weights are enough for. Those of a sink are about the one found.
+        probes: names, settings or probes; by default all that weights are enough for. Those of a sink are about the one found,
+            unless they name a ``sink_position`` (a probe that was made: one other than 0).
 
     Warns:
         UserWarning: every sample is so short that a head that looks at all keys alike gives the first one more than
@@ -148,11 +149,17 @@ def from_weights(
     if window is None:
         _require_reach(calls, causal)
     chosen = _chosen(probes, threshold)
+    named = [_names_place(given) for given in probes] if probes is not None else [False] * len(chosen)
+    later = [probe for probe, own in zip(chosen, named, strict=True) if isinstance(probe, SinkProbe) and not own]
+    for probe in chosen:
+        place = probe.sink_position if isinstance(probe, SinkProbe) and probe not in later else None
+        if isinstance(place, int) and place >= kv_len:
+            raise ConfigurationError(f"probe {probe.name!r}: sink_position {place} lies behind {kv_len} keys")
     finder = SinkFinder(threshold)
-    _show(calls, [*(probe for probe in chosen if not isinstance(probe, SinkProbe)), finder])
+    _show(calls, [*(probe for probe in chosen if probe not in later), finder])
     sinks = finder.sinks(decode=decode)
     heads = SinkWeights(sinks)
-    _show(calls, [*(probe.about(sinks) for probe in chosen if isinstance(probe, SinkProbe)), heads])
+    _show(calls, [*(probe.about(sinks) for probe in later), heads])
     table = table_of(chosen)
     table["tier"], table["operation"] = TIER, calls[0].operation.name
     longest = kv_len if real is None else int(real.sum(1).max())
@@ -181,6 +188,13 @@ def _chosen(probes: Sequence[str | Mapping[str, object] | Probe] | None, thresho
                 f"probe {probe.name!r} reads {missing}, which weights do not give; leave it out of `probes`"
             )
     return chosen
+
+
+def _names_place(probe: str | Mapping[str, object] | Probe) -> bool:
+    """Whether a probe was asked about a position, and not about the sink that is found."""
+    if isinstance(probe, Probe):
+        return isinstance(probe, SinkProbe) and probe.sink_position != 0
+    return "sink_position" in registry.read(probe)
 
 
 def _show(calls: Sequence[GivenCall], probes: Sequence[Probe]) -> None:

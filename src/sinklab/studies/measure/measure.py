@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["measure"]
 
+THRESHOLD = 0.3
+"""Of the probes that have one, where no other is given."""
+
 
 @command
 def measure(
@@ -44,7 +47,7 @@ def measure(
     corpus: CorpusOfModel = "auto",
     seq_len: SeqLen = 64,
     samples: Samples = 100,
-    threshold: Threshold = 0.3,
+    threshold: Threshold = THRESHOLD,
     device: Device = "auto",
     dtype: Dtype = "auto",
     device_map: DeviceMap = None,
@@ -98,6 +101,12 @@ def measure(
             raise ConfigurationError(f"name at least one probe; known: {', '.join(registry)}")
         chosen = probing.make_probes(probes, threshold)
         made = [registry.settings(probe) for probe in chosen]
+        if threshold != THRESHOLD and not any(one.get("threshold") == threshold for one in made):
+            named = ", ".join(probe.name for probe in chosen)
+            raise ConfigurationError(
+                f"`threshold` {threshold:g} has no effect on {named}: a probe has none, or names its own; leave it out, or "
+                "measure sink_rate"
+            )
         loaded = reading_part(probing.opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,

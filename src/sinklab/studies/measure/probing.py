@@ -24,7 +24,7 @@ from sinklab.corpora.base import Encoder
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
-from sinklab.models.losses import IGNORED, cross_entropies
+from sinklab.models.losses import IGNORED, cross_entropies, is_two_sided
 from sinklab.registry import probes as probe_registry
 from sinklab.results.memory import in_units, require_memory
 from sinklab.results.metric import metrics_of
@@ -348,7 +348,7 @@ def forward_arguments(model: PreTrainedModel, samples: Samples, *, full_logits: 
         arguments["use_cache"] = False
     if "logits_to_keep" in known and not full_logits:
         arguments["logits_to_keep"] = 1
-    if model.config.is_encoder_decoder and "input_ids" in arguments and "decoder_input_ids" not in arguments:
+    if is_two_sided(model) and "input_ids" in arguments and "decoder_input_ids" not in arguments:
         raise InputError(
             f"{type(model).__name__} reads a source and a target, and the samples have no decoder_input_ids; draw_samples "
             "makes them of pairs, and of any text"

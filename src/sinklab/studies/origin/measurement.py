@@ -15,7 +15,7 @@ from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import guess_warning
+from sinklab.models.losses import guess_warning, is_two_sided
 from sinklab.models.registers import require_pictures
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.metric import Row
@@ -100,7 +100,7 @@ def locate_origins(
     require_settings(len(samples), controls, batch_size, registers)
     if registers:
         require_pictures(model)
-    if getattr(model.config, "is_encoder_decoder", False):
+    if is_two_sided(model):
         raise UnsupportedModelError(
             f"{type(model).__name__} has an encoder and a decoder, and an origin is followed along one residual stream; give "
             "the encoder by itself (model.get_encoder())"

@@ -13,6 +13,7 @@ from sinklab.corpora.base import Corpus, Encoder, Identity, Picture
 from sinklab.corpora.samples import Kind, Samples
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import LoadedModel
+from sinklab.models.losses import is_two_sided
 from sinklab.models.media import draw_pictures
 from sinklab.models.pairs import shifted
 from sinklab.models.processor import kind_of
@@ -50,7 +51,7 @@ def samples_of(loaded: LoadedModel, content: str | Path | Image, target: str | N
         InputError: the model reads something else, a picture cannot be read, or the tokenizer makes no token of a text.
         ConfigurationError: a target for a model that has no decoder beside its encoder.
     """
-    kind, two_sided = kind_of(loaded.model), loaded.model.config.is_encoder_decoder
+    kind, two_sided = kind_of(loaded.model), is_two_sided(loaded.model)
     if kind == "audio":
         raise InputError(f"{type(loaded.model).__name__} reads sound, and show() has texts and pictures; `audit` measures it")
     if target is not None and not (two_sided and kind == "text"):
