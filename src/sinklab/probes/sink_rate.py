@@ -69,10 +69,11 @@ FIRST_FOUR_SHARE = Metric(
 class SinkRate(Probe):
     """How often, and how much, heads put their attention on one position.
 
-    ``gu2024`` is the metric of Gu et al., of causal attention to the letter: in each document, layer and head the mean weight
-    ``alpha_k`` of key ``k`` over the queries that see it is compared with the threshold; the share of the comparisons that
-    hold is the rate. Under a window these are fewer than all later ones. It is given for every position, so a sink at position
-    2 is not missed; with operations that do not normalise, rows are divided by their sum first (their proxy). A null score (sink logit, key bias) is a position of its own, ``gu2024_null``.
+    ``gu2024`` is the metric of Gu et al., of causal attention to the letter: in each document, layer and head the mean
+    weight ``alpha_k`` of key ``k`` over the queries that see it is compared with the threshold; the share of the
+    comparisons that hold is the rate. Under a window these are fewer than all later ones. It is given for every position,
+    so a sink at position 2 is not missed; with operations that do not normalise, rows are divided by their sum first (their
+    proxy). A null score (sink logit, key bias) is a position of its own, ``gu2024_null``.
     Every rate has rows for each layer and head and, without layer and head, for the whole model.
 
     Args:
