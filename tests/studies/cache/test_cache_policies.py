@@ -310,6 +310,16 @@ class TestComparison:
             compare_policies(model, policies=["sink_window"], **SMALL)
 
 
+def test_a_model_whose_attention_cannot_be_seen_is_compared_without_what_pins_its_sinks():
+    model = wrap_model(build(ZOO["gpt_neo"], "eager").eval())
+    sizes = {"corpus": "random_tokens", "windows": [8], "sinks": (0, 1), "tokens": 40, "documents": 2}
+    summary = compare_policies(model, policies=["full", "recompute", "pinned"], **sizes).summary
+    assert [entry["policy"] for entry in summary["policies"]] == ["full", "recompute"]
+    (left_out,) = summary["left_out"]
+    assert left_out["policy"] == "pinned"
+    assert "computes attention in its own code" in left_out["reason"]
+
+
 def make_model_with_learned_positions():
     from transformers import GPT2Config, GPT2LMHeadModel
 

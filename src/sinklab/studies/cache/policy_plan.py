@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
@@ -126,10 +126,14 @@ def plan_policies(
     bounded = [name for name in names if policy_registry[name].bounded]
     pinned: list[int] = []
     if "pinned" in bounded:
-        found = sinks_of_texts(loaded, rows, bos) if found is None else found
-        pinned = found.positions
-        if pinned == list(range(len(pinned))):
-            left_out.append(left_out_row("pinned", _nothing_to_pin(found)))
+        try:
+            found = sinks_of_texts(loaded, rows, bos) if found is None else found
+            pinned = found.positions
+            reason = _nothing_to_pin(found) if pinned == list(range(len(pinned))) else ""
+        except UnsupportedModelError as error:  # its attention cannot be seen, which no other policy needs
+            reason = str(error)
+        if reason:
+            left_out.append(left_out_row("pinned", reason))
             bounded.remove("pinned")
     for budget in budgets:
         # The two ends first: what it would be with the window computed anew, and without anything but a window.
