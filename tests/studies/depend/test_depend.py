@@ -25,7 +25,7 @@ from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend import runner
 from sinklab.studies.depend.contenders import make_contenders, parse_policy
 from sinklab.studies.depend.depend import depend
-from sinklab.studies.depend.measurement import window_warning
+from sinklab.studies.depend.measurement import default_window, window_warning
 from sinklab.studies.depend.score import score_sheet
 from sinklab.tasks.base import Question, Sheet
 
@@ -106,6 +106,12 @@ def test_a_window_beyond_the_training_is_warned_of(loaded, capsys):
         assert window_warning(loaded, 10**6) == ""
     finally:
         loaded.model.config.max_position_embeddings = trained
+
+
+@pytest.mark.parametrize(("window", "expected"), [(None, 64), (20, 19), (100, 64)])
+def test_the_usual_window_is_no_larger_than_what_the_narrowest_layer_sees(window, expected):
+    """Trained on 128 positions; of the tokens that a layer sees one is the query's own."""
+    assert default_window(wrap_model(make_sinklm(window=window))) == expected
 
 
 def test_tokens_that_are_predicted_worse_than_by_a_guess_are_warned_of():

@@ -86,7 +86,8 @@ def depend(
             default full, every number of sinks, recompute, and in a grid full.
         cache_bits: Also with a cache of integers, 8 or 4 bits a number; 32,8,4 says that the model's own are the reference.
         cross: Every combination of BOS, visibility, policy and bits.
-        window: Tokens before the query that a cache holds, sinks included; by default half the trained length, ≤ 1024.
+        window: Tokens before the query that a cache holds, sinks included; by default half the trained length, ≤ 1024,
+            or what the narrowest layer sees where that is less.
         sinks: First tokens that are kept; the verdict is on the largest.
         items: Independent texts, or documents of the harness; more make intervals shorter.
         seed: Seed of the texts; the same seed gives the same tokens.
