@@ -189,7 +189,8 @@ def compare_policies(
             loaded=loaded,
             config={
                 "corpus": text.label, "tokens": length, "documents": len(rows), "windows": budgets, "sinks": sorted(set(sinks)),
-                "policies": names, "quantized": list(quantized), "bos_tokens_per_sample": int(with_bos),
+                "policies": policies and names, "quantized": list(quantized), "per_head": sources, "export": list(export),
+                "bos_tokens_per_sample": int(with_bos),
             },
             model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},
             corpus=corpus_record(text),

@@ -234,7 +234,11 @@ def depend(
 
 
 def _reading(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
-    """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone."""
+    """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone.
+
+    They stay text, which a command line can name again.
+    """
+    from sinklab.registry import spelled
     from sinklab.registry import tasks as registry
 
     given: list[str | Task] = []
@@ -245,7 +249,7 @@ def _reading(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
             plugin = registry[settings["name"]]
             if any(field.name == "corpus" for field in dataclasses.fields(plugin)):
                 readers += 1
-                task = registry.make({"corpus": corpus} | settings)
+                task = spelled({"corpus": corpus} | settings)
         given.append(task)
     if not readers:
         raise ConfigurationError(f"`corpus` {corpus}: none of the tasks that are named reads a corpus (sinklab show TASK)")
