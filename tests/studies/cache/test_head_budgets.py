@@ -21,6 +21,7 @@ from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.cache.head_budgets import (
     head_budgets,
+    per_head_table,
     require_head_maps,
     require_room,
     selection_texts,
@@ -120,6 +121,14 @@ def test_costs_are_those_of_one_head_alone(loaded, entries):
     assert sorted(measured["cut"]) == sorted([cost["layer"], cost["head"]] for cost in order[: len(measured["cut"])])
 
 
+def test_the_count_of_a_cost_is_that_of_the_tokens_of_the_choice(loaded):
+    """Two texts are left for the choice where three are measured; tokens are scored from 45 on."""
+    entries = head_budgets(loaded, ROWS, SELECTION[:2], sources=["measured"], budgets=[16], num_sinks=1)
+    table = per_head_table(entries, loaded, corpus="drawn", bos=False, run_id="r", seed=0)
+    counts = {metric: set(rows["count"]) for metric, rows in table.groupby("metric")}
+    assert (counts["per_head_gap"], counts["head_window_cost"]) == ({3 * 45}, {2 * 45})
+
+
 def test_a_head_map_comes_back_as_the_policy(loaded, entries, tmp_path):
     write_head_maps(entries, loaded, tmp_path)
     policy = f"per_head:heads={tmp_path / 'heads-measured-16.json'}"
@@ -202,6 +211,13 @@ def test_labels_of_another_model_and_sources_that_are_none(loaded, tmp_path):
     folder = folder_of(tmp_path, loaded, {(0, 0): ("dormant", 0.0)}, model="other", revision="sha256-0")
     with pytest.raises(ConfigurationError, match="has labels of other"):
         require_head_maps(loaded, [], [str(folder)])
+    for name in ("one/causes", "two/causes"):
+        (tmp_path / name).mkdir(parents=True)
+        folder_of(tmp_path / name, loaded, {(0, 0): ("dormant", 0.0)})
+    with pytest.raises(
+        InputError, match=r"one/causes' and .*two/causes' have one name, 'causes', by which head maps are called"
+    ):
+        checked_sources([str(tmp_path / "one" / "causes"), "random", str(tmp_path / "two" / "causes")])
     with pytest.raises(
         InputError, match="`per_head` 'chance' is none of measured, curves, attention, random, and there is no run"
     ):

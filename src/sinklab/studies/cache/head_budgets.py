@@ -35,6 +35,7 @@ from sinklab.studies.cache.head_orders import (
     all_heads,
     attention_order,
     labels_order,
+    map_name,
     random_order,
     require_labels,
 )
@@ -233,6 +234,7 @@ class _OneSize:
             "selection_gap": {"mean": hoped.mean, "low": hoped.low, "high": hoped.high},
             "bytes_ratio": _bytes(self.loaded, policy, self.rows) / _bytes(self.loaded, self.uniform, self.rows),
             "scored_tokens": found.numel(),
+            "selection_tokens": self.plain.numel(),
             "fingerprint": fingerprint(self.loaded.model, rounded=True),
         }
 
@@ -300,7 +302,7 @@ def write_head_maps(entries: Sequence[PerHeadEntry], loaded: LoadedModel, folder
 
 def file_name(entry: PerHeadEntry) -> str:
     """Of the head map of an entry."""
-    return f"heads-{Path(entry['source']).name}-{entry['window']}.json"
+    return f"heads-{map_name(entry['source'])}-{entry['window']}.json"
 
 
 def per_head_table(
@@ -314,7 +316,7 @@ def per_head_table(
         rows.append({**of_cache, "metric": BYTES, "value": entry["bytes_ratio"], "count": 1})
         for cost in entry["costs"]:
             where: Coordinates = {"layer": cost["layer"], "head": cost["head"], "policy": f"1 head with {cost['window']}"}
-            rows.append({**of_cache, **where, "metric": COST, "value": cost["cost"], "count": entry["scored_tokens"]})
+            rows.append({**of_cache, **where, "metric": COST, "value": cost["cost"], "count": entry["selection_tokens"]})
     return make_table(
         rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
         bos=int(bos), seed=seed, probe="per_head_budgets",
