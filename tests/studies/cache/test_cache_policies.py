@@ -310,6 +310,17 @@ class TestComparison:
             compare_policies(model, policies=["sink_window"], **SMALL)
 
 
+def test_what_is_read_anew_is_completed_by_the_window_whatever_else_is_compared(model):
+    """Without sinks the strided policy pins no token either, and sees others than a window does."""
+    sizes = {"corpus": "random_tokens", "windows": [16], "sinks": (0,), "tokens": 120, "documents": 2}
+    read = []
+    for names in (["window", "recompute"], ["window", "recompute", "strided"]):
+        entries = compare_policies(model, policies=names, **sizes).summary["policies"]
+        read.append(next(entry for entry in entries if entry["policy"] == "recompute"))
+    assert read[0]["loss"] == read[1]["loss"]
+    assert read[0]["against_window"] == read[1]["against_window"]
+
+
 def test_a_model_whose_attention_cannot_be_seen_is_compared_without_what_pins_its_sinks():
     model = wrap_model(build(ZOO["gpt_neo"], "eager").eval())
     sizes = {"corpus": "random_tokens", "windows": [8], "sinks": (0, 1), "tokens": 40, "documents": 2}

@@ -207,7 +207,10 @@ def _summary(
     length = rows.shape[1]
     edges = _edges(length)
     counts = [int((~entry.losses[:, first - 1 :].isnan()).sum()) for entry in measured]
-    plain = {entry.budget: entry.losses for entry in measured if entry.budget and _num_sinks(entry.policy) == 0}
+    plain: dict[int, Tensor] = {}
+    for entry in measured:
+        if entry.budget and _is_window(entry.policy) and (entry.budget not in plain or entry.policy.positions == "in_cache"):
+            plain[entry.budget] = entry.losses
     measured = [
         dataclasses.replace(entry, losses=_completed(entry.losses, plain[entry.budget], first, edges))
         if entry.policy.name == "recompute" and entry.budget in plain
@@ -314,6 +317,11 @@ def _edges(length: int) -> list[int]:
     """Positions of tokens at which the points of the curve begin, and the end."""
     points = min(BUCKETS, length - 1)
     return [1 + (length - 1) * point // points for point in range(points + 1)]
+
+
+def _is_window(policy: Policy) -> bool:
+    """Whether it is a window without sinks, under either name; others may pin no token and see something else."""
+    return policy.name in ("window", "sink_window") and _num_sinks(policy) == 0
 
 
 def _num_sinks(policy: Policy) -> int | None:
