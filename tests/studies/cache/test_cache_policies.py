@@ -90,6 +90,21 @@ class TestRecommendation:
         for trained in (None, 257):
             assert "rests on" not in recommend(sizes, length=1500, trained_length=trained).sentence
 
+    def test_says_where_other_tokens_than_the_first_do_better(self):
+        """A sink that stands elsewhere: first tokens gain nothing, and to keep it gains 0.2 nats."""
+        sizes = made_up({0: 0.2, 1: 0.2, 8: 0.19, 7: 0.0})
+        elsewhere = {"pinned {7}+63": sizes.pop(7), "pinned {9}+63": sizes[8]}
+        found = recommend({64: sizes}, pinned={64: elsewhere}, length=500)
+        assert (found.needed, found.num_sinks) == ("no", 0)
+        assert found.sentence.startswith("No first tokens needed: a window of 64 tokens gives 2.")
+        gain = estimate(sizes[0] - elsewhere["pinned {7}+63"])
+        assert found.sentence.endswith(
+            f"; but pinned {{7}}+63, which keeps other tokens in the same size, is {gain.mean:.3f} "
+            f"[{gain.low:.3f}, {gain.high:.3f}] better than that."
+        )
+        for others in ({32: elsewhere}, {64: {"pinned {9}+63": sizes[8]}}, {}):
+            assert recommend({64: sizes}, pinned=others, length=500).sentence.startswith("No sinks needed")
+
     @pytest.mark.parametrize("sizes", [{}, {64: (0,)}, {64: (1, 2)}, {32: (0, 1), 64: (0,)}])
     def test_nothing_to_choose_from(self, sizes):
         with pytest.raises(InputError, match="compares a window without sinks with one that keeps some"):

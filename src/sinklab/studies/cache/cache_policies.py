@@ -261,7 +261,13 @@ def _summary(
     advice = None
     if usable:
         recomputed = {budget: part for budget, part in others["recompute"].items() if budget is not None}
-        advice = recommend(usable, recompute=recomputed, full=others["full"].get(None), length=length, trained_length=trained)
+        pinned: dict[int, dict[str, Tensor]] = {budget: {} for budget in budgets}
+        for entry, part in zip(measured, scored, strict=True):
+            if entry.policy.name == "pinned" and entry.budget is not None:
+                pinned[entry.budget][label(entry.policy)] = part
+        advice = recommend(
+            usable, recompute=recomputed, full=others["full"].get(None), pinned=pinned, length=length, trained_length=trained
+        )
     return {
         "summary_version": SUMMARY_VERSION,
         "model": loaded.name,
