@@ -17,7 +17,16 @@ from sinklab.results.summaries.cache import LeftOut
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.streaming.refusals import most_slots
 
-__all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies", "scored_from"]
+__all__ = [
+    "checked_budgets",
+    "checked_names",
+    "default_length",
+    "label",
+    "left_out_row",
+    "of_size",
+    "plan_policies",
+    "scored_from",
+]
 
 LARGEST_WINDOW, LONGEST = 1024, 8192
 """Tokens held, and tokens of a document, that are not exceeded unless asked for."""
@@ -227,6 +236,25 @@ def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
             return sized
         sizes[last] -= over  # what rounding has left
     raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget} tokens and the query; {sizes} does not")
+
+
+def of_size(spec: str, budget: int, numbers: Sequence[int]) -> Policy:
+    """The policy of a name with settings, which hold; sizes that are left open make it hold ``budget`` tokens and the query.
+
+    Args:
+        numbers: of first tokens that others keep; of them ``strided`` takes one.
+
+    Raises:
+        UnknownNameError: no such policy.
+        ConfigurationError: a setting that it refuses, or sizes that cannot be made to add up.
+    """
+    settings = policy_registry.read(spec)
+    policy: Policy = policy_registry.make(settings)
+    if not policy.bounded or policy.of_model or not _sizes(policy, settings.keys()):
+        return policy
+    if settings.keys() == {"name"} and policy.name == "strided":
+        return policy_registry[policy.name](**next(_settings(policy.name, budget, numbers, (), True)))
+    return _sized(policy, budget, settings.keys())
 
 
 def _sizes(policy: Policy, chosen: Collection[str] = ()) -> dict[str, int]:

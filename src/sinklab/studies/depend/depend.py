@@ -82,8 +82,9 @@ def depend(
             corpora'; by default python_source.
         bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one, two; or several.
         visibility: Of the sink, away from the reference, where both are measured: visible, hidden.
-        policies: What to run besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings; by
-            default full, every number of sinks, recompute, and in a grid full.
+        policies: What to run besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings, which
+            holds as many tokens as these where its size is left open; by default full, every number of sinks, recompute, and
+            in a grid full.
         cache_bits: Also with a cache of integers, 8 or 4 bits a number; 32,8,4 says that the model's own are the reference.
         cross: Every combination of BOS, visibility, policy and bits.
         window: Tokens before the query that a cache holds, sinks included; by default half the trained length, ≤ 1024,
