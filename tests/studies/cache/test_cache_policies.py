@@ -19,7 +19,7 @@ from sinklab.streaming.perplexity import estimate, losses
 from sinklab.studies.cache.cache import compare_policies
 from sinklab.studies.cache.cache_policies import _completed, _recomputed
 from sinklab.studies.cache.long_texts import long_texts
-from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, plan_policies, sinks_of_texts
+from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, plan_policies, scored_from, sinks_of_texts
 from sinklab.studies.cache.recommendation import recommend
 
 
@@ -325,6 +325,15 @@ class TestComparison:
             compare_policies(model, policies=["sink_window"], **SMALL)
 
 
+def test_every_token_that_is_scored_is_predicted_without_something_that_was_evicted(model):
+    """The shortest text: one token is scored, the only one whose loss differs from that of dense attention."""
+    rows = torch.randint(4, 40, (2, 19), generator=torch.Generator().manual_seed(0))
+    first = scored_from(model, rows.shape[1], 16)
+    assert first == rows.shape[1] - 1
+    same = losses(model.model, rows, "window:window=16") - losses(model.model, rows, "full")
+    assert same[:, : first - 1].abs().max() < 1e-5 < same[:, first - 1].abs().min()
+
+
 def test_what_is_read_anew_is_completed_by_the_window_whatever_else_is_compared(model):
     """Without sinks the strided policy pins no token either, and sees others than a window does."""
     sizes = {"corpus": "random_tokens", "windows": [16], "sinks": (0,), "tokens": 120, "documents": 2}
@@ -387,7 +396,7 @@ class TestBadInput:
                 InputError,
                 "a window of 200 tokens covers the 120 tokens of a text, so nothing is ever evicted",
             ),
-            ({"windows": [119]}, InputError, "choose a smaller `window` or more `tokens` than 120"),
+            ({"windows": [118]}, InputError, "choose a smaller `window` or more `tokens` than 120"),
             ({"windows": [4]}, ConfigurationError, "a window of 4 tokens has no room for 4 sinks and one recent token"),
             ({"sinks": ()}, ConfigurationError, r"`sinks` \[\] must be numbers of tokens"),
             ({"sinks": (-1,)}, ConfigurationError, r"`sinks` \[-1\] must be numbers of tokens"),

@@ -99,10 +99,10 @@ def compared(
     """
     require_next_token(loaded)
     length, held = rows.shape[1], max(budgets)
-    if length <= held + 1:
+    if length <= held + 2:  # a query sees itself besides, and the last token is none
         raise InputError(
             f"a window of {held} tokens covers the {length} tokens of a text, so nothing is ever evicted and all policies are "
-            f"one; choose a smaller `window` or more `tokens` than {held + 1}"
+            f"one; choose a smaller `window` or more `tokens` than {held + 2}"
         )
     trained = trained_length(loaded.model)
     first = scored_from(loaded, length, held)

@@ -84,9 +84,10 @@ def default_length(loaded: LoadedModel, budgets: Sequence[int]) -> int:
 def scored_from(loaded: LoadedModel, length: int, held: int) -> int:
     """Position of the first token that is scored in texts of ``length`` tokens, of which policies hold ``held``.
 
-    Every policy has long evicted there and, if the text is long enough, dense attention is past its training.
+    Every policy has long evicted there and, if the text is long enough, dense attention is past its training. The query that
+    predicts a token stands before it, so the first one of which a policy has evicted something predicts token ``held + 2``.
     """
-    return max(held + 1, min(max(2 * held, trained_length(loaded.model) or 0), length // 2))
+    return max(held + 2, min(max(2 * held, trained_length(loaded.model) or 0), length // 2))
 
 
 def plan_policies(
