@@ -140,6 +140,7 @@ class TestTokens:
         assert source.reader.policy.num_slots == 64
         source.generate(80)
         assert source.telemetry().evicted == (3 + 79 - 64,)
+        assert fitting_policy(make_sinklm(window=32)).num_slots == 32  # whose configuration has another word for it
 
     def test_the_default_policy_leaves_room_for_positions_that_come_from_a_table(self):
         """Dynamic frequencies hold up to position 128: what is held and positions to count on must be below."""

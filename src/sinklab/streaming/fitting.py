@@ -13,6 +13,7 @@ from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.policies.per_head import PerHead
 from sinklab.registry import policies
 from sinklab.streaming.ordered import has_ordered_bias
+from sinklab.streaming.refusals import most_slots
 from sinklab.streaming.rotation import read_rotations
 
 __all__ = ["fitting_policy"]
@@ -57,11 +58,7 @@ def fitting_policy(model: PreTrainedModel, policy: PolicySpec | None = None, *, 
 
 def _context(model: PreTrainedModel) -> int:
     """Tokens that every layer of the model was trained to see at once, as far as its config says."""
-    config = model.config.get_text_config()
-    sizes = [getattr(config, "max_position_embeddings", None)]
-    kinds = getattr(config, "layer_types", None) or []
-    if "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True)):
-        sizes.append(getattr(config, "sliding_window", None))
+    sizes = (getattr(model.config.get_text_config(), "max_position_embeddings", None), most_slots(model))
     return min((size for size in sizes if isinstance(size, int) and size > 0), default=sys.maxsize)
 
 

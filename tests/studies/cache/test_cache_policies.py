@@ -19,7 +19,7 @@ from sinklab.streaming.perplexity import estimate, losses
 from sinklab.studies.cache.cache import compare_policies
 from sinklab.studies.cache.cache_policies import _completed, _recomputed
 from sinklab.studies.cache.long_texts import long_texts
-from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, plan_policies, sinks_of_texts
+from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, plan_policies, scored_from, sinks_of_texts
 from sinklab.studies.cache.recommendation import recommend
 
 
@@ -89,6 +89,21 @@ class TestRecommendation:
         )
         for trained in (None, 257):
             assert "rests on" not in recommend(sizes, length=1500, trained_length=trained).sentence
+
+    def test_says_where_other_tokens_than_the_first_do_better(self):
+        """A sink that stands elsewhere: first tokens gain nothing, and to keep it gains 0.2 nats."""
+        sizes = made_up({0: 0.2, 1: 0.2, 8: 0.19, 7: 0.0})
+        elsewhere = {"pinned {7}+63": sizes.pop(7), "pinned {9}+63": sizes[8]}
+        found = recommend({64: sizes}, pinned={64: elsewhere}, length=500)
+        assert (found.needed, found.num_sinks) == ("no", 0)
+        assert found.sentence.startswith("No first tokens needed: a window of 64 tokens gives 2.")
+        gain = estimate(sizes[0] - elsewhere["pinned {7}+63"])
+        assert found.sentence.endswith(
+            f"; but pinned {{7}}+63, which keeps other tokens in the same size, is {gain.mean:.3f} "
+            f"[{gain.low:.3f}, {gain.high:.3f}] better than that."
+        )
+        for others in ({32: elsewhere}, {64: {"pinned {9}+63": sizes[8]}}, {}):
+            assert recommend({64: sizes}, pinned=others, length=500).sentence.startswith("No sinks needed")
 
     @pytest.mark.parametrize("sizes", [{}, {64: (0,)}, {64: (1, 2)}, {32: (0, 1), 64: (0,)}])
     def test_nothing_to_choose_from(self, sizes):
@@ -310,6 +325,36 @@ class TestComparison:
             compare_policies(model, policies=["sink_window"], **SMALL)
 
 
+def test_every_token_that_is_scored_is_predicted_without_something_that_was_evicted(model):
+    """The shortest text: one token is scored, the only one whose loss differs from that of dense attention."""
+    rows = torch.randint(4, 40, (2, 19), generator=torch.Generator().manual_seed(0))
+    first = scored_from(model, rows.shape[1], 16)
+    assert first == rows.shape[1] - 1
+    same = losses(model.model, rows, "window:window=16") - losses(model.model, rows, "full")
+    assert same[:, : first - 1].abs().max() < 1e-5 < same[:, first - 1].abs().min()
+
+
+def test_what_is_read_anew_is_completed_by_the_window_whatever_else_is_compared(model):
+    """Without sinks the strided policy pins no token either, and sees others than a window does."""
+    sizes = {"corpus": "random_tokens", "windows": [16], "sinks": (0,), "tokens": 120, "documents": 2}
+    read = []
+    for names in (["window", "recompute"], ["window", "recompute", "strided"]):
+        entries = compare_policies(model, policies=names, **sizes).summary["policies"]
+        read.append(next(entry for entry in entries if entry["policy"] == "recompute"))
+    assert read[0]["loss"] == read[1]["loss"]
+    assert read[0]["against_window"] == read[1]["against_window"]
+
+
+def test_a_model_whose_attention_cannot_be_seen_is_compared_without_what_pins_its_sinks():
+    model = wrap_model(build(ZOO["gpt_neo"], "eager").eval())
+    sizes = {"corpus": "random_tokens", "windows": [8], "sinks": (0, 1), "tokens": 40, "documents": 2}
+    summary = compare_policies(model, policies=["full", "recompute", "pinned"], **sizes).summary
+    assert [entry["policy"] for entry in summary["policies"]] == ["full", "recompute"]
+    (left_out,) = summary["left_out"]
+    assert left_out["policy"] == "pinned"
+    assert "computes attention in its own code" in left_out["reason"]
+
+
 def make_model_with_learned_positions():
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -351,7 +396,7 @@ class TestBadInput:
                 InputError,
                 "a window of 200 tokens covers the 120 tokens of a text, so nothing is ever evicted",
             ),
-            ({"windows": [119]}, InputError, "choose a smaller `window` or more `tokens` than 120"),
+            ({"windows": [118]}, InputError, "choose a smaller `window` or more `tokens` than 120"),
             ({"windows": [4]}, ConfigurationError, "a window of 4 tokens has no room for 4 sinks and one recent token"),
             ({"sinks": ()}, ConfigurationError, r"`sinks` \[\] must be numbers of tokens"),
             ({"sinks": (-1,)}, ConfigurationError, r"`sinks` \[-1\] must be numbers of tokens"),

@@ -13,13 +13,20 @@ from tests.architectures.zoo import ZOO, build
 from tests.conftest import make_sinklm
 
 from sinklab.corpora import resolve_corpus
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import wrap_model
 from sinklab.policies.per_head import PerHead
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
-from sinklab.studies.cache.head_budgets import head_budgets, require_head_maps, selection_texts, write_head_maps
+from sinklab.studies.cache.head_budgets import (
+    head_budgets,
+    per_head_table,
+    require_head_maps,
+    require_room,
+    selection_texts,
+    write_head_maps,
+)
 from sinklab.studies.cache.head_orders import attention_order, checked_sources, labels_order, require_labels
 from sinklab.studies.cache.head_windows import ladder, shared_by_cost, shared_by_order
 from sinklab.studies.cache.long_texts import long_texts
@@ -114,6 +121,14 @@ def test_costs_are_those_of_one_head_alone(loaded, entries):
     assert sorted(measured["cut"]) == sorted([cost["layer"], cost["head"]] for cost in order[: len(measured["cut"])])
 
 
+def test_the_count_of_a_cost_is_that_of_the_tokens_of_the_choice(loaded):
+    """Two texts are left for the choice where three are measured; tokens are scored from 45 on."""
+    entries = head_budgets(loaded, ROWS, SELECTION[:2], sources=["measured"], budgets=[16], num_sinks=1)
+    table = per_head_table(entries, loaded, corpus="drawn", bos=False, run_id="r", seed=0)
+    counts = {metric: set(rows["count"]) for metric, rows in table.groupby("metric")}
+    assert (counts["per_head_gap"], counts["head_window_cost"]) == ({3 * 45}, {2 * 45})
+
+
 def test_a_head_map_comes_back_as_the_policy(loaded, entries, tmp_path):
     write_head_maps(entries, loaded, tmp_path)
     policy = f"per_head:heads={tmp_path / 'heads-measured-16.json'}"
@@ -196,6 +211,13 @@ def test_labels_of_another_model_and_sources_that_are_none(loaded, tmp_path):
     folder = folder_of(tmp_path, loaded, {(0, 0): ("dormant", 0.0)}, model="other", revision="sha256-0")
     with pytest.raises(ConfigurationError, match="has labels of other"):
         require_head_maps(loaded, [], [str(folder)])
+    for name in ("one/causes", "two/causes"):
+        (tmp_path / name).mkdir(parents=True)
+        folder_of(tmp_path / name, loaded, {(0, 0): ("dormant", 0.0)})
+    with pytest.raises(
+        InputError, match=r"one/causes' and .*two/causes' have one name, 'causes', by which head maps are called"
+    ):
+        checked_sources([str(tmp_path / "one" / "causes"), "random", str(tmp_path / "two" / "causes")])
     with pytest.raises(
         InputError, match="`per_head` 'chance' is none of measured, curves, attention, random, and there is no run"
     ):
@@ -203,3 +225,38 @@ def test_labels_of_another_model_and_sources_that_are_none(loaded, tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({"heads": 12}))
     with pytest.raises(InputError, match=r"its summary\.json has no labels of heads"):
         checked_sources([str(tmp_path)])
+
+
+# --- models whose layers have a window ---------------------------------------------------------------------------------------
+
+
+def with_window(size):
+    torch.manual_seed(0)
+    model = build(ZOO["mistral"], "sdpa").eval()
+    model.config.sliding_window = size
+    return wrap_model(model)
+
+
+def test_no_head_holds_more_than_its_layer_sees():
+    narrow = with_window(24)
+    for entry in head_budgets(narrow, ROWS, SELECTION, sources=["random", "curves"], budgets=[12], num_sinks=1):
+        windows = [window for layer in entry["budgets"] for _, window in layer]
+        assert max(windows) <= 24 - 1 - 1  # the sink, and the token at hand
+        assert sum(windows) <= 11 * len(windows)
+
+
+def test_a_window_without_room_is_refused_before_anything_is_measured():
+    narrow = with_window(24)
+    require_room(narrow, ROWS, sources=["random"], budgets=[12], sinks=[0, 1])
+    require_room(narrow, ROWS, sources=["curves"], budgets=[23], sinks=[0, 1])
+    with pytest.raises(
+        ConfigurationError, match=r"a window of 23 tokens leaves no room for budgets per head: .* of 23 at most"
+    ):
+        require_room(narrow, ROWS, sources=["random"], budgets=[12, 23], sinks=[0, 1])
+
+
+def test_a_model_whose_heads_cannot_be_computed_apart_is_refused_before_anything_is_measured():
+    model = build(ZOO["gpt_oss"], "eager").eval()
+    model.config.sliding_window = 24
+    with pytest.raises(UnsupportedModelError, match="has learned sink logits"):
+        require_head_maps(wrap_model(model), [], ["random"])

@@ -133,3 +133,24 @@ def test_which_tokens_must_stay_whole_is_said():
         "nothing in full precision perhaps by 0.1110."
     )
     assert two.startswith("int2: no tokens are shown that keep the change of the loss within 0.02 nats per token")
+
+
+@pytest.fixture(scope="module")
+def sliding():
+    torch.manual_seed(0)
+    model = build(ZOO["mistral"], "sdpa").eval()
+    model.config.sliding_window = 24
+    return wrap_model(model)
+
+
+def test_of_a_model_with_a_window_no_more_is_held_than_all_layers_see(sliding):
+    """24 slots are 19 tokens, four that are pinned besides, and the one at hand; the bounded row has what its sinks leave."""
+    entries = quantized_caches(sliding, ROWS, ["int8"], 23)
+    sinks = entries[-1]["positions"]
+    assert [entry["tokens"] for entry in entries] == [19] * (len(entries) - 1) + [160]
+    assert [entry["window"] for entry in entries] == [None] * (len(entries) - 1) + [23 - len(sinks)]
+    first = next(entry for entry in entries if entry["positions"] == [0, 1, 2, 3])
+    held, rows = Pinned(pinned=(0, 1, 2, 3), window=19), ROWS[:, :19]
+    rounded = losses(sliding.model, rows, held, chunk=2, quantized="int8")
+    # With nothing evicted the cache in full precision is dense attention.
+    assert first["gap"]["mean"] == pytest.approx(estimate(rounded - losses(sliding.model, rows, "full")).mean, abs=1e-5)

@@ -183,6 +183,37 @@ def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
     assert read_run(tmp_path / "again", "summary.json") == {**first, "model": checkpoint.name}
 
 
+def test_the_command_has_the_corpus_of_all_tasks(checkpoint, tmp_path, monkeypatch):
+    """And a name with a space and a comma in it, which a shell and a list of tasks could divide."""
+    book = tmp_path / "my, book.txt"
+    book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
+    settings = ["--window", "60", "--policies", "full", "--items", "3"]
+    tasks = ["--task", "long_text:contexts=[1.0,2.0],question_stream"]
+    run("depend", checkpoint, *tasks, "--corpus", book, *settings, "--out", tmp_path / "first")
+    text = run("card", tmp_path / "first").stdout
+    assert str(tmp_path) not in text
+    words = shlex.split(text.split("```")[1].removeprefix("console\n"))
+    (tmp_path / checkpoint.name).symlink_to(checkpoint)
+    monkeypatch.chdir(tmp_path)
+    run(*words[1:], "--out", tmp_path / "again")
+    first = read_run(tmp_path / "first", "summary.json")
+    assert read_run(tmp_path / "again", "summary.json") == {**first, "model": checkpoint.name}
+
+
+def test_the_command_measures_what_the_comparison_did_and_no_more(checkpoint, tmp_path, monkeypatch):
+    """By default some policies are taken at the largest size alone; budgets per head are measured too if they were."""
+    sizes = ["--corpus", "random_tokens", "--tokens", "100", "--documents", "2", "--window", "8,20", "--sinks", "0,1"]
+    run("cache", checkpoint, *sizes, "--per-head", "random", "--export", "llama.cpp", "--out", tmp_path / "first")
+    words = shlex.split(run("card", tmp_path / "first").stdout.split("```")[1].removeprefix("console\n"))
+    (tmp_path / checkpoint.name).symlink_to(checkpoint)
+    monkeypatch.chdir(tmp_path)
+    run(*words[1:], "--out", tmp_path / "again")
+    first, again = (read_run(tmp_path / name, "summary.json") for name in ("first", "again"))
+    assert [entry["label"] for entry in again["policies"]] == [entry["label"] for entry in first["policies"]]
+    assert again["per_head"] == first["per_head"]
+    assert [entry["engine"] for entry in again["exports"]] == ["llama.cpp"]
+
+
 @pytest.mark.parametrize(
     ("spec", "public"),
     [
@@ -192,6 +223,7 @@ def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
         ),
         ("lm_eval:/data/me/tasks:mine", "lm_eval:tasks:mine"),
         ("needle:corpus=org/texts", "needle:corpus=org/texts"),
+        ('needle:corpus="/data/me/my, \\u00e9 book.txt",scored=8', 'needle:corpus="my, \\u00e9 book.txt",scored=8'),
         ("/data/me/book.txt", "book.txt"),
         ("sink_window", "sink_window"),
     ],

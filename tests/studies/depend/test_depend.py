@@ -25,7 +25,7 @@ from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend import runner
 from sinklab.studies.depend.contenders import make_contenders, parse_policy
 from sinklab.studies.depend.depend import depend
-from sinklab.studies.depend.measurement import window_warning
+from sinklab.studies.depend.measurement import default_window, window_warning
 from sinklab.studies.depend.score import score_sheet
 from sinklab.tasks.base import Question, Sheet
 
@@ -83,7 +83,7 @@ class TestScores:
 
         sheet = Sheet(torch.tensor([[0, 5, 9]]), (Question(2, 3),), 0)
         with pytest.raises(MeasurementError, match=r"SinkLM under 4\+60 gives logits that are not numbers at columns 1 to 1"):
-            score_sheet(Broken(loaded.model, parse_policy("4+60")), sheet)
+            score_sheet(Broken(loaded.model, parse_policy("4+60", 64)), sheet)
 
 
 def test_a_window_beyond_the_training_is_warned_of(loaded, capsys):
@@ -106,6 +106,12 @@ def test_a_window_beyond_the_training_is_warned_of(loaded, capsys):
         assert window_warning(loaded, 10**6) == ""
     finally:
         loaded.model.config.max_position_embeddings = trained
+
+
+@pytest.mark.parametrize(("window", "expected"), [(None, 64), (20, 19), (100, 64)])
+def test_the_usual_window_is_no_larger_than_what_the_narrowest_layer_sees(window, expected):
+    """Trained on 128 positions; of the tokens that a layer sees one is the query's own."""
+    assert default_window(wrap_model(make_sinklm(window=window))) == expected
 
 
 def test_tokens_that_are_predicted_worse_than_by_a_guess_are_warned_of():
@@ -317,9 +323,18 @@ def test_usual_contenders():
 
 
 def test_policies_are_read_as_they_are_written():
-    assert parse_policy("0+20") == policies["window"](window=20)
-    assert parse_policy(" 8+20 ") == policies["sink_window"](num_sinks=8, window=20)
-    assert parse_policy("sink_window:num_sinks=2, window=9, positions=original").positions == "original"
+    assert parse_policy("0+20", 64) == policies["window"](window=20)
+    assert parse_policy(" 8+20 ", 64) == policies["sink_window"](num_sinks=8, window=20)
+    written = parse_policy("sink_window:num_sinks=2, window=9, positions=original", 64)
+    assert written == policies["sink_window"](num_sinks=2, window=9, positions="original")
+
+
+@pytest.mark.parametrize(
+    "spec", ["recompute", "heavy_hitter", "value_norm", "strided", "pinned", "sink_window:num_sinks=8", "recompute:every=4"]
+)
+@pytest.mark.parametrize("budget", [20, 65])
+def test_a_policy_whose_size_is_left_open_holds_what_the_two_that_are_judged_do(spec, budget):
+    assert parse_policy(spec, budget, (1, 4)).max_held(1 << 31) == budget + 1
 
 
 @pytest.mark.slow

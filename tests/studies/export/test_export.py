@@ -315,15 +315,15 @@ def test_the_recommended_policy_has_the_positions_that_were_measured(measured, k
     assert chosen.found[0].startswith("Measured: 2.000 nats per token")
 
 
-def test_integers_are_taken_where_they_cost_little():
-    def kind(**ends: float) -> str | None:
+def test_integers_are_taken_where_they_change_little():
+    def kind(low: float = -0.01, **ends: float) -> str | None:
         entries = [
             {
                 "quantized": kind,
                 "whole": "nothing",
                 "positions": [],
                 "window": 12,
-                "gap": {"mean": 0.0, "low": -1.0, "high": end},
+                "gap": {"mean": 0.0, "low": low, "high": end},
             }
             for kind, end in ends.items()
         ]
@@ -337,6 +337,7 @@ def test_integers_are_taken_where_they_cost_little():
     assert kind(int8=0.01, int4=0.019) == "int4"
     assert kind(int8=0.01, int4=0.021) == "int8"
     assert kind(int8=0.03, int4=0.3) is None
+    assert kind(low=-0.09, int8=0.01, int4=-0.01) is None  # a loss that falls by rounding is a change and no gain
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ class PerHeadEntry(TypedDict):
     selection_gap: Difference
     bytes_ratio: float
     scored_tokens: int
+    selection_tokens: int
     fingerprint: str
 
 

@@ -116,6 +116,7 @@ def compare_policies(
         head_budgets,
         per_head_table,
         require_head_maps,
+        require_room,
         selection_texts,
         write_head_maps,
     )
@@ -153,6 +154,7 @@ def compare_policies(
         length = tokens or default_length(loaded, budgets)
         with_bos = uses_bos(loaded.encoder, bos)
         rows = long_texts(text, loaded.encoder, tokens=length, documents=documents, seed=seed, bos=with_bos)
+        require_room(loaded, rows, sources=sources, budgets=budgets, sinks=sinks)
         selection = selection_texts(text, rows, loaded, seed=seed, bos=with_bos) if sources else rows[:0]
         summary, table = compared(
             loaded, rows, names=names, budgets=budgets, sinks=sinks, corpus=text.label, bos=with_bos, run_id=run.id, seed=seed,
@@ -187,7 +189,8 @@ def compare_policies(
             loaded=loaded,
             config={
                 "corpus": text.label, "tokens": length, "documents": len(rows), "windows": budgets, "sinks": sorted(set(sinks)),
-                "policies": names, "quantized": list(quantized), "bos_tokens_per_sample": int(with_bos),
+                "policies": policies and names, "quantized": list(quantized), "per_head": sources, "export": list(export),
+                "bos_tokens_per_sample": int(with_bos),
             },
             model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},
             corpus=corpus_record(text),

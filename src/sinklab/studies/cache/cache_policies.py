@@ -99,10 +99,10 @@ def compared(
     """
     require_next_token(loaded)
     length, held = rows.shape[1], max(budgets)
-    if length <= held + 1:
+    if length <= held + 2:  # a query sees itself besides, and the last token is none
         raise InputError(
             f"a window of {held} tokens covers the {length} tokens of a text, so nothing is ever evicted and all policies are "
-            f"one; choose a smaller `window` or more `tokens` than {held + 1}"
+            f"one; choose a smaller `window` or more `tokens` than {held + 2}"
         )
     trained = trained_length(loaded.model)
     first = scored_from(loaded, length, held)
@@ -207,7 +207,10 @@ def _summary(
     length = rows.shape[1]
     edges = _edges(length)
     counts = [int((~entry.losses[:, first - 1 :].isnan()).sum()) for entry in measured]
-    plain = {entry.budget: entry.losses for entry in measured if entry.budget and _num_sinks(entry.policy) == 0}
+    plain: dict[int, Tensor] = {}
+    for entry in measured:
+        if entry.budget and _is_window(entry.policy) and (entry.budget not in plain or entry.policy.positions == "in_cache"):
+            plain[entry.budget] = entry.losses
     measured = [
         dataclasses.replace(entry, losses=_completed(entry.losses, plain[entry.budget], first, edges))
         if entry.policy.name == "recompute" and entry.budget in plain
@@ -258,7 +261,13 @@ def _summary(
     advice = None
     if usable:
         recomputed = {budget: part for budget, part in others["recompute"].items() if budget is not None}
-        advice = recommend(usable, recompute=recomputed, full=others["full"].get(None), length=length, trained_length=trained)
+        pinned: dict[int, dict[str, Tensor]] = {budget: {} for budget in budgets}
+        for entry, part in zip(measured, scored, strict=True):
+            if entry.policy.name == "pinned" and entry.budget is not None:
+                pinned[entry.budget][label(entry.policy)] = part
+        advice = recommend(
+            usable, recompute=recomputed, full=others["full"].get(None), pinned=pinned, length=length, trained_length=trained
+        )
     return {
         "summary_version": SUMMARY_VERSION,
         "model": loaded.name,
@@ -314,6 +323,11 @@ def _edges(length: int) -> list[int]:
     """Positions of tokens at which the points of the curve begin, and the end."""
     points = min(BUCKETS, length - 1)
     return [1 + (length - 1) * point // points for point in range(points + 1)]
+
+
+def _is_window(policy: Policy) -> bool:
+    """Whether it is a window without sinks, under either name; others may pin no token and see something else."""
+    return policy.name in ("window", "sink_window") and _num_sinks(policy) == 0
 
 
 def _num_sinks(policy: Policy) -> int | None:

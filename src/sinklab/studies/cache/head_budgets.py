@@ -25,15 +25,17 @@ from sinklab.results.run import Progress, silent
 from sinklab.results.summaries.cache import PerHeadEntry
 from sinklab.results.table import make_table
 from sinklab.streaming.fingerprint import fingerprint
-from sinklab.streaming.per_head import require_fit
+from sinklab.streaming.per_head import require_fit, verify_groups
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
+from sinklab.streaming.refusals import most_slots
 from sinklab.streaming.rotation import read_rotations
 from sinklab.studies.cache.head_orders import (
     SOURCES,
     all_heads,
     attention_order,
     labels_order,
+    map_name,
     random_order,
     require_labels,
 )
@@ -41,7 +43,7 @@ from sinklab.studies.cache.head_windows import CUT, LONG, SHORT, Head, Windows, 
 from sinklab.studies.cache.long_texts import long_texts
 from sinklab.studies.cache.policy_plan import scored_from
 
-__all__ = ["head_budgets", "per_head_table", "require_head_maps", "selection_texts", "write_head_maps"]
+__all__ = ["head_budgets", "per_head_table", "require_head_maps", "require_room", "selection_texts", "write_head_maps"]
 
 GAP = Metric(
     "per_head_gap",
@@ -81,6 +83,32 @@ def require_head_maps(loaded: LoadedModel, names: Sequence[str], sources: Sequen
             require_labels(Path(source), loaded, kv_heads)
     if sources and sum(kv_heads) < 2:
         raise ConfigurationError(f"{loaded.name} has one key-value head, so there is nothing to share out among heads")
+    if sources:
+        verify_groups(loaded.model)
+
+
+def require_room(
+    loaded: LoadedModel, rows: Tensor, *, sources: Sequence[str], budgets: Sequence[int], sinks: Sequence[int]
+) -> None:
+    """Refuse budgets that leave no choice whatever number of sinks is kept, before anything is measured.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    if set(sources) <= {"curves"}:  # which shares out by costs, and may leave all heads as they are
+        return
+    heads = all_heads(read_rotations(loaded.model).kv_heads)
+    for budget in budgets:
+        mosts = {number: _longest_window(loaded, rows, number) for number in sinks}
+        if not any(any(shared_by_order(heads, budget - number, most)) for number, most in mosts.items()):
+            raise ConfigurationError(_no_room(budget, max(mosts.values())))
+
+
+def _no_room(budget: int, most: int) -> str:
+    return (
+        f"a window of {budget} tokens leaves no room for budgets per head: a half to an eighth of it for some heads, and what "
+        f"is saved, in windows of {most} at most, for the others; choose another `window`"
+    )
 
 
 def selection_texts(text: Corpus, rows: Tensor, loaded: LoadedModel, *, seed: int, bos: bool) -> Tensor:
@@ -98,6 +126,12 @@ def selection_texts(text: Corpus, rows: Tensor, loaded: LoadedModel, *, seed: in
             f"more than {len(rows)} of {tokens} tokens; lower `documents` or `tokens`"
         )
     return apart[:documents]
+
+
+def _longest_window(loaded: LoadedModel, rows: Tensor, num_sinks: int) -> int:
+    """Most tokens that a head can hold besides its sinks: those that the model was trained on, and that every layer sees."""
+    trained = trained_length(loaded.model) or rows.shape[1]
+    return min(trained, most_slots(loaded.model) or trained) - num_sinks - 1
 
 
 class _OneSize:
@@ -124,7 +158,7 @@ class _OneSize:
         self.heads = all_heads(self.kv_heads)
         self.first = scored_from(loaded, rows.shape[1], budget)
         self.trained = trained_length(loaded.model)
-        self.most = (self.trained or rows.shape[1]) - num_sinks - 1
+        self.most = _longest_window(loaded, rows, num_sinks)
         self.short = ladder(self.window, self.most)[0]
         self.uniform = SinkWindow(num_sinks=num_sinks, window=self.window)
         self.plain, self.reference = self._losses(selection, self.uniform), self._losses(rows, self.uniform)
@@ -175,10 +209,7 @@ class _OneSize:
         """The best budgets of a source, measured."""
         candidates, costs = self.candidates(source)
         if not candidates:
-            raise ConfigurationError(
-                f"a window of {self.budget} tokens leaves no room for budgets per head: a half to an eighth of it for some "
-                f"heads, and what is saved, in windows of {self.most} at most, for the others; choose another `window`"
-            )
+            raise ConfigurationError(_no_room(self.budget, self.most))
         windows = min(candidates, key=lambda candidate: estimate(self.selected(candidate)).mean)
         policy = PerHead(budgets=self._budgets(windows))
         found = self._losses(self.rows, policy)
@@ -203,6 +234,7 @@ class _OneSize:
             "selection_gap": {"mean": hoped.mean, "low": hoped.low, "high": hoped.high},
             "bytes_ratio": _bytes(self.loaded, policy, self.rows) / _bytes(self.loaded, self.uniform, self.rows),
             "scored_tokens": found.numel(),
+            "selection_tokens": self.plain.numel(),
             "fingerprint": fingerprint(self.loaded.model, rounded=True),
         }
 
@@ -270,7 +302,7 @@ def write_head_maps(entries: Sequence[PerHeadEntry], loaded: LoadedModel, folder
 
 def file_name(entry: PerHeadEntry) -> str:
     """Of the head map of an entry."""
-    return f"heads-{Path(entry['source']).name}-{entry['window']}.json"
+    return f"heads-{map_name(entry['source'])}-{entry['window']}.json"
 
 
 def per_head_table(
@@ -284,7 +316,7 @@ def per_head_table(
         rows.append({**of_cache, "metric": BYTES, "value": entry["bytes_ratio"], "count": 1})
         for cost in entry["costs"]:
             where: Coordinates = {"layer": cost["layer"], "head": cost["head"], "policy": f"1 head with {cost['window']}"}
-            rows.append({**of_cache, **where, "metric": COST, "value": cost["cost"], "count": entry["scored_tokens"]})
+            rows.append({**of_cache, **where, "metric": COST, "value": cost["cost"], "count": entry["selection_tokens"]})
     return make_table(
         rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
         bos=int(bos), seed=seed, probe="per_head_budgets",

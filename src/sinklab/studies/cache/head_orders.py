@@ -25,6 +25,7 @@ __all__ = [
     "attention_order",
     "checked_sources",
     "labels_order",
+    "map_name",
     "random_order",
     "require_labels",
 ]
@@ -48,12 +49,24 @@ def checked_sources(sources: Sequence[str]) -> list[str]:
     """The sources, each once.
 
     Raises:
-        InputError: neither a name nor the folder of a run of ``sinklab causes``.
+        InputError: neither a name nor the folder of a run of ``sinklab causes``, or two whose head maps would be one file.
     """
-    for source in sources:
+    named: dict[str, str] = {}
+    for source in dict.fromkeys(sources):
         if source not in SOURCES:
             _labels(Path(source))
-    return list(dict.fromkeys(sources))
+        name = map_name(source)
+        if (other := named.setdefault(name, source)) != source:
+            raise InputError(
+                f"`per_head` {other!r} and {source!r} have one name, {name!r}, by which head maps are called; leave out one, "
+                "or rename a folder"
+            )
+    return list(named.values())
+
+
+def map_name(source: str) -> str:
+    """What the head maps of a source are called by: the name, or that of the folder."""
+    return Path(source).resolve().name
 
 
 def _labels(folder: Path) -> tuple[dict[str, object], list[dict[str, object]]]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
@@ -17,7 +17,16 @@ from sinklab.results.summaries.cache import LeftOut
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.streaming.refusals import most_slots
 
-__all__ = ["checked_budgets", "checked_names", "default_length", "label", "left_out_row", "plan_policies", "scored_from"]
+__all__ = [
+    "checked_budgets",
+    "checked_names",
+    "default_length",
+    "label",
+    "left_out_row",
+    "of_size",
+    "plan_policies",
+    "scored_from",
+]
 
 LARGEST_WINDOW, LONGEST = 1024, 8192
 """Tokens held, and tokens of a document, that are not exceeded unless asked for."""
@@ -75,9 +84,10 @@ def default_length(loaded: LoadedModel, budgets: Sequence[int]) -> int:
 def scored_from(loaded: LoadedModel, length: int, held: int) -> int:
     """Position of the first token that is scored in texts of ``length`` tokens, of which policies hold ``held``.
 
-    Every policy has long evicted there and, if the text is long enough, dense attention is past its training.
+    Every policy has long evicted there and, if the text is long enough, dense attention is past its training. The query that
+    predicts a token stands before it, so the first one of which a policy has evicted something predicts token ``held + 2``.
     """
-    return max(held + 1, min(max(2 * held, trained_length(loaded.model) or 0), length // 2))
+    return max(held + 2, min(max(2 * held, trained_length(loaded.model) or 0), length // 2))
 
 
 def plan_policies(
@@ -126,10 +136,14 @@ def plan_policies(
     bounded = [name for name in names if policy_registry[name].bounded]
     pinned: list[int] = []
     if "pinned" in bounded:
-        found = sinks_of_texts(loaded, rows, bos) if found is None else found
-        pinned = found.positions
-        if pinned == list(range(len(pinned))):
-            left_out.append(left_out_row("pinned", _nothing_to_pin(found)))
+        try:
+            found = sinks_of_texts(loaded, rows, bos) if found is None else found
+            pinned = found.positions
+            reason = _nothing_to_pin(found) if pinned == list(range(len(pinned))) else ""
+        except UnsupportedModelError as error:  # its attention cannot be seen, which no other policy needs
+            reason = str(error)
+        if reason:
+            left_out.append(left_out_row("pinned", reason))
             bounded.remove("pinned")
     for budget in budgets:
         # The two ends first: what it would be with the window computed anew, and without anything but a window.
@@ -216,6 +230,25 @@ def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
             return sized
         sizes[last] -= over  # what rounding has left
     raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget} tokens and the query; {sizes} does not")
+
+
+def of_size(spec: str, budget: int, numbers: Sequence[int]) -> Policy:
+    """The policy of a name with settings, which hold; sizes that are left open make it hold ``budget`` tokens and the query.
+
+    Args:
+        numbers: of first tokens that others keep; of them ``strided`` takes one.
+
+    Raises:
+        UnknownNameError: no such policy.
+        ConfigurationError: a setting that it refuses, or sizes that cannot be made to add up.
+    """
+    settings = policy_registry.read(spec)
+    policy: Policy = policy_registry.make(settings)
+    if not policy.bounded or policy.of_model or not _sizes(policy, settings.keys()):
+        return policy
+    if settings.keys() == {"name"} and policy.name == "strided":
+        return policy_registry[policy.name](**next(_settings(policy.name, budget, numbers, (), True)))
+    return _sized(policy, budget, settings.keys())
 
 
 def _sizes(policy: Policy, chosen: Collection[str] = ()) -> dict[str, int]:

@@ -52,6 +52,7 @@ def recommend(
     *,
     recompute: Mapping[int, Tensor] | None = None,
     full: Tensor | None = None,
+    pinned: Mapping[int, Mapping[str, Tensor]] | None = None,
     length: int,
     trained_length: int | None = None,
 ) -> Recommendation:
@@ -66,6 +67,9 @@ def recommend(
             same tokens, NaN where not scored. Every cache needs 0 sinks and one other number.
         recompute: tokens held to the losses of the window computed anew for every token.
         full: losses of dense attention.
+        pinned: tokens held to losses of policies that keep other tokens than the first ones, by their labels. The sentence
+            names the best of them where it is better than what is recommended by more than :data:`SINK_MARGIN`, with the whole
+            interval.
         length: tokens of a document.
         trained_length: tokens that the model was trained on at once, if known.
 
@@ -91,7 +95,10 @@ def recommend(
     against_recompute = estimate(chosen - recompute[budget]) if recompute and budget in recompute else None
     against_full = None if full is None else estimate(chosen - full)
     loss = estimate(chosen)
-    parts = [_opening(needed, sinks, budget - sinks, rival, loss, gain)]
+    beside = _better_pinned(chosen, (pinned or {}).get(budget, {}))
+    parts = [_opening(needed, sinks, budget - sinks, rival, loss, gain, first_alone=beside is not None)]
+    if beside is not None:
+        parts.append(f"but {beside[0]}, which keeps other tokens in the same size, is {_signed(beside[1])} better than that")
     if against_recompute is not None:
         parts.append(f"against re-computing the window for every token it {_loses(against_recompute)}")
     if against_full is not None:
@@ -130,14 +137,27 @@ def _below(difference: Estimate, margin: float) -> bool:
     return difference.high is not None and difference.high <= margin
 
 
-def _opening(needed: Needed, sinks: int, window: int, rival: int, loss: Estimate, gain: Estimate) -> str:
+def _better_pinned(chosen: Tensor, pinned: Mapping[str, Tensor]) -> tuple[str, Estimate] | None:
+    """Label of the best policy that keeps other tokens, and what it gains over the chosen one; ``None`` if too little."""
+    gains = {label: estimate(chosen - losses) for label, losses in pinned.items()}
+    best = max(gains, key=lambda label: gains[label].mean, default=None)
+    if best is None or (low := gains[best].low) is None or low <= SINK_MARGIN:
+        return None
+    return best, gains[best]
+
+
+def _opening(
+    needed: Needed, sinks: int, window: int, rival: int, loss: Estimate, gain: Estimate, *, first_alone: bool = False
+) -> str:
+    """What to use; ``first_alone`` where it is about first tokens and others are known to be better."""
     tokens = f"a window of {window:,} tokens"
     if needed == "yes":
         return f"Keep {_number(sinks)} and {tokens}: {loss.mean:.3f} nats per token, {_signed(gain)} better than without"
     if needed == "no":
+        what, of_them = ("first tokens", "them") if first_alone else ("sinks", "sinks")
         return (
-            f"No sinks needed: {tokens} gives {loss.mean:.3f} nats per token, and no number of sinks improves it by more than "
-            f"{SINK_MARGIN:g} ({_number(rival)}: a gain of {_signed(gain)})"
+            f"No {what} needed: {tokens} gives {loss.mean:.3f} nats per token, and no number of {of_them} improves it by more "
+            f"than {SINK_MARGIN:g} ({_number(rival)}: a gain of {_signed(gain)})"
         )
     held = f"{_number(sinks)} and {tokens}" if sinks else tokens
     return (

@@ -23,6 +23,7 @@ from sinklab.sinks import find_sinks
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.quantized import read_bits
+from sinklab.streaming.refusals import most_slots
 from sinklab.studies.export.chosen import INTEGER_MARGIN
 
 __all__ = ["must_stay_whole", "quantized_caches", "quantized_table", "require_quantized"]
@@ -42,6 +43,9 @@ BYTES = Metric(
 READ = 64
 """Most tokens read at once, and an eighth of a short text: they see each other unrounded, and a decoder's do not."""
 
+FIRST = (0, 1, 2, 3)
+"""Tokens that stay whole without a look at the model."""
+
 FOUND_IN = 256
 """Tokens of a text in which sinks and largest activations are looked for."""
 
@@ -53,7 +57,8 @@ def quantized_caches(
 
     All tokens of a text (as many as the model was trained on) are held, so that rounding is all that differs, with nothing,
     the first four tokens, the sinks that are found or the tokens of the largest activations in full precision; and then
-    ``budget`` tokens are held besides the sinks, of the whole text. Tokens whose group is not full are never rounded.
+    ``budget`` tokens are held besides the sinks, of the whole text. Where layers have a window, both are as many as the
+    narrowest one sees besides the pinned tokens. Tokens whose group is not full are never rounded.
 
     Args:
         rows: texts, int64 ``(documents, tokens)``.
@@ -65,16 +70,19 @@ def quantized_caches(
     """
     for kind in kinds:
         read_bits(kind)
-    model, short = loaded.model, rows[:, : trained_length(loaded.model) or rows.shape[1]]
-    found = find_sinks(model, rows[:, :FOUND_IN])
+    model, seen = loaded.model, most_slots(loaded.model)
+    short = rows[:, : min(rows.shape[1], trained_length(model) or rows.shape[1], seen or rows.shape[1])]
+    sinks = tuple(find_sinks(model, short[:, :FOUND_IN]).positions)
     whole: dict[str, tuple[int, ...]] = {
         "nothing": (),
-        "the first 4 tokens": (0, 1, 2, 3),
-        "the sinks found": tuple(found.positions),
-        "the largest activations": _largest(model, rows[:, :FOUND_IN]),
+        "the first 4 tokens": FIRST,
+        "the sinks found": sinks,
+        "the largest activations": _largest(model, short[:, :FOUND_IN]),
     }
+    if seen is not None:  # slots of pinned tokens and of the one at hand are among those that the narrowest layer sees
+        short = short[:, : seen - 1 - max(map(len, whole.values()))]
+        budget = min(budget, seen - 1 - len(sinks))
     cells = [(names, pinned, short.shape[1], short) for pinned, names in _by_positions(whole).items()]
-    sinks = tuple(found.positions)
     cells.append((_by_positions(whole)[sinks], sinks, budget, rows))
     entries: list[QuantizedEntry] = []
     exact: dict[tuple[int, int], Tensor] = {}
@@ -143,7 +151,7 @@ def require_quantized(model: PreTrainedModel, kinds: Sequence[str]) -> None:
         UnsupportedModelError: such a model.
     """
     for kind in kinds:
-        PolicyCache(SinkWindow(num_sinks=0, window=1), model, quantized=kind)
+        PolicyCache(Pinned(pinned=FIRST, window=2), model, quantized=kind)  # the least that is measured
     Session(model)  # which is how sinks are found
 
 

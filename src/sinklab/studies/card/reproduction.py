@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -87,7 +88,15 @@ def _option(name: str, value: object) -> list[str]:
 def public_spec(text: str) -> str:
     """A name with settings, ``needle:corpus=/data/me/book.txt``, without the folders of the machine in them."""
     name, colon, settings = text.partition(":")
-    return public_name(name) + colon + re.sub(r"[^,:=\[\]]*/[^,:=\[\]]*", lambda match: public_name(match[0]), settings)
+    return public_name(name) + colon + _VALUE.sub(lambda match: _public_value(match[0]), settings)
+
+
+_VALUE = re.compile(r""""(?:[^"\\]|\\.)*"|[^,:=\[\]"]*/[^,:=\[\]"]*""")
+"""A value in quotes, or one with a folder."""
+
+
+def _public_value(value: str) -> str:
+    return json.dumps(public_name(json.loads(value))) if value.startswith('"') else public_name(value)
 
 
 def public_name(name: str) -> str:

@@ -11,6 +11,7 @@ from sinklab.policies.base import Policy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
 from sinklab.registry import policies
+from sinklab.studies.cache.policy_plan import of_size
 
 __all__ = ["Contenders", "make_contenders", "parse_policy"]
 
@@ -64,7 +65,7 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
         # Recomputation reads the same number of tokens for each one: those before it and itself.
         others: list[Policy] = [policies["full"](), window, *with_sinks.values(), policies["recompute"](window=budget), floor]
     else:
-        given = [parse_policy(policy) if isinstance(policy, str) else policy for policy in more]
+        given = [parse_policy(policy, budget, sinks) if isinstance(policy, str) else policy for policy in more]
         others = [window, judged, *map(_plain, given), floor]
     named: dict[str, Policy] = {}
     for policy in others:
@@ -84,19 +85,22 @@ def _plain(policy: Policy) -> Policy:
     return policy
 
 
-def parse_policy(text: str) -> Policy:
+def parse_policy(text: str, budget: int, sinks: Sequence[int] = ()) -> Policy:
     """The policy that a user writes as ``full``, ``4+1020`` or ``name:setting=value,…``.
 
+    Settings that are given hold, and sizes that are not make it hold ``budget`` tokens before the query, as the two that are
+    judged do: with sizes of its own, of a thousand tokens, it would evict nothing of most texts.
+
     Raises:
-        ConfigurationError: it reads like none of these, or has a setting that the policy refuses.
+        ConfigurationError: it reads like none of these, has a setting that the policy refuses, or cannot hold so many.
         UnknownNameError: no such policy.
     """
     text = text.strip()
     pair = re.fullmatch(r"(\d+)\+(\d+)", text)
     if pair:
-        sinks, window = int(pair[1]), int(pair[2])
-        policy: Policy = policies["sink_window"](num_sinks=sinks, window=window) if sinks else policies["window"](window=window)
+        first, window = int(pair[1]), int(pair[2])
+        policy: Policy = policies["sink_window"](num_sinks=first, window=window) if first else policies["window"](window=window)
         return policy
     if not text[:1].isalpha():
         raise ConfigurationError(f"{text!r} cannot be read; write a policy: {KNOWN}")
-    return policies.make(text)
+    return of_size(text, budget, sinks)

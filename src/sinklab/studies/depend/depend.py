@@ -82,11 +82,13 @@ def depend(
             corpora'; by default python_source.
         bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one, two; or several.
         visibility: Of the sink, away from the reference, where both are measured: visible, hidden.
-        policies: What to run besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings; by
-            default full, every number of sinks, recompute, and in a grid full.
+        policies: What to run besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings, which
+            holds as many tokens as these where its size is left open; by default full, every number of sinks, recompute, and
+            in a grid full.
         cache_bits: Also with a cache of integers, 8 or 4 bits a number; 32,8,4 says that the model's own are the reference.
         cross: Every combination of BOS, visibility, policy and bits.
-        window: Tokens before the query that a cache holds, sinks included; by default half the trained length, ≤ 1024.
+        window: Tokens before the query that a cache holds, sinks included; by default half the trained length, ≤ 1024,
+            or what the narrowest layer sees where that is less.
         sinks: First tokens that are kept; the verdict is on the largest.
         items: Independent texts, or documents of the harness; more make intervals shorter.
         seed: Seed of the texts; the same seed gives the same tokens.
@@ -233,7 +235,11 @@ def depend(
 
 
 def _reading(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
-    """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone."""
+    """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone.
+
+    They stay text, which a command line can name again.
+    """
+    from sinklab.registry import spelled
     from sinklab.registry import tasks as registry
 
     given: list[str | Task] = []
@@ -244,7 +250,7 @@ def _reading(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
             plugin = registry[settings["name"]]
             if any(field.name == "corpus" for field in dataclasses.fields(plugin)):
                 readers += 1
-                task = registry.make({"corpus": corpus} | settings)
+                task = spelled({"corpus": corpus} | settings)
         given.append(task)
     if not readers:
         raise ConfigurationError(f"`corpus` {corpus}: none of the tasks that are named reads a corpus (sinklab show TASK)")

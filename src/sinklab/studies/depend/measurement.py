@@ -12,6 +12,7 @@ from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning
 from sinklab.results.metric import Row
+from sinklab.streaming.refusals import most_slots
 from sinklab.studies.depend.conditions import ConditionPlan
 from sinklab.studies.depend.outcome import Facts, Measured, outcome
 from sinklab.studies.depend.runner import PreparedTask, ScoredTask, curve, effective_lengths, per_item, table_rows
@@ -24,9 +25,13 @@ MOST_REPEATS = 0.1
 
 
 def default_window(loaded: LoadedModel) -> int:
-    """Half of the length that the model was trained on, so that everything held is at a familiar distance; 1,024 at most."""
-    trained = trained_length(loaded.model)
-    return min(1024, trained // 2) if trained else 1024
+    """Half of the length that the model was trained on, so that everything held is at a familiar distance; 1,024 at most.
+
+    Or as many as the narrowest layer sees besides the token at hand, where that is less.
+    """
+    trained, seen = trained_length(loaded.model), most_slots(loaded.model)
+    half = min(1024, trained // 2) if trained else 1024
+    return half if seen is None else min(half, seen - 1)
 
 
 def window_warning(loaded: LoadedModel, window: int) -> str:

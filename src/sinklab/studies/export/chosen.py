@@ -16,7 +16,7 @@ from sinklab.studies.export.base import ExportPlan
 __all__ = ["INTEGER_MARGIN", "plan_of", "require_advice"]
 
 INTEGER_MARGIN = 0.02
-"""Nats per token that integers may cost at most (upper end of the interval) before they are taken; as of sinks."""
+"""Nats per token by which integers may change the loss at most (the whole interval) before they are taken; as of sinks."""
 
 
 def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerChoice = "auto") -> ExportPlan:
@@ -24,7 +24,8 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
 
     Args:
         policy: a row of the table by its label or its name, or ``name:setting=value`` for one that need not have been measured.
-        quantized: ``auto`` takes the fewest bits that cost :data:`INTEGER_MARGIN` at most where they were measured, or none.
+        quantized: ``auto`` takes the fewest bits that change the loss by :data:`INTEGER_MARGIN` at most where that is
+            measured, or none.
 
     Raises:
         InputError: nothing was recommended; a name that stands for several rows, or for none.
@@ -113,10 +114,10 @@ def _loss(summary: Comparison, entry: PolicyEntry | None) -> str:
 
 
 def _cheapest(entries: list[QuantizedEntry]) -> str | None:
-    """The fewest bits that cost no more than the margin in a bounded cache."""
+    """The fewest bits that change the loss by no more than the margin in a bounded cache, up or down."""
     for kind in ("int4", "int8"):
-        ends = [entry["gap"]["high"] for entry in entries if entry["quantized"] == kind]
-        if ends and all(end is not None and end <= INTEGER_MARGIN for end in ends):
+        ends = [entry["gap"][end] for entry in entries if entry["quantized"] == kind for end in ("low", "high")]
+        if ends and all(end is not None and abs(end) <= INTEGER_MARGIN for end in ends):
             return kind
     return None
 

@@ -30,7 +30,8 @@ def export(
         run: Output directory of 'sinklab cache', or of an audit with its section on policies.
         to: kvpress, llama.cpp, mlx-lm, transformers, vllm.
         policy: A row of the run's table by its name or label, or name:setting=value; the recommended one by default.
-        quantized: A cache of integers; auto takes the fewest bits that the run measured to cost 0.02 nats at most.
+        quantized: A cache of integers; auto takes the fewest bits that the run measured to change the loss by 0.02 nats
+            at most.
         out: Directory for the files; export inside RUN by default. Files of the same names are replaced.
 
     Raises:
