@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -176,7 +176,12 @@ def _settings(
     elif name == "pinned":
         yield {"pinned": tuple(positions), "window": budget - len(positions)}
     else:
-        yield policy_registry[name].of_size(budget, 1 if 1 in numbers else max(numbers))
+        yield policy_registry[name].of_size(budget, _usual(numbers))
+
+
+def _usual(numbers: Sequence[int]) -> int:
+    """Of the numbers of first tokens that are compared, the one that other policies take."""
+    return 1 if 1 in numbers else max(numbers, default=0)
 
 
 def _held(policy: Policy) -> int:
@@ -213,8 +218,9 @@ def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
             f"policy {policy.name!r} has no settings by which it could be given the size of the others, {budget} tokens before "
             f"the query; it holds {held}"
         )
-    fixed = held - sum(sizes.values())
-    scale = (budget - fixed) / sum(sizes.values())
+    each = _tokens_of_one(policy, sizes)
+    fixed = held - each * sum(sizes.values())
+    scale = (budget - fixed) / (each * sum(sizes.values()))
     sizes = {name: max(1, int(value * scale)) for name, value in sizes.items()}
     last = list(sizes)[-1]
     for _ in range(2):
@@ -228,15 +234,24 @@ def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
         over = sized.max_held(_FOREVER) - 1 - budget
         if not over:
             return sized
-        sizes[last] -= over  # what rounding has left
+        sizes[last] -= over // each  # what rounding has left
     raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget} tokens and the query; {sizes} does not")
+
+
+def _tokens_of_one(policy: Policy, sizes: Mapping[str, int]) -> int:
+    """By how many tokens a policy holds less when a size is one less: by that one, or by one of each of several blocks."""
+    try:
+        less = dataclasses.replace(policy, **{name: size - 1 for name, size in sizes.items()})  # type: ignore[arg-type]
+    except ConfigurationError:  # its sizes are multiples of something
+        return 1
+    return max(1, (_held(policy) - _held(less)) // len(sizes))
 
 
 def of_size(spec: str, budget: int, numbers: Sequence[int]) -> Policy:
     """The policy of a name with settings, which hold; sizes that are left open make it hold ``budget`` tokens and the query.
 
     Args:
-        numbers: of first tokens that others keep; of them ``strided`` takes one.
+        numbers: of first tokens that others keep; a policy that makes its settings of a size takes one of them.
 
     Raises:
         UnknownNameError: no such policy.
@@ -246,9 +261,8 @@ def of_size(spec: str, budget: int, numbers: Sequence[int]) -> Policy:
     policy: Policy = policy_registry.make(settings)
     if not policy.bounded or policy.of_model or not _sizes(policy, settings.keys()):
         return policy
-    if settings.keys() == {"name"} and policy.name == "strided":
-        return policy_registry[policy.name](**next(_settings(policy.name, budget, numbers, (), True)))
-    return _sized(policy, budget, settings.keys())
+    own = policy.of_size(budget, _usual(numbers)) if settings.keys() == {"name"} else {}
+    return policy_registry[policy.name](**own) if own else _sized(policy, budget, settings.keys())
 
 
 def _sizes(policy: Policy, chosen: Collection[str] = ()) -> dict[str, int]:
