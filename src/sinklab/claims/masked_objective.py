@@ -187,8 +187,8 @@ def masked_objective() -> Claim:
         ),
         costs={"small": "hours", "60m": "gpu"},
         evidence={
-            "small": "The context is worth 2.1 nats at the hidden tokens, so the objective is learned; an even share is 0.016, and "
-            "causal models of this size, text and rate have 10 % of their heads on BOS (pathways). A real encoder has such a head."
+            "small": "The context is worth 2.1 nats at the hidden tokens, so the objective is learned; an even share is 0.016, "
+            "and causal models of this size, text and rate have 10 % of their heads on BOS. A real encoder has such a head."
         },
         natural_text=True,
     )
