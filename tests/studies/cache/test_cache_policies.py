@@ -235,6 +235,11 @@ class TestComparison:
         # Keys and values: 2 layers of 2 heads of 16 in float32; of the sinks their first form too.
         assert [entry["bytes_held"] for entry in entries[:4]] == [512 * 120, 512 * 17, 512 * 17 + 256, 512 * 17 + 4 * 256]
 
+    def test_a_policy_that_is_named_in_two_ways_is_measured_once(self, model):
+        names = ["window", "sink_window", "sink_window:num_sinks=4", "sink_window:num_sinks=1,window=15"]
+        entries = compare_policies(model, policies=names, **{**SMALL, "windows": [16]}).summary["policies"]
+        assert sorted((entry["num_sinks"], entry["window"]) for entry in entries) == [(0, 16), (1, 15), (4, 12)]
+
     def test_losses_are_those_of_the_policies(self, result, model):
         rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=3, seed=0, bos=False)
         first = result.summary["scored_from"]

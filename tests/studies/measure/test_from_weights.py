@@ -168,6 +168,7 @@ BAD = {
     "lists of numbers": ([[0.5, 0.5]], {}, r"entry 0 is a list; expected a numpy array"),
     "integers": (np.ones((4, 4), dtype=np.int64), {}, r"`weights` is int64; expected floating-point.*: divide integers"),
     "bytes of torch": (torch.ones(4, 4, dtype=torch.uint8), {}, r"torch\.uint8; expected floating-point.*: divide integers"),
+    "eight bits": (torch.eye(4).to(torch.float8_e4m3fn), {}, r"float8_e4m3fn, with which nothing is computed; give float16"),
     "booleans": (np.ones((4, 4), dtype=bool), {}, r"`weights` is bool; expected floating-point"),
     "complex": (np.ones((4, 4), dtype=complex), {}, r"complex128; expected floating-point"),
     "layers of other lengths": ([softmax(2, 5, 5), softmax(2, 6, 6)], {}, r"layer 1 is \(1, 2, 6, 6\) and layer 0 \("),

@@ -108,7 +108,8 @@ def compared(
     first = scored_from(loaded, length, held)
     left_out: list[LeftOut] = []
     measured: list[_Measured] = []
-    plan = list(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out, briefly=briefly))
+    # Once each: settings that are given may be those that a name alone stands for, among others.
+    plan = list(dict.fromkeys(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out, briefly=briefly)))
     for number, (policy, budget) in enumerate(plan, start=1):
         stage = f"{number}/{len(plan)} {label(policy)}"
         report = functools.partial(progress, stage)

@@ -278,6 +278,8 @@ def _array(value: object, where: str) -> Tensor:
         value = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))  # a file of another machine
     if not value.is_floating_point():
         raise InputError(f"{where} is {value.dtype}; expected floating-point weights between 0 and 1{_scaled('i')}")
+    if value.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):  # of 8 bits, which torch cannot add
+        raise InputError(f"{where} is {value.dtype}, with which nothing is computed; give float16, bfloat16 or a wider one")
     return value.detach()
 
 
