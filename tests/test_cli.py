@@ -157,6 +157,14 @@ class TestMeasure:
         run("measure", checkpoint, *QUICK, "--probe", "null_mass")
         assert os.listdir(tmp_path) == []
 
+    def test_texts_too_short_or_too_long_are_said(self, checkpoint):
+        short = run("measure", checkpoint, "--probe", "sink_rate", *QUICK[:4], "--seq-len", "9")
+        assert short.stderr.startswith("In texts of 9 tokens a head that looks at all keys alike gives the first position 0.31")
+        assert run("measure", checkpoint, "--probe", "entropy", *QUICK[:4], "--seq-len", "9").stderr == ""
+        assert run("measure", checkpoint, "--probe", "sink_rate", *QUICK).stderr == ""
+        long = run("measure", checkpoint, "--probe", "entropy", *QUICK[:4], "--seq-len", "140").stderr
+        assert long.startswith("The samples have 140 tokens and the model was made for 128: past that length")
+
 
 class TestCompare:
     def test_side_by_side(self, audits):

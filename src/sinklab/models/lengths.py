@@ -14,6 +14,7 @@ from sinklab.sinks.short_rows import even_share, from_tokens_on, short_rows_warn
 __all__ = [
     "learned_positions",
     "length_warning",
+    "length_warnings",
     "require_positions",
     "short_target_warning",
     "short_text_warning",
@@ -55,6 +56,21 @@ def require_positions(model: PreTrainedModel, length: int) -> None:
             f"{type(model).__name__} has embeddings for {table} positions and a text has {length} tokens; choose a shorter "
             "`seq_len`, or a policy that re-computes its window"
         )
+
+
+def length_warnings(model: PreTrainedModel, samples: Samples, threshold: float | None) -> list[str]:
+    """The sentences of the three below that apply to samples; none of pictures and sound.
+
+    Args:
+        threshold: ``None`` where no head is said to sink.
+    """
+    if samples.tokens is None:
+        return []
+    length = samples.tokens.shape[1]
+    said = [length_warning(model, length)]
+    if threshold is not None:
+        said += [short_text_warning(model, length, threshold), short_target_warning(samples, threshold)]
+    return [sentence for sentence in said if sentence]
 
 
 def length_warning(model: PreTrainedModel, length: int) -> str:

@@ -11,7 +11,7 @@ import pandas as pd
 from sinklab.attention.call import Part
 from sinklab.corpora._reading import Reading
 from sinklab.corpora.samples import Samples
-from sinklab.models.lengths import length_warning, short_target_warning, short_text_warning
+from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
 from sinklab.report.words import bos_words, finding, percent
@@ -81,7 +81,7 @@ def summarize(
     per_byte = kind == "next token"
     warnings = (
         "" if reading is None else reading.warning,
-        *_length_warnings(loaded, samples, threshold),
+        *length_warnings(loaded.model, samples, threshold),
         guess_warning(loaded.model, main.loss),
         f"{type(loaded.model).__name__} predicts hidden tokens, and its tokenizer has no mask token to hide them with: no loss."
         if kind == "masked token" and main.loss is None
@@ -120,17 +120,6 @@ def summarize(
     tiers = [_tier(tier, summary["not_measured"])] if tier else []
     summary["text"] = [summary["finding"], *tiers, *filter(None, [samples_definition]), *summary["warnings"], *details]
     return summary
-
-
-def _length_warnings(loaded: LoadedModel, samples: Samples, threshold: float) -> list[str]:
-    if samples.tokens is None:
-        return []
-    length = samples.tokens.shape[1]
-    return [
-        length_warning(loaded.model, length),
-        short_text_warning(loaded.model, length, threshold),
-        short_target_warning(samples, threshold),
-    ]
 
 
 def _found(

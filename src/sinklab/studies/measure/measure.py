@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import ConfigurationError
@@ -61,6 +61,7 @@ def measure(
     trust_remote_code: TrustRemoteCode = False,
     out: Out = None,
     overwrite: Overwrite = False,
+    say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
 ) -> Result:
     """Run chosen probes over a model. With --json: one row of the table a line.
@@ -70,7 +71,7 @@ def measure(
         out: Directory for table.parquet and run.json; nothing is written without.
 
     In Python:
-        ``probes`` may be objects too.
+        ``probes`` may be objects too. ``say`` gets warnings about texts that are too short, or longer than in training.
 
     Returns:
         The table is the answer; there is no summary.
@@ -88,6 +89,7 @@ def measure(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record, read_samples
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
+    from sinklab.models.lengths import length_warnings
     from sinklab.registry import probes as registry
     from sinklab.registry import spelled
     from sinklab.results.metric import definitions
@@ -121,6 +123,9 @@ def measure(
                 raise ConfigurationError(
                     f"probe {one['name']!r}: sink_position {place} lies behind samples of {length} positions"
                 )
+        rate = next((one for one in made if one["name"] == "sink_rate"), None)
+        for sentence in length_warnings(loaded.model, drawn, None if rate is None else float(rate["threshold"])):
+            say(sentence)
         reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         identity = probing.check_identity(loaded.model, drawn)
         session = probing.run_probes(

@@ -55,7 +55,7 @@ def show(
     """
     from sinklab.attention.maps import AttentionMaps
     from sinklab.models.drawing import reading_part
-    from sinklab.models.lengths import length_warning, require_positions, short_target_warning, short_text_warning
+    from sinklab.models.lengths import length_warnings, require_positions
     from sinklab.models.loading import LoadedModel, unwrapped, wrap_model
     from sinklab.report.heads import Shown
     from sinklab.studies.measure.probing import opened, run_probes
@@ -77,8 +77,7 @@ def show(
     length = samples.positions or 0
     if samples.tokens is not None:
         require_positions(loaded.model, length)
-        short = (short_text_warning(loaded.model, length, threshold), short_target_warning(samples, threshold))
-        notes += filter(None, [length_warning(loaded.model, length), *short])
+        notes += length_warnings(loaded.model, samples, threshold)
     session = run_probes(loaded.model, samples, [AttentionMaps(length=longest(samples))], stage="heads").session
     pictures = None if samples.pictures is None else samples.pictures.numpy()
     about = Shown(
