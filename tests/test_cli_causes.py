@@ -56,7 +56,7 @@ def test_json_is_the_summary(checkpoint):
     assert summary["texts"] == 9
 
 
-@pytest.mark.filterwarnings("default::UserWarning")
+@pytest.mark.filterwarnings("default:find_sinks:UserWarning")
 def test_what_the_library_warns_of_is_said_in_a_line(checkpoint):
     line = (checkpoint, *QUICK[:2], "--texts", 9, "--seq-len", 9, "--heads", "1.0", "--no-experiments")
     said = run(*line).stderr.splitlines()

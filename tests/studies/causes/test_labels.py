@@ -270,7 +270,7 @@ def test_the_error_rate_is_that_of_all_heads_together():
 def test_too_few_texts_are_refused_with_the_number_that_would_do():
     heads = [[SEMANTIC]] * 4  # 20 hypotheses: 2^-9 < 0.05 / 20 < 2^-8
     message = (
-        r"8 texts of domain 'domain 0' are too few: 20 hypotheses \(4 heads, 1 domains, 5 labels\) at an error rate of 0.05 "
+        r"8 texts of domain 'domain 0' are too few: 20 hypotheses \(4 heads, 1 domain, 5 labels\) at an error rate of 0.05 "
         r"ask for p-values down to 2.5e-03, and so many texts give 3.9e-03 at best; take 9 texts or more"
     )
     with pytest.raises(ConfigurationError, match=message):

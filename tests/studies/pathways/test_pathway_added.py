@@ -68,7 +68,9 @@ def test_what_is_missing_is_trained_read_and_judged(folder, trained, capsys):
     assert set(new["unit"]) == {"percent", "nats"}
     assert (new["operation"] == "gated").sum() == 2 * 8
     rows = {row["label"]: row["numbers"] for row in read_run(folder)["rows"]}
-    assert rows["relu"]["scale_rate_sink"] == {"mean": 12.5, "low": 12.5, "high": 12.5, "count": 8}
+    assert rows["relu"]["scale_rate_sink"] == {
+        "mean": 12.5, "low": 12.5, "high": 12.5, "count": 8, "method": "exact, of the median",
+    }  # fmt: skip
     assert "At one rate for all" in read_run(folder)["paragraph"]
     assert add_columns(folder, store=folder / "store") == []
     assert len(trained["trained"]) == 12 * 8, "a second time nothing is missing"
