@@ -125,8 +125,8 @@ def faults_of(ended: Ended, changed: Sequence[str]) -> list[str]:
     - Status 0; 1 where parts failed, said on stderr; 2 for an error; 3 for a training that diverged. A line that is late is
       interrupted and has status 130.
     - No traceback, no warning of Python's. What the library warns of is a line of its own, ``warning: …``.
-    - With status 2: nothing on stdout; on stderr, but for these, one line ``error: …`` of at most :data:`LONGEST` characters that speaks of no
-      class of Python, and no file that was not there before.
+    - With status 2: nothing on stdout; on stderr, but for these, one line ``error: …`` of at most :data:`LONGEST` characters
+      that speaks of no class of Python, and no file that was not there before.
     - No lock, no partial result and no temporary file is left, and no host was asked for.
 
     Args:
