@@ -124,15 +124,15 @@ def faults_of(ended: Ended, changed: Sequence[str]) -> list[str]:
 
     - Status 0; 1 where parts failed, said on stderr; 2 for an error; 3 for a training that diverged. A line that is late is
       interrupted and has status 130.
-    - No traceback, no warning of Python's. What the library warns of is a line of its own, ``warning: …``.
-    - With status 2: nothing on stdout; on stderr, but for these, one line ``error: …`` of at most :data:`LONGEST` characters
-      that speaks of no class of Python, and no file that was not there before.
+    - No traceback, no warning.
+    - With status 2: nothing on stdout; on stderr one line ``error: …`` of at most :data:`LONGEST` characters that speaks of no
+      class of Python, and no file that was not there before.
     - No lock, no partial result and no temporary file is left, and no host was asked for.
 
     Args:
         changed: files and folders that are new, gone or different.
     """
-    found, words = [], [text for text in ended.stderr.splitlines() if not text.startswith("warning: ")]
+    found, words = [], ended.stderr.splitlines()
     killed = ended.late and ended.status == -signal.SIGKILL
     if (ended.status not in STATUSES or (ended.status == 130 and not ended.late)) and not killed:
         found.append(f"status {ended.status}")

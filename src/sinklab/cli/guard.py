@@ -10,16 +10,14 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
 from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError
 
-import sinklab
 from sinklab.errors import SinklabError
 from sinklab.results.folder import system_error
-from sinklab.results.voice import say
+from sinklab.results.voice import SinklabWarning, is_quiet, say
 
 __all__ = [
     "INTERRUPTED",
@@ -79,8 +77,8 @@ def terminable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_in_a_line() -> Iterator[None]:
-    """Say warnings of sinklab as everything else is said within the block, without the line of code that they come from."""
-    ours, show = str(Path(sinklab.__file__).parent), warnings.showwarning
+    """Say warnings of sinklab behind the block, without the line of code that they come from; none where it fails."""
+    held, show = list[str](), warnings.showwarning
 
     def shown(
         message: Warning | str,
@@ -90,14 +88,16 @@ def warnings_in_a_line() -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if issubclass(category, UserWarning) and filename.startswith(ours):
-            say(f"warning: {message}")
-        else:
+        if not issubclass(category, SinklabWarning):
             show(message, category, filename, lineno, file, line)
+        elif not is_quiet():
+            held.append(f"warning: {message}")
 
     with warnings.catch_warnings():
         warnings.showwarning = shown
         yield
+    for text in held:
+        say(text)
 
 
 def is_follower() -> bool:

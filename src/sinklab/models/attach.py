@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Unpack
@@ -28,6 +27,7 @@ from sinklab.models.language_model import SinkLMConfig
 from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
+from sinklab.results.voice import warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,7 +93,7 @@ def attach(
     chosen: Operation = operations.make(operation)
     attached = _attached(model, chosen, path, example)
     if chosen.at_start:
-        warnings.warn(f"attach: operation {chosen.name!r}: {chosen.at_start}", stacklevel=2)
+        warn(f"attach: operation {chosen.name!r}: {chosen.at_start}")
     return attached
 
 

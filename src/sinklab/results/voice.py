@@ -1,13 +1,15 @@
-"""What is said on stderr besides results and errors: whether anybody watches, quiet, and how long a stage still takes."""
+"""What is said besides results and errors: whether anybody watches, quiet, warnings, and how long a stage still takes."""
 
 from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
-__all__ = ["LONG", "Pace", "duration", "is_quiet", "is_watched", "quietly", "say"]
+__all__ = ["LONG", "Pace", "SinklabWarning", "duration", "is_quiet", "is_watched", "quietly", "say", "warn"]
 
 LONG = 30.0
 """Seconds of a stage from which on it is announced how long it takes."""
@@ -43,6 +45,23 @@ def say(text: str) -> None:
     """A sentence on stderr about what is going to happen or has happened."""
     if not is_quiet():
         print(text, file=sys.stderr, flush=True)
+
+
+class SinklabWarning(UserWarning):
+    """What this library warns of; the command line says it in a line of its own."""
+
+
+def warn(text: str) -> None:
+    """Warn in the name of the line outside of the library by which it was called."""
+    level, frame = 1, sys._getframe()
+    while _is_ours(frame) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, SinklabWarning, stacklevel=level)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a frame belongs to this library, or to those through which it is called on the way."""
+    return str(frame.f_globals.get("__name__")).split(".")[0] in ("functools", "sinklab", "torch", "transformers")
 
 
 def duration(seconds: float) -> str:

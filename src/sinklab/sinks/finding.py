@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.voice import warn
 from sinklab.sinks.finder import SinkFinder
 from sinklab.sinks.short_rows import short_rows_warning
 from sinklab.sinks.value import Sink, SinkPlace, Sinks, sink_at
@@ -79,7 +79,7 @@ def find_sinks(
     if place != "find":
         found = _placed(found, place, whole, inputs)
     if place == "find" and (short := short_rows_warning(found.length, threshold)) and _reads_causally(model, inputs):
-        warnings.warn(f"find_sinks: {short}", stacklevel=3)  # behind no_grad
+        warn(f"find_sinks: {short}")
     if found.main is None:
         unknown = np.full(len(found.heads), np.nan)
         return dataclasses.replace(found, weights=unknown, value_ratio=unknown)

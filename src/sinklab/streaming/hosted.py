@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
@@ -64,11 +63,8 @@ class HostedPolicy(SlotPolicy):
         both_ways = (queries >= 0) & (keys >= 0) & (queries < self.prefix) & (keys < self.prefix)
         return of_text | in_front | both_ways
 
-    def evicted(self, query_positions: Tensor) -> Tensor:
-        # As any policy of pinned and recent tokens, of which the rule says how many there are.
-        pinned = torch.tensor(self.pinned, dtype=torch.long, device=query_positions.device)
-        gone = self.unpinned(query_positions) - self.rule.num_recent(query_positions - self.front)
-        return (gone[..., None] - self.unpinned(pinned)).clamp(min=0)
+    def num_recent(self, query_positions: Tensor) -> Tensor:
+        return self.rule.num_recent(query_positions - self.front)
 
     def describe(self) -> str:
         return self.rule.describe()

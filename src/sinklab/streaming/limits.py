@@ -7,7 +7,6 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Iterator
-from types import FrameType
 
 import torch
 from transformers import PreTrainedModel
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.policies.base import BoundedPolicy, Policy
+from sinklab.results.voice import warn
 from sinklab.streaming.refusals import extent, require_positions
 from sinklab.streaming.rotation import KeyRotations, read_rotations
 
@@ -43,17 +43,9 @@ def length_note(model: PreTrainedModel, policy: Policy) -> str:
 
 
 def warn_of_length(model: PreTrainedModel, policy: Policy) -> None:
-    """Warn with :func:`length_note`, in the name of the line outside of the library that made the cache."""
+    """Warn with :func:`length_note`."""
     if note := length_note(model, policy):
-        level, frame = 1, sys._getframe()
-        while _is_ours(frame) and frame.f_back is not None:
-            level, frame = level + 1, frame.f_back
-        warnings.warn(f"{type(model).__name__}: {note}", stacklevel=level)
-
-
-def _is_ours(frame: FrameType) -> bool:
-    """Whether a frame belongs to this library, or to those through which it is called on the way."""
-    return str(frame.f_globals.get("__name__")).split(".")[0] in ("functools", "sinklab", "torch", "transformers")
+        warn(f"{type(model).__name__}: {note}")
 
 
 @contextlib.contextmanager

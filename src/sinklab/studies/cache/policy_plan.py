@@ -23,9 +23,9 @@ __all__ = [
     "default_length",
     "label",
     "left_out_row",
-    "of_size",
     "plan_policies",
     "scored_from",
+    "sized_policy",
 ]
 
 LARGEST_WINDOW, LONGEST = 1024, 8192
@@ -247,7 +247,7 @@ def _tokens_of_one(policy: Policy, sizes: Mapping[str, int]) -> int:
     return max(1, (_held(policy) - _held(less)) // len(sizes))
 
 
-def of_size(spec: str, budget: int, numbers: Sequence[int]) -> Policy:
+def sized_policy(spec: str, budget: int, numbers: Sequence[int]) -> Policy:
     """The policy of a name with settings, which hold; sizes that are left open make it hold ``budget`` tokens and the query.
 
     Args:

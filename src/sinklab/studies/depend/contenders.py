@@ -11,7 +11,7 @@ from sinklab.policies.base import Policy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
 from sinklab.registry import policies
-from sinklab.studies.cache.policy_plan import of_size
+from sinklab.studies.cache.policy_plan import sized_policy
 
 __all__ = ["Contenders", "make_contenders", "parse_policy"]
 
@@ -103,4 +103,4 @@ def parse_policy(text: str, budget: int, sinks: Sequence[int] = ()) -> Policy:
         return policy
     if not text[:1].isalpha():
         raise ConfigurationError(f"{text!r} cannot be read; write a policy: {KNOWN}")
-    return of_size(text, budget, sinks)
+    return sized_policy(text, budget, sinks)

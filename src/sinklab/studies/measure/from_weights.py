@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,6 +21,7 @@ from sinklab.configuration import check_numbers
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as registry
+from sinklab.results.voice import warn
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.sinks.short_rows import short_rows_warning
 from sinklab.studies.measure.probing import make_probe, make_probes
@@ -164,7 +164,7 @@ def from_weights(
     table["tier"], table["operation"] = TIER, calls[0].operation.name
     longest = kv_len if real is None else int(real.sum(1).max())
     if causal and q_len == kv_len and (short := short_rows_warning(longest, threshold)):
-        warnings.warn(f"from_weights: {short}", stacklevel=2)
+        warn(f"from_weights: {short}")
     shape = (len(layers), samples, max(layer.shape[1] for layer in layers), q_len, kv_len)
     return MeasuredWeights(
         table.astype({"tier": "string", "operation": "string"}), heads.completed() if sinks.main else sinks, shape
