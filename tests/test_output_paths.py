@@ -24,6 +24,7 @@ FOLDERS = {
     "measure": ["nowhere", "--probe", "entropy"],
     "cache": ["nowhere"],
     "causes": ["nowhere"],
+    "denoise": ["nowhere"],
     "origin": ["nowhere"],
     "quantize": ["nowhere"],
     "depend": ["nowhere"],

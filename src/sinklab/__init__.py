@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sinklab.streaming.stream import Stream, stream
     from sinklab.studies.audit.audit import audit
     from sinklab.studies.causes.causes import find_causes
+    from sinklab.studies.denoise.denoise import denoise
     from sinklab.studies.measure.from_weights import from_weights
     from sinklab.studies.measure.measure import measure
     from sinklab.studies.origin.origin import find_origin
@@ -52,6 +53,7 @@ _HOMES = {
     "attend_returned": "sinklab.attention.returned",
     "attention_statistics": "sinklab.attention.statistics.of_tensors",
     "audit": "sinklab.studies.audit.audit",
+    "denoise": "sinklab.studies.denoise.denoise",
     "find_causes": "sinklab.studies.causes.causes",
     "find_origin": "sinklab.studies.origin.origin",
     "from_weights": "sinklab.studies.measure.from_weights",
@@ -83,6 +85,7 @@ __all__ = [
     "attend_returned",
     "attention_statistics",
     "audit",
+    "denoise",
     "find_causes",
     "find_origin",
     "from_weights",

@@ -1,0 +1,107 @@
+"""What a denoising shows in words: rates, changes, places and the price of the strongest sink, as far as the numbers go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel
+
+from sinklab.results.summaries.denoise import DenoiseSummary, DenoisingStep, SinkCost
+from sinklab.results.summaries.shared import Difference
+
+__all__ = ["notes_on", "sentences"]
+
+FEW = 10
+"""Changes from state to state below which a share of them says little."""
+
+
+def sentences(summary: DenoiseSummary, threshold: float) -> str:
+    """The finding, in a few sentences."""
+    states = summary["by_step"]
+    first, last = states[0], states[-1]
+    if not any(state["sink_rate"] for state in states):
+        return f"No head has a sink in any state: no key has more than {threshold:g} of a row on average."
+    parts = [
+        f"Of {summary['heads']} heads, {first['sink_rate']:.1f} % have a sink where {first['masked']:.0f} % of the tokens are "
+        f"masked, and {last['sink_rate']:.1f} % in the whole text{_highest(states)}."
+    ]
+    moves, vanishes = summary["moves"], summary["vanishes"]
+    if moves is None:
+        parts.append("No head has a sink in two states that follow each other.")
+    else:
+        parts.append(
+            f"Where a head has one before and after a step, it is on another position in {_percent(moves)} of the cases"
+            + ("." if vanishes is None else f"; in {_percent(vanishes)} of the steps from a sink there is none after it.")
+        )
+    if (where := _where(states)) is not None:
+        parts.append(where)
+    if summary["cost"] is not None:
+        parts.append(_price(summary["cost"]))
+    return " ".join(parts)
+
+
+def notes_on(model: PreTrainedModel, summary: DenoiseSummary) -> list[str]:
+    """What a reader must know of these numbers, a sentence each."""
+    guess = math.log(model.get_input_embeddings().weight.shape[0])
+    lost = [state for state in summary["by_step"] if state["loss"] is not None and state["loss"] > guess]
+    notes = []
+    if lost:
+        notes.append(
+            f"With {min(state['masked'] for state in lost):.0f} % of the tokens masked and more the loss is above that of a "
+            f"guess among all tokens, {guess:.2f} nats: the model was not trained on texts with so many gaps, or not on such "
+            "text."
+        )
+    return notes
+
+
+def _highest(states: Sequence[DenoisingStep]) -> str:
+    """Where it is highest, if that is neither at the start nor at the end."""
+    highest = max(states, key=lambda state: state["sink_rate"])
+    if highest["sink_rate"] <= max(states[0]["sink_rate"], states[-1]["sink_rate"]):
+        return ""
+    return f"; most, {highest['sink_rate']:.1f} %, where {highest['masked']:.0f} % are masked"
+
+
+def _where(states: Sequence[DenoisingStep]) -> str | None:
+    """On what sinks stand, over all states by their number of sinks."""
+    having = [state for state in states if state["on_special"] is not None]
+    weight = sum(state["sink_rate"] for state in having)
+    if not weight:
+        return None
+    special, masked, text = (
+        sum((state[name] or 0.0) * state["sink_rate"] for state in having) / weight
+        for name in ("on_special", "on_masked", "on_text")
+    )
+    return (
+        f"Of the sinks {special:.0f} % stand on special tokens or the prompt, {masked:.0f} % on masked tokens, and "
+        f"{text:.0f} % on text that was filled in."
+    )
+
+
+def _price(cost: SinkCost) -> str:
+    """What hiding the strongest sink costs."""
+    hidden, control, difference = cost["hidden"], cost["control"], cost["difference"]
+    says = (
+        f"Hidden from every head, the strongest sink of a text costs {_nats(hidden)} per masked token, and other keys of as "
+        f"much mass {_nats(control)}"
+    )
+    if difference["low"] is None or difference["high"] is None:
+        return f"{says}."
+    if difference["high"] < 0:
+        return f"{says}: the sink is worth less."
+    if difference["low"] > 0:
+        return f"{says}: the sink is worth more."
+    return f"{says}: which of them costs more is open."
+
+
+def _percent(share: Difference) -> str:
+    if share["low"] is None or share["high"] is None:
+        return f"{share['mean']:.1f} %"
+    return f"{share['mean']:.1f} [{share['low']:.1f}, {share['high']:.1f}] %"
+
+
+def _nats(value: Difference) -> str:
+    if value["low"] is None or value["high"] is None:
+        return f"{value['mean']:.3f} nats"
+    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}] nats"
