@@ -15,17 +15,24 @@ from transformers import (
     SwinModel,
     ViTConfig,
     ViTForImageClassification,
+    Wav2Vec2Config,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2Model,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperModel,
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from sinklab import audit
-from sinklab.errors import ResultError
+from sinklab import audit, find_origin, measure
+from sinklab.errors import ConfigurationError, ResultError
 from sinklab.models.loading import wrap_model
 from sinklab.report import pictures as page_pictures
 from sinklab.report.data import read_audit
 from sinklab.report.head_data import head_data
 from sinklab.report.pictures import picture_data
 from sinklab.report.words import sinks_of
+from sinklab.studies.quantize.quantize import quantize
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -142,3 +149,36 @@ def test_a_place_without_a_name_has_none(capsys):
     assert place["token"] is None
     result.show()
     assert f"places position {place['position']} {place['rate']:.2f} %" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_length_that_pictures_do_not_have_is_refused(audited):
+    loaded = wrap_model(audited[0], processor=processor(56), name="toy")
+    commands = [
+        lambda **given: audit(loaded, **given),
+        lambda **given: find_origin(loaded, **given),
+        lambda **given: measure(loaded, probes=["sink_rate"], **given),
+        lambda **given: quantize(loaded, calibration=2, **given),
+    ]
+    said = "`seq_len` 128 has no effect on ViTForImageClassification, whose pictures have 50 positions each; leave it out"
+    for command in commands:
+        with pytest.raises(ConfigurationError, match=said):
+            command(samples=4, seq_len=128)
+    # The line of a card names the length that they have.
+    assert len(measure(loaded, probes=["sink_rate"], samples=2, seq_len=50).table)
+
+
+def test_a_length_that_recordings_do_not_have_is_refused():
+    torch.manual_seed(0)
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes |= {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = WhisperConfig(**sizes, d_model=16, encoder_ffn_dim=32, num_mel_bins=8, max_source_positions=50)
+    reads = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    loaded = wrap_model(WhisperModel(config).eval(), processor=reads, name="toy")
+    with pytest.raises(
+        ConfigurationError, match="`seq_len` 12 has no effect on WhisperEncoder, whose recordings have 50 positions"
+    ):
+        measure(loaded, probes=["sink_rate"], samples=2, seq_len=12)
+    sizes = {"conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2}
+    config = Wav2Vec2Config(**SIZES, **sizes, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+    heeds = wrap_model(Wav2Vec2Model(config).eval(), processor=Wav2Vec2FeatureExtractor(), name="toy")
+    assert measure(heeds, probes=["sink_rate"], samples=2, seq_len=12).record["config"]["seq_len"] == 12

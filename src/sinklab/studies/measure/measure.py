@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
+    SEQ_LEN,
     BatchSize,
     Bos,
     CorpusOfModel,
@@ -45,7 +46,7 @@ def measure(
     *,
     probes: Sequence[str | dict[str, Any] | Probe],
     corpus: CorpusOfModel = "auto",
-    seq_len: SeqLen = 64,
+    seq_len: SeqLen = SEQ_LEN,
     samples: Samples = 100,
     threshold: Threshold = THRESHOLD,
     device: Device = "auto",
@@ -116,6 +117,7 @@ def measure(
         text = default_corpus(loaded) if corpus == AUTO else resolve_corpus(corpus)
         with_bos = probing.uses_bos(loaded.encoder, bos)
         drawn = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        probing.require_length(loaded, drawn, seq_len)
         length = drawn.positions or seq_len
         for one in made:
             place = one.get("sink_position")
