@@ -9,6 +9,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from transformers import (
+    DetrConfig,
+    DetrImageProcessor,
+    DetrModel,
+    ResNetConfig,
     SegformerConfig,
     SegformerForImageClassification,
     SwinConfig,
@@ -30,6 +34,7 @@ from sinklab.models.loading import wrap_model
 from sinklab.report import pictures as page_pictures
 from sinklab.report.data import read_audit
 from sinklab.report.head_data import head_data
+from sinklab.report.layers import layer_figures
 from sinklab.report.pictures import picture_data
 from sinklab.report.words import sinks_of
 from sinklab.studies.quantize.quantize import quantize
@@ -182,3 +187,29 @@ def test_a_length_that_recordings_do_not_have_is_refused():
     config = Wav2Vec2Config(**SIZES, **sizes, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
     heeds = wrap_model(Wav2Vec2Model(config).eval(), processor=Wav2Vec2FeatureExtractor(), name="toy")
     assert measure(heeds, probes=["sink_rate"], samples=2, seq_len=12).record["config"]["seq_len"] == 12
+
+
+def test_numbers_by_layer_are_those_of_one_kind_of_attention(tmp_path):
+    """Both kinds of a decoder's attention are numbered from 0: 16 places of a picture, 5 queries for what there is in it."""
+    torch.manual_seed(0)
+    backbone = ResNetConfig(embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, out_features=["stage4"])
+    sizes = {f"{part}_{size}": 2 for part in ("encoder", "decoder") for size in ("layers", "attention_heads")}
+    sizes |= {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_queries": 5}
+    detr = DetrModel(DetrConfig(**sizes, backbone_config=backbone, use_timm_backbone=False)).eval()
+    # A sharp encoder, so that its numbers are not those of cross-attention, which looks at as many keys.
+    for layer in detr.encoder.layers:
+        layer.self_attn.q_proj.weight.data *= 400
+        layer.self_attn.k_proj.weight.data *= 400
+    reads = DetrImageProcessor(size={"height": 128, "width": 128})
+    result = audit(wrap_model(detr, processor=reads, name="toy"), samples=3, out=tmp_path / "audit")
+    table = result.table
+    of_layer = table[(table.metric == "entropy") & (table.corpus == "photographs") & table.layer.notna()]
+    mean = of_layer.groupby(["part", "layer"]).value.mean()
+    assert abs(mean["encoder", 0] - mean["cross-attention", 0]) > 0.1
+    view = read_audit(result.folder)
+    own = {layer: mean[part, layer] for part, layer in (("encoder", 0), ("encoder", 1), ("decoder", 2), ("decoder", 3))}
+    assert view.numbers.by_layer("entropy", "entropy") == pytest.approx(own, rel=1e-6)
+    figures = {figure["title"].partition(",")[0]: figure for figure in layer_figures(view.by_part)}
+    drawn = {series["name"]: series["y"] for series in figures["Entropy of attention"]["series"]}
+    assert list(drawn) == ["encoder", "decoder", "cross-attention"]
+    assert drawn["cross-attention"] == pytest.approx([mean["cross-attention", 0], mean["cross-attention", 1]], rel=1e-3)
