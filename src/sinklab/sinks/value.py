@@ -150,7 +150,8 @@ class Sinks:
             alone do not say which, so these are not counted as sinks (``sinklab causes`` edits the head and sees).
         weak: places of some sinks, in no head often enough; strongest first.
         silent: places that pass the threshold only because the rows of an operation that does not normalise are divided by
-            their sums, while no head gives any key that much weight; heads that attend to almost nothing are no sinks.
+            their sums, while no head that sinks there gives it that much weight; heads that attend to almost nothing are no
+            sinks.
         threshold: of the rate.
         definition: of the rate; empty where a place was given and not found.
         corpus, bos, samples, seq_len: where they were found; ``bos`` counts the beginning-of-sequence tokens of a sample.
