@@ -109,7 +109,7 @@ def compared(
     left_out: list[LeftOut] = []
     measured: list[_Measured] = []
     # Once each: settings that are given may be those that a name alone stands for, among others.
-    plan = list(dict.fromkeys(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out, briefly=briefly)))
+    plan = list(dict.fromkeys(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly)))
     for number, (policy, budget) in enumerate(plan, start=1):
         stage = f"{number}/{len(plan)} {label(policy)}"
         report = functools.partial(progress, stage)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -97,7 +96,6 @@ def plan_policies(
     budgets: Sequence[int],
     sinks: Sequence[int],
     found: Sinks | None,
-    bos: bool,
     left_out: list[LeftOut],
     *,
     briefly: bool = False,
@@ -108,7 +106,7 @@ def plan_policies(
         names: as :func:`checked_names` gives them.
         budgets: tokens held before the query, sinks included.
         sinks: numbers of first tokens that ``sink_window`` keeps.
-        found: where the sinks are, if that is known; looked for in ``rows`` if ``None``.
+        found: where the sinks are, if that is known; looked for at the beginning of ``rows`` if ``None``.
         left_out: called with what cannot be built, and why.
         briefly: take policies other than :data:`AT_EVERY_SIZE` at the largest size only.
     """
@@ -137,7 +135,7 @@ def plan_policies(
     pinned: list[int] = []
     if "pinned" in bounded:
         try:
-            found = sinks_of_texts(loaded, rows, bos) if found is None else found
+            found = sinks_of_texts(loaded, rows) if found is None else found
             pinned = found.positions
             reason = _nothing_to_pin(found) if pinned == list(range(len(pinned))) else ""
         except UnsupportedModelError as error:  # its attention cannot be seen, which no other policy needs
@@ -271,13 +269,9 @@ def _sizes(policy: Policy, chosen: Collection[str] = ()) -> dict[str, int]:
     return {name: value for name, value in values.items() if type(value) is int and value >= LEAST_SIZE}
 
 
-def sinks_of_texts(loaded: LoadedModel, rows: Tensor, bos: bool) -> Sinks:
-    """Where the sinks of a model are in pieces of some texts, of 64 tokens as in Gu et al. 2024, each with its BOS."""
-    start = int(bos)
-    length = min(64, rows.shape[1])
-    pieces = rows[:, start:].unfold(1, length - start, length - start).flatten(0, 1)[:100]
-    samples = torch.cat([rows[:1, :start].expand(len(pieces), -1), pieces], dim=1)
-    return find_sinks(loaded.model, samples.to(loaded.device))
+def sinks_of_texts(loaded: LoadedModel, rows: Tensor) -> Sinks:
+    """Where the sinks of a model are in the first 64 tokens of some texts: at these places a policy would keep them."""
+    return find_sinks(loaded.model, rows[:, :64].to(loaded.device))
 
 
 def label(policy: Policy) -> str:
