@@ -96,7 +96,8 @@ class TestRecommendation:
         sizes = made_up({0: 0.2, 1: 0.2, 8: 0.19, 7: 0.0})
         elsewhere = {"pinned {7}+63": sizes.pop(7), "pinned {9}+63": sizes[8]}
         found = recommend({64: sizes}, pinned={64: elsewhere}, length=500)
-        assert (found.needed, found.num_sinks) == ("no", 0)
+        # Sinks are needed, though none among the first tokens.
+        assert (found.needed, found.num_sinks, found.better) == ("yes", 0, "pinned {7}+63")
         assert found.sentence.startswith("No first tokens needed: a window of 64 tokens gives 2.")
         gain = estimate(sizes[0] - elsewhere["pinned {7}+63"])
         assert found.sentence.endswith(
@@ -104,7 +105,17 @@ class TestRecommendation:
             f"[{gain.low:.3f}, {gain.high:.3f}] better than that."
         )
         for others in ({32: elsewhere}, {64: {"pinned {9}+63": sizes[8]}}, {}):
-            assert recommend({64: sizes}, pinned=others, length=500).sentence.startswith("No sinks needed")
+            without = recommend({64: sizes}, pinned=others, length=500)
+            assert without.sentence.startswith("No sinks needed")
+            assert (without.needed, without.better) == ("no", None)
+
+    def test_sinks_elsewhere_decide_what_first_tokens_leave_open(self):
+        sizes = made_up({0: 0.2, 1: 0.2, 7: 0.0})
+        sizes[1] = sizes[0] - 0.1 * torch.linspace(-1, 1.4, 8)[:, None]  # first tokens help in some texts
+        found = recommend({64: sizes}, pinned={64: {"pinned {7}+63": sizes.pop(7)}}, length=500)
+        assert (found.needed, found.better) == ("yes", "pinned {7}+63")
+        assert found.sentence.startswith("Whether first tokens are needed is undecided on this text")
+        assert recommend({64: sizes}, length=500).needed == "undecided"
 
     @pytest.mark.parametrize("sizes", [{}, {64: (0,)}, {64: (1, 2)}, {32: (0, 1), 64: (0,)}])
     def test_nothing_to_choose_from(self, sizes):

@@ -285,6 +285,7 @@ def _summary(
         "policies": entries,
         "left_out": left_out,
         "sinks_needed": advice.needed if advice else None,
+        "better_pinned": advice.better if advice else None,
         "recommended": {"num_sinks": advice.num_sinks, "window": advice.window} if advice else None,
         "recommendation": _advised(loaded, advice) if advice else _no_advice(by_sinks, left_out),
     }
