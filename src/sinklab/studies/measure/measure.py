@@ -72,7 +72,8 @@ def measure(
         out: Directory for table.parquet and run.json; nothing is written without.
 
     In Python:
-        ``probes`` may be objects too. ``say`` gets warnings about texts that are too short, or longer than in training.
+        ``probes`` may be objects too. ``say`` gets warnings about texts that are too short, or longer than in training,
+        and about windows in which few queries see the first position.
 
     Returns:
         The table is the answer; there is no summary.
@@ -91,9 +92,12 @@ def measure(
     from sinklab.corpora._reading import corpus_record, read_samples
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
     from sinklab.models.lengths import length_warnings
+    from sinklab.models.losses import is_causal_lm
     from sinklab.registry import probes as registry
     from sinklab.registry import spelled
     from sinklab.results.metric import definitions
+    from sinklab.sinks.short_rows import few_queries_warning
+    from sinklab.streaming.refusals import most_slots
     from sinklab.studies.measure import probing
     from sinklab.studies.measure.display import display
 
@@ -126,7 +130,11 @@ def measure(
                     f"probe {one['name']!r}: sink_position {place} lies behind samples of {length} positions"
                 )
         rate = next((one for one in made if one["name"] == "sink_rate"), None)
-        for sentence in length_warnings(loaded.model, drawn, None if rate is None else float(rate["threshold"])):
+        said = length_warnings(loaded.model, drawn, None if rate is None else float(rate["threshold"]))
+        window = most_slots(loaded.model) if is_causal_lm(loaded.model) else None
+        if rate is not None and window is not None and window < length:  # the finding of an audit says it of its modules
+            said += filter(None, [few_queries_warning(length, window, float(rate["threshold"]))])
+        for sentence in said:
             say(sentence)
         reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         identity = probing.check_identity(loaded.model, drawn)
