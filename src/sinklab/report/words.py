@@ -64,7 +64,7 @@ def number(value: object, digits: int = 3) -> str:
         text = f"{value:.{digits - 1}e}"
     else:
         text = f"{_half_up(value, max(0, digits - 1 - math.floor(math.log10(size)))):,f}"
-    return text.replace(",", "\u202f").replace("-", "\u2212")
+    return text.replace("-", "\u2212")
 
 
 def percent(value: float | None) -> str:

@@ -190,8 +190,8 @@ class Sinks:
             for sink in self.sinks
         )
         found = "; ".join(f"{sink.describe()}{rate}" for sink, rate in zip(self.sinks, rates, strict=True))
-        read = f"{self.samples} samples of {self.seq_len} positions, threshold {self.threshold:g}" if self.samples else "given"
-        return f"Sinks({found or 'none'}; {read})"
+        read = f"{self.samples:,} samples of {self.seq_len:,} positions, threshold {self.threshold:g}"
+        return f"Sinks({found or 'none'}; {read if self.samples else 'given'})"
 
     @classmethod
     def at(cls, place: SinkPlace | None) -> Sinks:
@@ -276,7 +276,7 @@ class Sinks:
             return self.main
         if not any(weight for _, weight in self.tried):
             raise ConfigurationError(
-                f"no sink found: in texts of {self.length} positions none is seen by half of a module's queries, so none can "
+                f"no sink found: in texts of {self.length:,} positions none is seen by half of a module's queries, so none can "
                 "serve them all; where the model has a short window, take texts of about its length"
             )
         if self.weak or self.followed:

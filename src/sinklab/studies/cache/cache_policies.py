@@ -101,8 +101,8 @@ def compared(
     length, held = rows.shape[1], max(budgets)
     if length <= held + 2:  # a query sees itself besides, and the last token is none
         raise InputError(
-            f"a window of {held} tokens covers the {length} tokens of a text, so nothing is ever evicted and all policies are "
-            f"one; choose a smaller `window` or more `tokens` than {held + 2}"
+            f"a window of {held:,} tokens covers the {length:,} tokens of a text, so nothing is ever evicted and all policies "
+            f"are one; choose a smaller `window` or more `tokens` than {held + 2}"
         )
     trained = trained_length(loaded.model)
     first = scored_from(loaded, length, held)
@@ -143,8 +143,8 @@ def _require_positions(loaded: LoadedModel, length: int) -> None:
         read_rotations(loaded.model)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(
-            f"dense attention over {length} tokens needs positions past the {trained_length(loaded.model)} that {loaded.name} "
-            f"was made for, and it may have none: {error}"
+            f"dense attention over {length:,} tokens needs positions past the {trained_length(loaded.model):,} that "
+            f"{loaded.name} was made for, and it may have none: {error}"
         ) from error
 
 

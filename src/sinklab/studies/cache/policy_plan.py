@@ -69,8 +69,8 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
         windows = [half // 2, half] if half // 2 > max(sinks) else [half]
     if not windows or min(windows) <= max(sinks):
         raise ConfigurationError(
-            f"a window of {min(windows, default=0)} tokens has no room for {max(sinks)} sinks and one recent token: the sinks "
-            "are part of it, so that policies of one size are compared; choose a larger `window` or fewer `sinks`"
+            f"a window of {min(windows, default=0):,} tokens has no room for {max(sinks)} sinks and one recent token: the "
+            "sinks are part of it, so that policies of one size are compared; choose a larger `window` or fewer `sinks`"
         )
     return sorted(set(windows))
 
@@ -190,7 +190,7 @@ def _held(policy: Policy) -> int:
 def _not_among(spec: str, held: int, budgets: Sequence[int]) -> str:
     """Why a policy whose settings make its size is not compared."""
     return (
-        f"{spec} holds {held} tokens before the query, and policies are compared at equal sizes, which are "
+        f"{spec} holds {held:,} tokens before the query, and policies are compared at equal sizes, which are "
         f"{' and '.join(map(str, budgets))}; give {held} among `windows`, or leave its size open"
     )
 
@@ -213,8 +213,8 @@ def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
         return policy
     if not sizes:
         raise ConfigurationError(
-            f"policy {policy.name!r} has no settings by which it could be given the size of the others, {budget} tokens before "
-            f"the query; it holds {held}"
+            f"policy {policy.name!r} has no settings by which it could be given the size of the others, {budget:,} tokens "
+            f"before the query; it holds {held}"
         )
     each = _tokens_of_one(policy, sizes)
     fixed = held - each * sum(sizes.values())
@@ -226,14 +226,14 @@ def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
             sized = dataclasses.replace(policy, **sizes)  # type: ignore[arg-type]
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"policy {policy.name!r} cannot be made to hold {budget} tokens and the query: {error}; give its other sizes "
+                f"policy {policy.name!r} cannot be made to hold {budget:,} tokens and the query: {error}; give its other sizes "
                 "too"
             ) from error
         over = sized.max_held(_FOREVER) - 1 - budget
         if not over:
             return sized
         sizes[last] -= over // each  # what rounding has left
-    raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget} tokens and the query; {sizes} does not")
+    raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget:,} tokens and the query; {sizes} does not")
 
 
 def _tokens_of_one(policy: Policy, sizes: Mapping[str, int]) -> int:

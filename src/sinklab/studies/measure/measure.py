@@ -127,7 +127,7 @@ def measure(
             place = one.get("sink_position")
             if isinstance(place, int) and place >= length:
                 raise ConfigurationError(
-                    f"probe {one['name']!r}: sink_position {place} lies behind samples of {length} positions"
+                    f"probe {one['name']!r}: sink_position {place} lies behind samples of {length:,} positions"
                 )
         rate = next((one for one in made if one["name"] == "sink_rate"), None)
         said = length_warnings(loaded.model, drawn, None if rate is None else float(rate["threshold"]))

@@ -163,7 +163,7 @@ def require_length(loaded: LoadedModel, drawn: Samples, seq_len: int) -> None:
         ConfigurationError: it is neither the default nor what they have.
     """
     if seq_len not in (SEQ_LEN, drawn.positions) and has_own_length(loaded):
-        have = "positions of their own" if drawn.positions is None else f"{drawn.positions} positions each"
+        have = "positions of their own" if drawn.positions is None else f"{drawn.positions:,} positions each"
         whose = f"{type(loaded.model).__name__}, whose {HELD[drawn.kind]} have {have}"
         raise ConfigurationError(f"`seq_len` {seq_len} has no effect on {whose}; leave it out")
 
