@@ -11,17 +11,19 @@ from pathlib import Path
 
 import pytest
 from tests.command_line import CliRunner
-from tests.conftest import make_sinklm
+from tests.conftest import make_sinklm, make_tokenizer
 
 import sinklab
 from sinklab.cli import wait_without_spinning
 from sinklab.cli.app import app
 from sinklab.cli.derive import folder_name
+from sinklab.models.loading import wrap_model
 from sinklab.registry import KINDS
 from sinklab.results.bars import bars
 from sinklab.results.run import Result
 from sinklab.results.table import make_table, read_run, read_table
 from sinklab.studies.audit.display import display
+from sinklab.studies.measure.measure import measure
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12"]
 AUDIT = ["audit", "--no-cache", *QUICK]
@@ -164,6 +166,20 @@ class TestMeasure:
         assert run("measure", checkpoint, "--probe", "sink_rate", *QUICK).stderr == ""
         long = run("measure", checkpoint, "--probe", "entropy", *QUICK[:4], "--seq-len", "140").stderr
         assert long.startswith("The samples have 140 tokens and the model was made for 128: past that length")
+
+    def test_windows_in_which_few_queries_see_the_first_position_are_said(self):
+        tokenizer, said = make_tokenizer(), []
+        options = {"corpus": "random_tokens", "seq_len": 24, "samples": 2, "say": said.append}
+        for window in (8, 10, 12, None):
+            model = wrap_model(make_sinklm(window=window), tokenizer)
+            measure(model, probes=["sink_rate", "entropy"], **options)
+            measure(model, probes=["entropy"], **options)
+        assert said == [
+            "In a window of 8 tokens 8 of the 24 queries of a row see the first position, and a head that looks at all keys "
+            "alike gives it 0.34 of what they have, more than 0.3: that many heads do so says nothing of a sink.",
+            "In a window of 10 tokens 10 of the 24 queries of a row see the first position, and its sink rate is taken over "
+            "these alone: it does not compare with that of other windows.",
+        ]
 
 
 class TestCompare:

@@ -247,6 +247,7 @@ class TestBadInput:
             (["--prompt", "a", "--set", "windw=3"], "policy 'sink_window' has no setting 'windw'"),
             (["--prompt", "a", "--set", "window=["], "--set 'window=[': the value cannot be read"),
             (["--prompt", "a", "--top-k", "5"], "top_k has no effect at temperature 0"),
+            (["--prompt", "a", "--seed", "5"], "seed has no effect at temperature 0"),
             (["--prompt", "a", "--system", "b"], "--system goes with --chat; to pin a text in front of a prompt, use --keep"),
             (["--chat", "--keep", "b"], "--keep goes with a prompt; what a chat keeps is its --system message"),
             (["--chat", "--prompt", "b"], "--chat takes its turns from stdin, one a line"),

@@ -22,6 +22,7 @@ from sinklab.results.intervals import LEAST_SHARE
 from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
 from sinklab.sinks.places import Hits, enough_documents, places
 from sinklab.sinks.weights import SinkWeights
+from sinklab.studies.measure.from_weights import from_weights
 
 LOUD = 7
 
@@ -113,6 +114,33 @@ class TestKinds:
         assert 0 in [sink.position for sink in found.silent]
         assert found.heads_by_weight == 2
 
+    def test_a_token_that_wanders_is_loud_where_it_stands(self):
+        """It has all of 0.9 in each text and, over the texts, a quarter of that at each of its positions."""
+        found = find_sinks(planted(operation={"name": "sigmoid", "bias": -8.0}), texts(2, 5, 3, 9))
+        assert found.describe() == f"the first token {LOUD}"
+        assert found.heads_by_weight == 0
+
+    def test_a_token_of_quiet_rows_is_silent_whatever_another_head_gives(self):
+        """Head 0 gives the token 0.002 and the others 0.0001; head 1 gives 0.9 to every key."""
+        tokens = texts(2, 5, 3, 9)
+        weights = torch.stack((torch.full((4, 24, 24), 1e-4), torch.full((4, 24, 24), 0.9)), dim=1)
+        weights[:, 0] = weights[:, 0].where(tokens[:, None] != LOUD, 2e-2)
+        found = from_weights(weights.tril()[None], tokens=tokens, row_sums="any").sinks
+        assert (found.main, found.heads_by_weight) == (None, 1)
+        assert [sink.describe() for sink in found.silent] == [f"the first token {LOUD}"]
+        weights[:, 0] *= 40
+        assert from_weights(weights.tril()[None], tokens=tokens, row_sums="any").sinks.main.token == LOUD
+
+    @pytest.mark.parametrize(("loud", "bias", "found"), [(19.0, -8.0, "the pair (positions 1, 3)"), (1.0, -20.0, "none")])
+    def test_positions_with_a_role_in_common_are_judged_by_their_weights_together(self, loud, bias, found):
+        """Each has half of the rows of a head, which sum to two, or to next to nothing."""
+        tokens = texts(1, 1, 1)
+        tokens[:, 3] = LOUD
+        model = planted(loud=loud, operation={"name": "sigmoid", "bias": bias})
+        sinks = find_sinks(model, tokens, threshold=0.6, together={"the pair": (1, 3)})
+        assert sinks.describe() == found
+        assert [sink.name for sink in (*sinks.sinks, *sinks.silent)] == ["the pair"]
+
     def test_the_null_score(self):
         model = make_sinklm({"name": "sink_logit"})
         with torch.no_grad():
@@ -142,7 +170,7 @@ def hits(*rows: tuple[int, int, int, bool, int]) -> Hits:
     """Rows of head, token, position, first of its kind, documents."""
     head, token, position, first, count = (np.array(column) for column in zip(*rows, strict=True))
     once, ones = np.ones(len(head), dtype=bool), np.ones(len(head))
-    return Hits(head, token, position, first.astype(bool), once, count, ones, ones)
+    return Hits(head, token, position, first.astype(bool), once, count, ones, ones, count)
 
 
 class TestWhatCounts:

@@ -52,11 +52,16 @@ def test_a_head_that_gives_much_to_other_keys_makes_no_sink_of_silent_ones():
     summary = {"sinks": found.to_dict(), "normalized": False, "sink_heads_by_weight": 1, "sink_positions": []}
     summary |= {"sink_role": "none", "null_mass": None, "num_heads": 2, "sink_rate_gu2024": 50.0}
     assert page(summary).startswith(
-        "This model has no attention sink: no head gives the first position more than 0.3 of weight on average. Only after "
-        "dividing each row by its sum, however small, do 50.0\u202f% of heads and samples pass at the first position."
+        "This model has no attention sink: no head that rests on the first position gives it more than 0.3 of weight on "
+        "average. Only after dividing each row by its sum, however small, do 50.0\u202f% of heads and samples pass at the "
+        "first position."
     )
     audit = types.SimpleNamespace(summary=summary)
     assert (sink_column(audit), sink_name(audit)) == (None, "position 0 (no sink was found)")  # type: ignore[arg-type]
+    # Of the head that gives 0.9 to every key the first one is no sink, so that this makes none of the other head's.
+    weights[0, :, 0] = 0.9
+    again = from_weights(weights.tril(), row_sums="any").sinks
+    assert (again.main, [sink.place for sink in again.silent], again.silent[0].sinking) == (None, [0], 1)
     # Beside a sink they are no further ones.
     place = {"position": 2, "name": "position 2", "rate": 50.0, "sinking": 1, "heads": [], "text": None, "kind": "position"}
     both = summary | {"sinks": {**found.to_dict(), "sinks": [place]}}

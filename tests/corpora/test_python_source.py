@@ -80,7 +80,7 @@ def test_identity_names_the_versions_it_was_read_from():
 
 
 def test_a_length_that_no_file_has_ends_with_counts_instead_of_searching_for_ever(encoder):
-    with pytest.raises(InputError, match="it gives 0 of 2 samples of 5000000 tokens"):
+    with pytest.raises(InputError, match="it gives 0 of 2 samples of 5,000,000 tokens"):
         PythonSource().sample(encoder, seq_len=5_000_000, samples=2, seed=0, bos=False)
 
 

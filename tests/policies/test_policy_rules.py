@@ -58,6 +58,10 @@ def test_pinned():
     assert slots_of(policy, 10) == [2, 0, 3, 4, 2, 1, 3, 4, 2, 3]
     # Behind token 1 tokens 2 to 17 are gone without 5, behind token 5 tokens 6 to 17.
     assert policy.evicted(torch.tensor(20)).tolist() == [15, 12]
+    for query in range(40):  # as its description has it
+        others = [token for token in range(query) if token not in policy.pinned]
+        last = others[-(policy.window + (query in policy.pinned)) :]
+        assert seen_by(policy, query) == sorted({*last, query, *(token for token in policy.pinned if token < query)})
     first = Pinned(pinned=(0, 1), window=3)
     index = torch.arange(30)
     expected = SinkWindow(num_sinks=2, window=3).visible(index[:, None], index)

@@ -94,6 +94,20 @@ def test_a_token_is_named_where_most_samples_have_it(tmp_path: Path) -> None:
     assert list(table.loc["strongest sink: token"]) == ["<s>", None]
 
 
+def test_sinks_that_are_no_positions_are_counted_as_sinks(tmp_path: Path) -> None:
+    folders = [write_audit(tmp_path / name, model=name, layers=2) for name in "ab"]
+    summary = read_run(folders[1], "summary.json")
+    plain = {"position": None, "text": None, "token_share": None, "rate": 40.0, "heads": [], "sinking": 1, "value_ratio": None}
+    corners = plain | {"kind": "group", "name": "the corner patches", "description": "the corner patches", "positions": [1, 7]}
+    stop = plain | {"kind": "token", "name": "the first '.'", "description": "the first '.'", "text": "."}
+    summary["sinks"] = {"sinks": [corners, stop], "followed": [], "weak": [], "silent": []}
+    summary["sink_positions"] = []
+    (folders[1] / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    table = comparison_table(folders)
+    assert "sink positions" not in table.index
+    assert list(table.loc["sinks"]) == [1, 2]
+
+
 @pytest.mark.parametrize("corpus", ["random_tokens", "repeated_token"])
 def test_an_audit_on_an_artificial_text_has_rates_with_and_without_bos(corpus: str, tmp_path: Path) -> None:
     other = "repeated_token" if corpus == "random_tokens" else "random_tokens"

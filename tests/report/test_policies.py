@@ -78,8 +78,8 @@ def comparison() -> dict:
 def test_rows(comparison: dict) -> None:
     rows = policy_rows(comparison)
     assert all(len(row) == len(HEADINGS) for row in rows)
-    assert rows[0] == ["full", "–", "–", "4.100 ± 0.25", "–", "–", "1\u202f234", "393\u202fKiB"]
-    assert rows[3] == ["sink_window", "1", "63", "2.030 ± 0.25", "−0.170 [−0.200, −0.140]", "–", "1\u202f234", "393\u202fKiB"]
+    assert rows[0] == ["full", "–", "–", "4.100 ± 0.25", "–", "–", "1,234", "393\u202fKiB"]
+    assert rows[3] == ["sink_window", "1", "63", "2.030 ± 0.25", "−0.170 [−0.200, −0.140]", "–", "1,234", "393\u202fKiB"]
     assert rows[6][0] == "strided 1+None"  # what its sizes are is for the policy to say
 
 
@@ -150,8 +150,8 @@ def test_what_is_said_of_missing_sections(comparison: dict) -> None:
     assert policy_section({"refused": "no room"}) == {"missing": "Not measured in this audit: no room"}
     section = policy_section(comparison)
     assert section["missing"] is None
-    assert "4 texts of 1\u202f024 tokens of python_source." in section["made"]
-    assert "Re-computation is scored on 96 of 3\u202f072 tokens; its loss is that of the window, and" in section["made"]
+    assert "4 texts of 1,024 tokens of python_source." in section["made"]
+    assert "Re-computation is scored on 96 of 3,072 tokens; its loss is that of the window, and" in section["made"]
 
 
 @pytest.mark.parametrize("recommended", [{"num_sinks": 1, "window": 63}, None])

@@ -17,6 +17,7 @@ from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.reader import open_reader
+from sinklab.streaming.sampling import Sampling
 from sinklab.streaming.state import load_state, save_state
 from sinklab.streaming.stream import Stream
 
@@ -149,13 +150,13 @@ class TestStreams:
         assert found[0].ids[0] is None
 
     def test_settings_come_back_and_may_change(self, model, prompt, tokenizer, tmp_path):
-        settings = {"temperature": 0.7, "top_p": 0.9, "stop": ["END"], "stop_ids": [4], "chunk": 9}
+        settings = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "stop": ["END"], "stop_ids": [4], "chunk": 9}
         Stream(model, policy=POLICY, tokenizer=tokenizer, **settings).feed(prompt).save(tmp_path / "state")
         loaded = Stream.load(tmp_path / "state", model, tokenizer=tokenizer)
         assert (loaded.stop, loaded.stop_ids, loaded.chunk) == (("END",), {4}, 9)
         assert loaded._sampler.sampling.top_p == 0.9
-        changed = Stream.load(tmp_path / "state", model, tokenizer=tokenizer, temperature=0.0, top_p=None, stop=[])
-        assert changed._sampler.sampling.temperature == 0
+        changed = Stream.load(tmp_path / "state", model, tokenizer=tokenizer, temperature=0.0, stop=[])
+        assert changed._sampler.sampling == Sampling()  # what was said of draws has no effect any more
         assert changed.stop == ()
 
     def test_errors(self, model, prompt, tmp_path):

@@ -498,6 +498,8 @@ class TestErrors:
             ({"temperature": 1, "top_k": 0}, "top_k 0 must be 1 or more"),
             ({"temperature": 1, "top_p": 1.5}, "top_p 1.5 must be above 0 and at most 1"),
             ({"top_k": 5}, "top_k has no effect at temperature 0, which takes the likeliest token; give a temperature"),
+            ({"top_p": 0.5}, "top_p has no effect at temperature 0"),
+            ({"seed": 7}, "seed has no effect at temperature 0"),
             ({"chunk": 0}, "chunk 0 must be 1 or more"),
             ({"stop": "END"}, "stop is a list of strings"),
             ({"stop": ["END"]}, "need a tokenizer; give one, or stop_ids"),

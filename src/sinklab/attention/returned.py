@@ -187,7 +187,7 @@ class ReturnedSession(Session):
         if first is not None:
             samples, length = first.shape[:2]
             needed = bytes_of_weights(self.model, samples, length)
-            require_memory(needed, f"the weights that {self._name} returns of {samples} samples of {length} tokens")
+            require_memory(needed, f"the weights that {self._name} returns of {samples:,} samples of {length:,} tokens")
         self._ran.clear()
         self._wanted = bool(kwargs.get("output_attentions"))
         return args, {**kwargs, "output_attentions": True}
@@ -239,7 +239,7 @@ class ReturnedSession(Session):
         if mask is None and not all(bool(other.all()) for other in now.token_masks):
             raise UnsupportedModelError(
                 f"{self._name} was given an attention mask of shape {tuple(now.token_masks[-1].shape)} and returns weights "
-                f"over {kv_len} keys, of which it is not known which are padding; give it samples of one length, not padded"
+                f"over {kv_len:,} keys, of which it is not known which are padding; give it samples of one length, not padded"
             )
         keys = Positions.plain(batch, kv_len, given.device)
         if mask is not None:

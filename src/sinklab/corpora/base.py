@@ -251,8 +251,8 @@ class Corpus(abc.ABC):
             if len(rows) == samples:
                 return torch.tensor(rows, dtype=torch.int64)
         raise InputError(
-            f"corpus {self.name!r} ({self.identity.source}) is too short: it gives {len(rows)} of {samples} samples of "
-            f"{seq_len} tokens; lower `samples` or `seq_len`, or {self.more}"
+            f"corpus {self.name!r} ({self.identity.source}) is too short: it gives {len(rows)} of {samples:,} samples of "
+            f"{seq_len:,} tokens; lower `samples` or `seq_len`, or {self.more}"
         )
 
 

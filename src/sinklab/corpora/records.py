@@ -79,6 +79,6 @@ class Records(TextCorpus):
             if len(rows) == samples:
                 return rows
         raise InputError(
-            f"corpus {self.label!r} has {len(rows)} of {samples} records of at most {seq_len} tokens, and {longer} longer "
+            f"corpus {self.label!r} has {len(rows)} of {samples:,} records of at most {seq_len:,} tokens, and {longer} longer "
             f"ones; {'raise `seq_len`, or ' if longer else ''}ask for fewer `texts`, or give more records"
         )

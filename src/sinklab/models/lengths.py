@@ -53,7 +53,7 @@ def require_positions(model: PreTrainedModel, length: int) -> None:
     table = learned_positions(model)
     if table is not None and length > table:
         raise ConfigurationError(
-            f"{type(model).__name__} has embeddings for {table} positions and a text has {length} tokens; choose a shorter "
+            f"{type(model).__name__} has embeddings for {table:,} positions and a text has {length:,} tokens; choose a shorter "
             "`seq_len`, or a policy that re-computes its window"
         )
 

@@ -23,7 +23,7 @@ from sinklab.models.positions import positions_of
 from sinklab.models.processor import FILES, Processor, kind_of, load_processor
 from sinklab.results.memory import require_memory
 
-__all__ = ["draw_pictures", "draw_recordings", "reading_part"]
+__all__ = ["draw_pictures", "draw_recordings", "has_own_length", "reading_part"]
 
 EDGE = 224
 """Edge of made-up pictures where neither model nor processor says how large theirs are."""
@@ -132,6 +132,13 @@ def draw_recordings(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, sample
         names=positions_of(model, {name: values[0].to(loaded.device, loaded.dtype)}).names,
         sources=tuple(source for source, _ in drawn),
     )
+
+
+def has_own_length(loaded: LoadedModel) -> bool:
+    """Whether samples of pictures or sound have as many positions as the model makes of them, whatever length is asked for."""
+    if kind_of(loaded.model) != "audio" or loaded.processor is None:
+        return kind_of(loaded.model) == "image"
+    return len({_numbers(loaded.model, loaded.processor, 16_000, seq_len) for seq_len in (64, 128)}) == 1
 
 
 def _drawn(

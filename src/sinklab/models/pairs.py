@@ -48,7 +48,8 @@ def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: in
         source = torch.cat((_repeated(front, samples), whole[:, :inner], _repeated(back, samples)), dim=1)
         return _samples(
             loaded.model, source, None, whole[:, inner:],
-            f"Source and target are halves of one text: {inner} tokens are the source, the {seq_len} after them the target.",
+            f"Source and target are halves of one text: {inner:,} tokens are the source, the {seq_len:,} after them the "
+            "target.",
         )  # fmt: skip
     require_memory(32 * seq_len * samples, f"`samples` {samples} of `seq_len` {seq_len}")
     pairs = list(islice(corpus.pairs(seed), samples))

@@ -19,7 +19,8 @@ __all__ = ["Pinned"]
 @policies.register("pinned")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pinned(SlotPolicy):
-    """A query sees the pinned tokens behind it, the last ``window`` others before it, and itself.
+    """A query sees the pinned tokens before it, the last ``window`` others before it, and itself. A pinned query takes no other
+    token's place, so it sees ``window + 1`` others.
 
     A sink is a role, not position 0: in some models it is a delimiter or the second token (Sun et al. 2024, arXiv 2402.17762,
     find massive activations at first tokens, at the first full stop and at the first line break). An audit finds the

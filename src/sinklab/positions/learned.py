@@ -41,7 +41,7 @@ class Learned(PositionScheme):
             torch._assert_async((position_ids < rows).all(), f"a position beyond the learned table of {rows} rows")
         elif (last := int(position_ids.max())) >= rows:
             raise ConfigurationError(
-                f"position scheme 'learned' has a table of {rows} positions and was asked for position {last}; give shorter "
-                "sequences, or train with a larger max_position_embeddings"
+                f"position scheme 'learned' has a table of {rows:,} positions and was asked for position {last:,}; give "
+                "shorter sequences, or train with a larger max_position_embeddings"
             )
         return hidden_states + nn.functional.embedding(position_ids, self.table).to(hidden_states.dtype)

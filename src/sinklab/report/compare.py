@@ -206,7 +206,7 @@ def _numbers(audit: Audit) -> dict[str, object]:
         "strongest sink: token": display_token(token) if token else none if not top else None,
         "strongest sink: rate (%)": _float(top.get("rate")),
         "strongest sink: heads": f"{heads[0]} of {heads[1]}" if heads else None,
-        "sink positions": len(sinks) if none else None,
+        "sinks": len(sinks) if none else None,  # positions, groups of them, tokens and the null score, each as one
         "sink role": summary.get("sink_role"),
         "null mass (%)": None if null is None else 100 * null,
         **({} if gate is None else {"gate (mean factor on a head's output)": gate}),

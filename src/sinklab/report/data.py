@@ -69,6 +69,18 @@ class Audit:
         ]
 
     @property
+    def by_part(self) -> list[tuple[str, Audit]]:
+        """:attr:`parts`, or the audit with the numbers of each part where sinks were looked for in all parts at once.
+
+        That is so of an encoder–decoder of pictures, such as a DETR. Of a model without parts it is the audit, without a name.
+        """
+        if self.parts or len(self.numbers.parts) < 2:
+            return self.parts or [("", self)]
+        path = self.folder / "table.parquet"
+        named = ((name, Numbers(path, self.config, name)) for name in self.numbers.parts)
+        return [(name, dataclasses.replace(self, numbers=numbers)) for name, numbers in named]
+
+    @property
     def num_positions(self) -> int:
         """Number of positions that the page must be able to show."""
         known = [self.numbers.max_position + 1, self.maps.seq_len if self.maps else 0]

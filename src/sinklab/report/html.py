@@ -107,7 +107,7 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "checks": _checks(audit.run.get("checks")),
         "facts": facts_of(audit.run),
     }
-    figures = layer_figures(parts or [("", audit)])
+    figures = layer_figures(audit.by_part)
     context["layer_headings"], context["layer_rows"] = layer_table(figures)
     data, blobs = head_data(audit, parts)
     context["pictures"] = data["pictures"] = picture_data(audit.folder)

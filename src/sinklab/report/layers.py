@@ -49,7 +49,7 @@ FIGURES: list[tuple[str, str, str, bool, list[Source]]] = [
     ("Entropy of attention", "nats, mean over heads", "Low entropy may be the sink alone: compare with and without it.", False,
      [_plain("all keys", "entropy", "entropy"),
       _plain(lambda audit: f"without {sink_name(audit)}", "entropy", "entropy_without_sink", "rest")]),
-    ("Massive activations", "largest |value| / median", "Massive: above 100 and at least 1\u202f000 × the median.", True,
+    ("Massive activations", "largest |value| / median", "Massive: above 100 and at least 1,000 × the median.", True,
      [_plain("max / median", "massive_activation", "max_to_median")]),
     ("Largest activation", "absolute value", "The largest absolute coordinate of the layer's output.", True,
      [_plain("layer output", "massive_activation", "max_abs"), _plain("attention output", "outliers", "max_inf_norm", "rest")]),

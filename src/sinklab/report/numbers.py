@@ -30,6 +30,7 @@ _INTEGERS = ("bos", "layer", "head", "key_position", "count")
 RANGES = {"layer": (-1, 2**16), "head": (0, 2**16), "key_position": (0, 2**24)}
 """Coordinates that a page can show: from the first up to, and without, the second. Grids as large as they are are made."""
 
+CROSS = "cross-attention"
 PART = "part"
 """Column that names the part of an encoder–decoder; older tables lack it."""
 
@@ -111,7 +112,7 @@ class Numbers:
         if part:
             natural &= codes == (names.index(part) if part in names else len(names))
         self._parts = dict(zip(words["module"][0].tolist(), codes.tolist(), strict=True)) if names else {}
-        self._part_names = names
+        self._part, self._part_names = part, names
         integers = {name: _integers(table[name]) for name in _INTEGERS}
         for name in RANGES.keys() & integers.keys():
             known = integers[name][integers[name] != ABSENT]
@@ -214,6 +215,9 @@ class Numbers:
     ) -> dict[int, float] | None:
         """Layer to number, heads averaged; layers of a part of an encoder–decoder are counted in it, as in maps.
 
+        Of all parts at once it is that of self-attention and of layers: cross-attention is counted by itself, so that a number
+        of its layers is that of others, too.
+
         Args:
             probe, metric: what was measured.
             positions: ``"none"`` for rows without a key position, ``"sink"`` for those at ``sinks``, ``"rest"`` for the mean
@@ -225,12 +229,20 @@ class Numbers:
             return None
         there = np.isin(rows.position, sinks)
         chosen = {"none": rows.position == ABSENT, "sink": there}.get(positions, (rows.position != ABSENT) & ~there)
+        if not self._part:
+            crossing = [module for module in self._parts if module >= 0 and self._part_of(module) == CROSS]
+            chosen &= ~np.isin(rows.module, crossing)
         rows = rows.where(chosen & (rows.layer != ABSENT))
         if not rows.value.size:
             return None
         layers, index = np.unique(self._counted_in_part(rows), return_inverse=True)
         means = rows.mean(index, len(layers))
         return {int(layer): float(mean) for layer, mean in zip(layers, means, strict=True) if np.isfinite(mean)}
+
+    @property
+    def parts(self) -> list[str]:
+        """Parts of an encoder–decoder that the table names, in the order in which they are shown; none of other models."""
+        return sorted(filter(None, self._part_names), key=part_order)
 
     @property
     def head_metrics(self) -> list[tuple[str, str, str]]:
@@ -287,7 +299,7 @@ class Numbers:
             if rows.value.size:
                 self.num_heads = max(self.num_heads, int(rows.head.max()) + 1)
                 pairs.update(dict.fromkeys(_unique_pairs(rows.layer, rows.module)[0]))
-        of = {pair: self._part(pair[1]) for pair in pairs}
+        of = {pair: self._part_of(pair[1]) for pair in pairs}
         ordered = sorted(pairs, key=lambda pair: (part_order(of[pair]), pair[0]))
         self._place = {pair: number for number, pair in enumerate(ordered)}
         names = {pair: self._module_names[pair[1]] if pair[1] >= 0 else "" for pair in ordered}
@@ -299,7 +311,7 @@ class Numbers:
         # What enters the first layer (-1) stays in front of it.
         return np.where(rows.layer >= 0, rows.layer - first, rows.layer)
 
-    def _part(self, module: int) -> str:
+    def _part_of(self, module: int) -> str:
         code = self._parts.get(module, -1)
         return self._part_names[code] if code >= 0 else ""
 

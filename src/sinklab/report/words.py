@@ -64,7 +64,7 @@ def number(value: object, digits: int = 3) -> str:
         text = f"{value:.{digits - 1}e}"
     else:
         text = f"{_half_up(value, max(0, digits - 1 - math.floor(math.log10(size)))):,f}"
-    return text.replace(",", "\u202f").replace("-", "\u2212")
+    return text.replace("-", "\u2212")
 
 
 def percent(value: float | None) -> str:
@@ -222,12 +222,12 @@ def finding(summary: Mapping[str, Any]) -> str:
     followed, weak = followed_and_weak(summary)
     silent = silent_of(summary)
     if silent and not sinks:
-        # Some other place may be given that much, of which no head makes a sink.
-        where = "any position" if summary.get("sink_heads_by_weight") == 0 else _place(silent[0])
+        # Other heads may give that much, to this place too, of which they make no sink.
+        place, quiet = _place(silent[0]), summary.get("sink_heads_by_weight") == 0
+        heads = "no head gives any position" if quiet else f"no head that rests on {place} gives it"
         none = (
-            f"{subject} has no attention sink: no head gives {where} more than {threshold} of weight on average. Only after "
-            f"dividing each row by its sum, however small, do {percent(silent[0]['rate'])} of heads and samples pass at "
-            f"{_place(silent[0])}."
+            f"{subject} has no attention sink: {heads} more than {threshold} of weight on average. Only after dividing each "
+            f"row by its sum, however small, do {percent(silent[0]['rate'])} of heads and samples pass at {place}."
         )
         return " ".join([none, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
     if sinks:

@@ -47,7 +47,9 @@ def _trained(record: Mapping[str, object]) -> str:
     if result.get("sink_rate") is not None:
         numbers.append(f"{result['sink_rate']:.2f} % of heads and samples sink at position 0")
     divergence = record.get("divergence")
-    ended = ": ".join([f"{_capital(status)} after {record.get('steps')} steps", *filter(None, [", ".join(numbers)])])
+    steps = record.get("steps")
+    after = f"{steps:,}" if isinstance(steps, int) else steps
+    ended = ": ".join([f"{_capital(status)} after {after} steps", *filter(None, [", ".join(numbers)])])
     why = divergence.get("reason") if isinstance(divergence, dict) else None
     said = f"{ended}. {_capital(str(why)).removesuffix('.')}." if why else f"{ended}."
     warning = record.get("warning") if result.get("sink_rate") is not None else None

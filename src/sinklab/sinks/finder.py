@@ -41,6 +41,7 @@ class _Module:
             sink there; the last says of a token on which a head sinks twice in one document which of the two it is.
         ratios: norm of the value there over the mean norm of the others in its document, summed over the same documents.
         rated: in how many of them there are others; a text of one token has none.
+        loud: in how many of them the weight itself passes the threshold.
     """
 
     def __init__(self, heads: list[Head]) -> None:
@@ -49,6 +50,7 @@ class _Module:
         self.codes, self.counts = np.zeros((0, 5), dtype=np.int64), np.zeros(0, dtype=np.int64)
         self.ratios: np.ndarray = np.zeros(0)
         self.rated: np.ndarray = np.zeros(0)
+        self.loud: np.ndarray = np.zeros(0)
 
     def add(
         self,
@@ -58,6 +60,7 @@ class _Module:
         counts: np.ndarray,
         ratios: np.ndarray,
         rated: np.ndarray,
+        loud: np.ndarray,
     ) -> None:
         """Add what was seen of some more documents."""
         for name, values in sums.items():
@@ -70,6 +73,7 @@ class _Module:
         self.counts = np.bincount(index.ravel(), np.concatenate((self.counts, counts)), len(self.codes)).astype(np.int64)
         self.ratios = np.bincount(index.ravel(), np.concatenate((self.ratios, ratios)), len(self.codes))
         self.rated = np.bincount(index.ravel(), np.concatenate((self.rated, rated)), len(self.codes))
+        self.loud = np.bincount(index.ravel(), np.concatenate((self.loud, loud)), len(self.codes))
 
     def mean(self, value: str, count: str) -> np.ndarray:
         """Mean by head and position; 0 where nothing was counted."""
@@ -114,7 +118,6 @@ class SinkFinder(Watcher):
         self._names = names
         self._together = {called: tuple(sorted(positions)) for called, positions in (together or {}).items()}
         self._modules: dict[str, _Module] = {}
-        self._normalized = True
         self._samples = self._seq_len = 0
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
@@ -127,7 +130,6 @@ class SinkFinder(Watcher):
             heads = [Head(call.site.layer, number, call.site.module) for number in range(call.num_heads)]
             known = self._modules[call.site.module] = _Module(heads)
         known.operation = call.operation.name
-        self._normalized &= call.operation.normalized
         if known is next(iter(self._modules.values())):
             self._samples, self._seq_len = self._samples + len(call.queries), max(self._seq_len, call.q_len)
         weight, share, count = statistics.column_sum, statistics.column_share, statistics.column_count
@@ -140,6 +142,7 @@ class SinkFinder(Watcher):
         early = seen >= (queries // 2).clamp(min=1).gather(1, call.key_documents.clamp(min=0))[:, None]
         # In float32, like the statistics: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
         hits = self._above(share / seen.clamp_min(1.0)) & early & real[:, None]
+        loud = hits if call.operation.normalized else hits & self._above(weight / seen.clamp_min(1.0))
         own = 0.0 if cross else nn.functional.pad(self._own(call, statistics), (call.kv_len - call.q_len, 0))
         other = share - own
         standing = (
@@ -159,11 +162,15 @@ class SinkFinder(Watcher):
             known.has_null = True
         for called, positions in self._together.items():
             member = torch.isin(call.key_positions, torch.tensor(positions, device=call.key_positions.device))
-            of_keys = (share / seen.clamp_min(1.0)).masked_fill(~(early & (member & real)[:, None]), 0.0)
-            alpha = of_keys.new_zeros(*of_keys.shape[:2], int(call.key_documents.max()) + 1)
-            alpha = alpha.scatter_add(2, call.key_documents.clamp(min=0)[:, None].expand(of_keys.shape), of_keys)
-            found[called] = self._above(alpha).double().sum((0, 2)).cpu()[:, None]
-        known.add(found, float((queries > 0).sum()), *_codes(call, hits))
+            passes = []
+            for mean in (share / seen.clamp_min(1.0), (share if call.operation.normalized else weight) / seen.clamp_min(1.0)):
+                of_keys = mean.masked_fill(~(early & (member & real)[:, None]), 0.0)
+                alpha = of_keys.new_zeros(*of_keys.shape[:2], int(call.key_documents.max()) + 1)
+                alpha = alpha.scatter_add(2, call.key_documents.clamp(min=0)[:, None].expand(of_keys.shape), of_keys)
+                passes.append(self._above(alpha))
+            by_share, by_weight = passes
+            found[called] = torch.stack([part.double().sum((0, 2)).cpu() for part in (by_share, by_share & by_weight)], dim=1)
+        known.add(found, float((queries > 0).sum()), *_codes(call, hits, loud))
 
     def _above(self, means: Tensor) -> Tensor:
         return means.float() > torch.tensor(self.threshold, dtype=torch.float32)
@@ -181,8 +188,7 @@ class SinkFinder(Watcher):
         for name, module in other._modules.items():
             mine = self._modules.setdefault(name, _Module(module.heads))
             mine.operation, mine.has_null = module.operation, module.has_null
-            mine.add(module.sums, module.documents, module.codes, module.counts, module.ratios, module.rated)
-        self._normalized &= other._normalized
+            mine.add(module.sums, module.documents, module.codes, module.counts, module.ratios, module.rated, module.loud)
         self._samples, self._seq_len = self._samples + other._samples, max(self._seq_len, other._seq_len)
 
     @property
@@ -231,33 +237,35 @@ class SinkFinder(Watcher):
         """
         modules = list(self._modules.values())
         heads = [head for module in modules for head in module.heads]
-        codes, counts, ratios, rated = (
-            np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts", "ratios", "rated")
+        codes, counts, ratios, rated, by_weight = (
+            np.concatenate([getattr(module, name) for module in modules])
+            for name in ("codes", "counts", "ratios", "rated", "loud")
         )
         before = np.cumsum([0, *(len(module.heads) for module in modules)])[:-1]
         number = codes[:, 0] + np.repeat(before, [len(module.codes) for module in modules])  # of the head, of all modules
-        hits = Hits(number, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, counts, ratios, rated)
+        hits = Hits(number, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, counts, ratios, rated, by_weight)
         groups = list(self._groups(hits, heads))
-        alone = ~np.isin(hits.position, [position for group in groups for position in group.positions])
+        alone = ~np.isin(hits.position, [position for group, _ in groups for position in group.positions])
         hits = Hits(*(getattr(hits, field.name)[alone] for field in dataclasses.fields(Hits)))
         listed = groups + [self._sink(place, hits, heads, decode) for place in places(hits, self._cases())]
         if any(module.has_null for module in modules):
             null = self._null(heads)
             if null.sinking or (null.rate or 0.0) >= LEAST_RATE:
-                listed.append(null)
-        listed.sort(key=lambda sink: -(sink.rate or 0.0))
+                listed.append((null, True))
+        listed.sort(key=lambda entry: -(entry[0].rate or 0.0))
         weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in modules]
-        loud = sum(int((_with_groups(weight, groups) > self.threshold).any(1).sum()) for weight in weights)
-        by_weight = {position for weight in weights for position in np.flatnonzero(weight.max(0) > self.threshold).tolist()}
+        loud = sum(
+            int((_with_groups(weight, [group for group, _ in groups]) > self.threshold).any(1).sum()) for weight in weights
+        )
 
-        def kind(sink: Sink) -> str:
-            # A row that is nearly empty, divided by its sum, may show a sink where no head gives anything much.
-            if not (self._normalized or (sink.position in by_weight if sink.kind == "position" else loud > 0)):
+        def kind(sink: Sink, is_loud: bool) -> str:
+            if not is_loud:
                 return "silent"
             return "weak" if not sink.sinking else "followed" if sink.anywhere else "sinks"
 
         sinks, followed, weak, silent = (
-            tuple(sink for sink in listed if kind(sink) == name) for name in ("sinks", "followed", "weak", "silent")
+            tuple(sink for sink, is_loud in listed if kind(sink, is_loud) == name)
+            for name in ("sinks", "followed", "weak", "silent")
         )
         return Sinks(
             sinks=sinks, followed=followed, weak=weak, silent=silent, threshold=self.threshold,
@@ -281,46 +289,50 @@ class SinkFinder(Watcher):
             for number in np.argsort(-totals, kind="stable")[:LISTED]
         ]
 
-    def _sink(self, place: Place, hits: Hits, heads: Sequence[Head], decode: Callable[[int], str] | None) -> Sink:
+    def _sink(self, place: Place, hits: Hits, heads: Sequence[Head], decode: Callable[[int], str] | None) -> tuple[Sink, bool]:
+        """The sink of a place, and whether the weight of its heads passes the threshold as it is."""
         kind, number = place
         chosen = hits.at(place)
         once = chosen & hits.once if kind == "anywhere" else chosen
         by_head = np.bincount(hits.head[once], hits.count[once], len(heads))
+        by_weight = np.bincount(hits.head[once], hits.loud[once], len(heads))
         rated = hits.rated[chosen].sum()
         value = float(hits.ratio[chosen].sum() / rated) if rated else np.nan
         ratio = value if np.isfinite(value) else None
         if kind != "position":
             cases = self._cases()
-            return Sink(
+            sink = Sink(
                 kind="token", token=number, anywhere=kind == "anywhere", text=None if decode is None else decode(number),
                 **_by_head(by_head, cases, heads),
                 value_ratio=ratio,
             )  # fmt: skip
+            return sink, _is_loud(sink, by_weight, cases)
         columns = [_column(module, number) for module in self._modules.values()]
         cases = np.concatenate([np.full(len(weight), keys) for weight, _, keys in columns])
         weight, seen = (np.concatenate([column[which] for column in columns]) for which in (0, 1))
         ids, index = np.unique(hits.token[chosen], return_inverse=True)
         share = np.bincount(index, hits.count[chosen]) / max(hits.count[chosen].sum(), 1)
         common = int(ids[share.argmax()])
-        return Sink(
+        sink = Sink(
             kind="position", position=number, token=common if common >= 0 else None,
             text=decode(common) if decode is not None and common >= 0 else None,
             token_share=float(share.max()) if common >= 0 else None,
             mass=float(weight.sum() / seen.sum()), **_by_head(by_head, cases, heads),
             value_ratio=ratio, called=self._called(number),
         )  # fmt: skip
+        return sink, _is_loud(sink, by_weight, cases)
 
     def _called(self, position: int) -> str | None:
         return self._names[position] if self._names is not None and position < len(self._names) else None
 
-    def _groups(self, hits: Hits, heads: Sequence[Head]) -> Iterator[Sink]:
+    def _groups(self, hits: Hits, heads: Sequence[Head]) -> Iterator[tuple[Sink, bool]]:
         """Groups that are the place: each accounts for more sinks than any of its positions, and enough heads sink there."""
         cases = self._cases()
         for called, positions in self._together.items():
             modules = [module for module in self._modules.values() if called in module.sums]
             if len(modules) < len(self._modules) or positions[-1] >= self._length:
                 continue
-            by_head = np.concatenate([module.sums[called][:, 0].double().numpy() for module in modules])
+            by_head, by_weight = np.concatenate([module.sums[called].double().numpy() for module in modules]).T
             most = max(hits.count[hits.position == position].sum() for position in positions)
             columns = [_column(module, position) for module in modules for position in positions]
             weight, seen = (float(np.sum([part.sum() for part in parts])) for parts in list(zip(*columns, strict=True))[:2])
@@ -329,7 +341,7 @@ class SinkFinder(Watcher):
                 **_by_head(by_head, cases, heads),
             )  # fmt: skip
             if by_head.sum() > most and (sink.sinking or (sink.rate or 0.0) >= LEAST_RATE):
-                yield sink
+                yield sink, _is_loud(sink, by_weight, cases)
 
     def _cases(self) -> np.ndarray:
         """Documents by head, all modules together."""
@@ -349,8 +361,21 @@ class SinkFinder(Watcher):
         )  # fmt: skip
 
 
-def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Codes ``(n, 5)``, counts, ratios and how many of these there are, ``(n,)``, of all sinks; see :class:`_Module`."""
+def _is_loud(sink: Sink, by_weight: np.ndarray, cases: np.ndarray) -> bool:
+    """Whether a head that sinks somewhere gives the place so much weight, and not only so much of a nearly empty row.
+
+    Args:
+        by_weight: by head, documents in which it sinks there and its weight passes the threshold, too.
+        cases: documents by head.
+    """
+    return bool((by_weight >= enough_documents(cases)).any() if sink.sinking else by_weight.any())
+
+
+def _codes(
+    call: AttentionCall, hits: Tensor, loud: Tensor
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Codes ``(n, 5)``, counts, ratios, how many of these and of loud ones there are, ``(n,)``, of all sinks; see
+    :class:`_Module`."""
     tokens = torch.full_like(call.key_positions, -1) if call.key_tokens is None else call.key_tokens
     first = first_of_kind(call.key_positions, call.key_documents, tokens)
     documents = call.key_documents.clamp(min=0)
@@ -371,7 +396,8 @@ def _codes(call: AttentionCall, hits: Tensor) -> tuple[np.ndarray, np.ndarray, n
     each = ratio[row, head, key].numpy()
     known = ~np.isnan(each)  # of a text of one token, and where all values are 0
     sums, rated = (np.bincount(which.ravel(), part, len(unique)) for part in (np.where(known, each, 0.0), known))
-    return unique, counts, sums, rated
+    by_weight = np.bincount(which.ravel(), loud.cpu()[row, head, key].numpy(), len(unique))
+    return unique, counts, sums, rated, by_weight
 
 
 def _by_document(call: AttentionCall, values: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ class Hits:
         count: documents.
         ratio: norms of the values there over the mean norm of the others of their document, summed.
         rated: documents that have others, and so such a ratio.
+        loud: documents in which the weight itself passes, too, before rows are divided by their sums.
     """
 
     head: np.ndarray
@@ -46,6 +47,7 @@ class Hits:
     count: np.ndarray
     ratio: np.ndarray
     rated: np.ndarray
+    loud: np.ndarray
 
     def at(self, place: Place) -> np.ndarray:
         """Which of them a place accounts for."""

@@ -150,7 +150,8 @@ class Sinks:
             alone do not say which, so these are not counted as sinks (``sinklab causes`` edits the head and sees).
         weak: places of some sinks, in no head often enough; strongest first.
         silent: places that pass the threshold only because the rows of an operation that does not normalise are divided by
-            their sums, while no head gives any key that much weight; heads that attend to almost nothing are no sinks.
+            their sums, while no head that sinks there gives it that much weight; heads that attend to almost nothing are no
+            sinks.
         threshold: of the rate.
         definition: of the rate; empty where a place was given and not found.
         corpus, bos, samples, seq_len: where they were found; ``bos`` counts the beginning-of-sequence tokens of a sample.
@@ -189,8 +190,8 @@ class Sinks:
             for sink in self.sinks
         )
         found = "; ".join(f"{sink.describe()}{rate}" for sink, rate in zip(self.sinks, rates, strict=True))
-        read = f"{self.samples} samples of {self.seq_len} positions, threshold {self.threshold:g}" if self.samples else "given"
-        return f"Sinks({found or 'none'}; {read})"
+        read = f"{self.samples:,} samples of {self.seq_len:,} positions, threshold {self.threshold:g}"
+        return f"Sinks({found or 'none'}; {read if self.samples else 'given'})"
 
     @classmethod
     def at(cls, place: SinkPlace | None) -> Sinks:
@@ -275,7 +276,7 @@ class Sinks:
             return self.main
         if not any(weight for _, weight in self.tried):
             raise ConfigurationError(
-                f"no sink found: in texts of {self.length} positions none is seen by half of a module's queries, so none can "
+                f"no sink found: in texts of {self.length:,} positions none is seen by half of a module's queries, so none can "
                 "serve them all; where the model has a short window, take texts of about its length"
             )
         if self.weak or self.followed:

@@ -42,7 +42,7 @@ def fitting_policy(model: PreTrainedModel, policy: PolicySpec | None = None, *, 
                 fitted = dataclasses.replace(fitted, **changes)
             elif not pinned:
                 raise ConfigurationError(
-                    f"policy {fitted.describe()} leaves no room for a window in the {most} tokens that the model was trained "
+                    f"policy {fitted.describe()} leaves no room for a window in the {most:,} tokens that the model was trained "
                     "to see at once; choose fewer sinks, or name a window"
                 )
     context, held = _context(model), fitted.max_held(1 << 62)
@@ -50,8 +50,8 @@ def fitting_policy(model: PreTrainedModel, policy: PolicySpec | None = None, *, 
         room = window - (held - context)
         advice = f"choose a window of {room} or less, or a shorter text" if room >= 1 else "choose a shorter text"
         raise ConfigurationError(
-            f"the text to keep has {pinned} tokens and the policy holds {held} with it; the model was trained to see {context} "
-            f"at once: {advice}"
+            f"the text to keep has {pinned:,} tokens and the policy holds {held:,} with it; the model was trained to see "
+            f"{context:,} at once: {advice}"
         )
     return fitted
 

@@ -146,14 +146,14 @@ def split(arguments: Arguments, size: int, config: object = None) -> tuple[Argum
     whole = [name for name, value in given.items() if value is not None and value is not False]
     if media := media_of(arguments):
         raise ConfigurationError(
-            f"{media[0]} cannot be divided, and {length} tokens at once are processed in chunks of {size}; make the cache with "
-            "a larger chunk"
+            f"{media[0]} cannot be divided, and {length:,} tokens at once are processed in chunks of {size:,}; make the cache "
+            "with a larger chunk"
         )
     if isinstance(arguments.get("logits_to_keep"), Tensor):
         whole.append("logits_to_keep as indices")
     if whole:
         raise ConfigurationError(
-            f"{whole[0]} cannot be had of {length} tokens at once, which are processed in chunks of {size}; give "
+            f"{whole[0]} cannot be had of {length:,} tokens at once, which are processed in chunks of {size:,}; give "
             "fewer, or make the cache with a larger chunk"
         )
     first, rest = dict(arguments), dict(arguments)

@@ -52,7 +52,7 @@ def require_ordered(policy: BoundedPolicy, model: PreTrainedModel) -> None:
     table = int(getattr(model.config.get_text_config(), "max_seq_len", None) or sys.maxsize)  # MPT
     if policy.num_slots > table:
         raise UnsupportedModelError(
-            f"{name} has biases for {table} keys and the policy holds {policy.num_slots}; choose a smaller window"
+            f"{name} has biases for {table:,} keys and the policy holds {policy.num_slots:,}; choose a smaller window"
         )
 
 

@@ -64,7 +64,7 @@ def losses(
     batch, length = tokens.shape
     if not 1 <= first < length:
         raise InputError(
-            f"of {length} tokens those from {first} on cannot be scored: a loss needs a token before the one it predicts"
+            f"of {length:,} tokens those from {first:,} on cannot be scored: a loss needs a token before the one it predicts"
         )
     vocabulary = int(model.config.get_text_config().vocab_size)
     chunk = max(1, min(chunk, LOGITS_AT_ONCE // (batch * vocabulary)))

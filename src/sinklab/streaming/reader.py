@@ -67,7 +67,7 @@ class CacheReader(Reader):
         read = self._columns + tokens.shape[1] if mask is None else int(mask.sum(dim=1).max())
         if self._end is not None and read > self._end:
             raise ConfigurationError(
-                f"{type(self.model).__name__} has embeddings for {self._end} positions, and policy {self.policy.name!r} is "
+                f"{type(self.model).__name__} has embeddings for {self._end:,} positions, and policy {self.policy.name!r} is "
                 f"given token {read} of a text; the policy 'recompute' encodes a window anew and has no end"
             )
 

@@ -44,7 +44,7 @@ class RecomputeReader(Reader):
         table = learned_positions(model)
         if table is not None and size > table:
             raise ConfigurationError(
-                f"{name} has {table} learned positions and a window has {size} tokens; choose a smaller one"
+                f"{name} has {table:,} learned positions and a window has {size:,} tokens; choose a smaller one"
             )
         warn_of_length(model, policy)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters

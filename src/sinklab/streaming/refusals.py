@@ -43,7 +43,7 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
     most = most_slots(model)
     if most is not None and most < policy.num_slots:
         raise UnsupportedModelError(
-            f"{name} has layers that see {most + front} tokens; the policy holds {policy.num_slots + front}, and its sinks "
+            f"{name} has layers that see {most + front:,} tokens; the policy holds {policy.num_slots + front:,}, and its sinks "
             f"would be hidden from them. Choose sizes that add up to {most + front} or less, the token at hand included"
         )
 
@@ -84,4 +84,4 @@ def require_integers(policy: Policy) -> None:
 
 def extent(policy: BoundedPolicy) -> str:
     """How much a policy holds, in words."""
-    return f"{policy.num_slots} tokens" + ("" if policy.reach == policy.num_slots else f" over {policy.reach} positions")
+    return f"{policy.num_slots:,} tokens" + ("" if policy.reach == policy.num_slots else f" over {policy.reach:,} positions")

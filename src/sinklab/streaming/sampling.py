@@ -41,8 +41,8 @@ class Sampling:
             raise ConfigurationError(f"top_k {self.top_k} must be 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigurationError(f"top_p {self.top_p} must be above 0 and at most 1")
-        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
-            given = "top_k" if self.top_k is not None else "top_p"
+        given = next((name for name in ("top_k", "top_p", "seed") if getattr(self, name) not in (None, 0)), None)
+        if self.temperature == 0 and given:
             raise ConfigurationError(
                 f"{given} has no effect at temperature 0, which takes the likeliest token; give a temperature"
             )

@@ -301,7 +301,7 @@ class Stream:
         Args:
             model: the same model with the same weights.
             tokenizer: as before.
-            changes: other settings than before; a change of the sampling begins its draws anew.
+            changes: other settings than before; a change of the sampling begins its draws anew, and to temperature 0 ends them.
 
         Raises:
             InputError: a file that cannot be used, or was written with another model.
@@ -313,7 +313,10 @@ class Stream:
         notes, tensors = saved.notes, saved.tensors
         if "settings" not in notes:
             raise InputError(f"{path} is the state of a cache and not of a stream; load it with load_state()")
-        loaded = cls(model, policy=saved.reader, tokenizer=tokenizer, **{**notes["settings"], **changes})
+        settings = notes["settings"]
+        if changes.get("temperature", settings["temperature"]) == 0:  # what was said of draws would have no effect
+            settings = {name: value for name, value in settings.items() if name not in ("top_k", "top_p", "seed")}
+        loaded = cls(model, policy=saved.reader, tokenizer=tokenizer, **{**settings, **changes})
         loaded._ended, loaded._valid = list(notes["ended"]), tensors["valid"]
         loaded._pending, loaded._logits = tensors.get("pending"), tensors.get("logits")
         if not changes.keys() & {"temperature", "top_k", "top_p", "seed"}:

@@ -54,6 +54,7 @@ else:
     _Model = _Corpus = _DeviceMap = _MaxMemory = _Seeds = _Operations = str
 
 __all__ = [
+    "SEQ_LEN",
     "WHOLE",
     "Anyway",
     "AsJson",
@@ -112,7 +113,9 @@ AsJson = Annotated[bool, "--json", Doc("Print JSON on stdout and nothing else th
 ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
 CorpusSource = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', with settings if need be, or a UTF-8 text file.")]
 CorpusOfModel = Annotated[_Corpus, Doc("As in 'sinklab list corpora', or a path; auto goes by what the model reads.")]
-SeqLen = Annotated[int, Doc("Tokens in a sample, the beginning-of-sequence token included.")]
+SeqLen = Annotated[int, Doc("Tokens in a sample, the beginning-of-sequence token included; of sound, frames.")]
+SEQ_LEN = 64
+"""Where no other is given."""
 Samples = Annotated[int, Doc("Samples to average over.")]
 Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weight there exceeds this.")]
 Device = Annotated[str, Doc("auto (CUDA if there is any), cpu, cuda, cuda:1, …")]

@@ -58,7 +58,7 @@ def distances(shares: Sequence[float], budget: int, least: int, task: str) -> li
     """
     if least > budget:
         raise ConfigurationError(
-            f"task {task!r}: fact and question take {least} tokens of this tokenizer, and a window of {budget} never holds "
+            f"task {task!r}: fact and question take {least:,} tokens of this tokenizer, and a window of {budget:,} never holds "
             f"both; choose a `window` of {least} or more"
         )
     return sorted({least, *(round(share * budget) for share in shares if round(share * budget) > least)})
@@ -77,7 +77,7 @@ def passages(corpus: str, encoder: Encoder, *, length: int, rows: int, seed: int
     if len(texts) < rows:
         raise InputError(
             f"task {task!r}: corpus {source.name!r} ({source.identity.source}) is too short: it gives {len(texts)} of {rows} "
-            f"passages of {length} tokens; lower `items` or `window`, or give a longer text"
+            f"passages of {length:,} tokens; lower `items` or `window`, or give a longer text"
         )
     return torch.tensor(texts)
 

@@ -86,12 +86,12 @@ class PreparedData:
             inside = (torch.diff(every.position_ids, dim=1) == 1).all(dim=1)
             if not inside.any():
                 raise InputError(
-                    f"no held-out row of {seq_len} tokens lies inside one document, and documents that do not see each other "
+                    f"no held-out row of {seq_len:,} tokens lies inside one document, and documents that do not see each other "
                     "cannot be told apart behind learned tokens in front; lower watch.seq_len, or set data.packing=stream"
                 )
             return TextRows(every.ids[inside][:samples])
         if seq_len > rows.context:
-            raise ConfigurationError(f"probe rows of {seq_len} tokens are longer than those of training, {rows.context}")
+            raise ConfigurationError(f"probe rows of {seq_len:,} tokens are longer than those of training, {rows.context:,}")
         if samples > len(rows):
             raise InputError(
                 f"{samples} probe rows are asked for and there are {len(rows)} held-out rows; lower watch.samples or raise "
@@ -253,7 +253,7 @@ def _training_rows(text: TokenStream, content: int, config: PretrainingConfig) -
     numbers = kept_rows(total, data.unique_fraction, data.seed)
     if len(numbers) >= batch:
         return numbers
-    rows = f"{total} rows of {context} tokens"
+    rows = f"{total:,} rows of {context:,} tokens"
     if len(numbers) < total:
         rows += f", of which data.unique_fraction {data.unique_fraction:g} keeps {len(numbers)}"
     cut = data.max_tokens is not None and tokens == data.max_tokens
@@ -272,7 +272,7 @@ def _held_out_rows(text: TokenStream, content: int, config: PretrainingConfig) -
     available = max(0, tokens - (context + 1 - content)) // content
     if available < data.held_out_rows:
         raise InputError(
-            f"too little held-out text: data.corpus {data.corpus!r} holds out {tokens:,} tokens, {available} rows of "
+            f"too little held-out text: data.corpus {data.corpus!r} holds out {tokens:,} tokens, {available:,} rows of "
             f"{context}, and data.held_out_rows is {data.held_out_rows}; lower it, or give more text"
         )
     return np.arange(data.held_out_rows, dtype=np.int64) * available // data.held_out_rows

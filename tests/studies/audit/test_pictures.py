@@ -9,23 +9,35 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from transformers import (
+    DetrConfig,
+    DetrImageProcessor,
+    DetrModel,
+    ResNetConfig,
     SegformerConfig,
     SegformerForImageClassification,
     SwinConfig,
     SwinModel,
     ViTConfig,
     ViTForImageClassification,
+    Wav2Vec2Config,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2Model,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperModel,
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from sinklab import audit
-from sinklab.errors import ResultError
+from sinklab import audit, find_origin, measure
+from sinklab.errors import ConfigurationError, ResultError
 from sinklab.models.loading import wrap_model
 from sinklab.report import pictures as page_pictures
 from sinklab.report.data import read_audit
 from sinklab.report.head_data import head_data
+from sinklab.report.layers import layer_figures
 from sinklab.report.pictures import picture_data
 from sinklab.report.words import sinks_of
+from sinklab.studies.quantize.quantize import quantize
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -142,3 +154,62 @@ def test_a_place_without_a_name_has_none(capsys):
     assert place["token"] is None
     result.show()
     assert f"places position {place['position']} {place['rate']:.2f} %" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_length_that_pictures_do_not_have_is_refused(audited):
+    loaded = wrap_model(audited[0], processor=processor(56), name="toy")
+    commands = [
+        lambda **given: audit(loaded, **given),
+        lambda **given: find_origin(loaded, **given),
+        lambda **given: measure(loaded, probes=["sink_rate"], **given),
+        lambda **given: quantize(loaded, calibration=2, **given),
+    ]
+    said = "`seq_len` 128 has no effect on ViTForImageClassification, whose pictures have 50 positions each; leave it out"
+    for command in commands:
+        with pytest.raises(ConfigurationError, match=said):
+            command(samples=4, seq_len=128)
+    # The line of a card names the length that they have.
+    assert len(measure(loaded, probes=["sink_rate"], samples=2, seq_len=50).table)
+
+
+def test_a_length_that_recordings_do_not_have_is_refused():
+    torch.manual_seed(0)
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes |= {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = WhisperConfig(**sizes, d_model=16, encoder_ffn_dim=32, num_mel_bins=8, max_source_positions=50)
+    reads = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    loaded = wrap_model(WhisperModel(config).eval(), processor=reads, name="toy")
+    with pytest.raises(
+        ConfigurationError, match="`seq_len` 12 has no effect on WhisperEncoder, whose recordings have 50 positions"
+    ):
+        measure(loaded, probes=["sink_rate"], samples=2, seq_len=12)
+    sizes = {"conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2}
+    config = Wav2Vec2Config(**SIZES, **sizes, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+    heeds = wrap_model(Wav2Vec2Model(config).eval(), processor=Wav2Vec2FeatureExtractor(), name="toy")
+    assert measure(heeds, probes=["sink_rate"], samples=2, seq_len=12).record["config"]["seq_len"] == 12
+
+
+def test_numbers_by_layer_are_those_of_one_kind_of_attention(tmp_path):
+    """Both kinds of a decoder's attention are numbered from 0: 16 places of a picture, 5 queries for what there is in it."""
+    torch.manual_seed(0)
+    backbone = ResNetConfig(embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, out_features=["stage4"])
+    sizes = {f"{part}_{size}": 2 for part in ("encoder", "decoder") for size in ("layers", "attention_heads")}
+    sizes |= {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_queries": 5}
+    detr = DetrModel(DetrConfig(**sizes, backbone_config=backbone, use_timm_backbone=False)).eval()
+    # A sharp encoder, so that its numbers are not those of cross-attention, which looks at as many keys.
+    for layer in detr.encoder.layers:
+        layer.self_attn.q_proj.weight.data *= 400
+        layer.self_attn.k_proj.weight.data *= 400
+    reads = DetrImageProcessor(size={"height": 128, "width": 128})
+    result = audit(wrap_model(detr, processor=reads, name="toy"), samples=3, out=tmp_path / "audit")
+    table = result.table
+    of_layer = table[(table.metric == "entropy") & (table.corpus == "photographs") & table.layer.notna()]
+    mean = of_layer.groupby(["part", "layer"]).value.mean()
+    assert abs(mean["encoder", 0] - mean["cross-attention", 0]) > 0.1
+    view = read_audit(result.folder)
+    own = {layer: mean[part, layer] for part, layer in (("encoder", 0), ("encoder", 1), ("decoder", 2), ("decoder", 3))}
+    assert view.numbers.by_layer("entropy", "entropy") == pytest.approx(own, rel=1e-6)
+    figures = {figure["title"].partition(",")[0]: figure for figure in layer_figures(view.by_part)}
+    drawn = {series["name"]: series["y"] for series in figures["Entropy of attention"]["series"]}
+    assert list(drawn) == ["encoder", "decoder", "cross-attention"]
+    assert drawn["cross-attention"] == pytest.approx([mean["cross-attention", 0], mean["cross-attention", 1]], rel=1e-3)

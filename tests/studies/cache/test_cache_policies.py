@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.architectures.zoo import ZOO, build
 from tests.conftest import TEXT, make_sinklm
+from tests.test_sinks import LOUD, planted
 
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
@@ -95,7 +96,8 @@ class TestRecommendation:
         sizes = made_up({0: 0.2, 1: 0.2, 8: 0.19, 7: 0.0})
         elsewhere = {"pinned {7}+63": sizes.pop(7), "pinned {9}+63": sizes[8]}
         found = recommend({64: sizes}, pinned={64: elsewhere}, length=500)
-        assert (found.needed, found.num_sinks) == ("no", 0)
+        # Sinks are needed, though none among the first tokens.
+        assert (found.needed, found.num_sinks, found.better) == ("yes", 0, "pinned {7}+63")
         assert found.sentence.startswith("No first tokens needed: a window of 64 tokens gives 2.")
         gain = estimate(sizes[0] - elsewhere["pinned {7}+63"])
         assert found.sentence.endswith(
@@ -103,7 +105,17 @@ class TestRecommendation:
             f"[{gain.low:.3f}, {gain.high:.3f}] better than that."
         )
         for others in ({32: elsewhere}, {64: {"pinned {9}+63": sizes[8]}}, {}):
-            assert recommend({64: sizes}, pinned=others, length=500).sentence.startswith("No sinks needed")
+            without = recommend({64: sizes}, pinned=others, length=500)
+            assert without.sentence.startswith("No sinks needed")
+            assert (without.needed, without.better) == ("no", None)
+
+    def test_sinks_elsewhere_decide_what_first_tokens_leave_open(self):
+        sizes = made_up({0: 0.2, 1: 0.2, 7: 0.0})
+        sizes[1] = sizes[0] - 0.1 * torch.linspace(-1, 1.4, 8)[:, None]  # first tokens help in some texts
+        found = recommend({64: sizes}, pinned={64: {"pinned {7}+63": sizes.pop(7)}}, length=500)
+        assert (found.needed, found.better) == ("yes", "pinned {7}+63")
+        assert found.sentence.startswith("Whether first tokens are needed is undecided on this text")
+        assert recommend({64: sizes}, length=500).needed == "undecided"
 
     @pytest.mark.parametrize("sizes", [{}, {64: (0,)}, {64: (1, 2)}, {32: (0, 1), 64: (0,)}])
     def test_nothing_to_choose_from(self, sizes):
@@ -122,7 +134,7 @@ def sinks_at(*positions):
 @pytest.mark.parametrize("name", [name for name in policy_registry if not policy_registry[name].of_model])
 def test_every_policy_is_given_the_same_size(name, budget):
     left_out = []
-    plan = list(plan_policies(None, None, [name], [budget], (0, 1, 4), sinks_at(0, 7), True, left_out))
+    plan = list(plan_policies(None, None, [name], [budget], (0, 1, 4), sinks_at(0, 7), left_out))
     assert plan
     assert left_out == []
     for policy, size in plan:
@@ -133,7 +145,7 @@ def test_every_policy_is_given_the_same_size(name, budget):
 def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
     specs = ["sink_window:num_sinks=2", "heavy_hitter:heavy=8", "window:window=32", "blocks:num_sinks=1"]
     names, left_out = checked_names(specs), []
-    plan = list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), True, left_out))
+    plan = list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), left_out))
     assert [(policy.describe(), budget) for policy, budget in plan] == [
         ("2+30", 32),
         ("2+62", 64),
@@ -148,7 +160,7 @@ def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
 
 def test_a_size_that_was_given_and_is_none_of_the_windows_is_said_to_be_that():
     names, left_out = checked_names(["sink_window:window=40", "strided:dense=8"]), []
-    assert list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), True, left_out)) == []
+    assert list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), left_out)) == []
     assert left_out[0] == {
         "policy": "sink_window",
         "label": "sink_window",
@@ -160,15 +172,15 @@ def test_a_size_that_was_given_and_is_none_of_the_windows_is_said_to_be_that():
         "stride 8; give its other sizes too"
         for size, span in ((32, 3606), (64, 3638))
     ]
-    (plan,) = plan_policies(None, None, names[:1], [32, 44], (0, 1), sinks_at(0, 1), True, left_out := [])
+    (plan,) = plan_policies(None, None, names[:1], [32, 44], (0, 1), sinks_at(0, 1), left_out := [])
     assert (plan[0].describe(), plan[1], left_out) == ("4+40", 44, [])
 
 
 def test_pinned_tokens_are_those_that_were_found():
-    plan = list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 7), True, []))
+    plan = list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 7), []))
     assert [(policy.pinned, policy.window) for policy, _ in plan] == [((0, 7), 14)]
     left_out = []
-    assert list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 1), True, left_out)) == []
+    assert list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 1), left_out)) == []
     assert left_out[0]["reason"] == "sinks were found at the first tokens alone, which sink_window keeps just as well"
 
 
@@ -184,7 +196,7 @@ def test_a_policy_without_sizes_is_left_out(monkeypatch):
     Fixed.name = "fixed"
     monkeypatch.setitem(policy_registry._objects, "fixed", Fixed)
     left_out = []
-    assert list(plan_policies(None, None, ["fixed"], [16], (0,), sinks_at(), True, left_out)) == []
+    assert list(plan_policies(None, None, ["fixed"], [16], (0,), sinks_at(), left_out)) == []
     assert left_out == [
         {"policy": "fixed", "label": "fixed",
          "reason": "policy 'fixed' has no settings by which it could be given the size of the others, 16 tokens before the "
@@ -195,7 +207,17 @@ def test_a_policy_without_sizes_is_left_out(monkeypatch):
 def test_where_the_embedded_model_has_its_sink():
     loaded = load_model("embedded:softmax")
     rows = long_texts(resolve_corpus("python_source"), loaded.encoder, tokens=600, documents=4, seed=0, bos=True)
-    assert sinks_of_texts(loaded, rows, True).positions == [0]
+    assert sinks_of_texts(loaded, rows).positions == [0]
+
+
+def test_sinks_to_pin_are_those_of_the_places_where_texts_begin():
+    """A token that draws attention, at position 5 of every text and nowhere else; without BOS nothing is put in front."""
+    rows = torch.randint(10, 300, (4, 600), generator=torch.Generator().manual_seed(0))
+    rows[:, 5] = LOUD
+    loaded = wrap_model(planted())
+    assert sinks_of_texts(loaded, rows).positions == [5]
+    plan = list(plan_policies(loaded, rows, ["pinned"], [16], (0, 1), None, left_out := []))
+    assert ([policy.pinned for policy, _ in plan], left_out) == ([(5,)], [])
 
 
 # --- a small model -----------------------------------------------------------------------------------------------------------

@@ -232,6 +232,23 @@ class TestPlan:
         assert len(plan.conditions) == len(plan.cells) + 1
         assert plan.cells[1].condition == Condition(1, Window(window=64))
 
+    @pytest.mark.parametrize(
+        ("given", "twin", "more"),
+        [
+            ("blocks:num_sinks=4,block=30,blocks=4", "0+4×31", 0),
+            ("blocks:num_sinks=1,block=60", "0+2×61", 1),
+            ("blocks:num_sinks=1,block=60,positions=original", "0+2×61, original positions", 1),
+            ("blocks:num_sinks=3,block=32,blocks=1", "0+1×35", 0),
+        ],
+    )
+    def test_blocks_without_a_sink_are_blocks_of_as_many_tokens(self, given, twin, more):
+        contenders = make_contenders(120, (4,), [given])
+        plan = make_plan(contenders, [1], ["visible", "hidden"], [8], 32, cross=False)
+        policies = {cell.sink: cell.condition.policy for cell in plan.cells if "×" in cell.policy}
+        assert policies["hidden"].describe() == twin
+        assert policies["hidden"].pinned == ()
+        assert policies["hidden"].max_held(2**31) == policies["visible"].max_held(2**31) + more
+
     def test_without_factors_there_is_no_grid(self):
         plan = make_plan(make_contenders(64), [1], ["visible", "hidden"], [32], 32, cross=False)
         assert not plan.grid

@@ -129,6 +129,21 @@ def test_a_session_shows_what_it_measured(loaded):
     assert data["maps"] is not None
 
 
+def test_cross_attention_without_an_encoder_is_said_not_to_be_drawn(loaded):
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 300}
+    model = BertLMHeadModel(BertConfig(**sizes, is_decoder=True, add_cross_attention=True)).eval()
+    page = sinklab.show(model, TEXT[:60], tokenizer=make_tokenizer()).html
+    said = "Cross-attention is not drawn: it "
+    assert f"{said}did not run, since no states of an encoder were given." in page
+    with torch.no_grad(), attend(model, [AttentionMaps()]) as session:
+        model(input_ids=torch.arange(8)[None], encoder_hidden_states=torch.randn(1, 5, 16))
+    assert {site.kind for site in session.sites} == {"self", "cross"}
+    assert f"{said}attends to the states of an encoder outside of this model." in session.show().html
+    assert "Cross-attention" not in sinklab.show(loaded, TEXT[:60]).html
+
+
 def test_a_session_without_maps_shows_numbers(loaded):
     with torch.no_grad(), attend(loaded.model, [Entropy()]) as session:
         loaded.model(input_ids=torch.arange(8)[None])

@@ -37,7 +37,7 @@
     if (size >= 1e6 || size < 1e-3) return value.toExponential(digits - 1).replace(/-/g, "\u2212");
     const places = Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
     const [whole, part] = value.toFixed(places).split(".");
-    return (whole.replace(/\B(?=(\d{3})+$)/g, "\u202f") + (part ? "." + part : "")).replace("-", "\u2212");
+    return (whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? "." + part : "")).replace("-", "\u2212");
   }
   // Axis labels: as few digits as are true.
   const tick = (value) => (value === 0 ? "0" : fmt(Number(value.toPrecision(3)), 3).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, ""));

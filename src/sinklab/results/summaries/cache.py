@@ -147,6 +147,7 @@ class Comparison(TypedDict):
     policies: list[PolicyEntry]
     left_out: list[LeftOut]
     sinks_needed: str | None
+    better_pinned: NotRequired[str | None]
     recommended: Size | None
     recommendation: str
     quantized: NotRequired[list[QuantizedEntry]]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
+    SEQ_LEN,
     BatchSize,
     Bos,
     CorpusOfModel,
@@ -38,7 +39,7 @@ def audit(
     model: ModelSource,
     *,
     corpus: CorpusOfModel = "auto",
-    seq_len: SeqLen = 64,
+    seq_len: SeqLen = SEQ_LEN,
     samples: Samples = 100,
     threshold: Threshold = 0.3,
     device: Device = "auto",

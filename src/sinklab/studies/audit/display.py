@@ -25,7 +25,7 @@ def display(result: Result) -> Iterator[RenderableType]:
     heading = {"image": "pictures", "audio": "sound"}.get(summary["kind"], "text")
     lines = {
         "model": f"{summary['model']} ({summary['operation']} attention, {_heads(summary)})",
-        heading: f"{_named(summary, summary)}, {summary['samples']} samples of {summary['seq_len']} {unit_of(summary)}",
+        heading: f"{_named(summary, summary)}, {summary['samples']:,} samples of {summary['seq_len']:,} {unit_of(summary)}",
         "tier": _tier(summary),
         "read as": _reading(summary.get("reading")),
         "loss": _no_loss(summary) if loss is None else f"{loss:.3f} {loss_unit(summary)}{_of_what(summary)}",

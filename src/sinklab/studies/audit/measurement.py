@@ -51,6 +51,7 @@ from sinklab.studies.measure.probing import (
     make_probe,
     model_facts,
     not_measured,
+    require_length,
     run_probes,
     uses_bos,
 )
@@ -123,6 +124,7 @@ def measure_audit(
     parts: tuple[Part, ...] = PARTS if is_two_sided(loaded.model) and kind == "text" else ("",)
     for source, with_bos in _plan(text, kind, main_bos, loaded.encoder.bos_token_id is not None):
         drawn = draw_samples(loaded, source, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        require_length(loaded, drawn, seq_len)
         if main is None:
             identity = check_identity(loaded.model, drawn)
         names = [name for name in probe_registry if name not in missing] if main is None else ["sink_rate"]

@@ -101,15 +101,15 @@ def compared(
     length, held = rows.shape[1], max(budgets)
     if length <= held + 2:  # a query sees itself besides, and the last token is none
         raise InputError(
-            f"a window of {held} tokens covers the {length} tokens of a text, so nothing is ever evicted and all policies are "
-            f"one; choose a smaller `window` or more `tokens` than {held + 2}"
+            f"a window of {held:,} tokens covers the {length:,} tokens of a text, so nothing is ever evicted and all policies "
+            f"are one; choose a smaller `window` or more `tokens` than {held + 2}"
         )
     trained = trained_length(loaded.model)
     first = scored_from(loaded, length, held)
     left_out: list[LeftOut] = []
     measured: list[_Measured] = []
     # Once each: settings that are given may be those that a name alone stands for, among others.
-    plan = list(dict.fromkeys(plan_policies(loaded, rows, names, budgets, sinks, found, bos, left_out, briefly=briefly)))
+    plan = list(dict.fromkeys(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly)))
     for number, (policy, budget) in enumerate(plan, start=1):
         stage = f"{number}/{len(plan)} {label(policy)}"
         report = functools.partial(progress, stage)
@@ -143,8 +143,8 @@ def _require_positions(loaded: LoadedModel, length: int) -> None:
         read_rotations(loaded.model)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(
-            f"dense attention over {length} tokens needs positions past the {trained_length(loaded.model)} that {loaded.name} "
-            f"was made for, and it may have none: {error}"
+            f"dense attention over {length:,} tokens needs positions past the {trained_length(loaded.model):,} that "
+            f"{loaded.name} was made for, and it may have none: {error}"
         ) from error
 
 
@@ -285,6 +285,7 @@ def _summary(
         "policies": entries,
         "left_out": left_out,
         "sinks_needed": advice.needed if advice else None,
+        "better_pinned": advice.better if advice else None,
         "recommended": {"num_sinks": advice.num_sinks, "window": advice.window} if advice else None,
         "recommendation": _advised(loaded, advice) if advice else _no_advice(by_sinks, left_out),
     }

@@ -29,8 +29,8 @@ def display(result: Result) -> Iterator[RenderableType]:
         shown.add_row(*row)
     bos = "with BOS" if summary["bos"] else "without BOS"
     plural = "s" if summary["documents"] > 1 else ""
-    texts = f"{summary['documents']} text{plural} of {summary['tokens']} tokens of {summary['corpus']} {bos}"
-    yield Text(f"{summary['model']}: {texts}, scored from token {summary['scored_from']} on\n")
+    texts = f"{summary['documents']:,} text{plural} of {summary['tokens']:,} tokens of {summary['corpus']} {bos}"
+    yield Text(f"{summary['model']}: {texts}, scored from token {summary['scored_from']:,} on\n")
     yield shown
     for line in left_out_lines(summary):
         yield Text(f"left out  {line}")
@@ -78,7 +78,7 @@ def _per_head(entries: list[PerHeadEntry]) -> Iterator[RenderableType]:
         gap, heads = entry["gap"], sum(len(layer) for layer in entry["budgets"])
         interval = "" if gap["low"] is None or gap["high"] is None else f"{gap['low']:+.4f} to {gap['high']:+.4f}"
         shown.add_row(
-            f"{entry['window']} tokens", entry["source"], f"{len(entry['cut'])} of {heads}", _sizes(entry["shorter"]),
+            f"{entry['window']:,} tokens", entry["source"], f"{len(entry['cut'])} of {heads}", _sizes(entry["shorter"]),
             _sizes(entry["others"]), f"{entry['uniform_loss']:.3f}", f"{gap['mean']:+.4f}", interval,
             f"{entry['bytes_ratio']:.3f} ×",
         )  # fmt: skip

@@ -106,8 +106,8 @@ def require_room(
 
 def _no_room(budget: int, most: int) -> str:
     return (
-        f"a window of {budget} tokens leaves no room for budgets per head: a half to an eighth of it for some heads, and what "
-        f"is saved, in windows of {most} at most, for the others; choose another `window`"
+        f"a window of {budget:,} tokens leaves no room for budgets per head: a half to an eighth of it for some heads, and "
+        f"what is saved, in windows of {most} at most, for the others; choose another `window`"
     )
 
 
@@ -123,7 +123,7 @@ def selection_texts(text: Corpus, rows: Tensor, loaded: LoadedModel, *, seed: in
     if not len(apart):
         raise InputError(
             f"`per_head` chooses budgets on texts apart from those that it is measured on, and corpus {text.name!r} has no "
-            f"more than {len(rows)} of {tokens} tokens; lower `documents` or `tokens`"
+            f"more than {len(rows)} of {tokens:,} tokens; lower `documents` or `tokens`"
         )
     return apart[:documents]
 

@@ -43,8 +43,8 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
         rows, longest = _beginnings(text, encoder, own, documents)
     if not rows:
         raise InputError(
-            f"corpus {text.name!r} ({text.identity.source}) is too short: its longest text has {longest} tokens and {own} are "
-            "wanted; lower `tokens`, or give a longer text"
+            f"corpus {text.name!r} ({text.identity.source}) is too short: its longest text has {longest:,} tokens and {own:,} "
+            "are wanted; lower `tokens`, or give a longer text"
         )
     result = torch.tensor(rows, dtype=torch.int64)
     return torch.nn.functional.pad(result, (1, 0), value=encoder.bos_token_id) if bos else result

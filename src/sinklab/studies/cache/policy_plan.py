@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -70,8 +69,8 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
         windows = [half // 2, half] if half // 2 > max(sinks) else [half]
     if not windows or min(windows) <= max(sinks):
         raise ConfigurationError(
-            f"a window of {min(windows, default=0)} tokens has no room for {max(sinks)} sinks and one recent token: the sinks "
-            "are part of it, so that policies of one size are compared; choose a larger `window` or fewer `sinks`"
+            f"a window of {min(windows, default=0):,} tokens has no room for {max(sinks)} sinks and one recent token: the "
+            "sinks are part of it, so that policies of one size are compared; choose a larger `window` or fewer `sinks`"
         )
     return sorted(set(windows))
 
@@ -97,7 +96,6 @@ def plan_policies(
     budgets: Sequence[int],
     sinks: Sequence[int],
     found: Sinks | None,
-    bos: bool,
     left_out: list[LeftOut],
     *,
     briefly: bool = False,
@@ -108,7 +106,7 @@ def plan_policies(
         names: as :func:`checked_names` gives them.
         budgets: tokens held before the query, sinks included.
         sinks: numbers of first tokens that ``sink_window`` keeps.
-        found: where the sinks are, if that is known; looked for in ``rows`` if ``None``.
+        found: where the sinks are, if that is known; looked for at the beginning of ``rows`` if ``None``.
         left_out: called with what cannot be built, and why.
         briefly: take policies other than :data:`AT_EVERY_SIZE` at the largest size only.
     """
@@ -137,7 +135,7 @@ def plan_policies(
     pinned: list[int] = []
     if "pinned" in bounded:
         try:
-            found = sinks_of_texts(loaded, rows, bos) if found is None else found
+            found = sinks_of_texts(loaded, rows) if found is None else found
             pinned = found.positions
             reason = _nothing_to_pin(found) if pinned == list(range(len(pinned))) else ""
         except UnsupportedModelError as error:  # its attention cannot be seen, which no other policy needs
@@ -192,7 +190,7 @@ def _held(policy: Policy) -> int:
 def _not_among(spec: str, held: int, budgets: Sequence[int]) -> str:
     """Why a policy whose settings make its size is not compared."""
     return (
-        f"{spec} holds {held} tokens before the query, and policies are compared at equal sizes, which are "
+        f"{spec} holds {held:,} tokens before the query, and policies are compared at equal sizes, which are "
         f"{' and '.join(map(str, budgets))}; give {held} among `windows`, or leave its size open"
     )
 
@@ -215,8 +213,8 @@ def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
         return policy
     if not sizes:
         raise ConfigurationError(
-            f"policy {policy.name!r} has no settings by which it could be given the size of the others, {budget} tokens before "
-            f"the query; it holds {held}"
+            f"policy {policy.name!r} has no settings by which it could be given the size of the others, {budget:,} tokens "
+            f"before the query; it holds {held}"
         )
     each = _tokens_of_one(policy, sizes)
     fixed = held - each * sum(sizes.values())
@@ -228,14 +226,14 @@ def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
             sized = dataclasses.replace(policy, **sizes)  # type: ignore[arg-type]
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"policy {policy.name!r} cannot be made to hold {budget} tokens and the query: {error}; give its other sizes "
+                f"policy {policy.name!r} cannot be made to hold {budget:,} tokens and the query: {error}; give its other sizes "
                 "too"
             ) from error
         over = sized.max_held(_FOREVER) - 1 - budget
         if not over:
             return sized
         sizes[last] -= over // each  # what rounding has left
-    raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget} tokens and the query; {sizes} does not")
+    raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget:,} tokens and the query; {sizes} does not")
 
 
 def _tokens_of_one(policy: Policy, sizes: Mapping[str, int]) -> int:
@@ -271,13 +269,9 @@ def _sizes(policy: Policy, chosen: Collection[str] = ()) -> dict[str, int]:
     return {name: value for name, value in values.items() if type(value) is int and value >= LEAST_SIZE}
 
 
-def sinks_of_texts(loaded: LoadedModel, rows: Tensor, bos: bool) -> Sinks:
-    """Where the sinks of a model are in pieces of some texts, of 64 tokens as in Gu et al. 2024, each with its BOS."""
-    start = int(bos)
-    length = min(64, rows.shape[1])
-    pieces = rows[:, start:].unfold(1, length - start, length - start).flatten(0, 1)[:100]
-    samples = torch.cat([rows[:1, :start].expand(len(pieces), -1), pieces], dim=1)
-    return find_sinks(loaded.model, samples.to(loaded.device))
+def sinks_of_texts(loaded: LoadedModel, rows: Tensor) -> Sinks:
+    """Where the sinks of a model are in the first 64 tokens of some texts: at these places a policy would keep them."""
+    return find_sinks(loaded.model, rows[:, :64].to(loaded.device))
 
 
 def label(policy: Policy) -> str:

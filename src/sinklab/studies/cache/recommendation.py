@@ -27,9 +27,12 @@ class Recommendation:
     """What to use, and what it costs.
 
     Attributes:
-        needed: whether sinks are: ``yes`` if the best number of them improves on none by more than the margin with 95 %
-            confidence, ``no`` if with that confidence it does not, and otherwise ``undecided``.
+        needed: whether sinks are: ``yes`` if the best number of first tokens, or other tokens that a policy pins, improve on
+            none by more than the margin with 95 % confidence, ``no`` if with that confidence they do not, and otherwise
+            ``undecided``.
         num_sinks, window: sizes of the policy ``sink_window``; 0 sinks are a plain window.
+        better: label of the policy that keeps other tokens than the first ones, where it is better than that by more than the
+            margin; ``None`` where none is.
         loss: of it, in nats per token.
         gain: what the sinks gain against a window of the same total size; with 0 sinks, what the best number of them would.
         against_recompute, against_full: what it loses against re-computing the window and against keeping everything;
@@ -40,6 +43,7 @@ class Recommendation:
     needed: Needed
     num_sinks: int
     window: int
+    better: str | None
     loss: Estimate
     gain: Estimate
     against_recompute: Estimate | None
@@ -95,7 +99,8 @@ def recommend(
     against_recompute = estimate(chosen - recompute[budget]) if recompute and budget in recompute else None
     against_full = None if full is None else estimate(chosen - full)
     loss = estimate(chosen)
-    beside = _better_pinned(chosen, (pinned or {}).get(budget, {}))
+    others = (pinned or {}).get(budget, {})
+    beside = _better_pinned(chosen, others)
     parts = [_opening(needed, sinks, budget - sinks, rival, loss, gain, first_alone=beside is not None)]
     if beside is not None:
         parts.append(f"but {beside[0]}, which keeps other tokens in the same size, is {_signed(beside[1])} better than that")
@@ -110,9 +115,12 @@ def recommend(
             f"this rests on caches that take {largest + 1:,} positions, and the model was trained on {trained_length:,}: take "
             "a smaller `window`"
         )
+    if beside is not None and _better_pinned(by_sinks[budget][0], {beside[0]: others[beside[0]]}) is not None:
+        needed = "yes"  # though not the first tokens, of which the sentence says it
     return Recommendation(
-        needed, sinks, budget - sinks, loss, gain, against_recompute, against_full, "; ".join(parts).rstrip(".") + "."
-    )
+        needed, sinks, budget - sinks, None if beside is None else beside[0], loss, gain, against_recompute, against_full,
+        "; ".join(parts).rstrip(".") + ".",
+    )  # fmt: skip
 
 
 def _sinks(sizes: Mapping[int, Tensor]) -> tuple[Needed, int, int]:
@@ -160,9 +168,10 @@ def _opening(
             f"than {SINK_MARGIN:g} ({_number(rival)}: a gain of {_signed(gain)})"
         )
     held = f"{_number(sinks)} and {tokens}" if sinks else tokens
+    what = "first tokens" if first_alone else "sinks"
     return (
-        f"Whether sinks are needed is undecided on this text (a gain of {_signed(gain)} nats per token from {_number(rival)}); "
-        f"{held} gives {loss.mean:.3f}; measure on more text"
+        f"Whether {what} are needed is undecided on this text (a gain of {_signed(gain)} nats per token from "
+        f"{_number(rival)}); {held} gives {loss.mean:.3f}; measure on more text"
     )
 
 

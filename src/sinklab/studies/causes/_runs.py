@@ -186,7 +186,7 @@ def random_places(samples: Samples, place: Place, sinks: Sinks, generator: torch
         free = [position for position in allowed if position < max(2, length // share)] or allowed
         if not free:
             raise ConfigurationError(
-                f"a text of {length} tokens has no position besides the sinks for a control; give longer texts"
+                f"a text of {length:,} tokens has no position besides the sinks for a control; give longer texts"
             )
         drawn.append(free[int(torch.randint(len(free), (), generator=generator))])
     return torch.tensor(drawn)[:, None]

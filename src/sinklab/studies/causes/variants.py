@@ -93,7 +93,7 @@ def _control_keys(sinks: Sinks, place: int | Tensor | str, samples: Samples, num
             pool *= number
         if len(pool) < number:
             raise ConfigurationError(
-                f"controls need {number} keys besides the sink, and texts of {sinks.length} tokens leave {len(pool)}; "
+                f"controls need {number} keys besides the sink, and texts of {sinks.length:,} tokens leave {len(pool)}; "
                 "take longer texts"
             )
         drawn.append(torch.tensor(pool)[torch.randperm(len(pool), generator=generator)[:number]])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import Policy
+from sinklab.policies.blocks import Blocks
 from sinklab.policies.full import Full
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
@@ -188,12 +190,17 @@ def _cell(contenders: Contenders, bos: int, family: str, sight: Sight, bits: int
 
 
 def _hidden(policy: Policy, contenders: Contenders) -> Policy | None:
-    """The same without the sink, holding as many tokens; ``None`` where the policy decides by itself what stays."""
+    """The same without the sink, holding as many tokens; ``None`` where the policy decides by itself what stays.
+
+    Blocks are of one size: where that does not add up, they hold a few tokens more, fewer than there are blocks.
+    """
     if isinstance(policy, Full):
         at = contenders.budget + 1
         return SinkEvicted(num_sinks=contenders.num_sinks, at=at, length=at + contenders.num_sinks)
     if isinstance(policy, SinkWindow) and policy.num_sinks:
         return Window(window=policy.num_sinks + policy.window)
+    if isinstance(policy, Blocks) and policy.num_sinks:
+        return dataclasses.replace(policy, num_sinks=0, block=math.ceil(policy.num_slots / policy.blocks))
     if isinstance(policy, Pinned) and policy.pinned:
         return Window(window=len(policy.pinned) + policy.window)
     return None

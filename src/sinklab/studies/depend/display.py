@@ -45,7 +45,7 @@ def _task(outcome: Mapping[str, Any], first: bool) -> Iterator[RenderableType]:
             shown.add_row(row["policy"], "not run")
             continue
         shown.add_row(row["policy"], *_cells(row["score"], ""), *_cells(row["difference"], "+"), _length(outcome, row))
-    yield f"{'' if first else chr(10)}[bold]{escape(outcome['task'])}[/bold], {outcome['items']} items"
+    yield f"{'' if first else chr(10)}[bold]{escape(outcome['task'])}[/bold], {outcome['items']:,} items"
     yield shown
     for row in outcome["policies"]:
         if "refused" in row:
@@ -87,4 +87,4 @@ def _cells(interval: Mapping[str, float] | None, sign: str) -> tuple[str, str]:
 def _length(outcome: Mapping[str, object], row: Mapping[str, object]) -> str:
     if outcome["axis"] is None:
         return ""
-    return "at chance" if row["effective_length"] is None else f"{row['effective_length']} tokens"
+    return "at chance" if row["effective_length"] is None else f"{row['effective_length']:,} tokens"

@@ -138,7 +138,7 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: 
         longest = max((document.longest for document in documents), default=0)
         raise ConfigurationError(
             f"task {name!r}: {len(counted)} of {len(documents)} documents are longer than the window of "
-            f"{budget} tokens, the longest has {longest}; choose a smaller `window` or more "
+            f"{budget:,} tokens, the longest has {longest:,}; choose a smaller `window` or more "
             "`items`"
         )
     known = json.dumps([[*key, *texts] for key, texts in sorted(requests.items())])

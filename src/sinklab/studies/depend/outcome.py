@@ -169,7 +169,8 @@ def _sentence(facts: Facts, contenders: Contenders, judgement: Judgement, items:
     difference = judgement.difference
     return (
         f"{facts['task']} depends on the sink tokens: {judgement.verdict}. {contenders.with_sinks} less {contenders.without}: "
-        f"{difference.mean:+.3f}{unit} [{difference.low:+.3f}, {difference.high:+.3f}] over {items} items; {judgement.reason}."
+        f"{difference.mean:+.3f}{unit} [{difference.low:+.3f}, {difference.high:+.3f}] over {items:,} items; "
+        f"{judgement.reason}."
     )
 
 

@@ -109,7 +109,7 @@ def _loss(summary: Comparison, entry: PolicyEntry | None) -> str:
     if entry is None:
         return "Not measured: this comparison has no row of it."
     interval = "" if entry["loss_low"] is None else f" [{entry['loss_low']:.3f}, {entry['loss_high']:.3f}]"
-    texts = f"{summary['documents']} texts of {summary['tokens']} tokens of {summary['corpus']}"
+    texts = f"{summary['documents']:,} texts of {summary['tokens']:,} tokens of {summary['corpus']}"
     return f"Measured: {entry['loss']:.3f}{interval} nats per token, {texts} {'with' if summary['bos'] else 'without'} BOS."
 
 
@@ -129,7 +129,7 @@ def _integers(entries: list[QuantizedEntry], kind: str) -> str:
     gap = entry["gap"]
     ends = "" if gap["low"] is None else f" [{gap['low']:.4f}, {gap['high']:.4f}]"
     return (
-        f"{kind} costs {gap['mean']:.4f}{ends} nats per token in a cache of {entry['window']} tokens, in full precision: "
+        f"{kind} costs {gap['mean']:.4f}{ends} nats per token in a cache of {entry['window']:,} tokens, in full precision: "
         f"{entry['whole']}."
     )
 

@@ -66,7 +66,7 @@ class MeasuredWeights:
         layers, samples, heads, queries, keys = self.shape
         main = self.sinks.main
         found = f"sink at {main.describe()}, {main.sinking} of {len(self.sinks.heads)} heads" if main else "no sink"
-        read = f"{layers} layers, {samples} samples, {heads} heads, {queries} queries, {keys} keys"
+        read = f"{layers} layers, {samples:,} samples, {heads} heads, {queries:,} queries, {keys:,} keys"
         return f"MeasuredWeights({read}; {found})"
 
 
@@ -124,8 +124,8 @@ def from_weights(
     samples, _, q_len, kv_len = layers[0].shape
     if q_len > kv_len or (q_len < kv_len and not causal):
         raise InputError(
-            f"`weights` have {q_len} queries and {kv_len} keys; expected as many of both, or fewer queries under causal=True, "
-            "the last ones. Cross-attention is measured with attend()"
+            f"`weights` have {q_len:,} queries and {kv_len:,} keys; expected as many of both, or fewer queries under "
+            "causal=True, the last ones. Cross-attention is measured with attend()"
         )
     names = [f"layers.{number}" for number in range(len(layers))] if names is None else list(names)
     if len(names) != len(layers) or len(set(names)) != len(names):
@@ -154,7 +154,7 @@ def from_weights(
     for probe in chosen:
         place = probe.sink_position if isinstance(probe, SinkProbe) and probe not in later else None
         if isinstance(place, int) and place >= kv_len:
-            raise ConfigurationError(f"probe {probe.name!r}: sink_position {place} lies behind {kv_len} keys")
+            raise ConfigurationError(f"probe {probe.name!r}: sink_position {place} lies behind {kv_len:,} keys")
     finder = SinkFinder(threshold)
     _show(calls, [*(probe for probe in chosen if probe not in later), finder])
     sinks = finder.sinks(decode=decode)

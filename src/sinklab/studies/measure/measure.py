@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
+    SEQ_LEN,
     BatchSize,
     Bos,
     CorpusOfModel,
@@ -45,7 +46,7 @@ def measure(
     *,
     probes: Sequence[str | dict[str, Any] | Probe],
     corpus: CorpusOfModel = "auto",
-    seq_len: SeqLen = 64,
+    seq_len: SeqLen = SEQ_LEN,
     samples: Samples = 100,
     threshold: Threshold = THRESHOLD,
     device: Device = "auto",
@@ -71,7 +72,8 @@ def measure(
         out: Directory for table.parquet and run.json; nothing is written without.
 
     In Python:
-        ``probes`` may be objects too. ``say`` gets warnings about texts that are too short, or longer than in training.
+        ``probes`` may be objects too. ``say`` gets warnings about texts that are too short, or longer than in training,
+        and about windows in which few queries see the first position.
 
     Returns:
         The table is the answer; there is no summary.
@@ -90,9 +92,12 @@ def measure(
     from sinklab.corpora._reading import corpus_record, read_samples
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
     from sinklab.models.lengths import length_warnings
+    from sinklab.models.losses import is_causal_lm
     from sinklab.registry import probes as registry
     from sinklab.registry import spelled
     from sinklab.results.metric import definitions
+    from sinklab.sinks.short_rows import few_queries_warning
+    from sinklab.streaming.refusals import most_slots
     from sinklab.studies.measure import probing
     from sinklab.studies.measure.display import display
 
@@ -116,15 +121,20 @@ def measure(
         text = default_corpus(loaded) if corpus == AUTO else resolve_corpus(corpus)
         with_bos = probing.uses_bos(loaded.encoder, bos)
         drawn = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+        probing.require_length(loaded, drawn, seq_len)
         length = drawn.positions or seq_len
         for one in made:
             place = one.get("sink_position")
             if isinstance(place, int) and place >= length:
                 raise ConfigurationError(
-                    f"probe {one['name']!r}: sink_position {place} lies behind samples of {length} positions"
+                    f"probe {one['name']!r}: sink_position {place} lies behind samples of {length:,} positions"
                 )
         rate = next((one for one in made if one["name"] == "sink_rate"), None)
-        for sentence in length_warnings(loaded.model, drawn, None if rate is None else float(rate["threshold"])):
+        said = length_warnings(loaded.model, drawn, None if rate is None else float(rate["threshold"]))
+        window = most_slots(loaded.model) if is_causal_lm(loaded.model) else None
+        if rate is not None and window is not None and window < length:  # the finding of an audit says it of its modules
+            said += filter(None, [few_queries_warning(length, window, float(rate["threshold"]))])
+        for sentence in said:
             say(sentence)
         reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         identity = probing.check_identity(loaded.model, drawn)

@@ -20,15 +20,17 @@ from sinklab.attention.probe import Probe, named_twice
 from sinklab.attention.ranks import ranks_of
 from sinklab.attention.returned import attend_returned, bytes_of_weights, unavailable, uses_returned
 from sinklab.attention.session import Session, attend
-from sinklab.corpora.base import Encoder
+from sinklab.corpora.base import HELD, Encoder
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.models.losses import IGNORED, cross_entropies, is_two_sided
+from sinklab.models.media import has_own_length
 from sinklab.registry import probes as probe_registry
 from sinklab.results.memory import in_units, require_memory
 from sinklab.results.metric import metrics_of
 from sinklab.results.run import Progress, silent
+from sinklab.studies.arguments import SEQ_LEN
 
 __all__ = [
     "Seen",
@@ -44,6 +46,7 @@ __all__ = [
     "model_facts",
     "not_measured",
     "opened",
+    "require_length",
     "require_one_place",
     "run_probes",
     "sample_losses",
@@ -151,6 +154,18 @@ def uses_bos(encoder: Encoder, bos: str) -> bool:
     if bos == "always" and encoder.bos_token_id is None:
         raise ConfigurationError("`bos` always: this model has no beginning-of-sequence token; use `bos` none")
     return encoder.adds_bos if bos == "auto" else bos == "always"
+
+
+def require_length(loaded: LoadedModel, drawn: Samples, seq_len: int) -> None:
+    """Refuse a length that samples do not have because the model makes of a picture or a recording what it always makes.
+
+    Raises:
+        ConfigurationError: it is neither the default nor what they have.
+    """
+    if seq_len not in (SEQ_LEN, drawn.positions) and has_own_length(loaded):
+        have = "positions of their own" if drawn.positions is None else f"{drawn.positions:,} positions each"
+        whose = f"{type(loaded.model).__name__}, whose {HELD[drawn.kind]} have {have}"
+        raise ConfigurationError(f"`seq_len` {seq_len} has no effect on {whose}; leave it out")
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
+    SEQ_LEN,
     BatchSize,
     Bos,
     CorpusOfModel,
@@ -36,7 +37,7 @@ def find_origin(
     model: ModelSource,
     *,
     corpus: CorpusOfModel = "auto",
-    seq_len: SeqLen = 64,
+    seq_len: SeqLen = SEQ_LEN,
     samples: Samples = 32,
     threshold: Threshold = 0.3,
     controls: int = 5,
@@ -88,7 +89,7 @@ def find_origin(
     from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
-    from sinklab.studies.measure.probing import opened, require_one_place, uses_bos
+    from sinklab.studies.measure.probing import opened, require_length, require_one_place, uses_bos
     from sinklab.studies.origin.display import display
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, decoded, locate_origins, require_settings
 
@@ -109,6 +110,7 @@ def find_origin(
             with_bos = uses_bos(loaded.encoder, bos)
             label = text.label
             inputs = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
+            require_length(loaded, inputs, seq_len)
         if sinks is None:
             sinks = find_sinks(
                 loaded.model, inputs.on(loaded.device, loaded.dtype), threshold=threshold, decode=decoded(loaded),

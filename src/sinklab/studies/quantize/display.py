@@ -27,9 +27,9 @@ def display(result: Result) -> Iterator[RenderableType]:
     unit = summary["unit"]
     share = 100 * summary["quantized_share"]
     yield Text(
-        f"{summary['model']}: {summary['texts']} samples of {summary['corpus']}, ranges from {summary['calibration']} others; "
-        f"loss of the {summary['loss_of']} {summary['clean_loss']['mean']:.3f} {unit}; {share:.0f} % of parameters on grids, "
-        f"{size(summary['float_bytes'])} in 16 bits\n"
+        f"{summary['model']}: {summary['texts']:,} samples of {summary['corpus']}, ranges from {summary['calibration']:,} "
+        f"others; loss of the {summary['loss_of']} {summary['clean_loss']['mean']:.3f} {unit}; {share:.0f} % of parameters on "
+        f"grids, {size(summary['float_bytes'])} in 16 bits\n"
     )
     table = _table("scheme", "loss", "gap [95 %]", "verdict", "weights", "computed by")
     for scheme in summary["schemes"]:

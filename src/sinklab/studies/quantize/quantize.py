@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
+    SEQ_LEN,
     Bos,
     CorpusOfModel,
     Device,
@@ -37,7 +38,7 @@ def quantize(
     schemes: Sequence[str] = ("w8a8", "w8a16", "w4a16"),
     residual: bool = False,
     corpus: CorpusOfModel = "auto",
-    seq_len: SeqLen = 64,
+    seq_len: SeqLen = SEQ_LEN,
     samples: Samples = 64,
     calibration: int = 16,
     inputs: InputSamples | None = None,
@@ -90,7 +91,7 @@ def quantize(
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
     from sinklab.report.quantize import write_quantize_plot
     from sinklab.results.table import make_table
-    from sinklab.studies.measure.probing import opened, require_one_place, uses_bos
+    from sinklab.studies.measure.probing import opened, require_length, require_one_place, uses_bos
     from sinklab.studies.quantize.display import display
     from sinklab.studies.quantize.measurement import Request, examine
     from sinklab.studies.quantize.recipes import recipe_of, write_recipes
@@ -121,6 +122,7 @@ def quantize(
 
             def draw(count: int) -> InputSamples:
                 drawn = draw_samples(loaded, text, seq_len=seq_len, samples=count, seed=seed, bos=with_bos)
+                require_length(loaded, drawn, seq_len)
                 return drawn.scored or drawn  # of masked encoders, the texts with gaps
 
             ranges, measured = two_sets(draw, calibration, samples)

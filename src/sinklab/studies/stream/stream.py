@@ -97,7 +97,7 @@ def stream(
         temperature: 0, the default, takes the likeliest token; higher is more varied.
         top_k: Draw from so many of the likeliest tokens.
         top_p: Draw from the likeliest tokens of this total probability.
-        seed: Seed of the draws, by default 0.
+        seed: Seed of the draws, by default 0; with a temperature.
         chunk: Tokens of a prompt that are read at once; the result does not depend on it.
         save: At the end, write what is needed to go on with the same tokens.
         resume: Go on from a saved state, with its policy and sampling; a prompt is put behind it.
