@@ -107,6 +107,17 @@ def test_a_planted_neuron_is_found_with_its_channel_and_weights(samples):
     assert reads == [(f"model.layers.0.mlp.{name}_proj.weight", f"[{NEURON}]", MARK) for name in ("gate", "up")]
 
 
+@pytest.mark.parametrize("key", ["spike_kept", "weight_kept"])
+def test_what_goes_is_open_where_the_interval_reaches_from_gone_to_stays(samples, key):
+    found = copy.deepcopy(origin_of(planted(writes=3.0, reads=SPIKE), samples, controls=1))
+    edit = edit_of(found, "units", "zero")
+    edit[key].update(low=0.2, high=0.45)
+    assert "Spike and sink go together." in verdict(found)
+    edit[key].update(low=-0.1, high=0.6)
+    assert "go together" not in verdict(found)
+    assert "these samples leave open which of them goes" in verdict(found)
+
+
 @pytest.mark.parametrize(
     ("reads", "says"),
     [
