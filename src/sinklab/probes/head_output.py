@@ -29,7 +29,8 @@ HEAD_NORM = Metric(
 OUTPUT_NORM = Metric(
     "output_norm",
     "norm",
-    "Mean over counted queries of |W_o^h o_h|: what the head adds to the residual stream.",
+    "Mean over counted queries of |W_o^h o_h|: what the head adds to the residual stream, in front of any norm or factor that "
+    "the block puts behind its attention.",
     paper=_ACTIVE,
     range=(0.0, float("inf")),
 )
