@@ -133,6 +133,7 @@ OPTIONS = {
     "batch size": (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
     "bos": (["--bos", "sometimes"], 'Invalid value "sometimes" for --bos. Choose from: "auto", "always", "none"'),
     "not a number": (["--samples", "many"], 'Invalid value for --samples: unable to convert "many" into int'),
+    "one argument too many": (["my", "text"], "'my text' is more than this command takes; what has spaces goes in quotes"),
     "unknown option": (["--sampels", "3"], "Unknown option: --sampels. Did you mean --samples?"),
 }
 

@@ -77,6 +77,8 @@ def test_the_audit_has_the_section_unless_it_is_switched_off(checkpoint, tmp_pat
         (["--sinks", "0;1"], "--sinks '0;1' must be whole numbers with commas between them, such as 0,1,4"),
         (["--window", "-3"], "--window '-3' must be whole numbers with commas between them"),
         (["--window", "100"], "a window of 100 tokens covers the 80 tokens of a text, so nothing is ever evicted"),
+        (["--window", "100"], "choose a smaller --window or more --tokens than 102"),
+        (["--window", "10", "--sinks", "20"], "choose a larger --window or fewer --sinks"),
         (["--policies", "windw"], "no policy is called 'windw'. Did you mean 'window'"),
         (["--text", "nowhere.txt"], "there is no text file 'nowhere.txt'"),
         (["--bos", "perhaps"], 'Invalid value "perhaps" for --bos. Choose from: "auto", "always", "none"'),

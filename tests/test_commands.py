@@ -153,7 +153,7 @@ def test_messages_name_options(planted):
         (["rose", "--size", "1,x"], "--sizes '1,x' must be whole numbers with commas between them, such as 0,1,4"),
         ([], "error: MODEL is missing, as in: sinklab planted rose --size 1,2 (see sinklab planted --help)"),
         (["rose", "--seed"], "error: --seed has no value (see sinklab planted --help)"),
-        (["rose", "tulip"], "Unused Tokens: ['tulip']"),
+        (["rose", "tulip"], "error: 'tulip' is more than this command takes; what has spaces goes in quotes (see sinklab "),
     ],
 )
 def test_what_cannot_be_parsed_is_one_line(planted, arguments, message):

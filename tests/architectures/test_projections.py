@@ -15,9 +15,11 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sinklab.attention.anatomy import INPUT_NAMES, OUTPUT_NAMES, Anatomy
+from sinklab.attention.anatomy import GATE, INPUT_NAMES, OUTPUT_NAMES, Anatomy
 from sinklab.attention.session import attend
 from sinklab.errors import UnsupportedModelError
+from sinklab.probes.head_output import HeadOutput
+from sinklab.studies.causes.three_metrics import _kurtosis, _Outliers
 from sinklab.studies.theory.no_op_certificate import certify
 
 from .harness import Recorder
@@ -205,6 +207,50 @@ def test_those_with_a_norm_in_front_have_a_projection_that_takes_something_else(
     for record in records:
         entered = passed[f"{record.site.module.partition('#')[0]}.o_proj"][0][0]
         assert not torch.allclose(entered, record.call.head_outputs.flatten(2), rtol=0.1)
+
+
+@pytest.mark.parametrize("family", [family for families in FOUND.values() for family in families])
+def test_a_gate_is_known_where_the_projection_takes_something_else_than_the_heads(family: str) -> None:
+    for record, (entered, _), _ in projected(family):
+        assert record.site.gated == (not torch.equal(entered.reshape(record.call.head_outputs.shape), record.call.head_outputs))
+        assert record.site.gated == (family in GATED)
+
+
+@pytest.mark.parametrize("family", sorted(GATED))
+def test_what_a_head_adds_is_what_its_gate_lets_through(family: str) -> None:
+    entry = FAMILIES[family]
+    model, probe, watcher = build(entry, entry.backends[-1]), HeadOutput(), _Outliers()
+    entered: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if name.endswith("o_proj"):
+            module.register_forward_pre_hook(lambda _, args, name=name: entered.__setitem__(name, args[0]))
+    with attend(model, [probe, watcher]) as session, torch.no_grad():
+        model(**batch_of(entry))
+    rows = [row for row in session.table().itertuples() if row.metric == "output_norm" and isinstance(row.module, str)]
+    assert len(rows) == 4 * entry.calls
+    for row in rows:
+        heads, weight = entered[f"{row.module}.o_proj"], model.get_submodule(f"{row.module}.o_proj").weight.detach()
+        columns = slice(row.head * heads.shape[-1] // 4, (row.head + 1) * heads.shape[-1] // 4)
+        written = heads[..., columns] @ weight[:, columns].T
+        assert row.value == pytest.approx(float(written.norm(dim=-1).mean()), rel=1e-5)
+        for sample, found in zip(written, watcher.heads[row.module, row.head], strict=True):
+            assert found == pytest.approx(_kurtosis(sample), rel=1e-4)
+
+
+def test_gates_in_front_of_projections_are_known_by_their_source() -> None:
+    found = set()
+    for path in sorted(Path(transformers.__file__).parent.glob("models/*/modeling_*.py")):
+        text = path.read_text(encoding="utf-8")
+        for name, source in re.findall(r"^class (\w+)(.*?)(?=^class |\Z)", text, flags=re.MULTILINE | re.DOTALL):
+            behind = source.rpartition("ALL_ATTENTION_FUNCTIONS")[2]
+            between, called, _ = behind.partition("self.o_proj(")
+            if called and GATE.search(between):
+                found.add(name)
+    assert found >= {
+        "AfmoeAttention", "HrmTextAttention", "LagunaAttention", "Qwen3NextAttention", "Qwen3_5Attention",
+        "Qwen3_5MoeAttention", "Step3p7Attention",
+    }  # fmt: skip
+    assert not found & {"LlamaAttention", "GptOssAttention", "DiffLlamaAttention", "Gemma3Attention", "GraniteAttention"}
 
 
 class Toy(nn.Module):

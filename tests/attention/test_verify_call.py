@@ -116,6 +116,13 @@ def test_outputs_that_are_no_numbers_are_refused():
         verify_call(answered(call, torch.full_like(call.outputs(0, 37), math.nan)))
 
 
+def test_a_model_whose_own_numbers_are_none_is_said_to():
+    call = make_call(batch=1, dtype=torch.float32)
+    call.values[0, 0, 20] = math.nan  # as of padding that eager attention in float64 gives no row
+    with pytest.raises(MeasurementError, match="queries, keys or values of the model are NaN for query 0, so"):
+        verify_call(answered(call))
+
+
 def test_a_call_without_outputs_is_refused():
     with pytest.raises(MeasurementError, match=r"^layers\.0\.attention: the attention function returned no outputs to verify"):
         verify_call(make_call())

@@ -44,6 +44,8 @@ INPUT_NAMES = re.compile(
 """Linear children that read the hidden state or positions, not the heads, whatever their width."""
 QUERY_MAPS = re.compile(r"(^|_)w?q[kv]{0,2}($|_)|query", re.IGNORECASE)
 """Those of them that give queries, which recurrences (RWKV) have not."""
+GATE = re.compile(r"^.*gate.* \* |^.* \* .*(gate|sigmoid)", re.IGNORECASE | re.MULTILINE)
+"""A line that multiplies by a gate."""
 CROSS = re.compile(r"EncDecAttention|cross_?attn|cross_?attention|encoder_attn", re.IGNORECASE)
 
 
@@ -154,6 +156,11 @@ class Anatomy:
         fitting = [candidate for candidate in known if width is None or self._inputs(candidate) == width]
         return fitting[0] if fitting and not self._normed(name, fitting[0]) else None
 
+    def gated(self, name: str) -> bool:
+        """Whether the forward of a module multiplies the heads by a gate in front of their projection, as Qwen3-Next does."""
+        projection = self.projection_name(name)
+        return projection is not None and bool(GATE.search(self._between(name, projection)))
+
     def projection_weight(self, name: str, width: int, ranks: Ranks | None = None) -> Tensor | None:
         """Weight ``(hidden_size, width)`` of that map; ``None`` if there is none, or its numbers are packed integers.
 
@@ -183,11 +190,15 @@ class Anatomy:
 
     def _normed(self, name: str, projection: str) -> bool:
         """Whether the forward of a module calls a norm between its attention and its projection, as BitNet does."""
+        names = re.findall(r"self\.(\w+)\(", self._between(name, projection))
+        return any("norm" in type(self.modules.get(f"{name}.{other}")).__name__.lower() for other in names)
+
+    def _between(self, name: str, projection: str) -> str:
+        """Source of the forward of a module from its attention to its projection; empty where that is called elsewhere."""
         behind = _source(type(self.modules[name]).forward).rpartition("ALL_ATTENTION_FUNCTIONS")[2]
         child = projection.removeprefix(f"{name}.").partition(".")[0]
         between, called, _ = behind.partition(f"self.{child}(")
-        names = re.findall(r"self\.(\w+)\(", between) if called else []
-        return any("norm" in type(self.modules.get(f"{name}.{other}")).__name__.lower() for other in names)
+        return between if called else ""
 
     def _layer(self, name: str) -> str | None:
         parts = name.split(".")

@@ -33,6 +33,7 @@ class Site:
         layer: running number of the module among its kind, in the order of the first calls; 0-based, a convenience.
         kind: ``"self"`` or ``"cross"`` attention.
         output_projection: qualified name of the map from the concatenated heads to the hidden state, if one was found.
+        gated: whether the model itself multiplies the heads by something in front of that map (Qwen3-Next).
         part: of an encoder–decoder, which one; the decoder's layers are counted behind the encoder's, those of cross-attention
             by themselves.
     """
@@ -41,6 +42,7 @@ class Site:
     layer: int
     kind: str = "self"
     output_projection: str | None = None
+    gated: bool = False
     part: Part = ""
 
 
@@ -286,7 +288,8 @@ class LayerOutput:
 
     Attributes:
         site: the module whose output it is; layer ``-1`` is what enters the first layer (the embeddings).
-        kind: ``"layer"`` for the output of a whole layer, ``"attention"`` for the output of an attention module.
+        kind: ``"layer"`` for the output of a whole layer, ``"attention"`` for that of an attention module, ``"heads"`` for the
+            concatenated heads of one behind a gate of the model's own.
         hidden_states: ``(batch, seq_len, hidden_size)``; of a model with several residual streams one beside the other.
         positions, documents: int64 ``(batch, seq_len)``, as in :class:`AttentionCall`; -1 marks padding.
     """

@@ -33,6 +33,7 @@ UNAVAILABLE: dict[str, str] = {
     "scores": "scores before the softmax",
     "head_outputs": "outputs of heads",
     "attention_outputs": "outputs of attention modules",
+    "gated_heads": "outputs of heads behind a gate",
     "vectors": "queries, keys and values",
 }
 """What a probe may need and weights alone do not give (keys of :data:`sinklab.attention.probe.NEEDS`), in words."""

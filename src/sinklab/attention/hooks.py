@@ -115,6 +115,9 @@ class ModelHooks:
             handles.append(module.register_forward_pre_hook(hook(self._begin_module(name)), with_kwargs=True))
             if "attention_outputs" in self.needs:
                 handles.append(module.register_forward_hook(hook(self._end_attention(name))))
+            if "gated_heads" in self.needs and self.anatomy.gated(name):
+                projection = self.anatomy.modules[str(self.anatomy.projection_name(name))]
+                handles.append(projection.register_forward_pre_hook(hook(self._leave_gate(name, module))))
         if watched:
             for index, (name, module) in enumerate(self.anatomy.layers.items()):
                 handles.append(module.register_forward_pre_hook(hook(self._begin_layer(name, index)), with_kwargs=True))
@@ -136,6 +139,7 @@ class ModelHooks:
                 layer=same_kind,
                 kind=kind,
                 output_projection=self.anatomy.projection_name(name, width),
+                gated=self.anatomy.gated(name),
                 part=self.anatomy.part(name, kind == "cross"),
             )
             self._sites[label] = site
@@ -234,6 +238,13 @@ class ModelHooks:
         def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
             if self.active():
                 self.show(self._layer_output("attention", self.site(name, module), output))
+
+        return hook
+
+    def _leave_gate(self, name: str, attention: nn.Module) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[object, ...]) -> None:
+            if self.active() and args and isinstance(args[0], Tensor) and args[0].ndim == 3:
+                self.show(self._layer_output("heads", self.site(name, attention), args[0]))
 
         return hook
 

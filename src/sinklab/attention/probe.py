@@ -23,6 +23,7 @@ NEEDS: dict[str, str] = {
     "vectors": "call.queries, call.keys and call.values; they are NaN where only weights are known, so say that you read them",
     "hidden_states": "update_layer is called with the output of every layer and, first, with the embeddings",
     "attention_outputs": "update_layer is called with the output of every attention module",
+    "gated_heads": "update_layer is called with the heads behind a gate of the model's own, of modules that have one",
 }
 """What a probe may ask for; what no probe of a session asks for is never computed."""
 
@@ -43,7 +44,7 @@ class Probe(abc.ABC):
         """Take in one call of one attention module, with the statistics named in ``needs`` filled in."""
 
     def update_layer(self, output: LayerOutput) -> None:  # noqa: B027  optional on purpose
-        """Take in hidden states; called only when ``needs`` names ``hidden_states`` or ``attention_outputs``."""
+        """Take in hidden states; called only when ``needs`` names what it is called with."""
 
     def finish(self) -> None:  # noqa: B027  optional on purpose
         """Close sequences that were still growing (cached decoding); called when the session ends and before ``rows``."""

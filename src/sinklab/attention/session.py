@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "attend", "table_of"]
 
-STATISTICS_NEEDS = frozenset(NEEDS) - {"head_outputs", "hidden_states", "attention_outputs", "vectors"}
+STATISTICS_NEEDS = frozenset(NEEDS) - {"head_outputs", "hidden_states", "attention_outputs", "gated_heads", "vectors"}
 
 
 @contextlib.contextmanager
@@ -372,7 +372,7 @@ class Session:
         self.checks["largest_error"] = max(self.checks["largest_error"], error)
 
     def _show_layer(self, output: LayerOutput) -> None:
-        need = "hidden_states" if output.kind == "layer" else "attention_outputs"
+        need = {"layer": "hidden_states", "attention": "attention_outputs", "heads": "gated_heads"}[output.kind]
         with torch.no_grad(), torch.autocast(output.hidden_states.device.type, enabled=False):
             for probe in self.probes:
                 if need in probe.needs:

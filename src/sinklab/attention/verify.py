@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
@@ -34,7 +35,7 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
         Number of rows compared, and the largest error in units of what is allowed (at most 1).
 
     Raises:
-        MeasurementError: a row differs by more than rounding explains.
+        MeasurementError: a row differs by more than rounding explains, or is not of numbers.
     """
     if call.head_outputs is None:
         raise MeasurementError(f"{call.site.module}: the attention function returned no outputs to verify against")
@@ -66,6 +67,11 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
     error = ((got - expected).abs() / allowed.clamp_min(torch.finfo(dtype).tiny)).amax(-1).amax(1)  # (batch, queries)
     worst = error.masked_fill(~counted, 0.0).amax(0).tolist()
     for number, (query, largest) in enumerate(zip(queries, worst, strict=True)):
+        if math.isnan(largest) and bool(expected[:, :, number][counted[:, number]].isnan().any()):
+            raise MeasurementError(
+                f"{call.site.module}: queries, keys or values of the model are NaN for query {query}, so there is nothing to "
+                "measure; some models do so for padded texts in float64: try float32, or attn_implementation='sdpa'"
+            )
         if not largest <= 1.0:
             difference = float((got - expected)[:, :, number][counted[:, number]].abs().max())
             raise MeasurementError(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import TextIO
 
-from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError
+from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
 from sinklab.errors import SinklabError
 from sinklab.results.folder import system_error
@@ -133,7 +133,8 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
         return explain(error.__cause__)
     if isinstance(error, CycloptsError):
         chain = " ".join(("sinklab", *(error.command_chain or ())))
-        return f"{_missing(error) or _called_otherwise(error) or _one_line(str(error))} (see {chain} --help)"
+        said = _missing(error) or _called_otherwise(error) or _too_many(error) or _one_line(str(error))
+        return f"{said} (see {chain} --help)"
     number = system_error(error)
     if number is not None:
         name = getattr(error, "filename", None)
@@ -173,6 +174,14 @@ def _missing(error: CycloptsError) -> str | None:
         (line.partition("  (")[0] for line in map(str.strip, examples.splitlines()) if line.startswith("sinklab ")), ""
     )
     return f"{error.argument.name} is missing{f', as in: {whole}' if whole else ''}"
+
+
+def _too_many(error: CycloptsError) -> str | None:
+    """Words that no argument takes, such as the second half of a path with a space. ``None`` for other errors."""
+    if not isinstance(error, UnusedCliTokensError) or not error.unused_tokens:
+        return None
+    words = " ".join(error.unused_tokens)
+    return f"{_one_line(words)!r} is more than this command takes; what has spaces goes in quotes"
 
 
 def on_the_line(message: str, names: Mapping[str, str]) -> str:

@@ -44,7 +44,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "version": ("Int64", "version of the metric's definition; different versions are never merged"),
     "module": ("string", "qualified name of the attention module or layer"),
     "part": ("string", "of an encoder–decoder: encoder, decoder or cross-attention; null in other models"),
-    "layer": ("Int64", "0-based number of the layer; -1 is the embedding output"),
+    "layer": (
+        "Int64",
+        "0-based number of the attention module among those of its kind, and for hidden states of the layer among all; these "
+        "differ where not every layer attends; -1 is the embedding output",
+    ),
     "head": ("Int64", "0-based query head (key-value head for key and value norms)"),
     "query_position": ("Int64", "0-based position of the query in its document"),
     "key_position": ("Int64", "0-based position of the key in its document"),

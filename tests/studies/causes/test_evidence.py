@@ -188,3 +188,9 @@ def test_a_domain_of_one_text_is_refused():
     effects.clean_loss[1:] = np.nan
     with pytest.raises(ConfigurationError, match=r"domain 'domain 0': 1 texts have scored positions, and intervals need two"):
         evidence_of(effects, 0, 0.01)
+
+
+def test_a_cost_that_rounds_to_nothing_has_no_sign_of_its_own() -> None:
+    evidence = Evidence(np.array([[-3e-6, -1e-6, -2e-6]]), 0.01, above=False)
+    claim = Claim("zero_value costs nothing", evidence, mean_over_items(evidence.values[0]), 0)
+    assert str(claim).endswith("costs +0.0000 [+0.0000, +0.0000]")

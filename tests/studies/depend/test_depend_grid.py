@@ -78,7 +78,8 @@ class TestPlanted:
             assert pair["visible"]["lost"]["mean"] == pair["hidden"]["lost"]["mean"] == 0.0
         assert outcome["grid"][0]["visible"]["lost"] == {"mean": 0.0, "low": 0.0, "high": 0.0}  # against itself
         assert outcome["dependence_sentence"] == (
-            "needle: index of dependence +0.00 [-0.28, +0.28]: none to 28% of the score above chance (0.1) goes with the sink."
+            "needle: index of dependence +0.00 [-0.28, +0.28]: none to 28% of the score above chance (0.1) goes with the sink, "
+            "or up to 28% of it while the sink stays."
         )
 
     def test_a_score_that_needs_bos(self, planted):
@@ -176,7 +177,13 @@ class TestSentence:
         [
             (0.7, 0.4, 0.1, "+0.50 [+0.49, +0.51]: 50% of the score above chance (0.1) goes with the sink"),
             (0.4, 0.7, 0.1, "-0.50 [-0.51, -0.49]: 50% of the score above chance (0.1) goes while the sink stays"),
-            (0.5, 0.5, 0.1, "+0.00 [-0.02, +0.02]: none to 2% of the score above chance (0.1) goes with the sink"),
+            (
+                0.5,
+                0.5,
+                0.1,
+                "+0.00 [-0.02, +0.02]: none to 2% of the score above chance (0.1) goes with the sink, or up to 2% of it "
+                "while the sink stays",
+            ),
             (
                 -2.0,
                 -3.0,

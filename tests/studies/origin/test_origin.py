@@ -107,6 +107,54 @@ def test_a_planted_neuron_is_found_with_its_channel_and_weights(samples):
     assert reads == [(f"model.layers.0.mlp.{name}_proj.weight", f"[{NEURON}]", MARK) for name in ("gate", "up")]
 
 
+def test_a_hybrid_says_in_which_blocks_its_heads_are(samples):
+    """Two convolutions, then two blocks of attention, whose heads look for what the second MLP writes at the first token."""
+    torch.manual_seed(0)
+    kinds = ["conv", "conv", "full_attention", "full_attention"]
+    config = T.Lfm2Config(
+        **{**SIZES, "num_hidden_layers": 4}, **ENDS, num_key_value_heads=4, block_auto_adjust_ff_dim=False, layer_types=kinds
+    )
+    model = T.Lfm2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1.0) if "norm" in name else parameter.normal_(std=0.02)
+        embedding, mlp = model.model.embed_tokens.weight, model.model.layers[1].feed_forward
+        embedding[:, CONSTANT], embedding[:, [SPIKE, MARK]], embedding[0, MARK] = 1.0, 0.0, 1.0
+        for rows in (mlp.w1.weight, mlp.w3.weight):
+            rows[NEURON] = 0.0
+            rows[NEURON, MARK] = 1.0
+        mlp.w2.weight[:, NEURON] = 0.0
+        mlp.w2.weight[SPIKE, NEURON] = 3.0
+        for layer in model.model.layers[2:]:
+            attention = layer.self_attn
+            attention.q_layernorm.weight.fill_(4.0), attention.k_layernorm.weight.fill_(4.0)
+            for head in range(4):
+                query, key = attention.q_proj.weight[8 * head : 8 * head + 8], attention.k_proj.weight[8 * head : 8 * head + 8]
+                query.zero_(), key.zero_()
+                query[3, CONSTANT], key[3, SPIKE], key[2, CONSTANT] = 6.0, 20.0, 0.5
+    summary = locate_origins(model, samples, Sinks.at(0), controls=1).summary
+    (found,) = summary["origins"]
+    assert (found["block"], [unit["unit"] for unit in found["units"]]) == (1, [NEURON])
+    assert {head["layer"] for head in found["heads"]} == {0, 1}
+    note = "Of 4 blocks 2 have attention (2, 3), and heads are numbered by these: 0.0 is the first head of block 2."
+    assert note in summary["notes"]
+    assert not any(
+        "have attention" in text
+        for text in locate_origins(planted(writes=3.0, reads=SPIKE), samples, Sinks.at(0), controls=1).summary["notes"]
+    )
+
+
+@pytest.mark.parametrize("key", ["spike_kept", "weight_kept"])
+def test_what_goes_is_open_where_the_interval_reaches_from_gone_to_stays(samples, key):
+    found = copy.deepcopy(origin_of(planted(writes=3.0, reads=SPIKE), samples, controls=1))
+    edit = edit_of(found, "units", "zero")
+    edit[key].update(low=0.2, high=0.45)
+    assert "Spike and sink go together." in verdict(found)
+    edit[key].update(low=-0.1, high=0.6)
+    assert "go together" not in verdict(found)
+    assert "these samples leave open which of them goes" in verdict(found)
+
+
 @pytest.mark.parametrize(
     ("reads", "says"),
     [

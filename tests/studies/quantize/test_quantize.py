@@ -27,7 +27,7 @@ from transformers import (
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import wrap_model
-from sinklab.results.intervals import Interval
+from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.table import COLUMNS
 from sinklab.studies.quantize.cures import Cure, cost_of, modules_whole
 from sinklab.studies.quantize.quantize import quantize
@@ -109,7 +109,8 @@ def test_what_ran_is_said_and_checked(spiked):
 
 def test_the_same_model_without_the_spike_needs_no_cure():
     summary = quantize(bigram(), inputs=rows(48), calibration=CALIBRATION, schemes=["w8a8"]).summary
-    assert summary["text"].endswith("not more than 0.01: no cure needed.")
+    rare = f"A cost that fewer than one text in {summary['texts'] // 3} has may be in none of these {summary['texts']}."
+    assert summary["text"].endswith(f"not more than 0.01: no cure needed. {rare}")
     assert summary["sites"] == summary["cures"] == []
     assert summary["largest_spike"] is None
 
@@ -298,9 +299,9 @@ def test_tokens_behind_masks_count_and_pictures_are_compared_whole():
     pictures = torch.rand(3, 3, 4, 4)
     pictures[2] = pictures[0]
     assert distinct(Samples({"pixel_values": pictures}, kind="image")) == [0, 1]
-    with pytest.raises(InputError, match="gives 2 samples of which no two have all numbers in common, and 5 are wanted"):
+    with pytest.raises(InputError, match="of the 5 samples of `inputs` 3 have all numbers in common with one before them"):
         divided(Samples({"pixel_values": pictures[[0, 1, 2, 0, 1]]}, kind="image"), 1)
-    with pytest.raises(InputError, match="gives 7 samples"):
+    with pytest.raises(InputError, match="of the 8 samples of `inputs` 1 have 16 tokens in a row"):
         divided(Samples.of_tokens(rows(7).tokens[[0, 1, 2, 3, 4, 5, 6, 0]]), 2)
 
 
@@ -384,14 +385,23 @@ def test_a_cure_that_may_leave_nothing_is_not_said_to_leave_something(mean, low,
     assert _cured({"unit": "nats", "minimal_effect": 0.01, "cures": [cure]}).startswith(words)
 
 
-@pytest.mark.parametrize(("high", "words"), [(0.005, "no cure needed."), (-0.013, "what rounding may harm.")])
+@pytest.mark.parametrize(("high", "words"), [(0.005, "in none of these 64."), (-0.013, "what rounding may harm.")])
 def test_a_loss_that_falls_by_rounding_is_no_proof_that_it_does_no_harm(high, words):
     entry = {"scheme": "w4a8", "per_token": False, "gap": -0.186, "low": -0.335, "high": high, "verdict": "none"}
     summary = {
         "schemes": [entry], "examined": "w4a8", "unit": "nats", "minimal_effect": 0.01, "residual": False,
-        "clean_loss": {"mean": 8.5},
+        "clean_loss": {"mean": 8.5}, "texts": 64,
     }  # fmt: skip
     assert verdict_text(summary).endswith(words)
+
+
+@pytest.mark.parametrize(("texts", "least", "most"), [(16, 0.3, 0.6), (64, 0.0, 0.06)])
+def test_a_cost_of_few_texts_is_seen_where_the_sentence_says_so(texts, least, most):
+    """One text in twenty costs 1 nat and the others nothing: 64 texts see it, and 16 often do not."""
+    generator = np.random.default_rng(0)
+    costs = generator.normal(0.0, 0.002, (200, texts)) + (generator.random((200, texts)) < 0.05)
+    missed = np.mean([judged(mean_over_items(values), 0.01) == "none" for values in costs])
+    assert least <= missed <= most
 
 
 def test_a_loss_above_that_of_a_guess_is_said():

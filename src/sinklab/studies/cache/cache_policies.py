@@ -102,7 +102,7 @@ def compared(
     if length <= held + 2:  # a query sees itself besides, and the last token is none
         raise InputError(
             f"a window of {held:,} tokens covers the {length:,} tokens of a text, so nothing is ever evicted and all policies "
-            f"are one; choose a smaller `window` or more `tokens` than {held + 2}"
+            f"are one; choose a smaller `windows` or more `tokens` than {held + 2}"
         )
     trained = trained_length(loaded.model)
     first = scored_from(loaded, length, held)

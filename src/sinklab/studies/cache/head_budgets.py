@@ -107,7 +107,7 @@ def require_room(
 def _no_room(budget: int, most: int) -> str:
     return (
         f"a window of {budget:,} tokens leaves no room for budgets per head: a half to an eighth of it for some heads, and "
-        f"what is saved, in windows of {most} at most, for the others; choose another `window`"
+        f"what is saved, in windows of {most} at most, for the others; choose other `windows`"
     )
 
 

@@ -70,7 +70,7 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
     if not windows or min(windows) <= max(sinks):
         raise ConfigurationError(
             f"a window of {min(windows, default=0):,} tokens has no room for {max(sinks)} sinks and one recent token: the "
-            "sinks are part of it, so that policies of one size are compared; choose a larger `window` or fewer `sinks`"
+            "sinks are part of it, so that policies of one size are compared; choose a larger `windows` or fewer `sinks`"
         )
     return sorted(set(windows))
 

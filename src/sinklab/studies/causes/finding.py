@@ -72,7 +72,7 @@ def bounds(interval: Interval) -> Difference:
 
 def signed(interval: Interval) -> str:
     """``+0.1031 [+0.0819, +0.1254]``."""
-    return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
+    return f"{interval.mean:+z.4f} [{interval.low:+z.4f}, {interval.high:+z.4f}]"
 
 
 def head_rows(metric: Metric, heads: Sequence[Head], values: Iterable[float], **columns: Unpack[Coordinates]) -> Iterator[Row]:

@@ -272,14 +272,19 @@ class _Layer:
 class _Outliers(Watcher):
     """Outliers of the hidden states after each layer, and of what each head adds to the residual stream."""
 
-    name, needs = "outliers_by_head", frozenset({"hidden_states", "head_outputs"})
+    name, needs = "outliers_by_head", frozenset({"hidden_states", "head_outputs", "gated_heads"})
 
     def __init__(self) -> None:
         self.layers: dict[Site, _Layer] = {}
         self.heads: dict[tuple[str, int], list[float]] = {}
         self._called: list[str] = []
+        self._at_gate: dict[str, AttentionCall] = {}
 
     def update_layer(self, output: LayerOutput) -> None:
+        if output.kind == "heads":
+            call = self._at_gate.pop(output.site.module, None)
+            if call is not None and call.head_outputs is not None:
+                self._write(call, output.hidden_states.reshape(call.head_outputs.shape))
         if output.kind != "layer" or output.site.layer < 0:
             return
         layer = self.layers.setdefault(output.site, _Layer())
@@ -297,12 +302,18 @@ class _Outliers(Watcher):
         if call.site.kind != "self":
             return
         self._called.append(call.site.module)
-        if call.projection is None or call.head_outputs is None:
+        if call.site.gated:
+            self._at_gate[call.site.module] = call
+        elif call.head_outputs is not None:
+            self._write(call, call.head_outputs)
+
+    def _write(self, call: AttentionCall, outputs: Tensor) -> None:
+        if call.projection is None:
             return
         maps = call.projection.unflatten(1, (call.num_heads, -1))
         for row, counted in enumerate(call.counted):
             for head in range(call.num_heads):
-                written = call.head_outputs[row, counted, head] @ maps[:, head].T.to(call.head_outputs)
+                written = outputs[row, counted, head] @ maps[:, head].T.to(outputs)
                 self.heads.setdefault((call.site.module, head), []).append(_kurtosis(written))
 
     def head(self, head: Head) -> float:

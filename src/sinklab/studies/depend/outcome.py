@@ -187,4 +187,5 @@ def dependence_sentence(task: str, chance: float | None, dependence: Dependence)
         return (
             f"{task}: index of dependence {interval}: {-index.mean:.0%} of the score above {above} goes while the sink stays."
         )
-    return f"{task}: index of dependence {interval}: none to {index.high:.0%} of the score above {above} goes with the sink."
+    text = f"{task}: index of dependence {interval}: none to {index.high:.0%} of the score above {above} goes with the sink"
+    return f"{text}, or up to {-index.low:.0%} of it while the sink stays." if index.low < 0.0 else f"{text}."

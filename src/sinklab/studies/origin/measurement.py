@@ -146,6 +146,7 @@ def locate_origins(
         "seed": seed,
         "origins": found,
         "notes": _notes(sinks, followed, spikes, structure)
+        + _numbering(found)
         + _counts(rare, partly, len(samples))
         + list(filter(None, [guess_warning(model, mean_loss)]))
         + [
@@ -253,6 +254,21 @@ def _notes(sinks: Sinks, followed: Sequence[Sink], spikes: Sequence[Sink], struc
             "plus what their modules write: such a block is taken as a whole, and not split."
         )
     return notes
+
+
+def _numbering(found: Sequence[OriginFound]) -> list[str]:
+    """How heads are numbered where not every block has attention, a sentence; blocks are numbered among all."""
+    if not found:
+        return []
+    blocks = found[0]["weight_by_block"]
+    attending = [block for block, weight in enumerate(blocks) if weight is not None]
+    if not 0 < len(attending) < len(blocks):
+        return []
+    listed = ", ".join(map(str, attending[:6])) + (", …" if len(attending) > 6 else "")
+    return [
+        f"Of {len(blocks)} blocks {len(attending)} have attention ({listed}), and heads are numbered by these: 0.0 is the "
+        f"first head of block {attending[0]}."
+    ]
 
 
 def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[OriginFound, list[Row], Tensor]:

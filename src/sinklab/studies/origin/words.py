@@ -41,6 +41,11 @@ def grade(kept: float) -> str:
     return "gone" if kept <= GONE else "stays" if kept >= STAYS else "weakened"
 
 
+def _open(kept: Difference) -> bool:
+    """Whether the interval of what is left reaches from gone to stays."""
+    return kept["low"] is not None and kept["high"] is not None and kept["low"] <= GONE and kept["high"] >= STAYS
+
+
 def _birth(origin: OriginFound) -> str:
     what = f"The {'spike' if origin['kind'] == 'spike' else 'sink'} at {origin['description']}"
     if origin["kind"] == "spike" and origin["weight"] is not None:
@@ -119,6 +124,11 @@ def _parting(origin: OriginFound) -> str:
         f"weight {number(origin['weight'], 2)} to {number(edit['weight'], 2)}, {_percents(weight)} of what exceeds uniform"
         " attention is kept"
     )
+    if _open(edit["spike_kept"]) or _open(weight):
+        return (
+            f"{silenced} {'changes' if len(origin['units']) == 1 else 'change'} the spike ({spikes}, "
+            f"{_percents(edit['spike_kept'])} kept) and the sink ({weights}); these samples leave open which of them goes."
+        )
     lost, kept = _by_head(origin)
     if lost and kept:
         weights_of = " (weight {})".format

@@ -60,7 +60,10 @@ def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:
     require_counts(calibration, len(samples) - calibration)
     rows = distinct(samples)
     if len(rows) < len(samples):
-        raise InputError(_too_alike(len(rows), len(samples), samples))
+        raise InputError(
+            f"of the {len(samples)} samples of `inputs` {len(samples) - len(rows)} have {_run(samples)} in common with one "
+            "before them, and what is measured must not be what ranges are taken from; leave these out"
+        )
     return samples.take(slice(0, calibration)), samples.take(slice(calibration, len(samples)))
 
 
@@ -77,11 +80,15 @@ def require_counts(calibration: int, samples: int) -> None:
 
 
 def _too_alike(found: int, wanted: int, drawn: Samples) -> str:
-    alike = "all numbers" if drawn.tokens is None else f"{_run_of(drawn.tokens.shape[-1])} tokens in a row"
     return (
-        f"the corpus gives {found} samples of which no two have {alike} in common, and {wanted} are wanted for calibration and "
-        "measurement; lower `samples` or `calibration`, or give a longer corpus"
+        f"the corpus gives {found} samples of which no two have {_run(drawn)} in common, and {wanted} are wanted for "
+        "calibration and measurement; lower `samples` or `calibration`, or give a longer corpus"
     )
+
+
+def _run(samples: Samples) -> str:
+    """What two of these samples must not have in common, in words."""
+    return "all numbers" if samples.tokens is None else f"{_run_of(samples.tokens.shape[-1])} tokens in a row"
 
 
 def _run_of(tokens: int) -> int:

@@ -75,6 +75,7 @@ def verdict_text(summary: QuantizeSummary) -> str:
     """What the numbers say, in a few sentences."""
     entry = next(scheme for scheme in summary["schemes"] if scheme["scheme"] == summary["examined"] and not scheme["per_token"])
     unit, least, label = summary["unit"], summary["minimal_effect"], summary["examined"].upper()
+    texts = summary["texts"]
     if summary["residual"]:
         label += " with the residual stream"
     gap = _interval(entry["gap"], entry["low"], entry["high"])
@@ -82,7 +83,9 @@ def verdict_text(summary: QuantizeSummary) -> str:
     if entry["verdict"] == "none":
         falls = entry["high"] < 0
         change = " A loss that falls is a change, too: these samples do not show what rounding may harm." if falls else ""
-        return f"{opening}, not more than {least:g}: no cure needed.{change}"
+        seldom = max(2, texts // 3)  # the rule of three
+        rare = f" A cost that fewer than one text in {seldom} has may be in none of these {texts}."
+        return f"{opening}, not more than {least:g}: no cure needed.{rare}{change}"
     if entry["verdict"] == "not measurable":
         needed = entry["texts_needed"]
         how_many = (
@@ -90,7 +93,7 @@ def verdict_text(summary: QuantizeSummary) -> str:
             if needed is None
             else f"{needed:,} texts would decide it with a chance of {100 * CHANCE:.0f} %"
         )
-        return f"{opening}: not measurable at this sample size; {how_many} ({summary['texts']} were measured)."
+        return f"{opening}: not measurable at this sample size; {how_many} ({texts} were measured)."
     return " ".join([f"{opening}.", _carried(summary), _cured(summary)])
 
 
