@@ -139,7 +139,10 @@ def test_metrics_are_those_that_the_probes_declare(refresh):
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments = [str(checkpoint), "audited"] if example.stem == "audit_a_model" else []
+    arguments = {
+        "audit_a_model": [str(checkpoint), "audited"],
+        "train_a_masked_diffusion_model": ["--recipe", "tiny", "--steps", "40"],
+    }.get(example.stem, [])
     monkeypatch.setattr(sys, "argv", [str(example), *arguments])
     runpy.run_path(str(example), run_name="__main__")
     printed = capsys.readouterr().out
@@ -151,6 +154,7 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
         r"gated\n(.*\n)+sink_loss_gap .*'step 60: -?0\.0\d'\]\nloaded again: gated",
         "stream_for_ever": r"trained on 256 positions\n(.*\n)+4\+128: 133 of 133 tokens .*\n(.*\n)+.*the same tokens: True",
         "chat_with_a_bounded_cache": r"you  Read a file\.  \(2\d tokens read\)\n(.*\n)+never evicted: .*You write Python",
+        "train_a_masked_diffusion_model": r"step 40: 4\.\d+ nats at a masked token\n.*\n(.*\n)+ *16 +0\.0 +\d+\.\d ",
         "replace_softmax": r"sdpa +mean mass of a row: 1\.000\nsinklab_sigmoid +mean mass of a row: 0\.[3-7]",
     }
     assert re.search(expected[example.stem], printed), printed
