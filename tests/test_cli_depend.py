@@ -90,6 +90,7 @@ def test_json_is_the_summary_and_nothing_else(checkpoint, printed):
     [
         (["--task", "nedle"], "error: no task is called 'nedle'. Did you mean 'needle'? Known: "),
         (["--sinks", "a"], "error: --sinks 'a' must be whole numbers with commas between them, such as 0,1,4"),
+        (["--window", "-5"], "error: --window must be at least 3 tokens, a sink included, got -5"),
         (["--window", "5", "--sinks", "4"], "error: --sinks 4 must each be 1 or more and leave two tokens of the window of 5"),
         (["--policies", "fll"], "error: no policy is called 'fll'. Did you mean 'full'?"),
         (["--task", "needle", "--window", "20"], "error: task 'needle': fact and question take "),

@@ -66,6 +66,14 @@ class TestRecommendation:
         small = made_up({0: 0.3 + cost, 1: cost})
         assert recommend({32: small, 64: made_up({0: 0.3, 1: 0.0})}, length=500).window == window
 
+    def test_a_smaller_cache_must_have_the_same_verdict(self):
+        """Without sinks 32 tokens lose only 0.045, below the margin; but there sinks are worth that, and of 64 nothing."""
+        found = recommend({32: made_up({0: 0.045, 4: 0.0}), 64: made_up({0: 0.0, 4: 0.0})}, length=500)
+        assert (found.needed, found.num_sinks, found.window) == ("no", 0, 64)
+        assert found.gain.high < 0.02
+        alike = recommend({32: made_up({0: 0.045, 4: 0.045}), 64: made_up({0: 0.0, 4: 0.0})}, length=500)
+        assert (alike.needed, alike.num_sinks, alike.window) == ("no", 0, 32)
+
     def test_says_what_is_lost_and_why_dense_attention_fails(self):
         sizes = made_up({0: 0.3, 1: 0.0})
         anew, dense = sizes[1] - 0.04, sizes[1] + 2
@@ -86,7 +94,7 @@ class TestRecommendation:
         beyond = recommend(sizes, length=1500, trained_length=256)
         assert beyond.window == 63  # the choice between numbers of sinks was made at the largest size
         assert beyond.sentence.endswith(
-            "; this rests on caches that take 257 positions, and the model was trained on 256: take a smaller `window`."
+            "; this rests on caches that take 257 positions, and the model was trained on 256: measure smaller ones."
         )
         for trained in (None, 257):
             assert "rests on" not in recommend(sizes, length=1500, trained_length=trained).sentence
@@ -426,7 +434,7 @@ class TestBadInput:
                 InputError,
                 "a window of 200 tokens covers the 120 tokens of a text, so nothing is ever evicted",
             ),
-            ({"windows": [118]}, InputError, "choose a smaller `window` or more `tokens` than 120"),
+            ({"windows": [118]}, InputError, "choose a smaller `windows` or more `tokens` than 120"),
             ({"windows": [4]}, ConfigurationError, "a window of 4 tokens has no room for 4 sinks and one recent token"),
             ({"sinks": ()}, ConfigurationError, r"`sinks` \[\] must be numbers of tokens"),
             ({"sinks": (-1,)}, ConfigurationError, r"`sinks` \[-1\] must be numbers of tokens"),

@@ -64,7 +64,8 @@ def recommend(
 
     In the largest cache that was measured, the fewest sinks are chosen that are not worse than the best number of them by more
     than :data:`SINK_MARGIN`; then the smallest cache in which so many are not worse than there by more than
-    :data:`WINDOW_MARGIN`. "Not worse" means that the upper end of the 95 % interval of the paired difference is below.
+    :data:`WINDOW_MARGIN` and whether sinks are needed comes out alike. "Not worse" means that the upper end of the 95 %
+    interval of the paired difference is below.
 
     Args:
         by_sinks: tokens held before the query, sinks included, to number of sinks to losses ``(documents, tokens)``, all of the
@@ -90,7 +91,11 @@ def recommend(
         held
         for held in sorted(by_sinks)
         if held == largest
-        or (sinks in by_sinks[held] and _below(estimate(by_sinks[held][sinks] - by_sinks[largest][sinks]), WINDOW_MARGIN))
+        or (
+            sinks in by_sinks[held]
+            and _sinks(by_sinks[held])[0] == needed
+            and _below(estimate(by_sinks[held][sinks] - by_sinks[largest][sinks]), WINDOW_MARGIN)
+        )
     )
     chosen = by_sinks[budget][sinks]
     if sinks == 0 and rival not in by_sinks[budget]:
@@ -112,8 +117,8 @@ def recommend(
         )
     if trained_length is not None and largest >= trained_length:
         parts.append(
-            f"this rests on caches that take {largest + 1:,} positions, and the model was trained on {trained_length:,}: take "
-            "a smaller `window`"
+            f"this rests on caches that take {largest + 1:,} positions, and the model was trained on {trained_length:,}: "
+            "measure smaller ones"
         )
     if beside is not None and _better_pinned(by_sinks[budget][0], {beside[0]: others[beside[0]]}) is not None:
         needed = "yes"  # though not the first tokens, of which the sentence says it

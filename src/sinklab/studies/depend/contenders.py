@@ -52,6 +52,8 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
             description.
         UnknownNameError: no such policy.
     """
+    if budget < 3:
+        raise ConfigurationError(f"`window` must be at least 3 tokens, a sink included, got {budget}")
     if not sinks or min(sinks) < 1 or max(sinks) >= budget - 1:
         raise ConfigurationError(
             f"`sinks` {','.join(map(str, sinks))} must each be 1 or more and leave two tokens of the window of "
