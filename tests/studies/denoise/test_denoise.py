@@ -334,12 +334,21 @@ def test_without_a_sink_nothing_is_said_of_places():
 
 
 def test_losses_above_a_guess_are_named(random_bert):
-    summary = {"by_step": [state(masked=90.0, loss=9.0), state(masked=60.0, loss=8.0), state(masked=10.0, loss=1.0)]}
-    (note,) = notes_on(random_bert, summary)
+    losses = [state(masked=90.0, loss=9.0), state(masked=60.0, loss=8.0), state(masked=10.0, loss=1.0)]
+    (note,) = notes_on(random_bert, {"by_step": losses, "positions": 12}, 0.3)
     assert note.startswith(
         f"With 60 % of the tokens masked and more the loss is above that of a guess among all tokens, {np.log(57):.2f}"
     )
-    assert notes_on(random_bert, {"by_step": [state(loss=None)]}) == []
+    assert notes_on(random_bert, {"by_step": [state(loss=None)], "positions": 12}, 0.3) == []
+
+
+def test_texts_in_which_an_even_head_sinks_and_those_beyond_the_training_are_named(random_bert):
+    (note,) = notes_on(random_bert, {"by_step": [state()], "positions": 4}, 0.25)
+    assert note.startswith(
+        "A head that looks at all 4 keys alike gives each 0.25 of its rows, which is no less than the threshold"
+    )
+    (note,) = notes_on(random_bert, {"by_step": [state()], "positions": 13}, 0.25)
+    assert note.startswith("The samples have 13 tokens and the model was made for 12")
 
 
 # --- the command ---

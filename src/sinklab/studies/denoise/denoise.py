@@ -108,8 +108,8 @@ def denoise(
         constants = {"corpus": text.label, "bos": int(loaded.encoder.adds_bos)}
         return run.finish(
             summary={
-                **facts, **constants, **settings, "mask_token": mask, **summary, "notes": notes_on(loaded.model, summary),
-                "text": sentences(summary, threshold),
+                **facts, **constants, **settings, "mask_token": mask, **summary,
+                "notes": notes_on(loaded.model, summary, threshold), "text": sentences(summary, threshold),
             },
             table=make_table(followed.rows, run_id=run.id, seed=seed, probe="denoise", **constants, **facts),
             display=display,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
+from sinklab.models.lengths import length_warning
 from sinklab.results.summaries.denoise import DenoiseSummary, DenoisingStep, SinkCost
 from sinklab.results.summaries.shared import Difference
 
@@ -41,11 +42,17 @@ def sentences(summary: DenoiseSummary, threshold: float) -> str:
     return " ".join(parts)
 
 
-def notes_on(model: PreTrainedModel, summary: DenoiseSummary) -> list[str]:
+def notes_on(model: PreTrainedModel, summary: DenoiseSummary, threshold: float) -> list[str]:
     """What a reader must know of these numbers, a sentence each."""
+    length = summary["positions"]
     guess = math.log(model.get_input_embeddings().weight.shape[0])
     lost = [state for state in summary["by_step"] if state["loss"] is not None and state["loss"] > guess]
-    notes = []
+    notes = [sentence for sentence in [length_warning(model, length)] if sentence]
+    if 1 / length >= threshold:
+        notes.append(
+            f"A head that looks at all {length} keys alike gives each {1 / length:.3g} of its rows, which is no less than the "
+            f"threshold of {threshold:g}: take longer texts or a higher one."
+        )
     if lost:
         notes.append(
             f"With {min(state['masked'] for state in lost):.0f} % of the tokens masked and more the loss is above that of a "
