@@ -102,6 +102,10 @@ Models with several residual streams (Gemma 3n, DeepSeek-V4, GLM-5 Next, HY-V4) 
 beside the other, so that its norm is that of all of them and a channel is stream × width + channel. `head_output` has no `relative_norm`
 there, edits of hidden states are refused, and `origin` cannot follow them.
 
+Models that multiply heads by a gate of their own in front of the output projection (Qwen3-Next, Qwen3.5, AFMoE) are measured in front
+of it, but for `output_norm` and `relative_norm`, which are those of what the gate lets through. What stands behind the projection is in
+neither: a norm of the sum over all heads (Gemma 2 and 3, OLMo 2), which has no part for each head, or a factor (Granite, DINOv2).
+
 Sparse models that choose their keys (DeepSeek-V3.2) branch on the literal names `eager` and `sdpa`. A session leaves
 these names in place, so the model attends to its chosen keys and nothing else, and the weights that are measured are
 zero everywhere else.
