@@ -40,18 +40,21 @@ class Figure:
         canvas = Canvas(figsize=(11.0, 3.2 + 1.9 * ((len(shares) + 1) // 2)), layout="constrained", dpi=120)
         top, below = canvas.subfigures(2, 1, height_ratios=[3.0, 1.9 * ((len(shares) + 1) // 2)], squeeze=False)[:, 0]
         top.suptitle(self.title, fontsize=10)
-        rates, losses = top.subplots(1, 2)
+        rates, turns = top.subplots(1, 2)
         steps = [state["step"] for state in states]
         rates.plot(steps, [state["sink_rate"] for state in states], color=BLUE, marker="o", markersize=3)
         rates.set_ylabel("heads with a sink (%)", fontsize=8)
         rates.set_ylim(bottom=0)
-        for name, label, colour in (("moves", "moves", ORANGE), ("vanishes", "vanishes", GREY)):
+        for name, label, colour in (
+            ("moves", "moves, of those that have one after it, too", ORANGE),
+            ("vanishes", "vanishes", GREY),
+        ):
             values = [float("nan") if (value := state[name]) is None else value for state in states]  # type: ignore[literal-required]
-            losses.plot(steps, values, color=colour, marker="o", markersize=3, label=label)
-        losses.set_ylabel("of the sinks before a step (%)", fontsize=8)
-        losses.set_ylim(-3, 103)
-        losses.legend(fontsize=8, frameon=False)
-        for panel in (rates, losses):
+            turns.plot(steps, values, color=colour, marker="o", markersize=3, label=label)
+        turns.set_ylabel("of the heads with a sink before a step (%)", fontsize=8)
+        turns.set_ylim(-3, 103)
+        turns.legend(fontsize=8, frameon=False)
+        for panel in (rates, turns):
             panel.set_xlabel("steps taken", fontsize=8)
             panel.tick_params(labelsize=8)
             panel.spines[["top", "right"]].set_visible(False)

@@ -21,10 +21,10 @@ from sinklab.results.summaries.denoise import DenoiseSummary
 from sinklab.studies.denoise.filling import Fill, Filling, Order
 from sinklab.studies.denoise.places import KeyShares, changes
 from sinklab.studies.denoise.tally import StateTally, TextTallies, rows_of
+from sinklab.studies.measure.probing import TOKENS_PER_BATCH
 
 __all__ = ["Followed", "follow"]
 
-TOKENS_AT_ONCE = 8192
 LOGITS_AT_ONCE = 2**26
 """Of one forward, 256 MiB in float32."""
 
@@ -83,7 +83,7 @@ def follow(
     generator = torch.Generator().manual_seed(seed)
     draws, others = (torch.rand(tokens.shape, generator=generator) for _ in range(2))
     length, vocabulary = tokens.shape[1], model.get_input_embeddings().weight.shape[0]
-    size = batch_size or max(1, min(TOKENS_AT_ONCE // length, LOGITS_AT_ONCE // (length * vocabulary)))
+    size = batch_size or max(1, min(TOKENS_PER_BATCH // length, LOGITS_AT_ONCE // (length * vocabulary)))
     states, texts, fixed = [StateTally() for _ in range(steps + 1)], TextTallies(len(tokens)), _Fixed()
     heads: list[tuple[int, int]] = []
     shown: list[tuple[Tensor, Tensor]] = []
