@@ -22,8 +22,8 @@ __all__ = [
     "is_natural",
 ]
 
-Scale = Literal["tiny", "small", "60m", "1b"]
-SCALES: tuple[Scale, ...] = ("tiny", "small", "60m", "1b")
+Scale = Literal["tiny", "small", "medium", "60m", "1b"]
+SCALES: tuple[Scale, ...] = ("tiny", "small", "medium", "60m", "1b")
 
 CHECKPOINT = "checkpoint"
 """In the place of a scale: nothing is trained, and claims are measured on models as they are."""
@@ -35,6 +35,7 @@ Base = Literal["bos", "no-bos"]
 BASES: Mapping[Scale, tuple[Base, ...]] = {
     "tiny": ("bos", "no-bos"),
     "small": ("bos", "no-bos"),
+    "medium": ("bos", "no-bos"),
     "60m": ("no-bos",),
     "1b": ("no-bos",),
 }
@@ -66,7 +67,7 @@ def folder_names(scale: str) -> tuple[str, ...]:
 Cost = Literal["seconds", "minutes", "hours", "gpu"]
 COSTS: tuple[Cost, ...] = ("seconds", "minutes", "hours", "gpu")
 
-TRAINED_COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "hours", "60m": "gpu", "1b": "gpu"}
+TRAINED_COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "hours", "medium": "gpu", "60m": "gpu", "1b": "gpu"}
 """Cost of a claim about pre-training, at every scale."""
 
 

@@ -23,7 +23,7 @@ def pathways(
     *,
     operations: str | Sequence[Mapping[str, Any]] | None = None,
     seeds: Seeds | None = None,
-    scale: Literal["tiny", "small", "60m", "1b"] = "tiny",
+    scale: Literal["tiny", "small", "medium", "60m", "1b"] = "tiny",
     base: Literal["bos", "no-bos"] | None = None,
     rate: float | None = None,
     out: Annotated[Path | None, WrittenTo("sinklab-pathways")] = None,

@@ -36,7 +36,7 @@ def claims(
     Args:
         names: All by default; of one, everything is shown.
         source: Only those of a paper, such as gu2024.
-        scale: tiny, small, 60m, 1b: the scale that cost and verdict are about; or checkpoint, for models as they are.
+        scale: tiny, small, medium, 60m, 1b: the scale that cost and verdict are about; or checkpoint, for models as they are.
         results: Output directory of sinklab reproduce; by default sinklab-claims if there are results in it, else those that
             come with sinklab.
 

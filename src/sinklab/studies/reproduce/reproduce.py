@@ -64,7 +64,7 @@ def reproduce(
         all_claims: All claims.
         seeds: Of initial weights, data and texts: 0..2 (both ends included), or a list such as 0,3,7. By default 0..7 where
             tiny models are trained and 0..2 elsewhere; a verdict needs three or more.
-        scale: One of tiny, small, 60m, 1b, for what is trained.
+        scale: One of tiny, small, medium, 60m, 1b, for what is trained.
         base: What the rows of the models begin with, where the scale has both: BOS, or nothing of the kind. By default what
             they begin with in the source of each claim; results on the other lie in SCALE-BASE.
         out: Output directory; the models in it are shared by all claims.

@@ -8,6 +8,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.jobs.scale import Base, Scale, bases_at
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.recipes.emergence import emergence
+from sinklab.recipes.emergence_medium import emergence_medium
 from sinklab.recipes.gu2024_1b import gu2024_1b
 from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.training.config import PretrainingConfig
@@ -32,6 +33,7 @@ def _without_bos(base: PretrainingConfig) -> PretrainingConfig:
 CONFIGS: Mapping[Scale, Mapping[Base, Callable[[], PretrainingConfig]]] = {
     "tiny": {"bos": backcopy_tiny, "no-bos": lambda: _without_bos(backcopy_tiny())},
     "small": {"bos": emergence, "no-bos": lambda: _without_bos(emergence())},
+    "medium": {"bos": emergence_medium, "no-bos": lambda: _without_bos(emergence_medium())},
     "60m": {"no-bos": gu2024_60m},
     "1b": {"no-bos": gu2024_1b},
 }
@@ -41,6 +43,8 @@ DESCRIPTIONS: Mapping[Scale, str] = {
     "with BOS in front of every row, or without it and with a random token there",
     "small": "1.5 million parameters on Python source, 4 million tokens; minutes a run on one core; with BOS in front of every "
     "row and rotary positions, or without it, with a random token there and learned positions",
+    "medium": "59 million parameters in the layers of Gu et al. 2024 on Python source, 16 million tokens; a minute a run on "
+    "one data-centre GPU; with BOS or without it as small",
     "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens, no BOS (Gu et al. 2024); GPUs",
     "1b": "a billion parameters on the Pile, 42 billion tokens, no BOS (Gu et al. 2024); GPUs",
 }
