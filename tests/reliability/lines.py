@@ -230,7 +230,7 @@ BY_PARAMETER: dict[str, Sequence[str]] = {
     "policies": POLICIES,
     "tasks": TASKS,
     "kind": tuple(KINDS),
-    "scale": ("tiny", "small", "60m", "1b", "huge"),
+    "scale": ("tiny", "small", "medium", "60m", "1b", "huge"),
     "source": ("gu2024", "x", ""),
     "cost": ("seconds", "minutes", "hours", "gpu", "x"),
     "sink": ("auto", "0", "1", "7", "null", "none", "-1", "99999999999999999999", "x"),
