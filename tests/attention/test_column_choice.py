@@ -32,12 +32,21 @@ def test_what_is_no_plain_softmax_of_scores_is_taken_in_blocks():
 
 
 @pytest.mark.parametrize(
-    ("kv_len", "obstacle", "exact", "way"),
-    [(512, None, True, "blocked"), (513, None, True, "swapped"), (513, None, False, "blocked"), (513, "none", True, "blocked")],
+    ("kv_len", "obstacles", "exact", "way"),
+    [
+        (512, {}, {"triton", "swapped"}, "blocked"),
+        (513, {}, {"triton", "swapped"}, "triton"),
+        (513, {}, {"swapped"}, "swapped"),
+        (513, {"triton": "not installed"}, {"triton", "swapped"}, "swapped"),
+        (513, {"swapped": "a window"}, {"triton"}, "triton"),
+        (513, {}, set(), "blocked"),
+        (513, {"triton": "a mask", "swapped": "a mask"}, {"triton", "swapped"}, "blocked"),
+    ],
 )
-def test_on_cuda_the_kernel_must_serve_and_be_exact(monkeypatch, kv_len, obstacle, exact, way):
+def test_on_cuda_a_kernel_must_serve_and_be_exact(monkeypatch, kv_len, obstacles, exact, way):
     """Without a GPU: a call that says that it is on one, and what is found out about the kernel."""
-    monkeypatch.setattr(columns, "_obstacle", lambda *_: obstacle)
-    monkeypatch.setattr(columns, "swapped_is_exact", lambda *_: exact)
+    monkeypatch.setattr(columns, "_obstacle", lambda _call, _needs, method: obstacles.get(method))
+    monkeypatch.setattr(columns, "gpu_is_exact", lambda *_: "triton" in exact)
+    monkeypatch.setattr(columns, "swapped_is_exact", lambda *_: "swapped" in exact)
     queries = types.SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, shape=(1, 4, 2, 8))
     assert columns._choose(types.SimpleNamespace(queries=queries, kv_len=kv_len), NEEDS) == way

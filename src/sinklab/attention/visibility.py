@@ -19,9 +19,29 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Causal", "Dense", "Everything", "Keys", "TileState", "Visibility", "Window"]
+__all__ = ["Band", "Causal", "Dense", "Everything", "Keys", "TileState", "Visibility", "Window"]
 
 TileState = Literal["all", "some", "none"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Band:
+    """A rule by its bounds: query ``q`` sees the valid keys from ``q + low`` to ``q + high``, both included.
+
+    Args:
+        low, high: ``None`` where there is no bound.
+        valid: boolean ``(batch, kv_len)``; ``None`` where every key is.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    valid: Tensor | None = None
+
+    def __and__(self, other: Band) -> Band:
+        lows = [low for low in (self.low, other.low) if low is not None]
+        highs = [high for high in (self.high, other.high) if high is not None]
+        valid = self.valid if other.valid is None else other.valid if self.valid is None else self.valid & other.valid
+        return Band(max(lows, default=None), min(highs, default=None), valid)
 
 
 class Visibility(abc.ABC):
@@ -35,6 +55,10 @@ class Visibility(abc.ABC):
         """Whether all, some or none of a tile is visible; ``"some"`` is always a correct answer, only a slower one."""
         block = self.block(query_start, query_stop, key_start, key_stop)
         return "all" if bool(block.all()) else "some" if bool(block.any()) else "none"
+
+    def band(self) -> Band | None:
+        """The rule by its bounds, or ``None`` where it is no band of keys around each query."""
+        return None
 
     def __and__(self, other: Visibility) -> Visibility:
         if isinstance(other, Everything):
@@ -57,6 +81,9 @@ class Everything(Visibility):
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         return "all"
 
+    def band(self) -> Band:
+        return Band()
+
 
 @dataclasses.dataclass(frozen=True)
 class Causal(Visibility):
@@ -73,6 +100,9 @@ class Causal(Visibility):
         if key_stop - 1 <= query_start + self.offset:
             return "all"
         return "none" if key_start > query_stop - 1 + self.offset else "some"
+
+    def band(self) -> Band:
+        return Band(high=self.offset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +122,9 @@ class Window(Visibility):
             return "all"
         return "none" if key_stop - 1 <= query_start + self.offset - self.size else "some"
 
+    def band(self) -> Band:
+        return Band(low=self.offset - self.size + 1)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Keys(Visibility):
@@ -106,6 +139,9 @@ class Keys(Visibility):
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         valid = self.valid[:, key_start:key_stop]
         return "all" if bool(valid.all()) else "some" if bool(valid.any()) else "none"
+
+    def band(self) -> Band:
+        return Band(valid=self.valid)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,6 +168,10 @@ class And(Visibility):
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         states = {rule.state(query_start, query_stop, key_start, key_stop) for rule in (self.left, self.right)}
         return "none" if "none" in states else "some" if "some" in states else "all"
+
+    def band(self) -> Band | None:
+        left, right = self.left.band(), self.right.band()
+        return None if left is None or right is None else left & right
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,11 +2,12 @@
 
     column_sum_k = Σ_q exp(score_qk − LSE_q) = exp( LSE over q of (score_qk − LSE_q) )
 
-The column sums of attention are the log-sum-exp of the transposed attention. Hence three ways to the same numbers:
+The column sums of attention are the log-sum-exp of the transposed attention. Hence four ways to the same numbers:
 
     blocked   blocks of whole rows of the plain definition; any operation, soft-cap, bias; the reference
     fused     a second pass in small tiles, given the log-sum-exp of the rows; softmax; the fast way on a CPU
-    swapped   a stock flash kernel with queries and keys exchanged; softmax, causal or full; for GPUs
+    triton    the same second pass in a kernel of our own; softmax, bands of visible keys; the fast way on a GPU
+    swapped   a stock flash kernel with queries and keys exchanged; softmax, causal or full; for GPUs without Triton
 
 None of them holds a T × T tensor.
 """
@@ -22,12 +23,13 @@ from sinklab.attention.probe import NEEDS
 from sinklab.attention.statistics.blocked import blocked_statistics
 from sinklab.attention.statistics.capture import capture_log_sum_exp
 from sinklab.attention.statistics.fused import LargeScoresError, fused_statistics
+from sinklab.attention.statistics.on_gpu import gpu_is_exact, gpu_obstacle, gpu_statistics
 from sinklab.attention.statistics.swapped import swapped_is_exact, swapped_obstacle, swapped_statistics
 from sinklab.errors import ConfigurationError
 
 __all__ = ["Method", "capture_log_sum_exp", "column_statistics"]
 
-Method = Literal["auto", "blocked", "fused", "swapped"]
+Method = Literal["auto", "blocked", "fused", "triton", "swapped"]
 
 _SHORT = 512
 """On a GPU, up to this many keys the blocked way, which works on all samples and heads at once, is the faster one."""
@@ -91,6 +93,8 @@ def column_statistics(
                 if not free:
                     raise
                 method = "blocked"
+        if method == "triton":
+            return gpu_statistics(call, needs, num_buckets)
         if method == "swapped":
             return swapped_statistics(call, needs, num_buckets)
         return blocked_statistics(call, needs, num_buckets)
@@ -101,8 +105,12 @@ def _choose(call: AttentionCall, needs: frozenset[str]) -> Method:
     device = call.queries.device.type
     if device == "cpu" and call.q_len * call.kv_len > _FEW_PAIRS and _obstacle(call, needs, "fused") is None:
         return "fused"
-    if device == "cuda" and call.kv_len > _SHORT and _obstacle(call, needs, "swapped") is None:
-        return "swapped" if swapped_is_exact(call.queries.device, call.queries.dtype, call.queries.shape[3]) else "blocked"
+    if device == "cuda" and call.kv_len > _SHORT:
+        kind = call.queries.device, call.queries.dtype, call.queries.shape[3]
+        if _obstacle(call, needs, "triton") is None and gpu_is_exact(*kind):
+            return "triton"
+        if _obstacle(call, needs, "swapped") is None and swapped_is_exact(*kind):
+            return "swapped"
     return "blocked"
 
 
@@ -110,12 +118,14 @@ def _obstacle(call: AttentionCall, needs: frozenset[str], method: str) -> str | 
     """Why a method cannot serve a call, or ``None`` when it can."""
     if method == "blocked":
         return None
-    if method not in ("fused", "swapped"):
-        return "there is no such method (auto, blocked, fused, swapped)"
+    if method not in ("fused", "triton", "swapped"):
+        return "there is no such method (auto, blocked, fused, triton, swapped)"
     if not call.operation.is_softmax:
         return f"it needs the log-sum-exp of a softmax, and the operation is {call.operation.name!r}"
     if call.softcap is not None:
         return "the scores are soft-capped"
     if call.bias is not None:
         return "the scores carry a bias"
+    if method == "triton":
+        return gpu_obstacle(call)
     return swapped_obstacle(call, needs) if method == "swapped" else None

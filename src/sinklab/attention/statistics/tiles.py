@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.visibility import TileState, Visibility
+from sinklab.attention.visibility import Band, TileState, Visibility
 
 __all__ = ["Tile", "bucket_starts", "plan_tiles", "visible_counts"]
 
@@ -81,8 +81,11 @@ def _runs(strips: Iterable[tuple[int, int, TileState]], join: bool = False) -> I
         yield members[0][0], members[-1][1], members[0][2] if len(states) == 1 else "some"
 
 
-def visible_counts(call: AttentionCall, plan: list[Tile]) -> tuple[Tensor, Tensor]:
+def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple[Tensor, Tensor]:
     """How many counted queries see each key, and how many keys each query sees.
+
+    Args:
+        plan: of the call's visibility; of no use where that is a band, whose counts are differences of running sums.
 
     Returns:
         float32 ``(batch or 1, num_heads or 1, kv_len)`` and float32 ``(batch or 1, num_heads or 1, q_len)``; a dimension is
@@ -91,6 +94,10 @@ def visible_counts(call: AttentionCall, plan: list[Tile]) -> tuple[Tensor, Tenso
     counted = call.counted
     if bool(counted.all()):
         counted = counted[:1]
+    band = call.visible.band()
+    if band is not None:
+        return _counts_of_band(call, band, counted)
+    plan = plan_tiles(call.visible, call.q_len, call.kv_len, 256, 1024) if plan is None else plan
     # The rule tells its batch and head dimensions with its smallest block.
     batch, heads = call.visible.block(0, 1, 0, 1).shape[:2]
     device = call.queries.device
@@ -108,6 +115,34 @@ def visible_counts(call: AttentionCall, plan: list[Tile]) -> tuple[Tensor, Tenso
             columns[:, :, keys] += torch.matmul(inside[:, :, None], block)[:, :, 0]
             rows[:, :, queries] += block.sum(dim=3)
     return columns, rows
+
+
+def _counts_of_band(call: AttentionCall, band: Band, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """What :func:`visible_counts` gives: running sums of counted queries and of valid keys, between the bounds of each."""
+    device = call.queries.device
+    valid = torch.ones(1, call.kv_len, dtype=torch.bool, device=device) if band.valid is None else band.valid
+    queries, keys = torch.arange(call.q_len, device=device), torch.arange(call.kv_len, device=device)
+
+    def between(flags: Tensor, first: Tensor | None, last: Tensor | None, of: Tensor) -> Tensor:
+        sums = torch.nn.functional.pad(flags.long().cumsum(dim=1), (1, 0))
+        size = flags.shape[1]
+        begin = torch.zeros_like(of) if first is None else first.clamp(0, size)
+        end = torch.full_like(of, size) if last is None else (last + 1).clamp(0, size)
+        return (sums[:, end] - sums[:, begin]).clamp(min=0).float()
+
+    columns = between(
+        counted,
+        None if band.high is None else keys - band.high,
+        None if band.low is None else keys - band.low,
+        keys,
+    )
+    rows = between(
+        valid,
+        None if band.low is None else queries + band.low,
+        None if band.high is None else queries + band.high,
+        queries,
+    )
+    return (columns * valid)[:, None], rows[:, None]
 
 
 def bucket_starts(q_len: int, num_buckets: int) -> list[int]:

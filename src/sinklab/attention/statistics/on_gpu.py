@@ -1,0 +1,209 @@
+"""Column statistics on a GPU: two kernels of our own, of which column sums alone need one.
+
+    top_q, total_q    largest score of a row, and Σ_k exp2(score − top)     a pass over rows; a kernel's log-sum-exp saves it
+    column_sum_k      Σ_q share_q / total_q · exp2(score − top_q)           a pass over columns
+
+A column pass is one matrix product and one exponential for each visible pair, where attention forward has two products; it
+reads queries and keys and writes a number for each key. Hidden tiles are not visited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.operation import leaves_digits
+from sinklab.attention.statistics.agreement import agrees
+from sinklab.attention.statistics.gpu_kernels import INSTALLED, column_kernel, row_kernel
+from sinklab.attention.statistics.tiles import bucket_starts, visible_counts
+from sinklab.attention.visibility import Band
+
+__all__ = ["gpu_is_exact", "gpu_obstacle", "gpu_statistics"]
+
+_LOG2E = 1.0 / math.log(2.0)
+_HIDDEN = 1e30
+"""What is taken from the scores of a query that does not count: its weights vanish, and being finite it gives no NaN."""
+_OF_ROWS = frozenset({"mass", "entropy", "maximum", "scores", "log_sum_exp"})
+_WIDEST = 256
+_BOUND = 1e-3
+"""Largest relative error of a column sum that :func:`gpu_is_exact` lets pass: that of ``exp2`` and of float32 sums, a hundred
+times over. A wrong mask, scale or base of the logarithm is off by half or more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """Queries and keys of a tile, and how a GPU works on it."""
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+
+
+def gpu_obstacle(call: AttentionCall) -> str | None:
+    """Why the kernels cannot serve a softmax call without soft-cap and bias, or ``None`` when they can."""
+    if not INSTALLED:
+        return "Triton is not installed (torch's builds for GPUs bring it)"
+    if call.queries.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"it does not take {str(call.queries.dtype).removeprefix('torch.')}"
+    if call.visible.band() is None:
+        return f"it serves bands of visible keys (causal, window, padding), got {type(call.visible).__name__}"
+    if call.queries.shape[3] > _WIDEST:
+        return f"it holds heads of at most {_WIDEST} coordinates, got {call.queries.shape[3]}"
+    return None
+
+
+def gpu_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int) -> Statistics:
+    """Statistics of a softmax call without soft-cap and bias; memory O(q_len + kv_len).
+
+    See :func:`~sinklab.attention.statistics.columns.column_statistics`. A log-sum-exp that the call has is used where columns
+    alone are asked for and it leaves their weights enough digits.
+    """
+    # Read through a stride of one between coordinates, as every kernel of attention does.
+    call = dataclasses.replace(call, queries=_dense(call.queries), keys=_dense(call.keys))
+    band = call.visible.band()
+    assert band is not None  # gpu_obstacle has seen to it
+    column_count, row_count = visible_counts(call, None)
+    blank = ~call.counted[:, None, :] | (row_count == 0)
+    given = call.log_sum_exp
+    with _on(call.queries.device):
+        if needs & _OF_ROWS or given is None or not leaves_digits(given.masked_fill(blank, 0.0)):
+            top, total, moment, scores = _rows(call, band, "scores" in needs)
+        else:
+            top, total, moment, scores = given.float() * _LOG2E, None, None, None
+        log_sum_exp = given if total is None else (top + torch.log2(total)) / _LOG2E
+        assert log_sum_exp is not None  # one of the two is there
+        share = torch.ones_like(top) if call.sink_scores is None else torch.sigmoid(log_sum_exp - call.sink_scores.float())
+        statistics = Statistics()
+        if "columns" in needs or num_buckets:
+            factor = share if total is None else share / total
+            starts = bucket_starts(call.q_len, max(1, num_buckets))
+            buckets = _columns(call, band, top.masked_fill(blank, _HIDDEN), factor.masked_fill(blank, 0.0), starts)
+            if num_buckets:
+                statistics.buckets, statistics.bucket_starts = buckets, starts
+            if "columns" in needs:
+                statistics.column_sum = statistics.column_share = buckets.sum(dim=2)
+                statistics.column_count = column_count
+    if total is None or moment is None:
+        return statistics
+    share = share.masked_fill(blank, 0.0)
+    padding = ~call.counted[:, None, :]
+    log_sum_exp = log_sum_exp.masked_fill(row_count == 0, float("-inf"))
+    if "log_sum_exp" in needs:
+        statistics.log_sum_exp = log_sum_exp.masked_fill(padding, 0.0)
+    if "mass" in needs:
+        statistics.row_mass = share
+        null = torch.zeros_like(share)
+        if call.sink_scores is not None:
+            null = torch.sigmoid(call.sink_scores.float() - log_sum_exp)
+        statistics.null_mass = null.masked_fill(padding, 0.0)
+    if "maximum" in needs:
+        statistics.row_max = (share / total).masked_fill(blank, 0.0)  # the weight of the largest score is 1 over the sum
+    if "entropy" in needs:
+        # With scores below the largest one, s: ln Σ exp(s) − Σ s·exp(s) / Σ exp(s). No large numbers are subtracted.
+        entropy = torch.log(total) - moment / (total * _LOG2E)
+        statistics.row_entropy = entropy.masked_fill(blank, 0.0).clamp_(min=0.0)
+    if scores is not None:
+        statistics.score_mean = (scores / (row_count.clamp(min=1) * _LOG2E)).masked_fill(blank, 0.0)
+    return statistics
+
+
+@functools.cache
+def gpu_is_exact(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether both kernels agree with the blocked reference on a device, for a dtype and head size; tried once per process.
+
+    A kernel that the installed Triton cannot compile has not agreed.
+    """
+
+    def by_own_rows(call: AttentionCall, buckets: int) -> Statistics:
+        return gpu_statistics(dataclasses.replace(call, log_sum_exp=None), frozenset({"columns"}), buckets)
+
+    def by_given_rows(call: AttentionCall, buckets: int) -> Statistics:
+        return gpu_statistics(call, frozenset({"columns"}), buckets)
+
+    return all(agrees(compute, device, dtype, head_dim, _BOUND) for compute in (by_own_rows, by_given_rows))
+
+
+def _rows(call: AttentionCall, band: Band, with_scores: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Of every row, float32 ``(batch, num_heads, q_len)``, in base-two units: the largest score, the sum of ``exp2`` of scores
+    below it and of these times the scores, and the sum of all visible scores."""
+    shape = call.queries.shape[:3]
+    top, total, moment = (torch.empty(shape, dtype=torch.float32, device=call.queries.device) for _ in range(3))
+    scores = torch.empty_like(top) if with_scores else None
+    tiling = _tiling(call, "rows")
+    grid = (-(-call.q_len // tiling.rows), shape[0] * shape[1])
+    valid = call.keys if band.valid is None else band.valid.to(torch.uint8).contiguous()  # of no use where all are
+    row_kernel[grid](
+        call.queries, call.keys, valid, top, total, moment, top if scores is None else scores,
+        *_strides(call), 0 if band.valid is None or len(band.valid) == 1 else band.valid.shape[1],
+        *_sizes(call), *_bounds(band), call.scaling * _LOG2E,
+        LOW=band.low is not None, HIGH=band.high is not None, VALID=band.valid is not None, SCORES=with_scores,
+        COLUMNS=tiling.columns, **_constants(call, tiling),
+    )  # fmt: skip
+    return top, total, moment, scores
+
+
+def _columns(call: AttentionCall, band: Band, shift: Tensor, factor: Tensor, starts: list[int]) -> Tensor:
+    """Weight by bucket and key, float32 ``(batch, num_heads, buckets, kv_len)``."""
+    batch, heads = call.queries.shape[:2]
+    buckets = len(starts) - 1
+    out = torch.empty(batch, heads, buckets, call.kv_len, dtype=torch.float32, device=call.queries.device)
+    tiling = _tiling(call, "columns")
+    grid = (-(-call.kv_len // tiling.columns), batch * heads, buckets)
+    column_kernel[grid](
+        call.queries, call.keys, shift.contiguous(), factor.contiguous(),
+        torch.tensor(starts, dtype=torch.int32, device=out.device), out,
+        *_strides(call), *_sizes(call), buckets, *_bounds(band), call.scaling * _LOG2E,
+        LOW=band.low is not None, HIGH=band.high is not None, PADDED=not bool(call.counted.all()),
+        COLUMNS=tiling.columns, **_constants(call, tiling),
+    )  # fmt: skip
+    return out if band.valid is None else out.masked_fill_(~band.valid[:, None, None], 0.0)
+
+
+def _tiling(call: AttentionCall, of: str) -> Tiling:
+    """Sizes that hold a tile and its operands on an H100, and keep it busy."""
+    wide = call.queries.shape[3] > 128
+    if call.queries.dtype == torch.float32:
+        return Tiling(32, 32, 4, 1) if wide else Tiling(64, 64, 4, 2)
+    if wide:
+        return Tiling(64, 64, 4, 2)
+    return Tiling(128, 64, 4, 3) if of == "rows" else Tiling(64, 128, 4, 3)
+
+
+def _constants(call: AttentionCall, tiling: Tiling) -> dict[str, object]:
+    head_dim = call.queries.shape[3]
+    return {
+        "PRECISION": "ieee",  # of float32: products as exact as those of the reference
+        "HEAD": head_dim,
+        "WIDTH": max(16, 1 << (head_dim - 1).bit_length()),  # a product takes powers of two
+        "ROWS": tiling.rows,
+        "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }
+
+
+def _strides(call: AttentionCall) -> tuple[int, ...]:
+    return *call.queries.stride()[:3], *call.keys.stride()[:3]
+
+
+def _sizes(call: AttentionCall) -> tuple[int, int, int, int]:
+    return call.num_heads, call.groups, call.q_len, call.kv_len
+
+
+def _bounds(band: Band) -> tuple[int, int]:
+    return band.low or 0, band.high or 0
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

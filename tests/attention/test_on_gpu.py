@@ -1,0 +1,66 @@
+"""The kernels of a GPU: their numbers by Triton's interpreter where it is installed, and what they do not serve."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.attention.column_calls import make_call
+
+from sinklab.attention.statistics import on_gpu
+from sinklab.attention.statistics.columns import column_statistics
+from sinklab.attention.visibility import Dense
+from sinklab.errors import ConfigurationError
+
+INTERPRETED = """
+import dataclasses, torch
+from tests.attention.column_calls import ALL, FIELDS, cases, dense_oracle, with_log_sum_exp
+from sinklab.attention.statistics import on_gpu
+
+on_gpu._tiling = lambda call, of: on_gpu.Tiling(16, 32, 4, 1) if of == "rows" else on_gpu.Tiling(32, 16, 4, 1)
+served = 0
+for name, (call, visible) in cases().items():
+    call = dataclasses.replace(call, **{part: getattr(call, part).float() for part in ("queries", "keys", "values")})
+    plain = call.operation.is_softmax and call.softcap is None and call.bias is None
+    if not plain or on_gpu.gpu_obstacle(call) or name == "huge scores":
+        continue
+    expected = dense_oracle(call, visible, 3)
+    for given in (call, with_log_sum_exp(call, visible)):
+        for needs in (ALL, frozenset({"columns"})):
+            found = on_gpu.gpu_statistics(given, needs, 3)
+            for field in FIELDS:
+                one, two = getattr(found, field), expected[field]
+                if one is not None:
+                    # Scores, weights and sums over 37 rows, each rounded to float32.
+                    torch.testing.assert_close(one.double().expand_as(two), two, rtol=1e-5, atol=1e-5, msg=f"{name}: {field}")
+    served += 1
+print(served)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton, which has an interpreter, is not installed")
+def test_the_kernels_give_the_numbers_of_the_definition():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 12
+
+
+def test_what_the_kernels_do_not_serve(monkeypatch):
+    call = make_call(q_len=20, dtype=torch.float32)
+    monkeypatch.setattr(on_gpu, "INSTALLED", False)
+    assert "Triton is not installed" in (on_gpu.gpu_obstacle(call) or "")
+    with pytest.raises(ConfigurationError, match="method 'triton' cannot be used: Triton is not installed"):
+        column_statistics(call, method="triton")
+    monkeypatch.setattr(on_gpu, "INSTALLED", True)
+    assert on_gpu.gpu_obstacle(call) is None
+    assert on_gpu.gpu_obstacle(make_call(q_len=20)) == "it does not take float64"
+    mask = dataclasses.replace(call, visible=Dense(torch.ones(1, 1, 20, 20, dtype=torch.bool)))
+    assert on_gpu.gpu_obstacle(mask) == "it serves bands of visible keys (causal, window, padding), got Dense"
+    wide = make_call(q_len=20, head_dim=264, dtype=torch.float32)
+    assert on_gpu.gpu_obstacle(wide) == "it holds heads of at most 256 coordinates, got 264"
