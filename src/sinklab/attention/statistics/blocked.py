@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.operation import ROW_SUM, Operation
-from sinklab.attention.statistics.tiles import bucket_starts, plan_tiles, visible_counts
+from sinklab.attention.statistics.tiles import bucket_starts, visible_counts
 
 __all__ = ["blocked_statistics"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.statistics.blocked import blocked_statistics
-from sinklab.attention.statistics.tiles import bucket_starts, plan_tiles, visible_counts
+from sinklab.attention.statistics.tiles import bucket_starts, visible_counts
 from sinklab.attention.visibility import Causal, Everything
 from sinklab.registry import operations
 
@@ -99,8 +99,7 @@ def swapped_statistics(
     statistics = Statistics()
     if "columns" in needs:
         statistics.column_sum = statistics.column_share = sums
-        plan = plan_tiles(call.visible, call.q_len, call.kv_len, 256, 1024)
-        statistics.column_count = visible_counts(call, plan)[0]
+        statistics.column_count = visible_counts(call)[0]
     if "log_sum_exp" in needs:
         statistics.log_sum_exp = call.log_sum_exp.masked_fill(padding, 0.0)
     if starts is not None:

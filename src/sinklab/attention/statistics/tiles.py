@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.visibility import TileState, Visibility
+from sinklab.attention.visibility import Causal, Everything, TileState, Visibility
 
 __all__ = ["Tile", "bucket_starts", "plan_tiles", "visible_counts"]
 
@@ -81,8 +81,12 @@ def _runs(strips: Iterable[tuple[int, int, TileState]], join: bool = False) -> I
         yield members[0][0], members[-1][1], members[0][2] if len(states) == 1 else "some"
 
 
-def visible_counts(call: AttentionCall, plan: list[Tile]) -> tuple[Tensor, Tensor]:
+def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple[Tensor, Tensor]:
     """How many counted queries see each key, and how many keys each query sees.
+
+    Args:
+        plan: the visible tiles, where they are there already. Causal and full visibility are counted without: on a GPU, where
+            a tile costs a few launches whatever its size, the tiles of 128k tokens take as long as twenty forwards.
 
     Returns:
         float32 ``(batch or 1, num_heads or 1, kv_len)`` and float32 ``(batch or 1, num_heads or 1, q_len)``; a dimension is
@@ -91,9 +95,13 @@ def visible_counts(call: AttentionCall, plan: list[Tile]) -> tuple[Tensor, Tenso
     counted = call.counted
     if bool(counted.all()):
         counted = counted[:1]
+    if isinstance(call.visible, Causal | Everything):
+        return _counts_of_rule(call, counted)
     # The rule tells its batch and head dimensions with its smallest block.
     batch, heads = call.visible.block(0, 1, 0, 1).shape[:2]
     device = call.queries.device
+    if plan is None:
+        plan = plan_tiles(call.visible, call.q_len, call.kv_len, 256, 1024)
     columns = torch.zeros(max(batch, counted.shape[0]), heads, call.kv_len, device=device)
     rows = torch.zeros(batch, heads, call.q_len, device=device)
     for tile in plan:
@@ -108,6 +116,20 @@ def visible_counts(call: AttentionCall, plan: list[Tile]) -> tuple[Tensor, Tenso
             columns[:, :, keys] += torch.matmul(inside[:, :, None], block)[:, :, 0]
             rows[:, :, queries] += block.sum(dim=3)
     return columns, rows
+
+
+def _counts_of_rule(call: AttentionCall, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`visible_counts` of a rule that shows each query the keys up to one of its own, or all of them."""
+    inside = counted[:, None].float()
+    if isinstance(call.visible, Everything):
+        rows = inside.new_full((1, 1, call.q_len), float(call.kv_len))
+        return inside.sum(dim=2, keepdim=True).repeat(1, 1, call.kv_len), rows
+    offset = call.visible.offset if isinstance(call.visible, Causal) else 0
+    queries, keys = torch.arange(call.q_len, device=inside.device), torch.arange(call.kv_len, device=inside.device)
+    # A key is seen by the queries from its own on: the counted ones among these, of which there are none behind the last.
+    behind = torch.nn.functional.pad(inside.flip(2).cumsum(dim=2).flip(2), (0, 1))
+    columns = behind[:, :, (keys - offset).clamp(0, call.q_len)]
+    return columns, (queries + 1 + offset).clamp(0, call.kv_len).float()[None, None]
 
 
 def bucket_starts(q_len: int, num_buckets: int) -> list[int]:
