@@ -41,7 +41,7 @@ def null_terms(bench: Bench) -> None:
             runs = {"default": fused(bench, length, size), **backends(bench, length, size)}
             runs |= {name: attention(bench, name, length, size, "flash") for name in NULL}
             runs["softmax"] = attention(bench, "softmax", length, size, "flash")
-            times = bench.times({name: lambda number, run=run: run() for name, run in runs.items()}, 3.0)
+            times = bench.times({name: lambda number, run=run: run() for name, run in runs.items()}, 1.5)
             against = "flash" if "flash" in times else "default"
             for name in (*NULL, "softmax"):
                 what = f"{name}, forward and backward ÷ SDPA, {against} ({label})"
@@ -69,14 +69,14 @@ def through_flex(name: str, bench: Bench) -> None:
                 what = f"{name}, largest relative error of outputs and gradients ({label})"
                 bench.bar("8", what, worst, "<=", 2e-2, "", auto=chosen(bench, name, length, size))
                 runs = {"default": fused(bench, length, size), **backends(bench, length, size), name: run}
-                times = bench.times({key: lambda number, run=given: run() for key, given in runs.items()}, 1.5)
+                times = bench.times({key: lambda number, run=given: run() for key, given in runs.items()}, 0.7)
                 against = "flash" if "flash" in times else "default"
                 what = f"{name}, forward and backward ÷ SDPA, {against} ({label})"
                 bench.bar("8", what, times[name] / times[against], "<=", 2.5, ms=times)
         label = f"bfloat16, {BATCH} × {length:,} tokens, {HEADS} heads of 64"
         with bench.attempt(f"{name}, plain form ({label})"):
             plain, run = attention(bench, name, length, 64, "plain"), ours[64]
-            times = bench.times({"plain": lambda number: plain(), "ours": lambda number: run()}, 1.5)
+            times = bench.times({"plain": lambda number: plain(), "ours": lambda number: run()}, 0.7)
             bench.bar("8", f"plain form ÷ {name}, forward and backward ({label})", times["plain"] / times["ours"], ">=", 2.5, ms=times)
             used, theirs = bench.peak(run), bench.peak(plain)
             bench.bar("8", f"memory of {name} ÷ that of its plain form ({label})", used / theirs, "<=", 0.05, mib=[used, theirs])

@@ -54,7 +54,8 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--quick", action="store_true", help="small sizes, to see whether everything runs; no figure means anything")
     parser.add_argument("--at-once", type=int, default=15, help="how many parts prepare at the same time")
-    parser.add_argument("--limit", type=float, default=75.0, help="seconds that a part may take to prepare, or to measure")
+    parser.add_argument("--prepare", type=float, default=100.0, help="seconds that a part may take to prepare")
+    parser.add_argument("--limit", type=float, default=40.0, help="seconds that a part may take to measure")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:
@@ -127,7 +128,7 @@ class Runner:
         size = self.arguments.at_once
         for first in range(0, len(self.names), size):
             parts = [_Part(self, name) for name in self.names[first : first + size]]
-            end = time.monotonic() + self.arguments.limit
+            end = time.monotonic() + self.arguments.prepare
             for part in parts:
                 part.wait_ready(end)
             for part in parts:
@@ -213,7 +214,7 @@ class _Part:
     def wait_ready(self, end: float) -> None:
         """Wait until it has prepared, or has ended; at most until then."""
         if not self.ready.wait(max(0.0, end - time.monotonic())):
-            self._kill(f"had not prepared after {self.runner.arguments.limit:g} s")
+            self._kill(f"had not prepared after {self.runner.arguments.prepare:g} s")
 
     def measure(self, limit: float) -> None:
         """Its turn."""
