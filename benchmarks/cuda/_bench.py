@@ -50,7 +50,7 @@ class Bench:
         if self.cuda:
             self.device = torch.device("cuda", torch.cuda.current_device())
 
-    # --- what is told ----------------------------------------------------------------------------------------------------------
+    # --- what is told --------------------------------------------------------------------------------------------------------
 
     def tell(self, **record: object) -> None:
         """One line of JSON for the runner."""
@@ -93,7 +93,7 @@ class Bench:
             self.tell(kind="ready")
             sys.stdin.readline()
 
-    # --- how it is measured ----------------------------------------------------------------------------------------------------
+    # --- how it is measured --------------------------------------------------------------------------------------------------
 
     def sets(self, nbytes: int) -> int:
         """How many sets of inputs of so many bytes do not fit into the cache together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -74,7 +75,9 @@ def of_length(bench: Bench, label: str, length: int, heads: int, size: int, dtyp
     times = bench.times(candidates, 0.5)
     picked = kernel_of(calls[0])
     details = {"ms": times, "way": way, "forward": picked}
-    bench.bar("15", f"forward ({picked}) + column sums ÷ forward ({label})", times["total"] / times["default"], "<=", 2.0, **details)
+    bench.bar(
+        "15", f"forward ({picked}) + column sums ÷ forward ({label})", times["total"] / times["default"], "<=", 2.0, **details
+    )
     if "flash" in names:
         bench.bar("15", f"flash + column sums ÷ flash ({label})", times["flash + sums"] / times["flash"], "<=", 2.0)
     if names:
@@ -137,7 +140,7 @@ def memory(bench: Bench) -> None:
                 found[length] = bench.peak(lambda call=call, needs=needs: with_statistics(call, needs))
                 alone = bench.peak(lambda call=call: forward(call))
                 bench.figure("6", f"extra memory, forward + {what} ({label})", found[length], "MiB", forward=alone)
-        for shorter, longer in zip(tried[:-1], tried[1:], strict=True):
+        for shorter, longer in itertools.pairwise(tried):
             if shorter in found and longer in found:
                 label = f"bfloat16, 8 heads of {size}"
                 grown = f"memory of {what} at {longer:,} ÷ at {shorter:,} tokens ({label})"
@@ -181,7 +184,7 @@ def model(bench: Bench) -> None:
             bench.bar("end to end", what, times["measure"] / times["forward"], "<=", limit, ms=times)
 
 
-# --- calls ---------------------------------------------------------------------------------------------------------------------
+# --- calls ------------------------------------------------------------------------------------------------------------------
 
 
 def make_call(bench: Bench, length: int, heads: int, size: int, dtype: torch.dtype, seed: int) -> AttentionCall:

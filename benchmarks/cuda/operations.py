@@ -1,4 +1,4 @@
-"""Operations, forward and backward, against the fused softmax: null terms on the flash path, the others through FlexAttention."""
+"""Operations, forward and backward, against the fused softmax: null terms on the flash path, others by FlexAttention."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def null_terms(bench: Bench) -> None:
                 what = f"{name}, forward and backward ÷ SDPA, {against} ({label})"
                 bench.bar("16", what, times[name] / times[against], "<=", 1.1, ms=times, auto=chosen(bench, name, length, size))
             best = min((name for name in runs if name not in (*NULL, "softmax")), key=lambda name: times[name])
-            bench.figure("16", f"sink_logit, forward and backward ÷ best SDPA, {best} ({label})", times["sink_logit"] / times[best])
+            bench.figure(
+                "16", f"sink_logit, forward and backward ÷ best SDPA, {best} ({label})", times["sink_logit"] / times[best]
+            )
 
 
 def through_flex(name: str, bench: Bench) -> None:
@@ -77,9 +79,13 @@ def through_flex(name: str, bench: Bench) -> None:
         with bench.attempt(f"{name}, plain form ({label})"):
             plain, run = attention(bench, name, length, 64, "plain"), ours[64]
             times = bench.times({"plain": lambda number: plain(), "ours": lambda number: run()}, 0.7)
-            bench.bar("8", f"plain form ÷ {name}, forward and backward ({label})", times["plain"] / times["ours"], ">=", 2.5, ms=times)
+            bench.bar(
+                "8", f"plain form ÷ {name}, forward and backward ({label})", times["plain"] / times["ours"], ">=", 2.5, ms=times
+            )
             used, theirs = bench.peak(run), bench.peak(plain)
-            bench.bar("8", f"memory of {name} ÷ that of its plain form ({label})", used / theirs, "<=", 0.05, mib=[used, theirs])
+            bench.bar(
+                "8", f"memory of {name} ÷ that of its plain form ({label})", used / theirs, "<=", 0.05, mib=[used, theirs]
+            )
 
 
 def lengths(bench: Bench) -> None:
@@ -100,7 +106,7 @@ def lengths(bench: Bench) -> None:
             bench.bar("8", what, error(bench, "sigmoid", run, length, 64), "<=", 2e-2, "")
 
 
-# --- calls ---------------------------------------------------------------------------------------------------------------------
+# --- calls ------------------------------------------------------------------------------------------------------------------
 
 
 def leaves_of(bench: Bench, length: int, size: int, batch: int = BATCH, heads: int = HEADS) -> list[Tensor]:

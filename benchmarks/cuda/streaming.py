@@ -1,4 +1,4 @@
-"""A decoding step in a full ``SinkCache`` against ``StaticCache``, the bytes it must read, and itself a million tokens later."""
+"""A decoding step in a full ``SinkCache`` against ``StaticCache``, the bytes it must read, and itself much later."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def layer(bench: Bench) -> None:
             bench.bar("10", what, times["pattern"] / times["ours"], ">=", 3.0, ms=details)
 
 
-# --- models and caches ---------------------------------------------------------------------------------------------------------
+# --- models and caches ------------------------------------------------------------------------------------------------------
 
 
 def make_model(bench: Bench) -> LlamaForCausalLM:
@@ -246,7 +246,7 @@ def bytes_of(model: LlamaForCausalLM, cache: SinkCache) -> dict[str, int]:
     return {"weights": weights, "held": sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)}
 
 
-# --- one layer -----------------------------------------------------------------------------------------------------------------
+# --- one layer --------------------------------------------------------------------------------------------------------------
 
 
 def repeated(layer: Callable[[Tensor, Tensor, Tensor], Tensor], tokens: Tensor) -> Callable[[int], None]:
@@ -314,7 +314,8 @@ class Pattern:
         self.keys, self.values = keys, values
         if length > self.held:
             self.keys, self.values = (
-                torch.cat((states[:, :, :SINKS], states[:, :, length - self.held + SINKS :]), dim=2) for states in (keys, values)
+                torch.cat((states[:, :, :SINKS], states[:, :, length - self.held + SINKS :]), dim=2)
+                for states in (keys, values)
             )
         return torch.matmul(weights, values)
 

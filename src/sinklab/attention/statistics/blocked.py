@@ -62,9 +62,8 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
     for name, parts in fields.items():
         setattr(statistics, name, torch.cat(parts, dim=2))
     if "columns" in needs:
-        plan = plan_tiles(call.visible, call.q_len, call.kv_len, 256, 1024)
         statistics.column_sum, statistics.column_share = columns, share
-        statistics.column_count = visible_counts(call, plan)[0]
+        statistics.column_count = visible_counts(call)[0]
     return statistics
 
 
