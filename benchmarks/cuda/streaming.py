@@ -55,6 +55,7 @@ def decode(held: int, bench: Bench) -> None:
             keep += [compiled, cache]
             compile_steps(compiled, **mode)
             apart = gap(compiled, cache, model, copy.deepcopy(ours), text)
+            told_skips(bench, f"SinkCache ({label})")
             bench.bar("17", f"compiled and eager step, largest gap of logits in deviations ({label})", apart, "<=", 0.2, "")
             candidate = Candidate(steps(compiled, cache, text))
             bench.times({"compiled": candidate}, 0.0, least=1)
@@ -67,6 +68,7 @@ def decode(held: int, bench: Bench) -> None:
             candidate = Candidate(steps(peer, cache, text), after=functools.partial(rewind, cache))
             bench.times({"compiled": candidate}, 0.0, least=1)
             candidates["static, compiled"] = candidate
+            told_skips(bench, f"SinkCache and StaticCache ({label})")
         bench.turn()
         with bench.attempt(f"steps ({label})"):
             source = bench.randn(2**20 if bench.quick else 2**29)
@@ -76,6 +78,12 @@ def decode(held: int, bench: Bench) -> None:
             step = {name: value / STEPS for name, value in times.items()}
             read = bytes_of(model, ours)
             report(bench, label, step, read, rate)
+
+
+def told_skips(bench: Bench, what: str) -> None:
+    """Tell how often CUDA graphs were left out in this process: then the compiled steps are launched one kernel at a time."""
+    skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+    bench.figure("17", f"compiled graphs without CUDA graphs so far, {what}", skips, "")
 
 
 def report(bench: Bench, label: str, step: dict[str, float], read: dict[str, int], rate: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,8 +47,8 @@ class LogSumExpCapture(TorchDispatchMode):
         self,
         func: torch._ops.OpOverload,
         types: Sequence[type],
-        args: tuple[Tensor, ...] = (),
-        kwargs: dict[str, Tensor] | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> object:
         if func._schema.name == _COMPOSITE:
             # In inference mode the public function arrives whole. Taking it apart is what would happen to it next; with the
@@ -59,7 +60,7 @@ class LogSumExpCapture(TorchDispatchMode):
         # Without a gradient, cuDNN's kernel and the memory-efficient one are told to leave it out. A pass of our own over all
         # scores, which is what its absence costs, takes many times as long as the kernel.
         if len(args) > _ON_REQUEST and func._schema.arguments[_ON_REQUEST].name == "compute_log_sumexp":
-            args = (*args[:_ON_REQUEST], True, *args[_ON_REQUEST + 1 :])  # type: ignore[assignment]
+            args = (*args[:_ON_REQUEST], True, *args[_ON_REQUEST + 1 :])
         result = func(*args, **(kwargs or {}))
         query, log_sum_exp = args[0] if args else (kwargs or {})["query"], result[1]
         if log_sum_exp is None or not log_sum_exp.numel():
