@@ -126,13 +126,16 @@ def test_the_check_lets_the_right_direction_pass(tmp_path):
 CALLED = {"yaml": "pyyaml", "PIL": "pillow"}
 """Modules that have another name than what is installed to have them."""
 
+WITH_TORCH = {"triton"}
+"""What torch's builds for GPUs bring, and others do without."""
+
 
 def undeclared(source: Path, project: dict) -> set[str]:
     """Other people's packages that files import, and that are neither dependencies nor extras of ours."""
     extras = [requirement for extra in project.get("optional-dependencies", {}).values() for requirement in extra]
     declared = {name_of(requirement) for requirement in (*project["dependencies"], *extras)}
     imported = {module.split(".")[0] for path in source.rglob("*.py") for module, _ in imports_of(path)}
-    foreign = imported - sys.stdlib_module_names - {"sinklab"}
+    foreign = imported - sys.stdlib_module_names - WITH_TORCH - {"sinklab"}
     return {module for module in foreign if name_of(CALLED.get(module, module)) not in declared}
 
 

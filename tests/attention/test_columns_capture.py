@@ -83,3 +83,27 @@ def test_the_math_fallback_gives_none_and_is_not_disturbed(mode: Callable) -> No
             watched = F.scaled_dot_product_attention(queries, keys, values)
     assert torch.equal(plain, watched)
     assert captured.log_sum_exp is None
+
+
+@pytest.mark.parametrize("name", ["efficient", "cudnn"])
+def test_kernels_that_write_it_on_request_are_asked_for_it(name: str) -> None:
+    """Without a gradient torch tells these kernels of CUDA to leave it out; shapes alone are worked out here."""
+    kernel = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
+    with torch.no_grad():
+        queries, keys, values = (tensor.to("meta") for tensor in _tensors(torch.bfloat16))
+        with capture_log_sum_exp() as captured:
+            kernel(queries, keys, values, None, False, 0.0, True)
+        assert captured.log_sum_exp is not None
+        assert captured.log_sum_exp.shape == (2, 4, 70)
+
+
+def test_a_kernel_that_returns_none() -> None:
+    """An undefined tensor of C++ is None here."""
+
+    def silent(*args: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return args[0], None
+
+    silent._schema = torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema
+    with capture_log_sum_exp() as captured:
+        captured.__torch_dispatch__(silent, (), _tensors(torch.float32))
+    assert captured.log_sum_exp is None

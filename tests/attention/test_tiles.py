@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.statistics import tiles
-from sinklab.attention.visibility import And, Causal, Visibility, Window
+from sinklab.attention.visibility import And, Causal, Everything, Visibility, Window
+from sinklab.registry import operations
 
 LENGTH = 700
 
@@ -54,3 +56,32 @@ def test_a_uniform_strip_is_asked_about_once():
     assert [state for _, _, state in found] == ["all", "some", "none", "none"]
     assert asked == [(0, 512), (512, 1024), (512, 768), (768, 1024), (1024, 1536)]
     assert [(start, stop) for start, stop, _ in found] == [(0, 512), (512, 768), (768, 1024), (1024, 1536)]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("visible", [Causal(0), Causal(3), Causal(-5), Causal(60), Everything()], ids=str)
+def test_counts_of_a_rule_are_those_of_its_tiles(visible, padded):
+    """One rule is counted in closed form; joined with a window that hides nothing, it is counted tile by tile."""
+    positions = torch.arange(50).expand(2, -1).clone()
+    if padded:
+        positions[0, -4:] = positions[1, :7] = -1
+    states = torch.zeros(2, 1, 53, 8)
+
+    def counts(rule):
+        call = AttentionCall(
+            site=Site("counted", 0),
+            queries=states[:, :, :50],
+            keys=states,
+            values=states,
+            scaling=1.0,
+            visible=rule,
+            operation=operations.make("softmax"),
+            query_positions=positions,
+            key_positions=torch.arange(53).expand(2, -1),
+            query_documents=torch.zeros_like(positions),
+            key_documents=torch.zeros(2, 53, dtype=torch.long),
+        )
+        return tiles.visible_counts(call)
+
+    for found, expected in zip(counts(visible), counts(And(visible, Window(1000))), strict=True):
+        assert torch.equal(found, expected)

@@ -168,7 +168,9 @@ class AttentionCall:
             multiple: of how many queries a block is, but for the last one.
         """
         row = self.queries.shape[0] * self.num_heads * self.kv_len
-        rows = max(1, SCORES_AT_ONCE // max(1, row) // multiple) * multiple
+        # A GPU is not kept busy by what a processor's cache holds: its launches would take longer than the work.
+        scores = SCORES_AT_ONCE if self.queries.device.type == "cpu" else 4 * SCORES_AT_ONCE
+        rows = max(1, scores // max(1, row) // multiple) * multiple
         for start in range(0, self.q_len, rows):
             yield start, min(start + rows, self.q_len)
 

@@ -41,6 +41,10 @@ class SlotLayer(HeldLayer):
         super().allocate(key_states, value_states)
         wide = torch.promote_types(self.dtype, torch.float32)
         self.masters = self.keys[:, :, : self.fixed].to(wide, copy=True)
+        if self.keys.is_cuda and not torch.compiler.is_compiling():
+            # CUDA graphs are not made of a step that writes into tensors which might be elsewhere the next time.
+            for held in (self.keys, self.values, self.masters):
+                torch._dynamo.mark_static_address(held)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Write new keys and values, ``(batch, num_kv_heads, length, head_dim)``; those that this step's queries may see."""

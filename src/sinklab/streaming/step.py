@@ -98,6 +98,7 @@ class StaticStep:
         self.slot = self.slots[pinned:]
         self.visible = torch.zeros(1, 1, 1, self.filled, dtype=torch.bool, device=device)
         self.position_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self._all_visible = False
         self.seen = torch.zeros((), dtype=torch.long, device=device)
         self._matrices = {
             rotation: torch.empty(pinned, rotation.head_dim, rotation.head_dim, device=device, dtype=dtype)
@@ -113,7 +114,10 @@ class StaticStep:
         """Become ``step``, which writes ``slot``; ``present`` is boolean ``(slots,)``, those that hold a token behind it."""
         self.seen.fill_(seen)
         self.slot.fill_(slot)
-        self.visible.copy_(present)
+        every = bool(present.all())
+        if not (every and self._all_visible):  # a copy to another device waits for it, and a full cache stays full
+            self.visible.copy_(present)
+        self._all_visible = every
         self.position_ids.copy_(step.position_ids)
         for rotation, matrices in self._matrices.items():
             if step.shifts is None:

@@ -1,0 +1,69 @@
+"""The page of GPU benchmarks, from what a run has written: promises met and missed, figures, and what failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["is_met", "one_line", "page"]
+
+
+def is_met(bar: dict[str, Any]) -> bool:
+    """Whether a promise holds, from its numbers."""
+    return bool(bar["measured"] <= bar["limit"] if bar["sense"] == "<=" else bar["measured"] >= bar["limit"])
+
+
+def page(results: dict[str, Any]) -> str:
+    """Markdown: how to run, the machine, the table."""
+    entries, machine = results["entries"], results["machine"]
+    bars = [entry for entry in entries if entry["kind"] == "bar"]
+    figures = [entry for entry in entries if entry["kind"] == "figure"]
+    errors = [entry for entry in entries if entry["kind"] == "error"]
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "triton", "transformers", "cudnn") if name in machine)
+    missed = sum(not is_met(bar) for bar in bars)
+    lines = [
+        "# Benchmarks on a GPU",
+        "",
+        "Written by `python benchmarks/cuda/run.py --out FOLDER --write docs/benchmarks-cuda.md`, or from a run's results by",
+        "`python benchmarks/cuda/run.py --from-json FOLDER/results.json --write docs/benchmarks-cuda.md`. Times are of CUDA",
+        "events, the device idle before each, candidates of a ratio in turn in one process, the median of each. Inputs are",
+        "random. No other part uses the device meanwhile.",
+        "",
+        f"Machine: {machine.get('device', 'unknown')}; {versions}; {results['date']}.",
+        "",
+        f"{len(bars)} bars, {missed} of them missed; {len(errors)} {'error' if len(errors) == 1 else 'errors'}.",
+    ]
+    if results.get("quick"):
+        lines += ["", "**Sizes were shrunk to try the benchmarks out: no figure here means anything.**"]
+    lines += ["", "| Bar | What | Measured | Limit | |", "|---|---|---|---|---|"]
+    for entry in entries:
+        what = _cell(entry["what"])
+        if entry["kind"] == "error":
+            lines.append(f"| | {what} | {_cell(entry['error'])} | | **error** |")
+        elif entry["kind"] == "bar":
+            sense = {"<=": "≤", ">=": "≥"}[entry["sense"]]
+            verdict = "met" if is_met(entry) else "**missed**"
+            limit = f"{sense} {entry['limit']:g} {entry['unit']}"
+            lines.append(f"| {entry['number']} | {what} | {_measured(entry)} | {limit} | {verdict} |")
+    if figures:
+        lines += ["", "Figures without a limit:", "", "| Bar | What | Measured |", "|---|---|---|"]
+        lines += [f"| {entry['number']} | {_cell(entry['what'])} | {_measured(entry)} |" for entry in figures]
+    return "\n".join(lines) + "\n"
+
+
+def one_line(entry: dict[str, Any]) -> str:
+    """An entry as the terminal shows it."""
+    if entry["kind"] == "error":
+        last = [line.strip() for line in entry["traceback"].splitlines() if line.strip().startswith("File ")]
+        return f"ERROR {entry['what']}: {entry['error']}" + (f" ({last[-1]})" if last else "")
+    if entry["kind"] == "figure":
+        return f"{entry['what']}: {_measured(entry)}"
+    verdict = "met" if is_met(entry) else "MISSED"
+    return f"{entry['what']}: {_measured(entry)}, {entry['sense']} {entry['limit']:g}: {verdict}"
+
+
+def _measured(entry: dict[str, Any]) -> str:
+    return f"{entry['measured']:.3g} {entry['unit']}".strip()
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())[:300]
