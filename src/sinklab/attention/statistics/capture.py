@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -51,13 +51,33 @@ class LogSumExpCapture(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func._schema.name in _KERNELS:
             query = args[0] if args else (kwargs or {})["query"]
-            log_sum_exp = result[1].detach()
-            # cuDNN appends a dimension of one; the memory-efficient kernel pads the queries to a multiple of 32, and returns
-            # nothing at all when no gradient is wanted.
-            if log_sum_exp.ndim == 4:
-                log_sum_exp = log_sum_exp.squeeze(-1)
-            self._caught.append(log_sum_exp[:, :, : query.shape[2]].float() if log_sum_exp.numel() else torch.empty(0))
+            self._caught.append(_log_sum_exp(func, args, kwargs or {}, result[1], query.shape[2]))
         return result
+
+
+def _log_sum_exp(
+    func: torch._ops.OpOverload,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    returned: Tensor | None,
+    q_len: int,
+) -> Tensor:
+    """What a kernel returned, in one layout; empty where it computed none."""
+    # The memory-efficient kernel and cuDNN are told whether to: without gradients the first returns an empty tensor, the second
+    # none at all (an undefined tensor, which is ``None`` in Python).
+    names = [argument.name for argument in func._schema.arguments]
+    if "compute_log_sumexp" in names:
+        index = names.index("compute_log_sumexp")
+        wanted = args[index] if index < len(args) else kwargs.get("compute_log_sumexp")
+        if not wanted:
+            return torch.empty(0)
+    if returned is None or not returned.numel():
+        return torch.empty(0)
+    log_sum_exp = returned.detach()
+    if log_sum_exp.ndim == 4:  # cuDNN appends a dimension of one
+        log_sum_exp = log_sum_exp.squeeze(-1)
+    # The memory-efficient kernel pads the queries to a multiple of 32.
+    return log_sum_exp[:, :, :q_len].float()
 
 
 def capture_log_sum_exp() -> LogSumExpCapture:
