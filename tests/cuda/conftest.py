@@ -42,6 +42,7 @@ def cuda(device) -> torch.device:
 def fresh_graphs_and_plain_float32(device):
     """No compiled graph of another test, and float32 products in float32: the tolerances are of that arithmetic."""
     torch._dynamo.reset()
+    torch.set_num_threads(2)  # there are as many workers as the CPU has cores for, and each computes what is expected on it
     before = torch.get_float32_matmul_precision()
     convolutions = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")

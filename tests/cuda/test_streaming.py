@@ -166,7 +166,8 @@ def logits_of(model, tokens, first=10, **settings):
     with torch.no_grad():
         # A graph that is replayed writes its outputs to one place.
         parts = [
-            model(part, past_key_values=cache).logits.clone() for part in (tokens[:, :first], *tokens[:, first:].split(1, dim=1))
+            model(part, past_key_values=cache).logits.clone()
+            for part in (tokens[:, :first], *tokens[:, first:].split(1, dim=1))
         ]
     return torch.cat(parts, dim=1)
 
