@@ -197,7 +197,8 @@ def test_the_captured_log_sum_exp(cuda, backend, dtype):
                 try:
                     alone = F.scaled_dot_product_attention(*leaves, **options)
                 except RuntimeError as error:  # the kernel does not take such a call, with sinklab or without
-                    assert "No available kernel" in str(error), error
+                    if "No available kernel" not in str(error):
+                        raise
                     continue
                 with capture_log_sum_exp() as captured:
                     watched = F.scaled_dot_product_attention(*leaves, **options)
