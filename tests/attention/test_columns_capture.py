@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sinklab.attention.statistics.columns import capture_log_sum_exp
 
@@ -83,3 +84,18 @@ def test_the_math_fallback_gives_none_and_is_not_disturbed(mode: Callable) -> No
             watched = F.scaled_dot_product_attention(queries, keys, values)
     assert torch.equal(plain, watched)
     assert captured.log_sum_exp is None
+
+
+@pytest.mark.parametrize("kernel", ["_scaled_dot_product_cudnn_attention", "_scaled_dot_product_efficient_attention"])
+def test_a_cuda_kernel_that_was_told_to_compute_none(kernel: str) -> None:
+    """Shapes only, without a GPU. What cuDNN hands back then is an undefined tensor, whatever its shape function says."""
+    found = []
+    with FakeTensorMode(), torch.no_grad():
+        queries = torch.empty(2, 4, 70, 64, dtype=torch.bfloat16, device="cuda")
+        for wanted in (True, False):
+            with capture_log_sum_exp() as captured:
+                getattr(torch.ops.aten, kernel)(queries, queries, queries, None, wanted)
+            found.append(captured.log_sum_exp)
+    assert found[0] is not None
+    assert found[0].shape == (2, 4, 70)
+    assert found[1] is None
