@@ -150,7 +150,7 @@ def _causal_mask(q_len: int, kv_len: int, device: torch.device) -> BlockMask:
 
 @functools.lru_cache(maxsize=8)
 def _known_causal_mask(q_len: int, kv_len: int, device: torch.device, inference: bool) -> BlockMask:
-    """Every layer asks for the same one. One made in inference mode cannot be used in training, so the mode is part of the key."""
+    """Every layer asks for the same one. One made in inference mode cannot be used in training: the mode is in the key."""
     return _causal_mask(q_len, kv_len, device)
 
 
