@@ -366,6 +366,7 @@ def test_arguments_of_the_cuda_kernels():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device")
 @pytest.mark.parametrize("settings", [{}, {"logit": 0.3}, {"key": (4, 64), "value": (4, 64)}], ids=str)
 def test_cuda(settings):
     inputs = call(dtype=torch.bfloat16, q_len=300, kv_len=300, dim=64, device="cuda", **settings)
@@ -374,6 +375,7 @@ def test_cuda(settings):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device")
 def test_obstacles_on_cuda():
     half = call(dtype=torch.bfloat16, device="cuda")
     assert path_flash.obstacle(NOTHING, half) is None

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import create_block_mask
 
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import Operation
@@ -179,9 +180,10 @@ def test_settings_may_change():
         torch.testing.assert_close(path_flex.head_outputs(operation, inputs), plain(operation, inputs), atol=1e-11, rtol=0)
 
 
+@pytest.mark.parametrize("visible", [None, holes()], ids=["causal", "holes"])
 @torch.no_grad()
-def test_one_graph_under_compile():
-    inputs = call(visible=holes())
+def test_one_graph_under_compile(visible):
+    inputs = call(visible=visible)
 
     def outputs(queries):
         return path_flex.head_outputs(Logistic(), dataclasses.replace(inputs, queries=queries))
@@ -189,6 +191,26 @@ def test_one_graph_under_compile():
     torch._dynamo.reset()
     found = torch.compile(outputs, fullgraph=True, backend="aot_eager")(inputs.queries)
     torch.testing.assert_close(found, plain(Logistic(), inputs), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len"),
+    [(300, 300), (128, 128), (300, 200), (200, 300), (70, 300), (1, 300), (512, 512), (513, 385), (130, 1), (640, 256)],
+)
+def test_the_causal_blocks_are_those_of_torch(q_len, kv_len):
+    """Which looks at every pair of query and key for that."""
+    found = path_flex._causal_mask(q_len, kv_len, torch.device("cpu"))
+    expected = create_block_mask(lambda sample, head, query, key: query >= key, None, None, q_len, kv_len, device="cpu")
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert torch.equal(one, other), name
+        which, indices = name.replace("num_blocks", "indices"), torch.arange(getattr(found, name).shape[-1])
+        for row in indices:
+            count = int(one[0, 0, row])
+            listed = (getattr(mask, which)[0, 0, row, :count].tolist() for mask in (found, expected))
+            assert len({tuple(sorted(blocks)) for blocks in listed}) == 1
+    assert found.seq_lengths == expected.seq_lengths
+    assert found.BLOCK_SIZE == expected.BLOCK_SIZE
 
 
 def test_training_on_a_cpu_is_refused_with_the_reason():
@@ -225,9 +247,11 @@ def test_auto_leaves_it_to_cuda():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device")
 @pytest.mark.parametrize(("operation", "state"), OPERATIONS.values(), ids=list(OPERATIONS))
 @pytest.mark.parametrize("masked", [False, True])
 def test_cuda(operation, state, masked):
+    torch._dynamo.reset()  # every operation is another rule, and torch recompiles a function a few times only
     state = {name: (*shape[:-1], 32) if name in ("key", "value", "bias") else (2, 4, 300, 1) for name, shape in state.items()}
     visible = torch.rand(2, 1, 300, 300, generator=torch.Generator().manual_seed(2)).cuda() > 0.5 if masked else None
     inputs = call(dtype=torch.float32, q_len=300, kv_len=300, dim=32, visible=visible, device="cuda", **state)
@@ -237,5 +261,6 @@ def test_cuda(operation, state, masked):
     found = results(operation, inputs, path_flex.head_outputs)
     expected = results(operation, dataclasses.replace(inputs, **wide), plain)
     for one, two in zip(found, expected, strict=True):
-        # Products on tensor cores are rounded to TF32, 2**-11, where torch allows it.
+        # Products on tensor cores are rounded to TF32, 2**-11, where torch allows it. A row of few small positive scores is
+        # divided by their sum, and its roundings count for more; they are float32's, 2**-24, unless products are TF32's.
         assert float((one.double() - two).norm() / two.norm()) <= 2.0**-9

@@ -167,6 +167,7 @@ def test_on_a_cpu_auto_is_float32_whatever_the_checkpoint(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device")
 def test_on_an_accelerator_auto_is_the_checkpoints_dtype(tmp_path):
     make_sinklm().to(torch.bfloat16).save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path))

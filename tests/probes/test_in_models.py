@@ -228,6 +228,7 @@ def test_repeated_tokens_with_a_relative_bias_follow_the_closed_form():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device")
 @pytest.mark.parametrize("name", ["llama", "gpt2", "sliding"])
 def test_the_device_does_not_matter(models, name):
     model, ids = models[name], tokens(2, 12)

@@ -26,6 +26,12 @@ from sinklab.attention.operation import Operation
 
 __all__ = ["head_outputs", "obstacle", "worthwhile"]
 
+_BLOCK = 128
+"""Queries, and keys, of a block that FlexAttention skips or computes as a whole."""
+
+_MOST_KERNELS = 256
+"""Of a process; torch's own limit for all recompilations of one function, after which something is wrong."""
+
 
 def obstacle(operation: Operation, inputs: Inputs) -> str | None:
     """Why FlexAttention cannot serve the call, or ``None``."""
@@ -107,8 +113,9 @@ def _mask(inputs: Inputs, visible: Tensor | None) -> BlockMask | None:
     if visible is None:
         if not inputs.causal:
             return None
-        make = _causal_mask if torch.compiler.is_compiling() else _known_causal_mask
-        return make(*size, device, torch.is_inference_mode_enabled())
+        if torch.compiler.is_compiling():  # where the mode cannot be asked for, and nothing is kept from call to call
+            return _causal_mask(*size, device)
+        return _known_causal_mask(*size, device, torch.is_inference_mode_enabled())
     everywhere = visible.expand(*inputs.queries.shape[:2], -1, -1)
 
     def rule(sample: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -119,20 +126,42 @@ def _mask(inputs: Inputs, visible: Tensor | None) -> BlockMask | None:
     return create_block_mask(rule, samples, heads, *size, device=device)
 
 
-def _causal_mask(q_len: int, kv_len: int, device: torch.device, inference: bool) -> BlockMask:
-    return create_block_mask(lambda sample, head, query, key: query >= key, None, None, q_len, kv_len, device=device)
+def _causal_mask(q_len: int, kv_len: int, device: torch.device) -> BlockMask:
+    """The causal rule by blocks; ``create_block_mask`` would look at every pair of query and key, ``O(q_len · kv_len)``."""
+    row = torch.arange(-(-q_len // _BLOCK), device=device)[:, None]
+    column = torch.arange(-(-kv_len // _BLOCK), device=device)
+    # Blocks that end beyond the last query or key are not whole.
+    whole = (column < row) & ((row + 1) * _BLOCK <= q_len) & ((column + 1) * _BLOCK <= kv_len)
+    partly = (column <= row) & ~whole
+
+    def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """How many blocks of every row, and which ones, first of all."""
+        which = blocks.int().argsort(dim=-1, descending=True, stable=True)
+        return blocks.sum(dim=-1, dtype=torch.int32)[None, None], which.to(torch.int32)[None, None]
+
+    return BlockMask.from_kv_blocks(
+        *listed(partly),
+        *listed(whole),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=lambda sample, head, query, key: query >= key,
+        seq_lengths=(q_len, kv_len),
+    )
 
 
-_known_causal_mask = functools.lru_cache(maxsize=8)(_causal_mask)
-"""Every layer asks for the same one. One made in inference mode cannot be used in training, so the mode is part of the key."""
+@functools.lru_cache(maxsize=8)
+def _known_causal_mask(q_len: int, kv_len: int, device: torch.device, inference: bool) -> BlockMask:
+    """Every layer asks for the same one. One made in inference mode cannot be used in training: the mode is in the key."""
+    return _causal_mask(q_len, kv_len, device)
 
 
 def _kernel(device: torch.device) -> Callable[..., tuple[Tensor, AuxOutput]]:
     if torch.compiler.is_compiling():
         return flex_attention  # a part of the graph of the compiled model
     # A setting of the operation is a number in the rule. Met with a second value, it would become a symbol, which rules of
-    # FlexAttention cannot hold.
-    return torch._dynamo.config.patch(specialize_float=True)(flex_attention if device.type == "cpu" else _compiled())
+    # FlexAttention cannot hold. So there is a kernel for every setting, mask, dtype and gradient mode of a process, and by
+    # default torch refuses the ninth.
+    settings = torch._dynamo.config.patch(specialize_float=True, recompile_limit=_MOST_KERNELS)
+    return settings(flex_attention if device.type == "cpu" else _compiled())
 
 
 @functools.cache
