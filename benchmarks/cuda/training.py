@@ -64,16 +64,16 @@ def ten_million() -> PretrainingConfig:
 
 
 def of_operation(name: str, **settings: object) -> tuple[str, ...]:
-    return (*SIXTY, f"model.operation={json.dumps({'name': name, **settings})}")
+    rows = "training.batch_size=8", "training.micro_batch_size=8"
+    return (*SIXTY, *rows, f"model.operation={json.dumps({'name': name, **settings})}")
 
 
 CANDIDATES: dict[str, tuple[Callable[[], PretrainingConfig], tuple[str, ...]] | None] = {
     "60m softmax": (gu2024_60m, SIXTY),
     "60m plain loop": None,
-    "60m sigmoid": (gu2024_60m, of_operation("sigmoid")),
-    "60m key_bias": (gu2024_60m, of_operation("key_bias")),
-    "60m softpick": (gu2024_60m, of_operation("softpick")),
     "10m softmax": (ten_million, COMMON),
+    # Other operations in batches of eight rows: one without a fused kernel holds all scores of a batch.
+    **{f"60m, 8 rows, {name}": (gu2024_60m, of_operation(name)) for name in ("softmax", "key_bias", "sigmoid", "softpick")},
 }
 
 
@@ -188,7 +188,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--only", choices=list(CANDIDATES))
+    parser.add_argument("--only", choices=list(CANDIDATES), help="one candidate, in this process")
+    parser.add_argument("--those-with", default="", help="only candidates whose names hold this")
     parser.add_argument("--lock", type=Path, default=None)
     given = parser.parse_args()
     if given.only:
@@ -197,7 +198,7 @@ def main() -> None:
         return
     given.out.parent.mkdir(parents=True, exist_ok=True)
     lock = given.out.with_suffix(".lock")
-    running = {name: start(name, given.out, given.steps, lock) for name in CANDIDATES}
+    running = {name: start(name, given.out, given.steps, lock) for name in CANDIDATES if given.those_with in name}
     found: dict[str, Any] = {}
     for name, (process, log) in running.items():
         status, said = process.wait(), log.read_text()

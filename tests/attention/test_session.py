@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import types
 
 import pytest
 import torch
 from tests.conftest import make_sinklm
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sinklab.attention import session
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.probe import Watcher
+from sinklab.attention.seam import register_operation
 from sinklab.attention.session import attend, table_of
 from sinklab.errors import ConfigurationError, InputError, SessionError, UnsupportedModelError
 from sinklab.interventions.zero_head import ZeroHead
@@ -20,6 +24,7 @@ from sinklab.models.loading import wrap_model
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.sink_rate import SinkRate
+from sinklab.registry import operations
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.stream import Stream
 
@@ -224,3 +229,37 @@ def test_what_is_no_model_is_refused_with_what_to_give_instead():
             function("org/model")
         with pytest.raises(InputError, match="dict is no model; expected a module of torch"):
             function({})
+
+
+@pytest.mark.parametrize(
+    ("operation", "device", "dtype", "masked", "expected"),
+    [
+        ("softmax", "cpu", torch.float32, True, True),
+        ("sink_logit", "cpu", torch.float32, True, True),
+        ("sigmoid", "cpu", torch.float32, False, False),
+        ("softmax", "cuda", torch.float32, False, True),
+        ("softmax", "cuda", torch.float32, True, False),
+        ("sink_logit", "cuda", torch.float32, False, False),
+        ("sink_logit", "cuda", torch.bfloat16, False, True),
+        ("sink_logit", "cuda", torch.bfloat16, True, False),
+        ("sigmoid", "cuda", torch.bfloat16, False, False),
+    ],
+)
+def test_nothing_is_captured_where_flex_attention_runs(operation, device, dtype, masked, expected):
+    """Under the capture FlexAttention would not be compiled, and hold all scores. The paths that run are those of the table."""
+    made = operations.make(operation)
+    native = ALL_ATTENTION_FUNCTIONS[register_operation(made)]
+    module = torch.nn.Linear(1, 1)
+    module.operation = made
+    query = types.SimpleNamespace(device=torch.device(device), dtype=dtype)
+    mask = torch.ones(1, 1, 2, 2, dtype=torch.bool) if masked else None
+    assert session._may_give_log_sum_exp(native, module, query, mask) is expected
+
+
+def test_nothing_is_captured_of_the_hosts_own_flex_attention():
+    def flex_attention_forward():
+        """Named as transformers' function is."""
+
+    query, module = torch.ones(1, 1, 2, 4), torch.nn.Linear(1, 1)
+    assert not session._may_give_log_sum_exp(flex_attention_forward, module, query, None)
+    assert session._may_give_log_sum_exp(ALL_ATTENTION_FUNCTIONS["sdpa"], module, query, None)

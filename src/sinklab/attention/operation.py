@@ -20,6 +20,7 @@ __all__ = [
     "HeadShape",
     "Operation",
     "State",
+    "beyond_digits",
     "is_largest",
     "leaves_digits",
     "repeat_groups",
@@ -282,5 +283,10 @@ def leaves_digits(log_sum_exp: Tensor) -> bool:
     Where it is not, weights are taken from whole rows, whose largest score is subtracted before anything is added. Rows that
     see no key, of minus infinity, have no weights to lose digits.
     """
+    return not bool(beyond_digits(log_sum_exp).any())
+
+
+def beyond_digits(log_sum_exp: Tensor) -> Tensor:
+    """Where :func:`leaves_digits` finds too few, boolean, same shape: without a wait for the device."""
     beyond = log_sum_exp.abs() > _LARGEST_ROUNDING / torch.finfo(log_sum_exp.dtype).eps
-    return not bool((beyond & (log_sum_exp != float("-inf"))).any())
+    return beyond & (log_sum_exp != float("-inf"))

@@ -304,7 +304,8 @@ class Session:
                 "and which may change the attention; measuring would be guessing. Please report the model"
             )
         host_arguments.require_readable(attention_mask, name, module)
-        with capture_log_sum_exp() as captured:
+        captured = capture_log_sum_exp()
+        with captured if _may_give_log_sum_exp(native, module, query, attention_mask) else contextlib.nullcontext():
             result = native(module, query, key, value, attention_mask, **kwargs)
         self.calls[name] += 1
         self._hooks.now.called.add(name)
@@ -377,6 +378,22 @@ class Session:
             for probe in self.probes:
                 if need in probe.needs:
                     probe.update_layer(output)
+
+
+def _may_give_log_sum_exp(native: seam.Native, module: nn.Module, query: Tensor, mask: object) -> bool:
+    """Whether the function that a module calls may run a kernel that :class:`LogSumExpCapture` knows.
+
+    Under the capture nothing is compiled, and FlexAttention as written holds all scores: where it runs, nothing is captured.
+    """
+    if getattr(native, "__name__", "") == "flex_attention_forward":
+        return False
+    if not hasattr(native, "_sinklab_operation"):
+        return True
+    operation = seam.operation_of(module, native)
+    if query.device.type == "cpu" or not operation.is_softmax:
+        return operation.is_softmax
+    null = type(operation).null_scores is not Operation.null_scores
+    return mask is None and (not null or query.dtype in (torch.bfloat16, torch.float16))
 
 
 def _require_objects(kind: str, given: object, base: type) -> None:

@@ -45,12 +45,14 @@ def obstacle(operation: Operation, inputs: Inputs) -> str | None:
     if values.shape[3] != head_dim:
         return f"the kernel needs values as wide as keys, and they have {values.shape[3]} and {head_dim} coordinates"
     if device == "cuda":
+        if inputs.visible is not None:
+            return "the CUDA kernel takes no mask besides the causal one"
+        if type(operation).null_scores is Operation.null_scores:
+            return inputs.plain_scores()  # torch chooses among its kernels, of which one serves any dtype and size
         if queries.dtype not in (torch.bfloat16, torch.float16):
             return f"the CUDA kernel takes bfloat16 and float16, not {queries.dtype}"
         if head_dim % 8 or head_dim > 256:
             return f"the CUDA kernel needs a head_dim that is a multiple of 8 and at most 256, and it is {head_dim}"
-        if inputs.visible is not None:
-            return "the CUDA kernel takes no mask besides the causal one"
         if inputs.causal and inputs.q_len != inputs.kv_len:
             return f"the CUDA kernel aligns a causal mask with the last key: {inputs.q_len} queries, {inputs.kv_len} keys"
     elif device != "cpu":

@@ -12,7 +12,7 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.visibility import Band, TileState, Visibility
 
-__all__ = ["Tile", "bucket_starts", "plan_tiles", "visible_counts"]
+__all__ = ["Tile", "bucket_starts", "counts_of_band", "plan_tiles", "visible_counts"]
 
 _GRAIN = 256
 """Width of the strips of keys whose state is asked, and number of queries from which a partly visible tile is halved once.
@@ -96,7 +96,7 @@ def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple
         counted = counted[:1]
     band = call.visible.band()
     if band is not None:
-        return _counts_of_band(call, band, counted)
+        return counts_of_band(band, counted, call.kv_len)
     plan = plan_tiles(call.visible, call.q_len, call.kv_len, 256, 1024) if plan is None else plan
     # The rule tells its batch and head dimensions with its smallest block.
     batch, heads = call.visible.block(0, 1, 0, 1).shape[:2]
@@ -117,11 +117,15 @@ def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple
     return columns, rows
 
 
-def _counts_of_band(call: AttentionCall, band: Band, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """What :func:`visible_counts` gives: running sums of counted queries and of valid keys, between the bounds of each."""
-    device = call.queries.device
-    valid = torch.ones(1, call.kv_len, dtype=torch.bool, device=device) if band.valid is None else band.valid
-    queries, keys = torch.arange(call.q_len, device=device), torch.arange(call.kv_len, device=device)
+def counts_of_band(band: Band, counted: Tensor, kv_len: int) -> tuple[Tensor, Tensor]:
+    """What :func:`visible_counts` gives: running sums of counted queries and of valid keys, between the bounds of each.
+
+    Args:
+        counted: boolean ``(batch or 1, q_len)``: the queries that count.
+    """
+    device = counted.device
+    valid = torch.ones(1, kv_len, dtype=torch.bool, device=device) if band.valid is None else band.valid
+    queries, keys = torch.arange(counted.shape[1], device=device), torch.arange(kv_len, device=device)
 
     def between(flags: Tensor, first: Tensor | None, last: Tensor | None, of: Tensor) -> Tensor:
         sums = torch.nn.functional.pad(flags.long().cumsum(dim=1), (1, 0))

@@ -43,7 +43,7 @@ DESCRIPTIONS: Mapping[Scale, str] = {
     "with BOS in front of every row, or without it and with a random token there",
     "small": "1.5 million parameters on Python source, 4 million tokens; minutes a run on one core; with BOS in front of every "
     "row and rotary positions, or without it, with a random token there and learned positions",
-    "medium": "59 million parameters in the layers of Gu et al. 2024 on Python source, 16 million tokens; a minute a run on "
+    "medium": "59 million parameters in the layers of Gu et al. 2024 on Python source, 8 million tokens; a minute a run on "
     "one data-centre GPU; with BOS or without it as small",
     "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens, no BOS (Gu et al. 2024); GPUs",
     "1b": "a billion parameters on the Pile, 42 billion tokens, no BOS (Gu et al. 2024); GPUs",
