@@ -32,6 +32,8 @@ def page(results: dict[str, Any]) -> str:
         "",
         f"{len(bars)} bars, {missed} of them missed; {len(errors)} {'error' if len(errors) == 1 else 'errors'}.",
     ]
+    for note in results.get("notes", []):
+        lines += ["", note]
     if results.get("quick"):
         lines += ["", "**Sizes were shrunk to try the benchmarks out: no figure here means anything.**"]
     lines += ["", "| Bar | What | Measured | Limit | |", "|---|---|---|---|---|"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import HeadShape
+from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import choose, compute
 from sinklab.registry import operations
 
@@ -53,8 +53,9 @@ def null_terms(bench: Bench) -> None:
 
 
 def through_flex(name: str, bench: Bench) -> None:
-    """One operation through FlexAttention."""
-    length, path = (128, "plain") if not bench.cuda else (4096, "flex")
+    """One operation along the path that serves it on a GPU: FlexAttention, or the plain one where φ has no logarithm."""
+    given = type(operations.make(name)).log_similarity is not Operation.log_similarity
+    length, path = (4096 if bench.cuda else 128), "flex" if bench.cuda and given else "plain"
     # Shapes are compiled as they are, so that both head sizes can be timed in turn; several lengths have a part of their own.
     with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
         ours = {}
@@ -98,7 +99,7 @@ def lengths(bench: Bench) -> None:
             run()
             found[length] = run
     with bench.attempt("a further operation in the same process"):
-        attention(bench, "softpick", 640, 64, path)()
+        attention(bench, "relu", 640, 64, path)()
     bench.turn()
     for length, run in found.items():
         what = f"sigmoid, one process, several lengths: largest relative error (bfloat16, T = {length})"
