@@ -212,6 +212,7 @@ def test_training(device, words, tmp_path, operation, compiled):
     config = short(words, *changes)
     whole = run_training(config, tmp_path / "whole", cache=tmp_path / "cache", progress=False)
     assert whole.summary["status"] == "finished"
+    assert whole.record["hardware"]["device"].split(":")[0] == device.type
     losses = whole.table[(whole.table["metric"] == "held_out_loss") & whole.table["layer"].isna()].set_index("step")["value"]
     assert np.isfinite(losses).all()
     first = whole.table[whole.table["metric"] == "train_loss"].set_index("step")["value"]

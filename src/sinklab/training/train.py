@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
+import types
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,8 @@ def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[st
     config, arguments, data, model = run.config, run.arguments, run.data, run.model
     training = config.training
     loaded = wrap_model(model, data.tokenizer, name=config.name)
-    facts = environment(loaded)
+    # The model is moved to the device of the run by its first step.
+    facts = environment(types.SimpleNamespace(device=arguments.device, dtype=loaded.dtype))
     tokens_per_step = training.batch_size * config.model.max_position_embeddings
     resumed = run.record.fields.get("resumed", [])
     if run.checkpoint is not None or passed_over:

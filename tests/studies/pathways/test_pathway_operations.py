@@ -99,7 +99,7 @@ def test_the_same_configuration_is_the_same_cell_as_in_a_claim(base):
     assert cells["sigmoid", 0].name == claimed["s", 0].name
 
 
-@pytest.mark.parametrize("scale", ["tiny", "small", "60m", "1b"])
+@pytest.mark.parametrize("scale", ["tiny", "small", "medium", "60m", "1b"])
 def test_all_trainings_can_be_configured_at_all_scales(scale):
     found = runs.evaluation_cells(asked(scale, own_base(scale)), {"softpick": 4.0})
     plain, fast, longer = (found[source]["softpick", 0].config for source in ("scale", "chosen", "longer"))
