@@ -71,3 +71,37 @@ def test_unknown_keyword_is_refused() -> None:
     # The model was not harmed, and the next session works.
     with attend(model, probes=[], verify=True):
         forward(model, batch_of(ZOO["llama"]))
+
+
+@pytest.fixture(scope="module")
+def canvas() -> torch.nn.Module:
+    """A DiffusionGemma: a canvas behind a prompt is seen both ways; the first layer holds 5 keys of the prompt."""
+    pytest.importorskip("transformers.models.diffusion_gemma", reason="this release of transformers has no DiffusionGemma")
+    from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion
+
+    torch.manual_seed(0)
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+    experts = {"num_experts": 2, "top_k_experts": 1, "moe_intermediate_size": 16}
+    config = DiffusionGemmaConfig(text_config=grouped(head_dim=8, **layers, **experts), canvas_length=4)
+    return DiffusionGemmaForBlockDiffusion._from_config(config, attn_implementation="eager").eval()
+
+
+@torch.no_grad()
+def test_a_canvas_behind_a_prompt(canvas: torch.nn.Module) -> None:
+    prompt, tokens = torch.randint(2, 40, (2, 4)), torch.randint(2, 40, (2, 4))
+    recorder = Recorder()
+    with attend(canvas, probes=[recorder], verify=True):
+        out = canvas(input_ids=prompt, decoder_input_ids=tokens, output_attentions=True)
+    calls = [call for call in recorder.records if ".decoder." in call.site.module]
+    for record, returned in zip(calls, out.attentions, strict=True):
+        torch.testing.assert_close(record.weights, returned, rtol=0, atol=1e-6)
+        assert record.call.query_positions[0].tolist() == [4, 5, 6, 7]
+        assert record.call.key_positions[0].tolist() == list(range(8))
+
+
+@torch.no_grad()
+def test_keys_that_a_window_has_cut_unseen_are_refused(canvas: torch.nn.Module) -> None:
+    prompt, tokens = torch.randint(2, 40, (2, 10)), torch.randint(2, 40, (2, 4))
+    reason = r"decoder.layers.0.self_attn has 5 keys from before the call under a window of 6, .* texts of fewer than 5 tokens"
+    with pytest.raises(UnsupportedModelError, match=reason), attend(canvas, probes=[Recorder()]):
+        canvas(input_ids=prompt, decoder_input_ids=tokens)

@@ -287,7 +287,7 @@ def test_a_long_text(cuda, name, path):
     # Outputs, copies in float32 and states of the chunks: some dozens of numbers as many as the outputs have. A boolean matrix
     # of one head has as many bytes as 64 float32 copies of the outputs of both.
     assert extra < 48 * found.numel() * 4
-    assert LONG**2 == 64 * found.numel() * 4
+    assert 64 * found.numel() * 4 == LONG**2
     expected = rows_in_float64(operation, inputs)
     assert bool(found.isfinite().all())
     error = float((found.double() - expected).norm() / expected.norm())

@@ -32,7 +32,8 @@ def describe_call(
         forward: what has been learned of the forward that the call is part of.
 
     Raises:
-        UnsupportedModelError: keys that are not there yet, or a mask of a kind that cannot be read.
+        UnsupportedModelError: keys that are not there yet or may have been dropped unseen, or a mask of a kind that cannot be
+            read.
     """
     if kwargs.get("cache") is not None:
         raise UnsupportedModelError(
@@ -47,6 +48,14 @@ def describe_call(
     record = forward.record_of(mask, q_len, kv_len)
     decoded = forward.decoded(q_len)
     known_before = record.q_offset if record is not None else 0
+    held, window = kv_len - q_len, kwargs.get("sliding_window")
+    if record is None and site.kind == "self" and window is not None and held >= max(window - 1, 1):
+        # DiffusionGemma: a canvas behind a prompt, of which a sliding layer holds the end.
+        raise UnsupportedModelError(
+            f"{site.module} has {held:,} keys from before the call under a window of {window:,}, and the model built no mask "
+            "that says which ones it has dropped, so that positions are not known; measure texts of fewer than "
+            f"{window - 1:,} tokens in front"
+        )
     queries, keys = read_positions(
         record,
         visible,
