@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-versions wheel-check release kill mutants bench embedded emergence reproduce docs site fuzz lint format types check clean
+.PHONY: help install demo test test-slow test-gpu test-versions wheel-check release kill mutants bench bench-gpu embedded emergence reproduce docs site fuzz lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test: install  ## the test suite without the slow and the GPU tests
 test-slow: install  ## the slow tests too (minutes each)
 	$(PYTEST) -m 'not gpu'
 
+test-gpu: install  ## the tests for a CUDA device, on one GPU; each says that it was skipped without one
+	OMP_NUM_THREADS=2 $(BIN)/pytest -m gpu -n 4
+
 test-versions: install  ## every command, the seam, streaming and training on the oldest libraries and other releases of transformers
 	$(BIN)/python -m tests.versions
 
@@ -54,6 +57,9 @@ mutants: install  ## change the core in one place at a time and see that its tes
 bench: install  ## every benchmark, as ratios measured in the same run; fails when a bar is missed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/import_time.py
+
+bench-gpu: install  ## every benchmark for a GPU, some minutes; writes docs/benchmarks-cuda.md (training: benchmarks/cuda/training.py)
+	$(BIN)/python benchmarks/cuda/run.py --out build/bench-gpu --write docs/benchmarks-cuda.md
 
 embedded: install  ## train the embedded models again, softmax and sigmoid from three seeds (an hour and a half on one core; resumes)
 	$(BIN)/python -m sinklab.training.embedded prepare
