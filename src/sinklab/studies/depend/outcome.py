@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.results.statistics import rare_cost
 from sinklab.studies.depend.conditions import Cell, Condition, ConditionPlan, pairs
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.dependence import Dependence, measure_dependence
@@ -167,10 +168,11 @@ def _entry(dependence: Dependence) -> dict[str, Any]:
 def _sentence(facts: Facts, contenders: Contenders, judgement: Judgement, items: int) -> str:
     unit = "" if facts["unit"] == "fraction" else f" {facts['unit']}"
     difference = judgement.difference
+    rare = f" {rare_cost(items, 'item')}" if judgement.verdict == "no" else ""  # of means, which hide what few items have
     return (
         f"{facts['task']} depends on the sink tokens: {judgement.verdict}. {contenders.with_sinks} less {contenders.without}: "
         f"{difference.mean:+.3f}{unit} [{difference.low:+.3f}, {difference.high:+.3f}] over {items:,} items; "
-        f"{judgement.reason}."
+        f"{judgement.reason}.{rare}"
     )
 
 
