@@ -205,7 +205,9 @@ class Difference(_Pair):
 
 
 class Ratio(_Pair):
-    """A number of one variant over that of another, of the same seed; missing where the latter is 0.
+    """A number of one variant over that of another, of the same seed; missing where the latter is not above 0.
+
+    A cost of which there is none has no half: over a gain, what costs more is the smaller ratio.
 
     Args:
         other: metric of ``against``, if it is another than ``metric``.
@@ -215,7 +217,7 @@ class Ratio(_Pair):
     unit: ClassVar[str] = "ratio"
 
     def compare(self, left: float, right: float) -> float | None:
-        return left / right if right else None
+        return left / right if right > 0 else None
 
     def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
         return estimate_ratio(values, level)
