@@ -521,6 +521,34 @@ def test_the_verdict_names_heads_that_differ(samples):
     assert f"the other head keeps part of it or all or looks there more (weight {names[1]}: 0.30 to 0.90)." in gains
 
 
+def test_a_spike_that_no_head_looks_at_goes_by_its_interval(samples):
+    found = copy.deepcopy(origin_of(planted(writes=3.0, reads=SPIKE), samples))
+    edit = edit_of(found, "units", "zero")
+    edit["weight_kept"] = None
+    for mean, low, high, says in (
+        (0.1, 0.0, 0.2, "Silenced, it takes the spike away ("),
+        (0.3, 0.2, 0.4, "Silenced, it leaves a smaller spike ("),
+        (0.9, 0.8, 1.0, "Silenced, it leaves the spike ("),
+        (0.2, -0.1, 0.6, "Silenced, it changes the spike ("),
+    ):
+        edit["spike_kept"] = {"mean": mean, "low": low, "high": high}
+        assert says in verdict(found)
+        assert ("these samples leave open whether it goes." in verdict(found)) == (low < 0.0)
+    found["units"] *= 2
+    assert "Silenced, they change the spike (" in verdict(found)
+
+
+def test_a_spike_that_is_moved_goes_by_its_interval(samples):
+    found = copy.deepcopy(origin_of(planted(writes=3.0, reads=SPIKE), samples))
+    moved = copy.deepcopy(edit_of(found, "units", "zero"))
+    found["edits"].append(moved | {"on": "registers", "edit": "moved"})
+    found["registers"] = {"number": 1, "weight": None, "divergence": None, "silenced": None}
+    found["edits"][-1]["spike_kept"] = {"mean": 0.2, "low": 0.1, "high": 0.3}
+    assert "what it writes leaves no spike in the picture (" in verdict(found)
+    found["edits"][-1]["spike_kept"] = {"mean": 0.2, "low": -0.1, "high": 0.6}
+    assert "what it writes leaves open on these samples whether a spike stays in the picture (" in verdict(found)
+
+
 def test_a_head_of_which_the_samples_leave_open_whether_it_loses_the_sink_is_in_neither_list(samples):
     found = origin_of(planted(writes=3.0, reads=SPIKE), samples)
     own = [head["kept"] for head in found["heads"] if head["own"]]

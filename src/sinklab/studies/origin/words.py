@@ -116,8 +116,14 @@ def _parting(origin: OriginFound) -> str:
     silenced = "Silenced, it" if len(origin["units"]) == 1 else "Silenced, they"
     leaves = "leaves" if len(origin["units"]) == 1 else "leave"
     takes = "takes" if len(origin["units"]) == 1 else "take"
+    changes = "changes" if len(origin["units"]) == 1 else "change"
     if edit["weight_kept"] is None or edit["weight"] is None or origin["weight"] is None:
-        return f"{silenced} {'removes' if spike == 'gone' else leaves} the spike ({spikes})."
+        if _open(edit["spike_kept"]):
+            kept_of_it = f"{_percents(edit['spike_kept'])} kept"
+            return f"{silenced} {changes} the spike ({spikes}, {kept_of_it}); these samples leave open whether it goes."
+        if spike == "gone":
+            return f"{silenced} {takes} the spike away ({spikes})."
+        return f"{silenced} {leaves} {'the' if spike == 'stays' else 'a smaller'} spike ({spikes})."
     weight = edit["weight_kept"]
     sink = grade(weight["mean"])
     weights = (
@@ -126,7 +132,7 @@ def _parting(origin: OriginFound) -> str:
     )
     if _open(edit["spike_kept"]) or _open(weight):
         return (
-            f"{silenced} {'changes' if len(origin['units']) == 1 else 'change'} the spike ({spikes}, "
+            f"{silenced} {changes} the spike ({spikes}, "
             f"{_percents(edit['spike_kept'])} kept) and the sink ({weights}); these samples leave open which of them goes."
         )
     lost, kept, left_open = _by_head(origin)
@@ -217,9 +223,11 @@ def _moved(origin: OriginFound) -> str:
         return ""
     one, it = registers["number"] == 1, "it" if len(origin["units"]) == 1 else "them"
     added = "an added token (a register)" if one else f"{registers['number']} added tokens (registers)"
+    kept = edit["spike_kept"]
+    leaves = "leaves open on these samples whether a spike stays" if _open(kept) else _LEAVES[grade(kept["mean"])]
     text = (
         f"Moved to {added}, what "
-        f"{'it writes' if it == 'it' else 'they write'} {_LEAVES[grade(edit['spike_kept']['mean'])]} in the picture "
+        f"{'it writes' if it == 'it' else 'they write'} {leaves} in the picture "
         f"({number(edit['spike'])} times the median, {number(origin['spike'])} as the model is)"
     )
     if edit["weight"] is not None and registers["weight"] is not None:
