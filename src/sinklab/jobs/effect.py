@@ -79,6 +79,7 @@ class Effect(abc.ABC):
         """
         known, paired = catalogue(), isinstance(self, Difference | Peak | Rise)
         outcomes = all(metric in known and known[metric].metric.outcome for _, metric in self.needs())
+        outcomes = outcomes and not isinstance(self, Slope)  # of which 0 and 1 are values like any other
         if outcomes and all(value in (-1.0, 0.0, 1.0) for value in values):
             return estimate_counts(values, level, paired=paired)
         if self.unit == "ratio" and not paired:
