@@ -36,6 +36,9 @@ def test_table_and_files(checkpoint, tmp_path):
     assert {path.name for path in out.iterdir()} == {"report.html", "summary.json", "table.parquet", "run.json"}
     card = run(out, command="card").stdout
     summary = json.loads((out / "summary.json").read_text())
+    needs = [head["needs_sink"]["random_tokens"] for head in summary["heads"]]
+    assert "undecided" in needs
+    assert [line.split()[2] for line in lines[2:6]] == needs
     for label, count in summary["counts"].items():
         assert f"| {label} | {count} of 4 |" in card
     assert f"sinklab causes {checkpoint.name} --sink=0 --texts=9 --seq-len=16 --domains=random_tokens\n" in card

@@ -21,6 +21,7 @@ from sinklab.report.html import PAGE_BUDGET, write_report
 from sinklab.report.index import write_index
 from sinklab.report.maps import Maps
 from sinklab.report.words import percent, verdict
+from sinklab.results.table import read_table, write_table
 
 CHROMIUM = os.environ.get("SINKLAB_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -510,6 +511,21 @@ def test_below_a_curve_only_what_was_measured_is_filled(browser: Any, folder: Pa
     visit.context.close()
 
 
+def test_the_index_names_metrics_of_two_definitions(browser: Any, tmp_path: Path) -> None:
+    for name, version in (("one", 1), ("two", 2)):
+        write_audit(tmp_path / name, layers=2, heads=2, seq_len=16)
+        table = read_table(tmp_path / name / "table.parquet")
+        table.loc[table["metric"] == "entropy", "version"] = version
+        write_table(table, tmp_path / name / "table.parquet")
+    visit = Visit(browser, write_index(tmp_path)[0])
+    for row in visit.page.locator("table.index tbody tr").all():
+        row.locator("input").check()
+    (note,) = visit.page.locator("#compare-host .warning").all_text_contents()
+    assert note == "These runs differ in the definition of entropy (versions 1 and 2): such numbers do not compare."
+    assert visit.said == []
+    visit.context.close()
+
+
 def test_every_head_has_an_address_of_its_own(browser: Any, folder: Path, tmp_path: Path) -> None:
     """Of modules that share a layer's number, too; an address by the number leads to the first of them, as it always did."""
     text = (folder / "report.html").read_text(encoding="utf-8")
@@ -566,6 +582,7 @@ def test_index(browser: Any, tmp_path: Path) -> None:
     numbers = page.locator("#compare-host table").nth(1).locator("tbody th").all_text_contents()
     shared = set(runs[0].numbers) & set(runs[1].numbers)
     assert {name.partition(" (")[0] for name in numbers} == shared
+    assert page.locator("#compare-host .warning").count() == 0
     page.click("table.index th[data-sort=text] button")
     first = rows.first.locator(".where").first.text_content()
     page.click("table.index th[data-sort=text] button")

@@ -36,7 +36,7 @@ def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
     softmax, sigmoid = table["embedded:softmax"], table["embedded:sigmoid"]
     assert (softmax["operation"], sigmoid["operation"]) == ("softmax", "sigmoid")
     assert (softmax["loss (nats per token)"], sigmoid["loss (nats per token)"]) == (3.2134, 3.2456)
-    assert softmax["sink rate, gu2024 (%)"] == summary["sink_rate_gu2024"]
+    assert softmax["sink rate at position 0, gu2024 (%)"] == summary["sink_rate_gu2024"]
     # The audit gives a fraction; the comparison has one unit for all definitions.
     share = softmax["first-token share, first_token_share (%)"]
     assert share == pytest.approx(100 * summary["definitions"]["first_token_share"], rel=1e-12)
@@ -52,7 +52,7 @@ def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
     assert softmax["null mass (%)"] == 0.0
     # The synthetic audit without BOS has 0.7 of the rate with it.
     assert softmax["BOS sensitivity (percentage points)"] == pytest.approx(0.3 * summary["sink_rate_gu2024"])
-    assert softmax["sink rate, one token repeated (%)"] == 0.0
+    assert softmax["sink rate at position 0, one token repeated (%)"] == 0.0
 
 
 def test_rows_of_one_audit_stand_where_they_stand_there(tmp_path: Path) -> None:
@@ -118,10 +118,11 @@ def test_an_audit_on_an_artificial_text_has_rates_with_and_without_bos(corpus: s
     words = {"random_tokens": "random tokens", "repeated_token": "one token repeated"}
     for name in "ab":
         numbers = table[name]
-        assert (numbers["sink rate with BOS (%)"], numbers["sink rate without BOS (%)"]) == (25.0, 10.0)
+        rate = "sink rate at position 0"
+        assert (numbers[f"{rate} with BOS (%)"], numbers[f"{rate} without BOS (%)"]) == (25.0, 10.0)
         assert numbers["BOS sensitivity (percentage points)"] == 15.0
-        assert numbers[f"sink rate, {words[corpus]} (%)"] == 10.0  # under the condition that all probes see
-        assert numbers[f"sink rate, {words[other]} (%)"] == 4.0
+        assert numbers[f"sink rate at position 0, {words[corpus]} (%)"] == 10.0  # under the condition that all probes see
+        assert numbers[f"sink rate at position 0, {words[other]} (%)"] == 4.0
 
 
 def test_what_was_not_measured_is_none_and_a_dash(tmp_path: Path, folders: list[Path]) -> None:
@@ -137,7 +138,7 @@ def test_what_was_not_measured_is_none_and_a_dash(tmp_path: Path, folders: list[
 def test_formatting(folders: list[Path]) -> None:
     text = format_comparison(comparison_table(folders))
     assert text["embedded:softmax"]["loss (nats per token)"] == "3.213"
-    assert text["embedded:sigmoid"]["sink rate, gu2024 (%)"] == "0\u202f%"
+    assert text["embedded:sigmoid"]["sink rate at position 0, gu2024 (%)"] == "0\u202f%"
     assert text.map(lambda cell: isinstance(cell, str)).all(axis=None)
 
 
@@ -272,10 +273,30 @@ def test_tokenizers_that_differ_are_compared_per_byte(tmp_path: Path) -> None:
     other = {**corpus, "token_sha256": "1a" * 32}
     b = write_audit(tmp_path / "b", model="short", summary={"loss": 2.0, "bits_per_byte": 1.875}, run=other)
     text = write_comparison([a, b], tmp_path / "compare.html").read_text(encoding="utf-8")
-    assert "Lowest loss: long, 1.250 bits per byte; short 50.0\u202f% above it." in text
+    assert (
+        "Lowest loss: long, 1.250 bits per byte; short 50.0\u202f% above it. Samples have equally many tokens, and not equally "
+        "much text: longer tokens are read behind more context." in text
+    )
     c = write_audit(tmp_path / "c", model="no text", summary={"loss": 2.0}, run=other)
     text = write_comparison([a, c], tmp_path / "other.html").read_text(encoding="utf-8")
     assert "Losses are not ranked: nats per token of different tokenizers do not compare, and bytes were not counted." in text
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ((2.0, 2.0, 3.0), "Lowest loss: m0 and m1, 2 nats per token; m2 50.0\u202f% above it."),
+        ((2.0, 2.0, 2.0), "Lowest loss: m0, m1 and m2, 2 nats per token."),
+        ((0.0, 0.5, 0.0), "Lowest loss: m0 and m2, 0 nats per token; m1 0.5000."),
+    ],
+)
+def test_equal_losses_are_both_the_lowest(tmp_path: Path, losses: tuple[float, ...], said: str) -> None:
+    audits = [
+        write_audit(tmp_path / f"m{at}", model=f"m{at}", layers=2, summary={"loss": loss}) for at, loss in enumerate(losses)
+    ]
+    text = write_comparison(audits, tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert said in text
+    assert "Samples have equally many tokens" not in text
 
 
 def certificate(*heads: tuple[float, float | None], normalized: bool = True, **changes: object) -> dict:

@@ -119,6 +119,18 @@ def test_numbers_of_another_condition_say_so(tmp_path):
     }
 
 
+def test_runs_say_by_which_definition_a_number_was_measured(tmp_path):
+    write_training(tmp_path / "old", steps=2)
+    rows = [{"probe": "training", "metric": "train_loss", "value": 4.0, "step": 1, "unit": "nats", "version": 2}]
+    write_table(make_table(rows), write_training(tmp_path / "new", steps=2) / "table.parquet")
+    page, runs = write_index(tmp_path)
+    assert {run.folder: run.versions for run in runs} == {"old": {"train_loss": "1"}, "new": {"train_loss": "2"}}
+    text = page.read_text(encoding="utf-8")
+    assert '"versions":{"train_loss":"2"}' in text.replace(" ", "")
+    # A model whose sink stands elsewhere has 0 there.
+    assert ">sink rate at the first position (%)<" in text
+
+
 @pytest.mark.parametrize(
     ("about", "names"),
     [

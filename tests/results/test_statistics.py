@@ -10,7 +10,7 @@ import scipy.stats
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import Interval, function_over_items, least_count_above, mean_over_items, means_over_items
-from sinklab.results.statistics import CHANCE, fewest, mean_interval, shortfall
+from sinklab.results.statistics import CHANCE, fewest, mean_interval, rare_cost, shortfall
 
 
 @pytest.mark.parametrize(
@@ -129,3 +129,15 @@ def test_least_counts_are_the_first_whose_wilson_interval_of_scipy_is_above(shar
 
     expected = next((count for count in range(cases + 1) if low(count) > share), cases + 1)
     assert least_count_above(share, cases, level=level) == expected
+
+
+@pytest.mark.parametrize("count", [9, 24, 64, 1000])
+def test_the_rarest_cost_that_is_seen_is_missed_in_one_of_twenty_draws(count):
+    said = int(rare_cost(count).split("one text in ")[1].split(" ")[0].replace(",", ""))
+    assert (1 - 1 / said) ** count < 0.05
+    assert (1 - 1 / (1.2 * said)) ** count > 0.05
+
+
+def test_of_one_text_nothing_is_said_of_others():
+    assert rare_cost(1, "item") == "One item was measured: a cost that others have is not seen."
+    assert rare_cost(2) == "A cost that fewer than one text in 2 has may be in none of these 2."

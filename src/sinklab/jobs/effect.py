@@ -79,6 +79,7 @@ class Effect(abc.ABC):
         """
         known, paired = catalogue(), isinstance(self, Difference | Peak | Rise)
         outcomes = all(metric in known and known[metric].metric.outcome for _, metric in self.needs())
+        outcomes = outcomes and not isinstance(self, Slope)  # of which 0 and 1 are values like any other
         if outcomes and all(value in (-1.0, 0.0, 1.0) for value in values):
             return estimate_counts(values, level, paired=paired)
         if self.unit == "ratio" and not paired:
@@ -205,7 +206,9 @@ class Difference(_Pair):
 
 
 class Ratio(_Pair):
-    """A number of one variant over that of another, of the same seed; missing where the latter is 0.
+    """A number of one variant over that of another, of the same seed; missing where the latter is not above 0.
+
+    A cost of which there is none has no half: over a gain, what costs more is the smaller ratio.
 
     Args:
         other: metric of ``against``, if it is another than ``metric``.
@@ -215,7 +218,7 @@ class Ratio(_Pair):
     unit: ClassVar[str] = "ratio"
 
     def compare(self, left: float, right: float) -> float | None:
-        return left / right if right else None
+        return left / right if right > 0 else None
 
     def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
         return estimate_ratio(values, level)

@@ -192,7 +192,7 @@ def _numbers(audit: Audit) -> dict[str, object]:
         "operation": f"{audit.operation} ({summary['tier']})" if summary.get("tier") else audit.operation,
         f"loss ({loss_unit(summary)})": _float(summary.get("loss")),
         "loss (bits per byte)": _float(summary.get("bits_per_byte")),
-        "sink rate, gu2024 (%)": _float(summary.get("sink_rate_gu2024")),
+        "sink rate at position 0, gu2024 (%)": _float(summary.get("sink_rate_gu2024")),
     }
     for name, title in TITLES.items():
         if not name.startswith("gu2024"):
@@ -227,12 +227,12 @@ def _numbers(audit: Audit) -> dict[str, object]:
         name = bos_words(True, bos_name).removeprefix("with ")
         numbers |= {
             f"{name} sensitivity (percentage points)": rates["with"] - rates["without"] if both else None,  # type: ignore[operator]
-            f"sink rate with {name} (%)": rates["with"],
-            f"sink rate without {name} (%)": rates["without"],
+            f"sink rate at position 0 with {name} (%)": rates["with"],
+            f"sink rate at position 0 without {name} (%)": rates["without"],
         }
     numbers |= {
-        "sink rate, random tokens (%)": rates["random_tokens"],
-        "sink rate, one token repeated (%)": rates["repeated_token"],
+        "sink rate at position 0, random tokens (%)": rates["random_tokens"],
+        "sink rate at position 0, one token repeated (%)": rates["repeated_token"],
     }
     numbers |= _certified(audit)
     for name in _SETTINGS:
@@ -343,7 +343,7 @@ def _sentences(audits: Sequence[tuple[str, Audit]]) -> list[str]:
 
 
 def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:
-    """Which model predicts best, where that can be said: of the same tokens per token, of the same passages per byte."""
+    """Which model predicts best, where that can be said: of the same tokens per token, of the same text per byte."""
     if sum(_float(audit.summary.get("loss")) is not None for _, audit in audits) < 2:
         return []
     if len({_text(audit) for _, audit in audits}) > 1:
@@ -362,9 +362,19 @@ def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:
     known = [(name, loss) for name, loss in losses if loss is not None]
     if len(known) < 2:
         return [f"Losses are not ranked: {per_token} of different tokenizers do not compare, and bytes were not counted."]
-    best_name, best = min(known, key=lambda pair: pair[1])
-    others = [f"{name} {percent(100 * (loss / best - 1))} above it" for name, loss in known if name != best_name and best > 0]
-    return [f"Lowest loss: {best_name}, {number(best, 4)} {unit}; {_join(others)}."]
+    best = min(loss for _, loss in known)
+    lowest = _join([name for name, loss in known if loss == best])
+    others = [
+        f"{name} {percent(100 * (loss / best - 1))} above it" if best > 0 else f"{name} {number(loss, 4)}"
+        for name, loss in known
+        if loss > best
+    ]
+    ranked = f"Lowest loss: {lowest}, {number(best, 4)} {unit}{'; ' if others else ''}{_join(others)}."
+    if key == "loss":
+        return [ranked]
+    return [
+        f"{ranked} Samples have equally many tokens, and not equally much text: longer tokens are read behind more context."
+    ]
 
 
 def _different(audits: Sequence[tuple[str, Audit]], settings: Sequence[str]) -> list[str]:

@@ -109,6 +109,7 @@ def _data(run: IndexedRun) -> dict[str, object]:
         "tokens": run.tokens,
         "numbers": run.numbers,
         "curves": run.curves,
+        "versions": run.versions,
     }
 
 

@@ -52,6 +52,7 @@ class IndexedRun:
         numbers: numbers of the whole model at the last step, each with its unit; means where a table has several seeds. Those
             of a table about several models, or several operations, have these in their names.
         curves: metric to steps and values.
+        versions: metric to the version of its definition, or versions; numbers of two do not compare.
     """
 
     folder: str
@@ -67,6 +68,7 @@ class IndexedRun:
     tokens: str = ""
     numbers: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
     curves: dict[str, tuple[list[int], list[float]]] = dataclasses.field(default_factory=dict)
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def number(self, *names: str) -> float | None:
         """The first of these numbers that the run has."""
@@ -134,6 +136,7 @@ def _read(place: Path, root: Path) -> IndexedRun:
         tokens=_text(record["token_sha256"]) if record.get("token_sha256") else "",
         numbers=_numbers(table, summary),
         curves={} if table is None else _curves(table),
+        versions={} if table is None else _versions(table),
     )
 
 
@@ -236,6 +239,12 @@ def _telling(rows: pd.DataFrame) -> list[str]:
     several = [name for name in ("model", "operation") if rows[name].nunique() > 1]
     # Variants of a claim are named after what they are, which says the operation too.
     return several[:1] if several and rows.groupby(several[:1], dropna=False)["operation"].nunique().max() <= 1 else several
+
+
+def _versions(table: pd.DataFrame) -> dict[str, str]:
+    """The version of every metric's definition, where the table says it."""
+    known = table[["metric", "version"]].dropna().drop_duplicates().sort_values("version")
+    return {str(name): " and ".join(map(str, of)) for name, of in known.groupby("metric", observed=True)["version"]}
 
 
 def _curves(table: pd.DataFrame) -> dict[str, tuple[list[int], list[float]]]:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-__all__ = ["CHANCE", "LEAST_PARTS", "fewest", "mean_interval", "shortfall"]
+__all__ = ["CHANCE", "LEAST_PARTS", "fewest", "mean_interval", "rare_cost", "shortfall"]
 
 LEAST_PARTS = 8
 """Parts of the text that an interval rests on at least; Student's t for 7 degrees of freedom is 2.4, for infinitely many 2."""
@@ -26,6 +26,21 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
 
     error = statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values), float(scipy.special.stdtrit(len(values) - 1, (1 + level) / 2)) * error
+
+
+def rare_cost(count: int, what: str = "text") -> str:
+    """How rare a cost may be that none of so many texts shows: the sentence that stands beside a verdict "no" over their means.
+
+    What one text in r has is in none of n with probability ``(1 - 1/r)^n``, which is 5 % at ``r = n / 3`` (the rule of three).
+    An interval of means says nothing of it: texts without it have no spread.
+
+    Args:
+        count: texts that were measured, 1 or more.
+        what: the noun for one of them.
+    """
+    if count == 1:
+        return f"One {what} was measured: a cost that others have is not seen."
+    return f"A cost that fewer than one {what} in {max(2, count // 3):,} has may be in none of these {count:,}."
 
 
 def shortfall(seen: int, total: int, chance: float = CHANCE) -> float:

@@ -54,6 +54,23 @@ class TestRecommendation:
         assert found.sentence.startswith("No sinks needed: a window of 64 tokens gives 2.")
         assert re.search(r"improves it by more than 0\.02 \(1 sink: a gain of 0\.010 \[", found.sentence)
 
+    @pytest.mark.parametrize(("texts", "rare"), [(64, 21), (8, 2)])
+    def test_no_sinks_needed_says_which_costs_the_texts_may_miss(self, texts, rare):
+        """One text in 30 loses 3 nats without sinks, 0.1 on average: of 64 such texts none is among them in 11 % of draws."""
+        sizes = {0: torch.full((texts, 100), 2.0), 4: torch.full((texts, 100), 2.0)}
+        found = recommend({64: sizes}, full=sizes[0], length=500)
+        assert found.needed == "no"
+        assert found.sentence.endswith(f". A cost that fewer than one text in {rare} has may be in none of these {texts}.")
+        sizes[0][0] += 3
+        found = recommend({64: sizes}, length=500)
+        assert found.needed == "undecided"
+        assert "may be in none" not in found.sentence
+
+    def test_no_sinks_needed_in_one_text_says_that_it_is_one(self):
+        found = recommend({64: {0: torch.full((1, 100), 2.0), 4: torch.full((1, 100), 2.0)}}, length=500)
+        assert found.needed == "no"
+        assert found.sentence.endswith(". One text was measured: a cost that others have is not seen.")
+
     def test_undecided_when_the_interval_holds_the_margin(self):
         found = recommend({64: made_up({0: 0.03, 1: 0.0}, spread=0.5)}, length=500)
         assert found.needed == "undecided"

@@ -514,6 +514,22 @@ def test_sentences():
     )
 
 
+def test_sentences_say_on_which_domains_a_head_needs_its_sink():
+    needs = ({"code": "yes", "noise": "no"}, {"code": "yes", "noise": "yes"}, {"code": "no", "noise": "undecided"})
+    heads = [
+        {"layer": 5, "head": number, "label": "undecided", "needs_sink": need, "domains": {}}
+        for number, need in enumerate(needs)
+    ]
+    counts = dict.fromkeys(LABELS, 0) | {"undecided": 3}
+    facts = {"counts": counts, "heads": heads, "sink": {"place": 0}, "mirrored": {"code": 0, "noise": 0}}
+    text = sentences({**facts, "texts": 128, "texts_needed": 100, "level": 0.05})
+    assert " Whatever their labels, 5.0 (on code) and 5.1 need their sink: " in text
+    # 64 of each domain were measured, so that 100 of one are more.
+    assert (
+        " 3 are undecided with 128 texts of 2 domains together at a false discovery rate of 0.05; about 100 texts of " in text
+    )
+
+
 def test_sentences_say_where_silence_helps():
     head = {"layer": 5, "head": 0, "label": "switch", "needs_sink": {}, "domains": {"code": "semantic", "noise": "dormant"}}
     counts = dict.fromkeys(LABELS, 0) | {"switch": 1}

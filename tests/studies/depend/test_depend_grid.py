@@ -18,14 +18,14 @@ from sinklab.models.loading import wrap_model
 from sinklab.policies.full import Full
 from sinklab.policies.window import Window
 from sinklab.registry import tasks
-from sinklab.results.intervals import function_over_items, mean_over_items
+from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 from sinklab.results.table import read_run
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend import runner
 from sinklab.studies.depend.conditions import Condition, counts_of, make_plan
 from sinklab.studies.depend.contenders import make_contenders
 from sinklab.studies.depend.depend import depend
-from sinklab.studies.depend.dependence import measure_dependence
+from sinklab.studies.depend.dependence import Dependence, measure_dependence
 from sinklab.studies.depend.evicted import SinkEvicted
 from sinklab.studies.depend.outcome import dependence_sentence
 
@@ -199,6 +199,21 @@ class TestSentence:
         found = measure_dependence(visible + spread, hidden - spread, -6.0 + 0 * spread, chance=chance, scale=None)
         index = "" if found.index is None else "index of dependence "
         assert dependence_sentence("mine", chance, found) == f"mine: {index}{words}."
+
+    @pytest.mark.parametrize(
+        ("index", "words"),
+        [
+            ((0.004, 0.001, 0.006), "0.4% of the score above chance (0.1) goes with the sink."),
+            ((-0.0004, -0.0006, -0.0001), "0.04% of the score above chance (0.1) goes while the sink stays."),
+            ((0.0, 0.0, 0.0), "none of the score above chance (0.1) goes with the sink."),
+            ((0.0, -0.002, 0.3), "none to 30% of the score above chance (0.1) goes with the sink, or up to 0.2% of it while "
+             "the sink stays."),
+            ((0.00999, 0.009, 0.0101), "1% of the score above chance (0.1) goes with the sink."),
+        ],
+    )  # fmt: skip
+    def test_a_share_that_is_not_nothing_is_not_said_to_be(self, index, words):
+        said = dependence_sentence("mine", 0.1, Dependence(Interval(*index)))
+        assert said.partition("]: ")[2] == words
 
 
 class TestSinkEvicted:

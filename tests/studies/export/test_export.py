@@ -285,6 +285,7 @@ def test_what_was_not_measured_says_so(finished):
     assert measured.found[0].startswith("Measured: ")
     row = next(row for row in summary["policies"] if row["label"] == "sink_window 4+12")
     assert measured.without == -row["against_window"]["mean"]
+    assert measured.without_ends == (-row["against_window"]["high"], -row["against_window"]["low"])
 
 
 @pytest.mark.parametrize(
@@ -292,6 +293,19 @@ def test_what_was_not_measured_says_so(finished):
 )
 def test_a_window_that_was_better_is_not_said_to_have_lost_more(without, said):
     asked = dataclasses.replace(plan("sink_window:num_sinks=4,window=60"), without=without)
+    parts = exported(engines()["vllm"], asked)["parts"]
+    assert f"plain window, which {said} here;" in next(part["says"] for part in parts if part["part"] == "recent tokens")
+
+
+@pytest.mark.parametrize(
+    ("without", "ends", "said"),
+    [
+        (0.004, (-0.03, 0.05), "lost 0.004 [-0.030, 0.050] nats per token more"),
+        (-0.3, (-0.4, 0.1), "lost 0.300 [-0.100, 0.400] nats per token less"),
+    ],
+)
+def test_what_a_plain_window_lost_has_its_interval(without, ends, said):
+    asked = dataclasses.replace(plan("sink_window:num_sinks=4,window=60"), without=without, without_ends=ends)
     parts = exported(engines()["vllm"], asked)["parts"]
     assert f"plain window, which {said} here;" in next(part["says"] for part in parts if part["part"] == "recent tokens")
 

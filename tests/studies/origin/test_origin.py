@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments, sample_losses
 from sinklab.studies.origin.ablation import Edit, new_values, run_edits
 from sinklab.studies.origin.decomposition import decompose
-from sinklab.studies.origin.entry import _share
+from sinklab.studies.origin.entry import _kept, _share
 from sinklab.studies.origin.measurement import _most_lost, locate_origins
 from sinklab.studies.origin.structure import find_structure
 from sinklab.studies.origin.tracing import measure_growth
@@ -518,6 +519,64 @@ def test_the_verdict_names_heads_that_differ(samples):
     assert f"the other head keeps part of it or all (weight {names[1]}: 0.90 to 0.90)." in text
     gains = verdict({**found, "heads": [heads[0], {**heads[1], "weight": 0.3}]})
     assert f"the other head keeps part of it or all or looks there more (weight {names[1]}: 0.30 to 0.90)." in gains
+
+
+def test_a_spike_that_no_head_looks_at_goes_by_its_interval(samples):
+    found = copy.deepcopy(origin_of(planted(writes=3.0, reads=SPIKE), samples))
+    edit = edit_of(found, "units", "zero")
+    edit["weight_kept"] = None
+    for mean, low, high, says in (
+        (0.1, 0.0, 0.2, "Silenced, it takes the spike away ("),
+        (0.3, 0.2, 0.4, "Silenced, it leaves a smaller spike ("),
+        (0.9, 0.8, 1.0, "Silenced, it leaves the spike ("),
+        (0.2, -0.1, 0.6, "Silenced, it changes the spike ("),
+    ):
+        edit["spike_kept"] = {"mean": mean, "low": low, "high": high}
+        assert says in verdict(found)
+        assert ("these samples leave open whether it goes." in verdict(found)) == (low < 0.0)
+    found["units"] *= 2
+    assert "Silenced, they change the spike (" in verdict(found)
+
+
+def test_a_spike_that_is_moved_goes_by_its_interval(samples):
+    found = copy.deepcopy(origin_of(planted(writes=3.0, reads=SPIKE), samples))
+    moved = copy.deepcopy(edit_of(found, "units", "zero"))
+    found["edits"].append(moved | {"on": "registers", "edit": "moved"})
+    found["registers"] = {"number": 1, "weight": None, "divergence": None, "silenced": None}
+    found["edits"][-1]["spike_kept"] = {"mean": 0.2, "low": 0.1, "high": 0.3}
+    assert "what it writes leaves no spike in the picture (" in verdict(found)
+    found["edits"][-1]["spike_kept"] = {"mean": 0.2, "low": -0.1, "high": 0.6}
+    assert "what it writes leaves open on these samples whether a spike stays in the picture (" in verdict(found)
+
+
+def test_a_head_of_which_the_samples_leave_open_whether_it_loses_the_sink_is_in_neither_list(samples):
+    found = origin_of(planted(writes=3.0, reads=SPIKE), samples)
+    own = [head["kept"] for head in found["heads"] if head["own"]]
+    assert len(own) >= 3
+    assert all(kept["low"] <= kept["mean"] <= kept["high"] < 0.25 for kept in own)
+    sure, unsure = {"mean": 0.0, "low": -0.1, "high": 0.1}, {"mean": 0.0, "low": -0.6, "high": 0.6}
+    heads = [{**head, "weight": 0.9, "uniform": 0.1, "edited": {"units zero": edited}, "own": True, "kept": kept}
+             for head, edited, kept in zip(found["heads"][:3], (0.1, 0.9, 0.1), (sure, sure, unsure), strict=True)]  # fmt: skip
+    names = [f"{head['layer']}.{head['head']}" for head in heads]
+    text = verdict({**found, "heads": heads})
+    assert f"takes the sink of 1 of 3 heads away (weight {names[0]}: 0.90 to 0.10)" in text
+    assert f"1 head keeps part of it or all (weight {names[1]}: 0.90 to 0.90); " in text
+    assert f"; of 1 these samples leave it open (weight {names[2]}: 0.90 to 0.10)." in text
+    # By the mean alone one head would have lost it, and the other not.
+    assert "of 1 of 2 heads" not in verdict({**found, "heads": [heads[1], heads[2]]})
+
+
+def test_what_a_head_keeps_of_its_sink_has_its_own_interval():
+    """Of eight samples four lose the sink of head 1 and four keep it; head 0 loses it in all."""
+    uniform, clean = torch.full((8,), 0.1), torch.full((8,), 0.9)
+    lost = _kept(uniform, clean, uniform)
+    assert lost == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    half = _kept(torch.tensor([0.1, 0.9] * 4), clean, uniform)
+    assert half["mean"] == pytest.approx(0.5)
+    assert half["low"] < 0.25 < 0.5 < half["high"]
+    missing = torch.tensor([0.9, *[math.nan] * 7])
+    assert _kept(uniform, missing, uniform) is None
+    assert _kept(uniform, uniform, clean) is None
 
 
 def test_rows_name_their_metrics_and_the_place(samples):

@@ -126,6 +126,13 @@ def test_a_weight_is_a_share_under_softmax_alone():
     assert share.middle == Value("bos_weight", "softmax").estimate(weights).middle
 
 
+def test_a_slope_of_outcomes_is_no_count():
+    """Eight seeds diverge at the low rate alone, so that the slope is -1 in each: its interval holds it."""
+    found = Slope("diverged", ("low", "high"), at=(1.0, 2.0)).estimate([-1.0] * 8)
+    assert (found.middle, found.interval) == (-1.0, (-1.0, -1.0))
+    assert found.method == "exact, of the median"
+
+
 def test_a_share_is_one_in_any_unit_and_what_compares_shares_is_none():
     assert "arcsine" in Value("held by both", "a").estimate([0.1, 0.2, 0.6]).method  # of digits
     assert "arcsine" in Extreme("held by both", ("a", "b")).estimate([0.1, 0.2, 0.6]).method

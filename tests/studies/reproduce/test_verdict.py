@@ -235,6 +235,16 @@ def test_ratios_are_judged_on_their_logarithms() -> None:
     assert turned.interval == pytest.approx((2 * 2**-HALF, 2 * 2**HALF))  # the same said the other way round
 
 
+def test_a_cost_over_a_gain_is_no_ratio() -> None:
+    """Hidden, the sink gains 0.2 nats, and silenced it costs 0.4: that is not less than half of a cost."""
+    part = Part("it costs less than half", Ratio("cost", "silenced", "hidden"), less_than=0.5)
+    costs = {seed: {"silenced": {"cost": 0.4}, "hidden": {"cost": -0.2 - seed / 100}} for seed in range(4)}
+    found = judge_part(part, costs)
+    assert (found.verdict, found.known) == ("inconclusive", 0)
+    against = {seed: {label: {"cost": -of["cost"]} for label, of in both.items()} for seed, both in costs.items()}
+    assert judge_part(part, against).verdict == "reproduced"  # silenced, it gains; hidden, it costs
+
+
 def test_no_interval_of_a_rate_leaves_its_range() -> None:
     finding = judge_part(Part("it rises", Value("sink_rate", "a"), more_than=1.0), seeds(0.5, 3.0, 36.0))
     assert finding.mean == pytest.approx(39.5 / 3)

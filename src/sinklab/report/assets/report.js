@@ -1064,6 +1064,9 @@
         el("tbody", {}, ...lines.map(([name, values]) => el("tr", {}, el("th", { scope: "row", text: name }), ...values.map((value) => el("td", { text: value })))))));
       const texts = new Set(runs.map((run) => run.tokens).filter(Boolean));
       if (texts.size > 1) host.append(el("p", { class: "missing warning", role: "note", text: "These runs read different texts: their losses and rates do not compare as they stand." }));
+      const versionsOf = (metric) => [...new Set(runs.map((run) => run.versions[metric]).filter(Boolean))];
+      const redefined = [...new Set(runs.flatMap((run) => Object.keys(run.versions)))].filter((metric) => versionsOf(metric).length > 1);
+      if (redefined.length) host.append(el("p", { class: "missing warning", role: "note", text: `These runs differ in the definition of ${redefined.map((metric) => `${metric} (versions ${versionsOf(metric).sort().join(" and ")})`).join(", ")}: such numbers do not compare.` }));
       if (runs.length > LOOKS) host.append(el("p", { class: "missing", role: "note", text: `Only the first ${LOOKS} of these ${runs.length} runs have lines in the figures: more would look alike. Untick some to see others.` }));
       const union = (of) => [...new Set(runs.flatMap((run) => Object.keys(run[of])))];
       if (runs.length > 1) {

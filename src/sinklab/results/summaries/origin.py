@@ -64,7 +64,11 @@ class OriginWeight(TypedDict):
 
 
 class OriginHead(TypedDict):
-    """What one head gives to the place: as the model is, if attention were uniform, and under edits by their names."""
+    """What one head gives to the place: as the model is, if attention were uniform, and under edits by their names.
+
+    ``kept`` is the share of what exceeds uniform attention that is left with the units silenced, over samples; ``null`` of
+    heads that are not the place's own, where it was not measured, and where nothing exceeds it.
+    """
 
     layer: int
     head: int
@@ -73,6 +77,7 @@ class OriginHead(TypedDict):
     weight: float | None
     uniform: float | None
     edited: dict[str, float | None]
+    kept: Difference | None
 
 
 class OriginRegisters(TypedDict):

@@ -36,7 +36,7 @@ def display(result: Result) -> Iterator[RenderableType]:
         yield Text(f"left out  {line}")
     yield Text(f"\n{summary['recommendation']}")
     if "quantized" in summary:
-        yield from _quantized(summary["quantized"])
+        yield from _quantized(summary["quantized"], summary["documents"])
     if "per_head" in summary:
         yield from _per_head(summary["per_head"])
     if "exports" in summary:
@@ -45,7 +45,7 @@ def display(result: Result) -> Iterator[RenderableType]:
         yield Text(f"\nplot  {result.folder / 'loss.png'}")
 
 
-def _quantized(entries: list[QuantizedEntry]) -> Iterator[RenderableType]:
+def _quantized(entries: list[QuantizedEntry], texts: int) -> Iterator[RenderableType]:
     shown = Table(box=None, pad_edge=False)
     for heading in ("integers", "held", "in full precision", "loss added, nats", "95 %", "bytes"):
         shown.add_column(heading, justify="left" if heading in ("integers", "in full precision") else "right")
@@ -57,7 +57,7 @@ def _quantized(entries: list[QuantizedEntry]) -> Iterator[RenderableType]:
         )
     yield Text("\nA cache of integers, against the same cache in the model's dtype:\n")
     yield shown
-    yield Text(f"\n{must_stay_whole(entries)}")
+    yield Text(f"\n{must_stay_whole(entries, texts)}")
 
 
 def _per_head(entries: list[PerHeadEntry]) -> Iterator[RenderableType]:

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from sinklab.errors import InputError
+from sinklab.results.statistics import rare_cost
 from sinklab.streaming.perplexity import Estimate, estimate
 
 __all__ = ["SINK_MARGIN", "WINDOW_MARGIN", "Recommendation", "recommend"]
@@ -122,9 +123,10 @@ def recommend(
         )
     if beside is not None and _better_pinned(by_sinks[budget][0], {beside[0]: others[beside[0]]}) is not None:
         needed = "yes"  # though not the first tokens, of which the sentence says it
+    rare = f" {rare_cost(len(chosen))}" if needed == "no" else ""  # of means over texts, which hide what few of them have
     return Recommendation(
         needed, sinks, budget - sinks, None if beside is None else beside[0], loss, gain, against_recompute, against_full,
-        "; ".join(parts).rstrip(".") + ".",
+        "; ".join(parts).rstrip(".") + "." + rare,
     )  # fmt: skip
 
 

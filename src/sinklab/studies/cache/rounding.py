@@ -17,6 +17,7 @@ from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
+from sinklab.results.statistics import rare_cost
 from sinklab.results.summaries.cache import QuantizedEntry
 from sinklab.results.table import make_table
 from sinklab.sinks import find_sinks
@@ -110,34 +111,43 @@ def quantized_caches(
     return entries
 
 
-def must_stay_whole(entries: Sequence[QuantizedEntry]) -> str:
+def must_stay_whole(entries: Sequence[QuantizedEntry], texts: int | None = None) -> str:
     """Which tokens must stay in full precision, a sentence for each number of bits.
 
     The fewest tokens are named with which rounding the others moves the loss by at most ``INTEGER_MARGIN``: the whole interval,
     on either side, since a loss that falls by rounding is a change and no gain. All tokens are held there.
+
+    Args:
+        texts: that were measured, to say how rare a cost may be of which none of them shows anything.
     """
-    return " ".join(
-        _must_stay(kind, [entry for entry in entries if entry["quantized"] == kind and entry["window"] is None])
+    whole = [entry for entry in entries if entry["window"] is None]
+    said = [
+        _must_stay(kind, [entry for entry in whole if entry["quantized"] == kind])
         for kind in dict.fromkeys(entry["quantized"] for entry in entries)
-    )
+    ]
+    if texts is not None and any(_most(entry) <= INTEGER_MARGIN for entry in whole):
+        said.append(rare_cost(texts))
+    return " ".join(said)
+
+
+def _most(entry: QuantizedEntry) -> float:
+    """How far from 0 the interval of a gap reaches."""
+    ends = (entry["gap"]["low"], entry["gap"]["high"])
+    return max(float("inf") if end is None else abs(end) for end in ends)
 
 
 def _must_stay(kind: str, entries: Sequence[QuantizedEntry]) -> str:
-    def most(entry: QuantizedEntry) -> float:
-        ends = (entry["gap"]["low"], entry["gap"]["high"])
-        return max(float("inf") if end is None else abs(end) for end in ends)
-
-    within = [entry for entry in entries if most(entry) <= INTEGER_MARGIN]
+    within = [entry for entry in entries if _most(entry) <= INTEGER_MARGIN]
     if not within:
         return (
             f"{kind}: no tokens are shown that keep the change of the loss within {INTEGER_MARGIN:g} nats per token if they "
             "stay in full precision; more texts make intervals shorter."
         )
     fewest = min(within, key=lambda entry: len(entry["positions"]))
-    change = f"the loss changes by {most(fewest):.4f} nats per token at most"
+    change = f"the loss changes by {_most(fewest):.4f} nats per token at most"
     if not fewest["positions"]:
         return f"{kind}: no token must stay in full precision; {change}."
-    nothing = next((most(entry) for entry in entries if not entry["positions"]), None)
+    nothing = next((_most(entry) for entry in entries if not entry["positions"]), None)
     besides = "" if nothing is None else f", with nothing in full precision perhaps by {nothing:.4f}"
     places = f"position{'s' if len(fewest['positions']) > 1 else ''} {', '.join(map(str, fewest['positions']))}"
     return f"{kind}: keep {places} ({fewest['whole']}) in full precision; {change}{besides}."

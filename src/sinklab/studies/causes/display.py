@@ -71,7 +71,7 @@ def _table(heading: str, entries: Mapping[str, Labelled], domain: str, used: Seq
         table.add_row(
             escape(name),
             f"[{COLOURS[label]}]{label}[/]",
-            {"yes": "yes", "no": "no"}.get(entry["needs_sink"].get(domain, ""), "–"),
+            entry["needs_sink"].get(domain, "–"),  # a model without a sink has none to need
             *("–" if number is None else f"{number:.2f}" for number in numbers),
             *(_effect(entry["effects"].get(name, {}).get(domain)) for name in used),
         )

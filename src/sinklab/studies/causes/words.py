@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sinklab.results.statistics import CHANCE
 from sinklab.results.summaries.causes import CausesSummary, ExaminedGroup
 from sinklab.studies.causes.head_group import joined
@@ -39,7 +41,11 @@ def sentences(summary: CausesSummary) -> str:
     text = f"The sink is {where}. {text}" if where else f"The model is read as one without a sink. {text}"
     if none and kinds:
         text += f" None is {_listed(none, 'or')}."
-    needing = [f"{head['layer']}.{head['head']}" for head in summary["heads"] if "yes" in head["needs_sink"].values()]
+    needing = [
+        f"{head['layer']}.{head['head']}{_where(head['needs_sink'])}"
+        for head in summary["heads"]
+        if "yes" in head["needs_sink"].values()
+    ]
     if needing:
         label = "its label" if len(needing) == 1 else "their labels"
         text += (
@@ -66,7 +72,9 @@ def sentences(summary: CausesSummary) -> str:
     if undecided:
         needed = summary["texts_needed"]
         many = "is" if undecided == 1 else "are"
-        text += f" {undecided} {many} undecided with {summary['texts']} texts at a false discovery rate of {summary['level']:g}"
+        together = f" of {len(summary['mirrored'])} domains together" if len(summary["mirrored"]) > 1 else ""
+        text += f" {undecided} {many} undecided with {summary['texts']} texts{together}"
+        text += f" at a false discovery rate of {summary['level']:g}"
         if needed is None:
             text += (
                 "; how many texts would decide them cannot be foretold: what is seen is not the effects of one of these kinds, "
@@ -78,6 +86,12 @@ def sentences(summary: CausesSummary) -> str:
                 f"chance of {100 * CHANCE:.0f} %."
             )
     return text
+
+
+def _where(needs: Mapping[str, str]) -> str:
+    """The domains on which a head needs its sink, where they are not all."""
+    domains = [name for name, need in needs.items() if need == "yes"]
+    return "" if len(domains) == len(needs) else f" (on {_listed(domains)})"
 
 
 def _of_group(group: ExaminedGroup) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.results.statistics import rare_cost
 from sinklab.studies.depend.conditions import Cell, Condition, ConditionPlan, pairs
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.dependence import Dependence, measure_dependence
@@ -167,10 +168,11 @@ def _entry(dependence: Dependence) -> dict[str, Any]:
 def _sentence(facts: Facts, contenders: Contenders, judgement: Judgement, items: int) -> str:
     unit = "" if facts["unit"] == "fraction" else f" {facts['unit']}"
     difference = judgement.difference
+    rare = f" {rare_cost(items, 'item')}" if judgement.verdict == "no" else ""  # of means, which hide what few items have
     return (
         f"{facts['task']} depends on the sink tokens: {judgement.verdict}. {contenders.with_sinks} less {contenders.without}: "
         f"{difference.mean:+.3f}{unit} [{difference.low:+.3f}, {difference.high:+.3f}] over {items:,} items; "
-        f"{judgement.reason}."
+        f"{judgement.reason}.{rare}"
     )
 
 
@@ -182,10 +184,17 @@ def dependence_sentence(task: str, chance: float | None, dependence: Dependence)
     above = "what one token of context gives" if chance is None else f"chance ({chance:g})"
     interval = f"{index.mean:+.2f} [{index.low:+.2f}, {index.high:+.2f}]"
     if index.low > 0.0:
-        return f"{task}: index of dependence {interval}: {index.mean:.0%} of the score above {above} goes with the sink."
+        return f"{task}: index of dependence {interval}: {_percent(index.mean)} of the score above {above} goes with the sink."
     if index.high < 0.0:
         return (
-            f"{task}: index of dependence {interval}: {-index.mean:.0%} of the score above {above} goes while the sink stays."
+            f"{task}: index of dependence {interval}: {_percent(-index.mean)} of the score above {above} goes while the sink "
+            "stays."
         )
-    text = f"{task}: index of dependence {interval}: none to {index.high:.0%} of the score above {above} goes with the sink"
-    return f"{text}, or up to {-index.low:.0%} of it while the sink stays." if index.low < 0.0 else f"{text}."
+    most = f"none to {_percent(index.high)}" if index.high > 0.0 else "none"
+    text = f"{task}: index of dependence {interval}: {most} of the score above {above} goes with the sink"
+    return f"{text}, or up to {_percent(-index.low)} of it while the sink stays." if index.low < 0.0 else f"{text}."
+
+
+def _percent(share: float) -> str:
+    """Whole percents, of less than one the first digit: what an interval keeps apart from 0 is not said to be 0."""
+    return f"{share:.0%}" if share >= 0.00995 else f"{100 * share:.1g}%"

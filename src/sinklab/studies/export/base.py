@@ -69,6 +69,7 @@ class ExportPlan:
         quantized: ``int8`` or ``int4`` for a cache of integers, else ``None``.
         found: sentences on what was measured, for the head of a file.
         without: what a plain window of the same size lost more, in nats per token; ``None`` where that was not measured.
+        without_ends: its 95 % interval; ``None`` where there is none.
         all_rounded: what the integers cost where no token stays whole, in words; empty where that was not measured.
     """
 
@@ -80,6 +81,7 @@ class ExportPlan:
     found: tuple[str, ...]
     without: float | None
     all_rounded: str = ""
+    without_ends: tuple[float, float] | None = None
 
     @property
     def label(self) -> str:
@@ -225,7 +227,7 @@ def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
     for method, name, wanted in plan.wanted():
         answer: Answer = getattr(engine, method)(plan)
         if method == "window" and not engine.evicts(plan):
-            cost = "" if plan.without is None else f", which lost {_more(plan.without)} here"
+            cost = "" if plan.without is None else f", which lost {_more(plan.without, plan.without_ends)} here"
             answer = not_expressible(f"left out: without the tokens that stay it is a plain window{cost}; all tokens are kept")
         if method == "positions" and plan.pinned and not engine.evicts(plan):
             answer = not_expressible("left out with the window")
@@ -245,9 +247,11 @@ def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
     return entry
 
 
-def _more(nats: float) -> str:
-    """By how much a loss is higher than another, in words; it may be lower."""
-    return f"{abs(nats):.3f} nats per token {'less' if nats < 0 else 'more'}"
+def _more(nats: float, ends: tuple[float, float] | None) -> str:
+    """By how much a loss is higher than another, in words, with the interval of that; it may be lower."""
+    sign = -1.0 if nats < 0 else 1.0
+    interval = "" if ends is None else " [{:.3f}, {:.3f}]".format(*sorted(sign * end for end in ends))
+    return f"{abs(nats):.3f}{interval} nats per token {'less' if nats < 0 else 'more'}"
 
 
 def _head(engine: Engine, plan: ExportPlan, parts: list[ExportPart]) -> str:

@@ -44,10 +44,12 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
         require_integers(made)
     if kind is not None:
         found.append(_integers(measured, kind))
+    without = _without(made, entry)
     return ExportPlan(
         model=summary["model"], revision=summary["revision"], bos=bool(summary["bos"]), policy=made,
         quantized=cast(Literal["int8", "int4"] | None, kind), found=tuple(found),
-        without=_without(summary, made, entry), all_rounded="" if kind is None else _all_rounded(summary, kind),
+        without=None if without is None else without["mean"], all_rounded="" if kind is None else _all_rounded(summary, kind),
+        without_ends=_ends(without),
     )  # fmt: skip
 
 
@@ -144,7 +146,17 @@ def _all_rounded(summary: Comparison, kind: str) -> str:
     return f", which on the grids of sinklab costs {gap['mean']:.4f}{ends} nats per token"
 
 
-def _without(summary: Comparison, policy: Policy, entry: PolicyEntry | None) -> float | None:
+def _ends(difference: Difference | None) -> tuple[float, float] | None:
+    """Of an interval, where there is one."""
+    if difference is None or difference["low"] is None or difference["high"] is None:
+        return None
+    return difference["low"], difference["high"]
+
+
+def _without(policy: Policy, entry: PolicyEntry | None) -> Difference | None:
     """What a window of the same size without the tokens that stay lost more."""
-    difference: Difference | None = None if entry is None else entry["against_window"]
-    return None if difference is None or policy.name == "window" else -difference["mean"]
+    difference = None if entry is None else entry["against_window"]
+    if difference is None or policy.name == "window":
+        return None
+    low, high = difference["low"], difference["high"]
+    return {"mean": -difference["mean"], "low": None if high is None else -high, "high": None if low is None else -low}

@@ -135,7 +135,7 @@ def _outcomes(traced: TracedPlace) -> list[OriginEdit]:
     for number, placed in enumerate(traced.edits):
         kinds.setdefault((placed.on, placed.edit.name), []).append(number)
     uniform = mean_over(clean.uniform, own)
-    excess = mean_over(clean.weights, own) - uniform
+    given = mean_over(clean.weights, own)
     before = clean.spikes[:, block]
     outcomes: list[OriginEdit] = []
     under: list[tuple[str, str, str, Sequence[Measured | Moved]]] = [
@@ -149,16 +149,13 @@ def _outcomes(traced: TracedPlace) -> list[OriginEdit]:
         loss = torch.stack([one.loss for one in seen]).mean(0) - clean.loss
         weight = torch.stack([mean_over(one.weights, own) for one in seen]).mean(0)
         spike = torch.stack([one.spikes[:, block:].amax(1) for one in seen]).mean(0)
-        excess_left = weight - uniform
-        known_in = ~(excess_left.isnan() | excess.isnan())
-        enough = int(known_in.sum()) > 1 and float(excess[known_in].mean()) > 0
         outcomes.append({
             "edit": name,
             "on": on,
             "what": what,
             "loss": _difference(loss),
             "weight": known(float(weight.nanmean())),
-            "weight_kept": _share(excess_left[known_in], excess[known_in]) if enough else None,
+            "weight_kept": _kept(weight, given, uniform),
             "spike": float(spike.mean()),
             "spike_kept": _share(spike, before),
         })  # fmt: skip
@@ -177,6 +174,8 @@ def _registers(moved: Moved, own: HeadsByModule) -> OriginRegisters:
 def _heads(traced: TracedPlace) -> list[OriginHead]:
     """The heads that give the place most, with their weight as it is and under every edit of units and of the write."""
     clean, own = traced.clean, traced.own
+    edits = zip(traced.edits, traced.measured, strict=True)
+    silenced = next((seen for placed, seen in edits if (placed.on, placed.edit.name) == ("units", "zero")), None)
     listed: list[OriginHead] = []
     for label, values in clean.weights.items():
         for head, weight in enumerate(values.nanmean(0).tolist()):
@@ -185,14 +184,18 @@ def _heads(traced: TracedPlace) -> list[OriginHead]:
                 for placed, seen in zip(traced.edits, traced.measured, strict=True)
                 if placed.on in ("units", "write")
             }
+            behind = label in own and head in own[label].tolist()
             listed.append({
                 "layer": clean.layers[label],
                 "head": head,
                 "module": label,
-                "own": label in own and head in own[label].tolist(),
+                "own": behind,
                 "weight": known(weight),
                 "uniform": known(float(clean.uniform[label][:, head].nanmean())),
                 "edited": edited,
+                "kept": None if silenced is None or not behind else _kept(
+                    silenced.weights[label][:, head], values[:, head], clean.uniform[label][:, head]
+                ),
             })  # fmt: skip
     return sorted(listed, key=lambda head: (not head["own"], -(head["weight"] or 0.0)))[
         : max(HEADS, sum(h["own"] for h in listed))
@@ -230,6 +233,14 @@ def _share(edited: Tensor, clean: Tensor) -> Difference:
     Both means are of the same samples, so these are drawn together: what leaves every sample as it is keeps exactly 1.
     """
     return _interval(function_over_items(torch.stack([edited, clean]).numpy(), lambda means: means[0] / means[1]))
+
+
+def _kept(edited: Tensor, clean: Tensor, uniform: Tensor) -> Difference | None:
+    """Share of the weight above a uniform one that an edit leaves; ``None`` with fewer than two samples, or nothing above."""
+    left, excess = edited - uniform, clean - uniform
+    known_in = ~(left.isnan() | excess.isnan())
+    enough = int(known_in.sum()) > 1 and float(excess[known_in].mean()) > 0
+    return _share(left[known_in], excess[known_in]) if enough else None
 
 
 def _interval(interval: Interval) -> Difference:

@@ -116,8 +116,14 @@ def _parting(origin: OriginFound) -> str:
     silenced = "Silenced, it" if len(origin["units"]) == 1 else "Silenced, they"
     leaves = "leaves" if len(origin["units"]) == 1 else "leave"
     takes = "takes" if len(origin["units"]) == 1 else "take"
+    changes = "changes" if len(origin["units"]) == 1 else "change"
     if edit["weight_kept"] is None or edit["weight"] is None or origin["weight"] is None:
-        return f"{silenced} {'removes' if spike == 'gone' else leaves} the spike ({spikes})."
+        if _open(edit["spike_kept"]):
+            kept_of_it = f"{_percents(edit['spike_kept'])} kept"
+            return f"{silenced} {changes} the spike ({spikes}, {kept_of_it}); these samples leave open whether it goes."
+        if spike == "gone":
+            return f"{silenced} {takes} the spike away ({spikes})."
+        return f"{silenced} {leaves} {'the' if spike == 'stays' else 'a smaller'} spike ({spikes})."
     weight = edit["weight_kept"]
     sink = grade(weight["mean"])
     weights = (
@@ -126,19 +132,21 @@ def _parting(origin: OriginFound) -> str:
     )
     if _open(edit["spike_kept"]) or _open(weight):
         return (
-            f"{silenced} {'changes' if len(origin['units']) == 1 else 'change'} the spike ({spikes}, "
+            f"{silenced} {changes} the spike ({spikes}, "
             f"{_percents(edit['spike_kept'])} kept) and the sink ({weights}); these samples leave open which of them goes."
         )
-    lost, kept = _by_head(origin)
+    lost, kept, left_open = _by_head(origin)
     if lost and kept:
         weights_of = " (weight {})".format
-        text = f"{silenced} {takes} the sink of {len(lost)} of {len(lost) + len(kept)} heads away{weights_of(_changes(lost))}"
+        many = f"{len(lost)} of {len(lost + kept + left_open)} heads"
+        text = f"{silenced} {takes} the sink of {many} away{weights_of(_changes(lost))}"
         spiked = f"the spike too ({spikes})" if spike == "gone" else f"the spike {_left(spike)} ({spikes})"
         joined = f" and {spiked}" if spike == "gone" else f"; {spiked}"
-        rest = "the other head keeps" if len(kept) == 1 else "the other heads keep"
+        others = len(kept) if left_open else "the other"
+        rest = f"{others} head keeps" if len(kept) == 1 else f"{others} heads keep"
         gaining = any((head["edited"]["units zero"] or 0) > (head["weight"] or 0) for head in kept)
         more = f" or {'looks' if len(kept) == 1 else 'look'} there more" if gaining else ""
-        return f"{text}{joined}; {rest} part of it or all{more}{weights_of(_changes(kept))}."
+        return f"{text}{joined}; {rest} part of it or all{more}{weights_of(_changes(kept))}{_not_shown(left_open)}."
     if spike == "gone" and sink == "stays":
         return f"Spike and sink part. {silenced} {takes} the spike away ({spikes}), and the sink stays ({weights})."
     if spike == "gone" and sink == "gone":
@@ -152,14 +160,21 @@ def _parting(origin: OriginFound) -> str:
     return f"{silenced} {leaves} the sink as it is ({weights}); the spike {_left(spike)} ({spikes})."
 
 
-def _by_head(origin: OriginFound) -> tuple[list[OriginHead], list[OriginHead]]:
-    """The heads of a place that lose it with the units silenced, by what exceeds uniform attention, and those that do not."""
-    lost, kept = list[OriginHead](), list[OriginHead]()
+def _not_shown(heads: Sequence[OriginHead]) -> str:
+    """Of which heads the samples do not show whether the sink goes."""
+    return f"; of {len(heads)} these samples leave it open (weight {_changes(heads)})" if heads else ""
+
+
+def _by_head(origin: OriginFound) -> tuple[list[OriginHead], list[OriginHead], list[OriginHead]]:
+    """The heads of a place that lose it with the units silenced, by what exceeds uniform attention, those that do not, and
+    those whose interval reaches from the one to the other."""
+    lost, kept, left_open = list[OriginHead](), list[OriginHead](), list[OriginHead]()
     for head in origin["heads"]:
         weight, uniform, edited = head["weight"], head["uniform"], head["edited"].get("units zero")
         if head["own"] and weight is not None and uniform is not None and edited is not None and weight > uniform:
-            (lost if grade((edited - uniform) / (weight - uniform)) == "gone" else kept).append(head)
-    return lost, kept
+            by_mean = lost if grade((edited - uniform) / (weight - uniform)) == "gone" else kept
+            (left_open if head["kept"] is not None and _open(head["kept"]) else by_mean).append(head)
+    return lost, kept, left_open
 
 
 def _changes(heads: Sequence[OriginHead]) -> str:
@@ -208,9 +223,11 @@ def _moved(origin: OriginFound) -> str:
         return ""
     one, it = registers["number"] == 1, "it" if len(origin["units"]) == 1 else "them"
     added = "an added token (a register)" if one else f"{registers['number']} added tokens (registers)"
+    kept = edit["spike_kept"]
+    leaves = "leaves open on these samples whether a spike stays" if _open(kept) else _LEAVES[grade(kept["mean"])]
     text = (
         f"Moved to {added}, what "
-        f"{'it writes' if it == 'it' else 'they write'} {_LEAVES[grade(edit['spike_kept']['mean'])]} in the picture "
+        f"{'it writes' if it == 'it' else 'they write'} {leaves} in the picture "
         f"({number(edit['spike'])} times the median, {number(origin['spike'])} as the model is)"
     )
     if edit["weight"] is not None and registers["weight"] is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sinklab.results.intervals import Interval
-from sinklab.results.statistics import CHANCE, fewest, shortfall
+from sinklab.results.statistics import CHANCE, fewest, rare_cost, shortfall
 from sinklab.results.summaries.quantize import CureEntry, QuantizeSummary, SiteEntry
 
 __all__ = ["Verdict", "best_cure", "carrier", "judged", "texts_needed", "verdict_text"]
@@ -83,9 +83,7 @@ def verdict_text(summary: QuantizeSummary) -> str:
     if entry["verdict"] == "none":
         falls = entry["high"] < 0
         change = " A loss that falls is a change, too: these samples do not show what rounding may harm." if falls else ""
-        seldom = max(2, texts // 3)  # the rule of three
-        rare = f" A cost that fewer than one text in {seldom} has may be in none of these {texts}."
-        return f"{opening}, not more than {least:g}: no cure needed.{rare}{change}"
+        return f"{opening}, not more than {least:g}: no cure needed. {rare_cost(texts)}{change}"
     if entry["verdict"] == "not measurable":
         needed = entry["texts_needed"]
         how_many = (
