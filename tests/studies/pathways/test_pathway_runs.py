@@ -254,7 +254,7 @@ def test_what_is_said_before_trainings_at_one_rate():
         ({"rate": float("nan")}, "`rate` is nan; expected a learning rate over that of the scale"),
         ({"seeds": []}, r"pathways: seeds \[\]; expected one or more, and none twice"),
         ({"seeds": [1, 1]}, r"pathways: seeds \[1, 1\]; expected one or more, and none twice"),
-        ({"scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, 60m, 1b"),
+        ({"scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, medium, 60m, 1b"),
         ({"jobs": 0}, "`jobs` must be at least 1, got 0"),
     ],
 )
