@@ -245,6 +245,10 @@ def test_what_is_said_before_trainings_at_one_rate():
         "2 operations, base no-bos: 6 trainings at 0.5 times the learning rate of the scale; about "
         f"{minutes} minutes of one core; what is there already is not done again"
     )
+    asked = benchmark.asked_of([{"name": "softmax_plus_one"}], [0, 1, 2], "medium", None, 0.5)
+    assert "trainings take about 6 minutes of one data-centre GPU; without a GPU about 48 hours of one core; " in (
+        runs.foreseen(asked)
+    )
 
 
 @pytest.mark.parametrize(
