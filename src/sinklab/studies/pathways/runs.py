@@ -171,7 +171,8 @@ def foreseen(asked: Asked) -> str:
         else:
             of_gpu = " to ".join(f"{of * on_gpu / 60:,.0f}" for of in sorted({least, most}))
             hours = " to ".join(f"{some / 60:,.0f}" for some in sorted(set(minutes)))
-            words += f"; trainings take about {of_gpu} minutes of one data-centre GPU; without a GPU about {hours} hours of one core"
+            words += f"; trainings take about {of_gpu} minutes of one data-centre GPU; "
+            words += f"without a GPU about {hours} hours of one core"
     return f"{words}; what is there already is not done again"
 
 

@@ -50,8 +50,8 @@ DESCRIPTIONS: Mapping[Scale, str] = {
 }
 
 SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 17.0, "small": 560.0, "medium": 29_000.0}
-"""Of one core, in round numbers. Nobody trained ``medium`` on one: a token of it takes 26 times as long as one of ``small`` (one
-core, float32), and there are twice as many. At the other scales it depends on the accelerator."""
+"""Of one core, in round numbers. Nobody trained ``medium`` on one: a token of it takes 26 times as long as one of
+``small`` (one core, float32), and there are twice as many. At the other scales it depends on the accelerator."""
 
 SECONDS_ON_A_GPU: Mapping[Scale, float] = {"medium": 60.0}
 """Of one data-centre GPU, in round numbers, where a scale is meant for one."""
