@@ -80,4 +80,4 @@ def test_the_page_in_docs_is_that_of_the_results_that_are_kept(tmp_path):
     _, page = written(tmp_path, json.loads(results.read_text(encoding="utf-8")))
     assert page == (SCRIPT.parents[2] / "docs" / "benchmarks-cuda.md").read_text(encoding="utf-8")
     for word in ("A bar is ", "*Held* tokens", "*byte floor*", "*deviation*"):
-        assert word in page
+        assert word in " ".join(page.split())
