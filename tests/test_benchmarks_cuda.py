@@ -73,3 +73,11 @@ def test_all_met_and_shrunk(tmp_path):
     assert code == 0
     assert "1 bars, 0 of them missed; 0 errors." in page
     assert "no figure here means anything" in page
+
+
+def test_the_page_in_docs_is_that_of_the_results_that_are_kept(tmp_path):
+    results = SCRIPT.with_name("h200.json")
+    _, page = written(tmp_path, json.loads(results.read_text(encoding="utf-8")))
+    assert page == (SCRIPT.parents[2] / "docs" / "benchmarks-cuda.md").read_text(encoding="utf-8")
+    for word in ("A bar is ", "*Held* tokens", "*byte floor*", "*deviation*"):
+        assert word in " ".join(page.split())

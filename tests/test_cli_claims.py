@@ -197,6 +197,8 @@ class TestReproduce:
             r"trainings: 12,.* in all about 1\.9 hours of one core", engine.foreseen(["learning_rate"], "small", [0, 1, 2])
         )
         assert "in all about" not in engine.foreseen(["learning_rate"], "60m", [0, 1, 2])
+        at_medium = engine.foreseen(["emergence"], "medium", [0, 1, 2])
+        assert "in all about 3 minutes of one data-centre GPU; without a GPU about 24.2 hours of one core; " in at_medium
         assert "in all about 80 seconds of one core" in engine.foreseen(["repeated_token_laws"], "tiny", range(8))
 
     def test_claims_that_share_trainings_are_foreseen_with_them_once(self):

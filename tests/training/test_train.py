@@ -24,7 +24,7 @@ from sinklab.results.finding import finding_of
 from sinklab.results.table import read_table
 from sinklab.training.bookkeeping import Bookkeeper
 from sinklab.training.checkpoints import usable
-from sinklab.training.record import read_result
+from sinklab.training.record import display, read_result
 from sinklab.training.train import run_training
 from sinklab.training.trainer import PretrainingTrainer
 
@@ -218,6 +218,15 @@ def test_an_output_directory_in_use_is_refused(finished, run, tmp_path):
         run(folder="other", resume=True)
 
 
+def test_an_output_directory_with_a_run_that_has_not_ended_names_resume(finished, run, tmp_path):
+    folder = interrupted(finished, tmp_path / "run")
+    for status in ("stopped", "running", "failed"):
+        (folder / "run.json").write_text(json.dumps(json.loads((folder / "run.json").read_text()) | {"status": status}))
+        with pytest.raises(InputError, match="with a run that has not ended; go on with it by `resume`, choose another with"):
+            run()
+    assert any(folder.glob("checkpoints/*"))
+
+
 def test_a_full_disk_is_one_sentence_and_loses_nothing(run, tmp_path, finished, monkeypatch):
     native = PretrainingTrainer._save_checkpoint
 
@@ -352,6 +361,7 @@ def test_a_run_that_is_stopped_and_goes_on_leaves_what_an_uninterrupted_one_leav
             stopped = run(*changes, resume=True)
         assert (stopped.summary["status"], stopped.summary["steps"]) == ("stopped", step)
         assert stopped.record["stopped_by"] == number.name
+        assert f"status    stopped after {step} steps, and can be resumed" in "\n".join(display(stopped))
         assert usable(stopped.folder / "checkpoints")[0].name == f"checkpoint-{step}"
         # No record, no evaluation and no measurement for the stop.
         so_far = whole.table[whole.table["step"] <= step]

@@ -71,7 +71,8 @@ def display(result: Result) -> Iterator[str]:
     summary, folder = result.summary, Path(result.summary["folder"])
     loss, rate, speed = (summary[name] for name in ("held_out_loss", "sink_rate", "tokens_per_second"))
     lines = {
-        "status": f"{summary['status']} after {summary['steps']:,} steps",
+        "status": f"{summary['status']} after {summary['steps']:,} steps"
+        + (", and can be resumed" if summary["status"] == "stopped" else ""),
         "why": (result.record.get("divergence") or {}).get("reason", ""),
         "loss": "" if loss is None else f"{loss:.3f} nats per held-out token",
         "sink rate": "" if rate is None else f"{rate:.2f} % at position 0 (Gu et al. 2024)",

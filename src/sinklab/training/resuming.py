@@ -13,13 +13,29 @@ from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData
 from sinklab.training.initial import weights_folder
 
-__all__ = ["earlier_run", "require_same_config", "require_same_text"]
+__all__ = ["earlier_run", "refuse_unfinished", "require_same_config", "require_same_text"]
 
 PLACE = {
     *("training.threads", "training.device", "training.parallel", "training.micro_batch_size", "training.compile"),
     *("training.gradient_checkpointing", "training.save_every", "training.keep", "training.report_to"),
 }
 """Fields that say where a run is computed and what is kept of it: they may change when it is resumed."""
+
+
+def refuse_unfinished(out: Path) -> None:
+    """Say of a folder with a run of pre-training that has not ended that it can be resumed, before it is replaced.
+
+    Raises:
+        InputError: there is such a run.
+    """
+    if not (out / "run.json").is_file():
+        return
+    earlier = read_run(out)
+    if earlier.get("kind") == "pretrain" and earlier.get("status") not in ("finished", "diverged"):
+        raise InputError(
+            f"output directory {out} exists, with a run that has not ended; go on with it by `resume`, choose another with "
+            "`out`, or replace it with `overwrite`"
+        )
 
 
 def earlier_run(out: Path, config: PretrainingConfig, init_from: Path | None) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ from sinklab.training.process import (
 )
 from sinklab.training.progress import Display, display
 from sinklab.training.record import RunRecord, Status, library_versions, newest, read_result, result_of, weights_sha256
-from sinklab.training.resuming import earlier_run, require_same_text
+from sinklab.training.resuming import earlier_run, refuse_unfinished, require_same_text
 from sinklab.training.rows import TextRows
 from sinklab.training.run_table import RunTable
 from sinklab.training.tokenizer import beginning_as_rows
@@ -109,6 +109,8 @@ def run_training(
         if arguments.should_save:  # of the processes of one run the first one has the folder for all
             check_name(out)
             if not resume:
+                if not overwrite:
+                    refuse_unfinished(out)
                 check_free(out, overwrite)
             using.enter_context(FolderLock(out, patience=patience))
             if not resume:

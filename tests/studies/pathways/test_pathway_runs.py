@@ -245,6 +245,10 @@ def test_what_is_said_before_trainings_at_one_rate():
         "2 operations, base no-bos: 6 trainings at 0.5 times the learning rate of the scale; about "
         f"{minutes} minutes of one core; what is there already is not done again"
     )
+    asked = benchmark.asked_of([{"name": "softmax_plus_one"}], [0, 1, 2], "medium", None, 0.5)
+    assert "trainings take about 6 minutes of one data-centre GPU; without a GPU about 48 hours of one core; " in (
+        runs.foreseen(asked)
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,7 +258,7 @@ def test_what_is_said_before_trainings_at_one_rate():
         ({"rate": float("nan")}, "`rate` is nan; expected a learning rate over that of the scale"),
         ({"seeds": []}, r"pathways: seeds \[\]; expected one or more, and none twice"),
         ({"seeds": [1, 1]}, r"pathways: seeds \[1, 1\]; expected one or more, and none twice"),
-        ({"scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, 60m, 1b"),
+        ({"scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, medium, 60m, 1b"),
         ({"jobs": 0}, "`jobs` must be at least 1, got 0"),
     ],
 )

@@ -174,7 +174,7 @@ def test_a_scale_without_a_cost_is_not_tested(claims: dict[str, Claim], tmp_path
     [
         ({"names": []}, "reproduce: 0 claims"),
         ({"names": ["made_up"], "seeds": [1, 1]}, r"seeds \[1, 1\]; expected one or more, and no seed twice"),
-        ({"names": ["made_up"], "scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, 60m, 1b"),
+        ({"names": ["made_up"], "scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, medium, 60m, 1b"),
         ({"names": ["made_up"], "jobs": 0}, "`jobs` must be at least 1, got 0"),
     ],
 )

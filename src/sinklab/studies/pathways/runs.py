@@ -20,7 +20,7 @@ from sinklab.studies.pathways.columns import COLUMNS, ON_NATURAL_TEXT, READ_OUTS
 from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
 from sinklab.studies.reproduce.cells import make_cells
-from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING
+from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU
 from sinklab.studies.trigger.expressible import obstacle
 from sinklab.studies.trigger.lab import label_of
 from sinklab.studies.trigger.problem import TriggerProblem
@@ -164,7 +164,15 @@ def foreseen(asked: Asked) -> str:
     if seconds is not None:
         besides = chosen * SECONDS_OF_READING + in_trigger * SECONDS_OF_A_TRIGGER
         minutes = [(of * seconds + besides) / 60 for of in (least, most)]
-        words += "; about " + " to ".join(f"{some:,.0f}" for some in sorted(set(minutes))) + " minutes of one core"
+        of_core = " to ".join(f"{some:,.0f}" for some in sorted(set(minutes)))
+        on_gpu = SECONDS_ON_A_GPU.get(asked.scale)
+        if on_gpu is None:
+            words += f"; about {of_core} minutes of one core"
+        else:
+            of_gpu = " to ".join(f"{of * on_gpu / 60:,.0f}" for of in sorted({least, most}))
+            hours = " to ".join(f"{some / 60:,.0f}" for some in sorted(set(minutes)))
+            words += f"; trainings take about {of_gpu} minutes of one data-centre GPU; "
+            words += f"without a GPU about {hours} hours of one core"
     return f"{words}; what is there already is not done again"
 
 

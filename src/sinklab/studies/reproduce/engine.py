@@ -28,7 +28,7 @@ from sinklab.results.voice import duration
 from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_changes
 from sinklab.studies.reproduce.display import display_parts
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part, words_of
-from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING, base_config
+from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, base_config
 from sinklab.studies.reproduce.work import Measurement, claim_called, name_of, read_numbers, train_and_read
 from sinklab.training.process import default_cache
 
@@ -160,6 +160,9 @@ def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Bas
     if of_one is not None:
         seconds = trainings * of_one + len(seeds) * sum(SECONDS_OF_A_MEASUREMENT.get(cost, 0.0) for cost in costs)
     time = f", in all {duration(seconds)} of one core" if seconds >= 60 else ""
+    on_gpu = SECONDS_ON_A_GPU.get(scale)
+    if time and trainings and on_gpu is not None:
+        time = f", in all {duration(trainings * on_gpu)} of one data-centre GPU; without a GPU {duration(seconds)} of one core"
     return (
         f"claims: {len(requests)}, trainings: {trainings}, measurements: {measurements}{time}; what is there already is not "
         "done again"

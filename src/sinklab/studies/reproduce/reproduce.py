@@ -88,6 +88,7 @@ def reproduce(
         sinklab reproduce --all  (all that the tiny scale can test: hours on two cores)
         sinklab reproduce --all --model org/model --corpus notes.txt  (all that can be measured without training)
         sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
+        sinklab reproduce emergence --scale medium  (minutes on one data-centre GPU; a day on one core)
         sinklab reproduce sink_moves_to_bias --base bos  (what becomes of it where every row begins with BOS)
         sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)
         sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)

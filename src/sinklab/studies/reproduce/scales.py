@@ -13,7 +13,7 @@ from sinklab.recipes.gu2024_1b import gu2024_1b
 from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["DESCRIPTIONS", "SECONDS_OF_A_TRAINING", "base_called", "base_config"]
+__all__ = ["DESCRIPTIONS", "SECONDS_OF_A_TRAINING", "SECONDS_ON_A_GPU", "base_called", "base_config"]
 
 
 def _without_bos(base: PretrainingConfig) -> PretrainingConfig:
@@ -44,13 +44,17 @@ DESCRIPTIONS: Mapping[Scale, str] = {
     "small": "1.5 million parameters on Python source, 4 million tokens; minutes a run on one core; with BOS in front of every "
     "row and rotary positions, or without it, with a random token there and learned positions",
     "medium": "59 million parameters in the layers of Gu et al. 2024 on Python source, 8 million tokens; a minute a run on "
-    "one data-centre GPU; with BOS or without it as small",
+    "one data-centre GPU, hours on one core; with BOS or without it as small",
     "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens, no BOS (Gu et al. 2024); GPUs",
     "1b": "a billion parameters on the Pile, 42 billion tokens, no BOS (Gu et al. 2024); GPUs",
 }
 
-SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 17.0, "small": 560.0}
-"""Of one core, in round numbers; at the other scales it depends on the accelerator."""
+SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 17.0, "small": 560.0, "medium": 29_000.0}
+"""Of one core, in round numbers. Nobody trained ``medium`` on one: a token of it takes 26 times as long as one of
+``small`` (one core, float32), and there are twice as many. At the other scales it depends on the accelerator."""
+
+SECONDS_ON_A_GPU: Mapping[Scale, float] = {"medium": 60.0}
+"""Of one data-centre GPU, in round numbers, where a scale is meant for one."""
 
 
 def base_config(scale: Scale, base: Base | None = None) -> PretrainingConfig:
