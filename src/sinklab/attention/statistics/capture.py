@@ -26,7 +26,8 @@ _COMPOSITE = "aten::scaled_dot_product_attention"
 class LogSumExpCapture(TorchDispatchMode):
     """Looks at the operators that run inside the context and passes every one of them on.
 
-    All are called as they were but for kernels that say whether they are to return a log-sum-exp: those are told to.
+    All are called as they were but for kernels with an argument that decides whether they return a log-sum-exp: with this,
+    they do.
     """
 
     supports_higher_order_operators = True  # FlexAttention is one; without this torch refuses to run it under a mode
@@ -57,8 +58,8 @@ class LogSumExpCapture(TorchDispatchMode):
                 return func.decompose(*args, **(kwargs or {}))
         if func._schema.name not in _KERNELS:
             return func(*args, **(kwargs or {}))
-        # Without a gradient, cuDNN's kernel and the memory-efficient one are told to leave it out. A pass of our own over all
-        # scores, which is what its absence costs, takes many times as long as the kernel.
+        # Without a gradient torch asks cuDNN's kernel and the memory-efficient one for none, and a pass of our own over all
+        # scores, which is what its absence costs, takes as long as the kernel.
         if len(args) > _ON_REQUEST and func._schema.arguments[_ON_REQUEST].name == "compute_log_sumexp":
             args = (*args[:_ON_REQUEST], True, *args[_ON_REQUEST + 1 :])
         result = func(*args, **(kwargs or {}))
