@@ -96,7 +96,7 @@ class TestClaims:
         [
             (["repeated_token_law"], "Did you mean 'repeated_token_laws'?"),
             (["--source", "gu2042"], "there is no source 'gu2042'. Did you mean 'gu2024'?"),
-            (["--scale", "tin"], "there is no scale 'tin'. Did you mean 'tiny'? Known: tiny, small, 60m, 1b"),
+            (["--scale", "tin"], "there is no scale 'tin'. Did you mean 'tiny'? Known: tiny, small, medium, 60m, 1b"),
         ],
     )
     def test_unknown_words_are_refused_with_the_nearest(self, arguments, complaint):

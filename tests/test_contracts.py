@@ -34,6 +34,8 @@ SIZES: dict[str, object] = {
     "num_sinks": 2,
     "dense": 4,
     "span": 8,
+    "block": 4,
+    "blocks": 2,
     "stride": 2,
     "heavy": 3,
     "large": 3,
