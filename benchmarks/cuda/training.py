@@ -24,12 +24,15 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from training_throughput import ten_million
+
 from sinklab.configuration import with_overrides
 from sinklab.models.architecture import Architecture
 from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.training import train
 from sinklab.training.bookkeeping import Bookkeeper
-from sinklab.training.config import DataConfig, PretrainingConfig, ScheduleConfig, TrainingConfig, WatchConfig
+from sinklab.training.config import PretrainingConfig
 
 PEAK = 989e12
 """FLOP/s of dense bfloat16 products on an H100 or H200 with SXM, by the vendor's datasheet."""
@@ -45,22 +48,9 @@ COMMON = (
 SIXTY = (*COMMON, "data.corpus=python_source", "data.tokenizer=null", "training.vocab_multiple=50432", "training.batch_size=32")
 
 
-def ten_million() -> PretrainingConfig:
+def at_context_1024() -> PretrainingConfig:
     """The 10.6 million parameters of the CPU's bar 13, at context 1,024 and 65,536 tokens a step."""
-    return PretrainingConfig(
-        name="ten_million",
-        model=Architecture(
-            hidden_size=384,
-            intermediate_size=1024,
-            num_hidden_layers=6,
-            num_attention_heads=6,
-            max_position_embeddings=1024,
-        ),
-        data=DataConfig(),
-        schedule=ScheduleConfig(warmup_steps=1),
-        training=TrainingConfig(batch_size=64),
-        watch=WatchConfig(),
-    )
+    return with_overrides(ten_million(), ["model.max_position_embeddings=1024", "training.batch_size=64"])
 
 
 def of_operation(name: str, **settings: object) -> tuple[str, ...]:
@@ -71,7 +61,7 @@ def of_operation(name: str, **settings: object) -> tuple[str, ...]:
 CANDIDATES: dict[str, tuple[Callable[[], PretrainingConfig], tuple[str, ...]] | None] = {
     "60m softmax": (gu2024_60m, SIXTY),
     "60m plain loop": None,
-    "10m softmax": (ten_million, COMMON),
+    "10m softmax": (at_context_1024, COMMON),
     # Other operations in batches of eight rows: one without a fused kernel holds all scores of a batch.
     **{f"60m, 8 rows, {name}": (gu2024_60m, of_operation(name)) for name in ("softmax", "key_bias", "sigmoid", "softpick")},
 }

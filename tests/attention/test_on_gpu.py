@@ -13,6 +13,7 @@ import torch
 from tests.attention.column_calls import make_call
 
 from sinklab.attention.statistics import on_gpu
+from sinklab.attention.statistics.blocked import blocked_statistics
 from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Dense
 from sinklab.errors import ConfigurationError
@@ -21,6 +22,7 @@ INTERPRETED = """
 import dataclasses, torch
 from tests.attention.column_calls import ALL, FIELDS, cases, dense_oracle, with_log_sum_exp
 from sinklab.attention.statistics import on_gpu
+from sinklab.attention.statistics.blocked import blocked_statistics
 
 on_gpu._tiling = lambda call, of: on_gpu.Tiling(16, 32, 4, 1) if of == "rows" else on_gpu.Tiling(32, 16, 4, 1)
 served = 0
@@ -64,3 +66,23 @@ def test_what_the_kernels_do_not_serve(monkeypatch):
     assert on_gpu.gpu_obstacle(mask) == "it serves bands of visible keys (causal, window, padding), got Dense"
     wide = make_call(q_len=20, head_dim=264, dtype=torch.float32)
     assert on_gpu.gpu_obstacle(wide) == "it holds heads of at most 256 coordinates, got 264"
+
+
+@pytest.mark.parametrize(
+    ("fails", "why"), [(ValueError("no layout"), "ValueError: no layout"), (None, "they refuse, or give other")]
+)
+def test_kernels_that_do_not_work_are_said_not_to(monkeypatch, fails, why):
+    """With statistics that raise as a compiler does, or that are wrong: half of what they should be."""
+
+    def statistics(call, needs, buckets):
+        if fails is not None:
+            raise fails
+        found = blocked_statistics(call, needs, buckets)
+        return dataclasses.replace(found, column_sum=found.column_sum / 2)
+
+    monkeypatch.setattr(on_gpu, "gpu_statistics", statistics)
+    kind = torch.device("cpu"), torch.float32, 24
+    with pytest.warns(UserWarning, match=rf"do not work on cpu for heads of 24 in float32 \({why}.*a slower way"):
+        assert not on_gpu.gpu_is_exact.__wrapped__(*kind)
+    monkeypatch.setattr(on_gpu, "gpu_statistics", blocked_statistics)
+    assert on_gpu.gpu_is_exact.__wrapped__(*kind)

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -151,7 +152,7 @@ def _too_coarse(call: AttentionCall, row_count: Tensor) -> Tensor:
 def gpu_is_exact(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether both kernels agree with the blocked reference on a device, for a dtype and head size; tried once per process.
 
-    A kernel that the installed Triton cannot compile has not agreed.
+    A kernel that the installed Triton cannot compile has not agreed. Warns where they do not.
     """
 
     def by_own_rows(call: AttentionCall, buckets: int) -> Statistics:
@@ -160,7 +161,18 @@ def gpu_is_exact(device: torch.device, dtype: torch.dtype, head_dim: int) -> boo
     def by_given_rows(call: AttentionCall, buckets: int) -> Statistics:
         return gpu_statistics(call, frozenset({"columns"}), buckets)
 
-    return all(agrees(compute, device, dtype, head_dim, _BOUND) for compute in (by_own_rows, by_given_rows))
+    try:
+        agree = all(agrees(compute, device, dtype, head_dim, _BOUND) for compute in (by_own_rows, by_given_rows))
+        why = "" if agree else "they refuse, or give other numbers than the plain definition"
+    except Exception as error:  # Triton's compiler fails in ways of its own
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+    if why:
+        warnings.warn(
+            f"the kernels for statistics do not work on {device} for heads of {head_dim} in "
+            f"{str(dtype).removeprefix('torch.')} ({why[:200]}); a slower way gives the same numbers",
+            stacklevel=2,
+        )
+    return not why
 
 
 def _rows(call: AttentionCall, band: Band, with_scores: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -11,20 +11,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.scale import Scale
+from sinklab.jobs.scale import SCALES, Scale
 
 __all__ = ["FACTORS", "SELECTION_SEEDS", "Choice", "Losses", "check_apart"]
 
 FACTORS: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Learning rates that are tried, over that of the scale."""
 
-SELECTION_SEEDS: Mapping[Scale, tuple[int, ...]] = {
-    "tiny": (1000, 1001),
-    "small": (1000,),
-    "medium": (1000,),
-    "60m": (1000,),
-    "1b": (1000,),
-}
+SELECTION_SEEDS: Mapping[Scale, tuple[int, ...]] = {scale: (1000, 1001) if scale == "tiny" else (1000,) for scale in SCALES}
 """Seeds on which a rate is chosen; none of them is evaluated."""
 
 Losses = Mapping[float, Mapping[int, float | None]]
