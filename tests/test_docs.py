@@ -154,6 +154,8 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
         r"gated\n(.*\n)+sink_loss_gap .*'step 60: -?0\.0\d'\]\nloaded again: gated",
         "stream_for_ever": r"trained on 256 positions\n(.*\n)+4\+128: 133 of 133 tokens .*\n(.*\n)+.*the same tokens: True",
         "chat_with_a_bounded_cache": r"you  Read a file\.  \(2\d tokens read\)\n(.*\n)+never evicted: .*You write Python",
+        "change_a_trained_model": r"loss at the start +loss +sink rate \(%\).*\nsoftmax +2\.\d+ +2\.\d+ .*\n"
+        r"gated:double=true +2\.\d+ +2\.\d+(.*\n)+sink_logit:initial=-4 .*\n(.*\n)*softpick ",
         "train_a_masked_diffusion_model": r"step 40: 4\.\d+ nats at a masked token\n.*\n(.*\n)+ *16 +0\.0 +\d+\.\d ",
         "replace_softmax": r"sdpa +mean mass of a row: 1\.000\nsinklab_sigmoid +mean mass of a row: 0\.[3-7]",
     }

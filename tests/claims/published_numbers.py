@@ -127,6 +127,13 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
         "baseline": {"first_text_sink_rate": 97.49, "first_text_loss": 1.0},
         "fine-tuned": {"first_text_sink_rate": 88.34, "first_text_loss": 1.1},
     },
+    # Published in words, "barely changed", with losses of our own making.
+    "gates_in_a_trained_model": {
+        "baseline": {"sink_rate": 30, "first_attention": 0.3, "held_out_loss": 3.0},
+        "trained on": {"sink_rate": 30, "first_attention": 0.3, "held_out_loss": 2.9},
+        "trained on, gate, element-wise": {"first_attention": 0.3, "held_out_loss": 2.9},
+        "trained on, gate, head-wise": {"first_attention": 0.3, "held_out_loss": 2.9},
+    },
 }
 
 _REVERSED: dict[str, tuple[tuple[str, str, float], ...]] = {
@@ -191,6 +198,12 @@ _REVERSED: dict[str, tuple[tuple[str, str, float], ...]] = {
         ("fine-tuned", "first_text_sink_rate", 50),
         ("fine-tuned", "first_text_sink_rate", 120),
     ),
+    "gates_in_a_trained_model": (
+        ("trained on, gate, element-wise", "first_attention", 0.05),
+        ("trained on, gate, element-wise", "held_out_loss", 2.85),
+        ("trained on, gate, head-wise", "first_attention", 0.07),
+        ("trained on, gate, head-wise", "held_out_loss", 2.85),
+    ),
 }
 """Claim to the single numbers (variant, metric, value) each of which refutes it."""
 
@@ -206,6 +219,7 @@ _NEEDED: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "inputs_with_rotary_positions": (("rotary positions", RATE),),
     "fine_tuning_keeps_the_sink": (("baseline", "first_text_sink_rate"),),
+    "gates_in_a_trained_model": (("baseline", RATE), ("trained on", RATE)),
 }
 """Claim to the sinks that must be there for it to be about anything."""
 

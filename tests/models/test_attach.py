@@ -247,7 +247,7 @@ def test_a_parameterised_operation_by_name_alone(gated_sink):
 @pytest.mark.parametrize(
     ("operation", "says"),
     [
-        ("gated", r"'gated': gates start near 0\.5: .* start at 0\.5 of what they were; initial_bias=4 starts at 0\.98"),
+        ("gated", r"'gated': gates start near 0\.5: .* start at 0\.5 of what they were; double=true starts at 1"),
         ({"name": "gated", "floor": 0.5}, r"gates start near 0\.75"),
         ("gated_heads", r"'gated_heads': gates start at 0\.5: .*; double=true with opening=0\.5 starts at 1"),
     ],
@@ -258,13 +258,11 @@ def test_a_gate_that_starts_half_closed_is_said(operation, says, recwarn):
 
 
 def test_an_open_gate_and_a_loaded_one_are_not(tmp_path, recwarn):
-    """At initial_bias 4 the outputs are what they were, to the 2 % that the warning says."""
-    plain = llama()
-    before = plain(TOKENS).logits
-    opened = attach(llama(), {"name": "gated", "initial_bias": 4.0})
-    closeness = torch.nn.functional.cosine_similarity(before.flatten(), opened(TOKENS).logits.flatten(), dim=0)
-    assert closeness > 0.99
-    attach(llama(), {"name": "gated_heads", "double": True})
+    before = llama()(TOKENS).logits
+    for operation in ({"name": "gated", "double": True}, {"name": "gated_heads", "double": True}):
+        torch.testing.assert_close(attach(llama(), operation)(TOKENS).logits, before)
+    opened = attach(llama(), {"name": "gated", "initial_bias": 4.0})  # 0.98, and a map that does not start at 0
+    assert torch.nn.functional.cosine_similarity(before.flatten(), opened(TOKENS).logits.flatten(), dim=0) > 0.99
     attach(llama(), "sink_logit")
     assert not [warning for warning in recwarn if "attach" in str(warning.message)]
     with pytest.warns(UserWarning, match="gates start"):

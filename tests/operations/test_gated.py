@@ -27,6 +27,7 @@ SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=6, hidden_s
         Gated(shared=True, floor=0.5),
         Gated(input_dependent=False),
         Gated(element_wise=False, shared=True, input_dependent=False),
+        Gated(double=True),
     ],
     ids=str,
 )
@@ -84,6 +85,20 @@ def test_an_open_gate_is_softmax():
     assert torch.equal(outputs, Softmax().head_outputs(queries, keys, values, None, 0.5)[0])
 
 
+@pytest.mark.parametrize("settings", [{}, {"element_wise": False}, {"shared": True}, {"input_dependent": False}])
+def test_a_doubled_gate_starts_as_softmax_and_opens_to_two(settings):
+    queries, keys, values = torch.randn(3, 2, 4, 5, 8)
+    operation = Gated(double=True, **settings)
+    shape = HeadShape(num_heads=4, num_kv_heads=4, head_dim=8, value_dim=8, hidden_size=16)
+    state = operation.parameters(shape) | {"layer_input": torch.randn(2, 5, 16)}
+    outputs, _ = operation.head_outputs(queries, keys, values, None, 0.5, state)
+    assert torch.equal(outputs, Softmax().head_outputs(queries, keys, values, None, 0.5)[0])
+    assert operation.at_start == ""
+    learned = "weight" if "weight" in state else "bias"
+    wide = operation.gain(state | {learned: torch.full_like(state[learned], 40.0), "layer_input": torch.ones(2, 5, 16)})
+    assert torch.equal(wide, torch.full_like(wide, 2.0))
+
+
 @pytest.mark.parametrize("settings", [{}, {"shared": True}, {"element_wise": False, "input_dependent": False}])
 def test_the_gate_of_a_model_is_measured_as_the_gain(settings):
     model = make_sinklm({"name": "gated", "initial_bias": math.log(3.0), **settings})
@@ -105,6 +120,12 @@ def test_a_floor_that_cannot_take_effect(floor):
 def test_a_bias_that_cannot_take_effect():
     with pytest.raises(ConfigurationError, match="operation 'gated': initial_bias = inf must be a finite number"):
         Gated(initial_bias=math.inf)
+
+
+@pytest.mark.parametrize("settings", [{"floor": 0.5}, {"initial_bias": 1.0}])
+def test_a_doubled_gate_that_would_not_start_at_one(settings):
+    with pytest.raises(ConfigurationError, match="operation 'gated': double goes with neither floor nor initial_bias"):
+        Gated(double=True, **settings)
 
 
 def test_round_trip():

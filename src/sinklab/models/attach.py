@@ -82,8 +82,8 @@ def attach(
     require_module(model)
     if isinstance(model.config, SinkLMConfig):
         raise ConfigurationError(
-            "the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …}); attach() is for models "
-            "of other classes"
+            "the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …}), and sinklab pretrain "
+            "--init-from puts the weights of a trained one under another; attach() is for models of other classes"
         )
     if getattr(model.config, CONFIG_FIELD, None) is not None:
         raise ConfigurationError(

@@ -33,7 +33,7 @@ class Gated(Softmax):
     map. Weights are those of softmax: rows sum to one and there is no null mass; the gate is reported as the gain.
 
     The parameters are ``weight``, ``(num_heads or 1, value_dim or 1, hidden_size)``, normal with standard deviation 0.02 at the
-    start, and ``bias``, ``(num_heads or 1, value_dim or 1)``, where there is one.
+    start, with ``double`` 0, and ``bias``, ``(num_heads or 1, value_dim or 1)``, where there is one.
 
     Args:
         element_wise: a gate for each coordinate of a head's output; otherwise one for the head.
@@ -42,6 +42,8 @@ class Gated(Softmax):
         floor: the gate is squeezed to [floor, 1], from 0 to below 1; the paper tries 0.5.
         initial_bias: value of ``b`` at the start. By default there is no ``b``, as in the released models; a gate that does not
             depend on the input starts at 0.
+        double: gate times two, in (0, 2), from a map that starts at 0: the start is softmax exactly, for a trained model
+            (the authors' answer in issue 10 of their repository, December 2025). Not with ``floor`` or ``initial_bias``.
     """
 
     element_wise: bool = True
@@ -49,6 +51,7 @@ class Gated(Softmax):
     input_dependent: bool = True
     floor: float = 0.0
     initial_bias: float | None = None
+    double: bool = False
     needs_layer_input: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -59,11 +62,16 @@ class Gated(Softmax):
         if self.initial_bias is not None and not math.isfinite(self.initial_bias):
             raise ConfigurationError(f"operation 'gated': initial_bias = {self.initial_bias} must be a finite number")
 
+        if self.double and (self.floor or self.initial_bias):
+            raise ConfigurationError(
+                "operation 'gated': double goes with neither floor nor initial_bias, by which the gate would not start at 1"
+            )
+
     def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
         size = (1 if self.shared else shape.num_heads, shape.value_dim if self.element_wise else 1)
         values = {}
         if self.input_dependent:
-            values["weight"] = torch.normal(0.0, INITIAL_STD, (*size, shape.hidden_size))
+            values["weight"] = torch.normal(0.0, 0.0 if self.double else INITIAL_STD, (*size, shape.hidden_size))
         if self.initial_bias is not None or not self.input_dependent:
             values["bias"] = torch.full(size, float(self.initial_bias or 0.0))
         return values
@@ -71,11 +79,12 @@ class Gated(Softmax):
     @property
     def at_start(self) -> str:
         start = self.floor + (1 - self.floor) / (1 + math.exp(-max(-700.0, self.initial_bias or 0.0)))
+        start *= 2 if self.double else 1
         if start >= OPEN:
             return ""
         return (
             f"gates start near {start:.2g}: attention outputs of a pre-trained model start at {start:.2g} of what they were; "
-            "initial_bias=4 starts at 0.98"
+            "double=true starts at 1"
         )
 
     def gain(self, state: State) -> Tensor:
@@ -87,4 +96,5 @@ class Gated(Softmax):
         return self._gate(logits + state["bias"][:, None] if "bias" in state else logits)
 
     def _gate(self, logits: Tensor) -> Tensor:
-        return self.floor + (1 - self.floor) * torch.sigmoid(logits)
+        gate = self.floor + (1 - self.floor) * torch.sigmoid(logits)
+        return 2 * gate if self.double else gate
