@@ -124,6 +124,30 @@ def test_a_spike_that_is_no_sink_is_not_called_one():
     assert "sinks whole" not in cures
 
 
+def test_of_several_tokens_with_the_spike_those_that_are_sinks_are_named():
+    model, texts = bigram(spike=1024), rows(24)
+    texts.arguments["input_ids"][:, 5] = TOKENS - 1
+    maps = model.model.model.layers[0].mlp
+    with torch.no_grad():  # a second token with a spike in its own channel, which no head looks at
+        maps.up_proj.weight[0, TOKENS - 1] = maps.up_proj.weight[0, 0]
+        maps.gate_proj.weight[0, TOKENS - 1] = 1.0
+    summary = quantize(model, inputs=texts, calibration=CALIBRATION, schemes=["w8a8"], products="simulated").summary
+    worst = by_name(summary["sites"], "site")[SPIKE]
+    assert (summary["sinks"], worst["positions"], worst["at_sink"]) == ([0], [0, 5], False)
+    assert "at position 0 '0', position 5 '31': of these position 0 '0' is a sink, and others none by the rate." in summary["text"]
+
+
+def test_a_spike_at_a_third_of_the_positions_is_not_at_most_tokens():
+    texts = rows(24)
+    texts.arguments["input_ids"][:, 3::3] = 0
+    summary = quantize(
+        bigram(spike=1024, sink=False), inputs=texts, calibration=CALIBRATION, schemes=["w8a8"], products="simulated"
+    ).summary
+    worst = by_name(summary["sites"], "site")[SPIKE]
+    assert (worst["everywhere"], worst["positions"]) == (True, [])
+    assert "times that of the median channel, at many positions." in summary["text"]
+
+
 @pytest.mark.parametrize(("bits", "least"), [(2, 4), (3, 4), (4, 4), (5, 4), (6, 4), (7, 8), (8, 16), (16, 16)])
 def test_a_spike_takes_two_bits_of_the_median_channel_however_few_there_are(bits, least):
     """Where the grid itself has 16 values or fewer, channels that are all alike are none."""

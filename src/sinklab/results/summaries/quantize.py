@@ -31,7 +31,11 @@ class SchemeEntry(TypedDict):
 
 
 class WorstChannel(TypedDict):
-    """A linear map, or the residual stream at one place, and the channel with the largest range."""
+    """A linear map, or the residual stream at one place, and the channel with the largest range.
+
+    ``everywhere`` is a spike at more than a quarter of the positions, which then are not listed; ``at_sink`` says that every
+    position of the spike is a sink.
+    """
 
     site: str
     kind: str

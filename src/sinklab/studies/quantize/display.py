@@ -45,7 +45,7 @@ def display(result: Result) -> Iterator[RenderableType]:
         yield f"\n[bold]Alone on grids under {summary['examined'].upper()}[/bold], the most costly of {len(summary['sites'])}"
         table = _table("site", "gap", "channel", "times median", "at")
         for site in sorted(summary["sites"], key=lambda site: -site["gap"])[:SHOWN]:
-            where = "most tokens" if site["everywhere"] else ", ".join(site["tokens"][:4])
+            where = "many positions" if site["everywhere"] else ", ".join(site["tokens"][:4])
             table.add_row(
                 escape(site["site"]), escape(_interval(site["gap"], site["low"], site["high"])), str(site["channel"]),
                 f"{site['range_ratio']:.3g}", escape(where) or "–",

@@ -113,12 +113,24 @@ def _carried(summary: QuantizeSummary) -> str:
     if not site["spike"]:
         return f"{words}, which is no spike."
     if site["everywhere"]:
-        return f"{words}, at most tokens."
+        return f"{words}, at many positions."
     if not site["positions"]:
         return f"{words}, at no fixed position."
     where = ", ".join(site["tokens"][:4]) + (", …" if len(site["tokens"]) > 4 else "")
-    role = {True: "a sink", False: "no sink by the rate", None: "where the sinks are is not known"}
-    return f"{words}, at {where}: {role[site['at_sink']]}."
+    return f"{words}, at {where}: {_role(site, summary['sinks'])}."
+
+
+def _role(site: SiteEntry, sinks: Sequence[int] | None) -> str:
+    """Whether the tokens with the spike are sinks: all, none, or some of them."""
+    if sinks is None:
+        return "where the sinks are is not known"
+    named = [token for token, position in zip(site["tokens"], site["positions"], strict=True) if position in sinks]
+    if not named:
+        return "no sink by the rate"
+    if site["at_sink"]:
+        return "a sink" if len(named) == 1 else "sinks"
+    listed = ", ".join(named[:4]) + (", …" if len(named) > 4 else "")
+    return f"of these {listed} {'is a sink' if len(named) == 1 else 'are sinks'}, and others none by the rate"
 
 
 def _cured(summary: QuantizeSummary) -> str:
