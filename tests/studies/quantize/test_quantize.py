@@ -134,7 +134,8 @@ def test_of_several_tokens_with_the_spike_those_that_are_sinks_are_named():
     summary = quantize(model, inputs=texts, calibration=CALIBRATION, schemes=["w8a8"], products="simulated").summary
     worst = by_name(summary["sites"], "site")[SPIKE]
     assert (summary["sinks"], worst["positions"], worst["at_sink"]) == ([0], [0, 5], False)
-    assert "at position 0 '0', position 5 '31': of these position 0 '0' is a sink, and others none by the rate." in summary["text"]
+    said = "at position 0 '0', position 5 '31': of these position 0 '0' is a sink, and others none by the rate."
+    assert said in summary["text"]
 
 
 def test_a_spike_at_a_third_of_the_positions_is_not_at_most_tokens():
@@ -146,6 +147,20 @@ def test_a_spike_at_a_third_of_the_positions_is_not_at_most_tokens():
     worst = by_name(summary["sites"], "site")[SPIKE]
     assert (worst["everywhere"], worst["positions"]) == (True, [])
     assert "times that of the median channel, at many positions." in summary["text"]
+
+
+def test_gaps_by_position_are_of_their_positions_where_some_have_no_loss():
+    """Of gaps in a text at positions 5 and 7 alone, the first number is not that of position 0."""
+    tokens = rows(16).tokens
+    targets = torch.full_like(tokens, -100)
+    targets[:, 5], targets[::2, 7] = tokens[:, 6], tokens[::2, 8]
+    given = Samples({"input_ids": tokens}, targets=targets)
+    result = quantize(bigram(spike=1024), inputs=given, calibration=CALIBRATION, schemes=["w8a8"], products="simulated")
+    gaps = result.summary["gap_by_position"]
+    assert [position for position, gap in enumerate(gaps) if gap is not None] == [5, 7]
+    rows_of_table = result.table.query("metric == 'quantization_gap_by_position'")
+    assert rows_of_table["query_position"].tolist() == [5, 7]
+    assert rows_of_table["value"].tolist() == [gaps[5], gaps[7]]
 
 
 @pytest.mark.parametrize(("bits", "least"), [(2, 4), (3, 4), (4, 4), (5, 4), (6, 4), (7, 8), (8, 16), (16, 16)])

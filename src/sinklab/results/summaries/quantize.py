@@ -123,7 +123,7 @@ class QuantizeSummary(TypedDict):
     sinks_refused: str | None
     sites: list[SiteEntry]
     largest_spike: WorstChannel | None
-    gap_by_position: list[float]
+    gap_by_position: list[float | None]
     tokens_that_rise: list[TokenRise]
     cures: list[CureEntry]
     recommended: str | None
