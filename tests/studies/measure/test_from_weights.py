@@ -283,3 +283,17 @@ def test_rows_so_short_that_an_even_share_passes_for_a_sink_are_said():
         warnings.simplefilter("error")
         assert from_weights(even(10)).sinks.main is None
         from_weights(torch.full((4, 4), 0.25), causal=False)
+
+
+def test_a_window_in_which_an_even_share_passes_for_a_sink_is_said():
+    """Of 16 queries the eight that see position 0 give it 1, 1/2, … 1/8 of their weight: 0.34 on average, without any sink."""
+    rows = torch.ones(16, 16).tril().triu(-7)
+    rows /= rows.sum(1, keepdim=True)
+    with pytest.warns(UserWarning, match=r"from_weights: In a window of 8 tokens 8 of the 16 queries .* it 0\.34 of what they"):
+        assert from_weights(rows, window=8).sinks.main is not None
+    with pytest.warns(UserWarning, match="In a window of 8 tokens"):
+        from_weights([rows, torch.ones(16, 16).tril() / torch.arange(1, 17)[:, None]], window=[8, None])
+    wide = torch.ones(16, 16).tril().triu(-9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert from_weights(wide / wide.sum(1, keepdim=True), window=10).sinks.main is None
