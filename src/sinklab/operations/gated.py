@@ -74,8 +74,8 @@ class Gated(Softmax):
         if start >= OPEN:
             return ""
         return (
-            f"gates start near {start:.2g}: attention outputs of a pre-trained model start at {start:.2g} of what they were; "
-            "initial_bias=4 starts at 0.98"
+            f"gates start near {start:.2g}: attention outputs start at {start:.2g} of what they were; initial_bias=4 starts at "
+            "0.98, for a model that was trained without gates"
         )
 
     def gain(self, state: State) -> Tensor:
