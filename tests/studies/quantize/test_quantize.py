@@ -573,6 +573,12 @@ def test_pictures_without_classes_are_measured_on_the_models_own_answers():
     assert (labelled["loss_of"], own["loss_of"]) == ("class", "class, the model's own answer")
     assert own["schemes"] == labelled["schemes"]
     assert own["tokens"] == 5
+    # A picture is no text, whatever is said of how many there are.
+    assert own["kind"] == "image"
+    schemes = [{**own["schemes"][0], "verdict": verdict, "texts_needed": 9} for verdict in ("none", "not measurable")]
+    said = [verdict_text({**own, "schemes": [scheme]}) for scheme in schemes]
+    assert "A cost that fewer than one picture in 2 has may be in none of these 5." in said[0]
+    assert "9 pictures would decide it with a chance of 80 % (5 were measured)." in said[1]
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ class QuantizeSummary(TypedDict):
     operation: str
     corpus: str
     bos: int
+    kind: str
     texts: int
     calibration: int
     tokens: int | None

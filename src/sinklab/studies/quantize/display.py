@@ -14,6 +14,7 @@ from sinklab.report.policies import size
 from sinklab.report.quantize import scheme_name
 from sinklab.results.run import Result
 from sinklab.results.summaries.quantize import QuantizeSummary
+from sinklab.studies.quantize.verdict import sample_noun
 
 __all__ = ["display"]
 
@@ -35,7 +36,7 @@ def display(result: Result) -> Iterator[RenderableType]:
     for scheme in summary["schemes"]:
         verdict = scheme["verdict"]
         if scheme["texts_needed"]:
-            verdict += f" ({scheme['texts_needed']:,} texts would do)"
+            verdict += f" ({scheme['texts_needed']:,} {sample_noun(summary)}s would do)"
         table.add_row(
             scheme_name(scheme), f"{scheme['loss']:.3f}", escape(_interval(scheme["gap"], scheme["low"], scheme["high"])),
             verdict, size(scheme["weight_bytes"]), scheme["products"],

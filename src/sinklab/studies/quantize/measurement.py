@@ -181,6 +181,7 @@ class _Examination:
             "operation": self.loaded.operation,
             "corpus": self.corpus,
             "bos": self.bos,
+            "kind": self.samples.kind,
             "texts": len(self.samples),
             "calibration": len(self.calibration),
             "tokens": self.samples.positions,
