@@ -94,7 +94,8 @@ class AttentionMaps(Probe):
         for name, sums in (("received", received), ("share", share)):
             mean = torch.where(seen > 0, sums / seen.clamp_min(1), torch.nan)
             kept[name] = mean.gather(2, keys[:, None].expand(mean.shape))
-        if statistics.null_mass is not None:
+        # What clipping or rectifying leaves is no place that a head gives its attention to.
+        if statistics.null_mass is not None and call.sink_scores is not None:
             counted = call.counted[:, None].to(statistics.null_mass.dtype)
             kept["null"] = (statistics.null_mass * counted).sum(-1) / counted.sum(-1).clamp_min(1)
         for name, values in kept.items():
@@ -152,8 +153,8 @@ class AttentionMaps(Probe):
             weight itself and not its share of the row; NaN where no query sees it, and where a layer has no such head or key.
             ``share``: the same of rows divided by their sums; ``received`` again where rows sum to one with their null mass.
             ``seen`` float32 ``(samples, layers, keys)``: queries that see the key. ``queries`` float32 ``(samples,
-            layers)``: how many there are. ``null`` float32 ``(samples, layers, heads)``: mean null mass; NaN for operations
-            that have none.
+            layers)``: how many there are. ``null`` float32 ``(samples, layers, heads)``: mean mass on the null score; NaN for
+            operations that have none.
         """
         heads, keys = (max((maps.shape[axis] for maps in self._columns["received"].values()), default=0) for axis in (1, 2))
         shapes: dict[str, tuple[int, ...]] = {

@@ -47,7 +47,7 @@ class Received:
         received: ``(samples, modules, heads, keys)``: mean weight over the queries that see the key; NaN where none does.
         seen: ``(samples, modules, keys)``: queries that see the key.
         queries: ``(samples, modules)``: how many there are.
-        null: ``(samples, modules, heads)``: mean null mass; NaN where there is none.
+        null: ``(samples, modules, heads)``: mean mass on the null score; NaN where there is none.
         share: as ``received``, of rows divided by their sums; ``None`` where that is the same.
     """
 

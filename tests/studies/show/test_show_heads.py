@@ -81,6 +81,16 @@ def test_weights_that_are_large_everywhere_are_no_sink():
     assert all(weight > 0.9 for _, _, weight in sink["heads"])
 
 
+def test_a_null_score_is_named_and_what_rectifying_leaves_is_none():
+    """Softpick has a null mass of about a half, and nothing that could be looked at in place of a key."""
+    torch.manual_seed(0)
+    loaded = wrap_model(make_sinklm(operation={"name": "softpick"}), make_tokenizer(), name="softpick")
+    assert sinklab.show(loaded, TEXT[:60]).sinks == []
+    model = make_sinklm(operation={"name": "sink_logit", "initial": 6.0})
+    (sink,) = sinklab.show(wrap_model(model, make_tokenizer(), name="logit"), TEXT[:60]).sinks
+    assert (sink["name"], sink["position"]) == ("the null score", None)
+
+
 def test_under_a_window_no_position_is_seen_by_half_of_the_queries():
     """Every key of a window of 8 is seen by 8 queries of 61, the first as well as the last: none is seen by half of them."""
     narrow = wrap_model(make_sinklm(window=8), make_tokenizer(), name="narrow")

@@ -263,7 +263,8 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     if summary["null_mass"] and (main is None or main.kind != "null"):
         share = percent(100 * summary["null_mass"])
         sentences.append(
-            f"Heads give {share} of their mass to no key (null mass), as through a learned sink logit or a key bias."
+            f"Heads give {share} of their mass to no key (null mass: what a null score takes, or clipping and rectifying "
+            "leave)."
         )
     for condition in summary["conditions"][1:]:
         where = f"{condition['corpus']} {bos_words(condition['bos'], summary['bos_name'])}".rstrip()
