@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -220,7 +221,7 @@ def test_numbers_by_layer_are_those_of_one_kind_of_attention(tmp_path):
     assert drawn["cross-attention"] == pytest.approx([mean["cross-attention", 0], mean["cross-attention", 1]], rel=1e-3)
 
 
-def test_the_sinks_of_encoder_and_decoder_of_pictures_are_found_apart():
+def test_the_sinks_of_encoder_and_decoder_of_pictures_are_found_apart(tmp_path):
     """A sink at query 3 of the decoder is none at place 3 of the picture, and its heads are one of 4 and not one of 8."""
     detr = toy_detr()
 
@@ -233,7 +234,8 @@ def test_the_sinks_of_encoder_and_decoder_of_pictures_are_found_apart():
     attention.k_proj.register_forward_hook(only_third)
     attention.q_proj.register_forward_hook(lambda module, inputs, output: torch.ones_like(output))
     reads = DetrImageProcessor(size={"height": 128, "width": 128})
-    summary = audit(wrap_model(detr, processor=reads, name="toy"), samples=8).summary
+    result = audit(wrap_model(detr, processor=reads, name="toy"), samples=8, out=tmp_path / "audit")
+    summary = result.summary
     assert [(part["part"], part["num_heads"]) for part in summary["parts"]] == [
         ("encoder", 4), ("decoder", 4), ("cross-attention", 4)
     ]  # fmt: skip
@@ -244,3 +246,8 @@ def test_the_sinks_of_encoder_and_decoder_of_pictures_are_found_apart():
     assert "The decoder has an attention sink at position 3: 1 of 4 heads sink there" in summary["finding"]
     said = " ".join(summary["text"]).replace("\u202f", " ")
     assert "Decoder: 1 of 4 heads sink at position 3: in more than 10.0 % of samples like these 8 of 5 positions" in said
+    # On the page, under other conditions: a place without a sink is not one at position 0.
+    page = re.sub("<[^>]+>", " ", (result.folder / "report.html").read_text(encoding="utf-8"))
+    page = re.sub("[ \n]+", " ", page)
+    assert "encoder · noise 0\u202f% none –" in page
+    assert "decoder · noise 0\u202f% position 3 25.0\u202f%" in page
