@@ -16,6 +16,7 @@ from sinklab.probes._of_sink import SinkProbe
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.key_norm import KeyNorm
 from sinklab.registry import probes
+from sinklab.report.words import finding
 from sinklab.sinks import SinkFinder, SinkWeights
 from sinklab.studies.measure.from_weights import TIER, measurable
 from sinklab.studies.measure.probing import make_probe
@@ -297,3 +298,16 @@ def test_a_window_in_which_an_even_share_passes_for_a_sink_is_said():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert from_weights(wide / wide.sum(1, keepdim=True), window=10).sinks.main is None
+
+
+def test_a_token_that_most_of_the_sinks_at_a_place_have_is_not_said_of_all():
+    """A head that sinks at position 3 in every sample; the token there is "a" in seven of ten."""
+    rows = torch.ones(16, 16).tril()
+    rows[3:, 3] += 40
+    weights = (rows / rows.sum(1, keepdim=True)).expand(1, 10, 1, 16, 16)
+    tokens = np.array([["x"] * 3 + [token] + ["x"] * 12 for token in "aaaaaaabbb"])
+    found = from_weights(weights, tokens=tokens).sinks
+    assert (found.main.token_share, found.describe()) == (0.7, "position 3, mostly token 'a'")
+    summary = {"sinks": found.to_dict(), "threshold": 0.3, "num_heads": 1, "sink_rate_gu2024": 0.0}
+    assert "has an attention sink at position 3, mostly “a”: 1 of 1 heads" in finding(summary)
+    assert from_weights(weights, tokens=np.array([["x"] * 16] * 10)).sinks.describe() == "position 3, token 'x'"
