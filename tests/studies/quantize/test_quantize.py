@@ -434,6 +434,16 @@ def test_a_loss_that_falls_by_rounding_is_no_proof_that_it_does_no_harm(high, wo
     assert verdict_text(summary).endswith(words)
 
 
+def test_a_loss_that_falls_is_no_none_without_a_word_in_the_table(capsys):
+    """Rounding is a change where the loss falls, too; of schemes that are not examined the sentence below says nothing."""
+    result = quantize(bigram(), inputs=rows(16), calibration=CALIBRATION, schemes=["w8a8", "w8a16"], products="simulated")
+    schemes = result.summary["schemes"]
+    schemes[-1] |= {"verdict": "none", "gap": -0.2, "low": -0.3, "high": -0.1}
+    result.show()
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("W8A") and "KiB" in line]
+    assert ["none, the loss falls" in line for line in shown] == [False, False, True]
+
+
 @pytest.mark.parametrize(("texts", "least", "most"), [(16, 0.3, 0.6), (64, 0.0, 0.06)])
 def test_a_cost_of_few_texts_is_seen_where_the_sentence_says_so(texts, least, most):
     """One text in twenty costs 1 nat and the others nothing: 64 texts see it, and 16 often do not."""

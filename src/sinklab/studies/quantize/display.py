@@ -34,7 +34,7 @@ def display(result: Result) -> Iterator[RenderableType]:
     )
     table = _table("scheme", "loss", "gap [95 %]", "verdict", "weights", "computed by")
     for scheme in summary["schemes"]:
-        verdict = scheme["verdict"]
+        verdict = scheme["verdict"] + (", the loss falls" if scheme["high"] < 0 else "")
         if scheme["texts_needed"]:
             verdict += f" ({scheme['texts_needed']:,} {sample_noun(summary)}s would do)"
         table.add_row(
