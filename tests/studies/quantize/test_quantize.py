@@ -327,6 +327,23 @@ def test_calibration_and_measured_texts_have_no_run_in_common(monkeypatch):
         two_sets(lambda count: Samples.of_tokens(pool[:count, :8]), 10, 35)
 
 
+def test_padding_on_the_left_is_refused_and_on_the_right_leaves_the_sink_where_it_is():
+    """Padded on the left, the spike of BOS stood at place 5 and its sink at place 0, where padding was kept whole."""
+    tokens, padding = rows(24).tokens, torch.ones(24, 5, dtype=torch.int64)
+
+    def padded(*parts: torch.Tensor) -> Samples:
+        real = torch.cat([torch.full_like(part, int(part is tokens)) for part in parts], 1)
+        ids = torch.cat(parts, 1)
+        return Samples({"input_ids": ids, "attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)})
+
+    settings = {"calibration": CALIBRATION, "schemes": ["w8a8"], "products": "simulated"}
+    with pytest.raises(InputError, match="24 of the 24 samples of `inputs` are padded on the left, and tokens are"):
+        quantize(bigram(spike=1024), inputs=padded(padding, tokens), **settings)
+    summary = quantize(bigram(spike=1024), inputs=padded(tokens, padding), **settings).summary
+    assert "at position 0 '0': a sink" in summary["text"]
+    assert by_name(summary["cures"], "cure")["sinks whole"]["left"]["high"] < 1e-3
+
+
 def test_tokens_behind_masks_count_and_pictures_are_compared_whole():
     tokens = rows(3).tokens
     tokens[1] = tokens[0]
