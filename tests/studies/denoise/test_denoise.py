@@ -312,6 +312,7 @@ def state(**values) -> dict:
         (-0.4, -0.1, "the sink is worth less."),
         (0.1, 0.4, "the sink is worth more."),
         (-0.1, 0.4, "which of them costs more is open."),
+        (1e-7, 3e-7, "they differ by less than 0.001 nats."),  # of a model that reads nothing, rounding
     ],
 )
 def test_the_price_is_said_as_far_as_its_interval_goes(low, high, says):

@@ -13,8 +13,8 @@ from sinklab.results.summaries.shared import Difference
 
 __all__ = ["notes_on", "sentences"]
 
-FEW = 10
-"""Changes from state to state below which a share of them says little."""
+LEAST = 0.001
+"""Nats per masked token that are printed, below which a difference is none, however sure it is."""
 
 
 def sentences(summary: DenoiseSummary, threshold: float) -> str:
@@ -103,6 +103,8 @@ def _price(cost: SinkCost) -> str:
     )
     if difference["low"] is None or difference["high"] is None:
         return f"{says}."
+    if difference["low"] > -LEAST and difference["high"] < LEAST:
+        return f"{says}: they differ by less than {LEAST:g} nats."
     if difference["high"] < 0:
         return f"{says}: the sink is worth less."
     if difference["low"] > 0:
