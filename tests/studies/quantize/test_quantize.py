@@ -449,6 +449,9 @@ def test_a_loss_that_falls_by_rounding_is_no_proof_that_it_does_no_harm(high, wo
         "clean_loss": {"mean": 8.5}, "texts": 64,
     }  # fmt: skip
     assert verdict_text(summary).endswith(words)
+    # Nothing has a sign that its digits have not.
+    nothing = {**entry, "gap": -4e-5, "low": -4e-4, "high": 4e-5}
+    assert verdict_text({**summary, "schemes": [nothing]}).startswith("W4A8 costs 0.000 [0.000, 0.000] nats")
 
 
 def test_a_loss_that_falls_is_no_none_without_a_word_in_the_table(capsys):

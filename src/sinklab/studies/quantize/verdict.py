@@ -162,4 +162,4 @@ def _price(cure: CureEntry) -> str:
 
 
 def _interval(mean: float, low: float, high: float) -> str:
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{mean:z.3f} [{low:z.3f}, {high:z.3f}]"
