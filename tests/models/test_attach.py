@@ -253,8 +253,11 @@ def test_a_parameterised_operation_by_name_alone(gated_sink):
     ],
 )
 def test_a_gate_that_starts_half_closed_is_said(operation, says, recwarn):
-    with pytest.warns(UserWarning, match=says):
+    with pytest.warns(UserWarning, match=says) as said:
         attach(llama(), operation)
+    (warning,) = said
+    assert str(warning.message).endswith("for a model that was trained without gates")
+    assert "pre-trained" not in str(warning.message)  # this one is new, and nothing says whether a model is
 
 
 def test_an_open_gate_and_a_loaded_one_are_not(tmp_path, recwarn):

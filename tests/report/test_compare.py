@@ -297,6 +297,9 @@ def test_equal_losses_are_both_the_lowest(tmp_path: Path, losses: tuple[float, .
     text = write_comparison(audits, tmp_path / "compare.html").read_text(encoding="utf-8")
     assert said in text
     assert "Samples have equally many tokens" not in text
+    # Two means of which one is lower say nothing of other samples.
+    no_interval = "These are means over one draw of samples, without an interval: others may give another order."
+    assert (no_interval in text) == (len(set(losses)) > 1)
 
 
 def certificate(*heads: tuple[float, float | None], normalized: bool = True, **changes: object) -> dict:

@@ -131,6 +131,24 @@ def test_runs_say_by_which_definition_a_number_was_measured(tmp_path):
     assert ">sink rate at the first position (%)<" in text
 
 
+def test_rates_above_different_thresholds_say_so_in_their_rows(tmp_path):
+    def write_rate(name: str, threshold: float) -> None:
+        folder = write_training(tmp_path / name, steps=2, config={"measure": {"threshold": threshold}})
+        rows = [{"probe": "sink_rate", "metric": "gu2024", "value": 7.0, "key_position": 0, "unit": "percent", "version": 1}]
+        write_table(make_table(rows), folder / "table.parquet")
+
+    def page() -> str:
+        return write_index(tmp_path)[0].read_text(encoding="utf-8")
+
+    write_rate("a", 0.3)
+    write_rate("b", 0.3)
+    assert "threshold 0.3" not in page()
+    write_rate("c", 0.1)
+    text = page()
+    assert text.count(">threshold 0.3<") == 2
+    assert text.count(">threshold 0.1<") == 1
+
+
 @pytest.mark.parametrize(
     ("about", "names"),
     [

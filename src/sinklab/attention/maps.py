@@ -47,7 +47,7 @@ class AttentionMaps(Probe):
         self.tiles, self.length = tiles, length
         self._weights: dict[str, Tensor] = {}
         self._scores: dict[str, Tensor] = {}
-        self._columns: dict[str, dict[str, Tensor]] = {name: {} for name in ("received", "seen", "queries", "null")}
+        self._columns: dict[str, dict[str, Tensor]] = {name: {} for name in ("received", "share", "seen", "queries", "null")}
         self.ids: dict[Part, Tensor] = {}
         self.lengths: set[int] = set()
 
@@ -86,13 +86,16 @@ class AttentionMaps(Probe):
             self.ids.setdefault(call.site.part, call.key_tokens.gather(1, keys).cpu())
 
     def _keep_columns(self, call: AttentionCall, statistics: Statistics, keys: Tensor) -> None:
-        received, seen = statistics.column_sum, statistics.column_count
+        received, share, seen = statistics.column_sum, statistics.column_share, statistics.column_count
         assert received is not None  # asked for in ``needs``
+        assert share is not None
         assert seen is not None
         kept = {"seen": seen.amax(1).expand(len(received), -1).gather(1, keys), "queries": call.counted.sum(-1)}
-        mean = torch.where(seen > 0, received / seen.clamp_min(1), torch.nan)
-        kept["received"] = mean.gather(2, keys[:, None].expand(mean.shape))
-        if statistics.null_mass is not None:
+        for name, sums in (("received", received), ("share", share)):
+            mean = torch.where(seen > 0, sums / seen.clamp_min(1), torch.nan)
+            kept[name] = mean.gather(2, keys[:, None].expand(mean.shape))
+        # What clipping or rectifying leaves is no place that a head gives its attention to.
+        if statistics.null_mass is not None and call.sink_scores is not None:
             counted = call.counted[:, None].to(statistics.null_mass.dtype)
             kept["null"] = (statistics.null_mass * counted).sum(-1) / counted.sum(-1).clamp_min(1)
         for name, values in kept.items():
@@ -148,12 +151,15 @@ class AttentionMaps(Probe):
         Returns:
             ``received`` float32 ``(samples, layers, heads, keys)``: mean weight over the counted queries that see the key, the
             weight itself and not its share of the row; NaN where no query sees it, and where a layer has no such head or key.
+            ``share``: the same of rows divided by their sums; ``received`` again where rows sum to one with their null mass.
             ``seen`` float32 ``(samples, layers, keys)``: queries that see the key. ``queries`` float32 ``(samples,
-            layers)``: how many there are. ``null`` float32 ``(samples, layers, heads)``: mean null mass; NaN for operations
-            that have none.
+            layers)``: how many there are. ``null`` float32 ``(samples, layers, heads)``: mean mass on the null score; NaN for
+            operations that have none.
         """
         heads, keys = (max((maps.shape[axis] for maps in self._columns["received"].values()), default=0) for axis in (1, 2))
-        shapes: dict[str, tuple[int, ...]] = {"received": (heads, keys), "seen": (keys,), "queries": (), "null": (heads,)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "received": (heads, keys), "share": (heads, keys), "seen": (keys,), "queries": (), "null": (heads,)
+        }  # fmt: skip
         samples = max((len(maps) for maps in self._weights.values()), default=0)
         kept = {}
         for name, shape in shapes.items():

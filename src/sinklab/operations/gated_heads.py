@@ -88,8 +88,8 @@ class GatedHeads(Softmax):
         if start >= OPEN:
             return ""
         return (
-            f"gates start at {start:.2g}: attention outputs of a pre-trained model start at {start:.2g} of what they were; "
-            "double=true with opening=0.5 starts at 1"
+            f"gates start at {start:.2g}: attention outputs start at {start:.2g} of what they were; double=true with "
+            "opening=0.5 starts at 1, for a model that was trained without gates"
         )
 
     def gain(self, state: State) -> Tensor:

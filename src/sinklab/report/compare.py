@@ -370,11 +370,11 @@ def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:
         if loss > best
     ]
     ranked = f"Lowest loss: {lowest}, {number(best, 4)} {unit}{'; ' if others else ''}{_join(others)}."
-    if key == "loss":
-        return [ranked]
-    return [
-        f"{ranked} Samples have equally many tokens, and not equally much text: longer tokens are read behind more context."
-    ]
+    if key != "loss":
+        ranked += " Samples have equally many tokens, and not equally much text: longer tokens are read behind more context."
+    if others:  # an audit keeps the mean of its losses, and nothing of their spread
+        ranked += " These are means over one draw of samples, without an interval: others may give another order."
+    return [ranked]
 
 
 def _different(audits: Sequence[tuple[str, Audit]], settings: Sequence[str]) -> list[str]:

@@ -72,7 +72,8 @@ class Audit:
     def by_part(self) -> list[tuple[str, Audit]]:
         """:attr:`parts`, or the audit with the numbers of each part where sinks were looked for in all parts at once.
 
-        That is so of an encoder–decoder of pictures, such as a DETR. Of a model without parts it is the audit, without a name.
+        That is so of older audits of encoder–decoders of pictures, such as a DETR. Of a model without parts it is the audit,
+        without a name.
         """
         if self.parts or len(self.numbers.parts) < 2:
             return self.parts or [("", self)]

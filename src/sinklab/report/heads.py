@@ -47,7 +47,8 @@ class Received:
         received: ``(samples, modules, heads, keys)``: mean weight over the queries that see the key; NaN where none does.
         seen: ``(samples, modules, keys)``: queries that see the key.
         queries: ``(samples, modules)``: how many there are.
-        null: ``(samples, modules, heads)``: mean null mass; NaN where there is none.
+        null: ``(samples, modules, heads)``: mean mass on the null score; NaN where there is none.
+        share: as ``received``, of rows divided by their sums; ``None`` where that is the same.
     """
 
     modules: Sequence[str]
@@ -55,6 +56,7 @@ class Received:
     seen: NDArray[np.float32]
     queries: NDArray[np.float32]
     null: NDArray[np.float32]
+    share: NDArray[np.float32] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -83,7 +85,7 @@ class Shown:
 
 
 class Sink(TypedDict):
-    """What gets more than the threshold of some head's attention.
+    """What gets more than the threshold of some head's attention: as a weight and, as in an audit, as a share of the row.
 
     Attributes:
         name: in words.
@@ -170,7 +172,7 @@ def head_view(
     notes, finding = list(about.notes), ""
     sinks: list[Sink] = []
     if received is not None:
-        weights, early, null = _on_grid(received, grid)
+        weights, shares, early, null = _on_grid(received, grid)
         known = about.names is not None
         # Of several samples, and of the two sides of a pair, a position holds more than one token.
         texts = about.names or (maps.tokens[0] if maps and len(maps.tokens) == 1 and not maps.targets else None)
@@ -185,13 +187,14 @@ def head_view(
                 rows = np.array([row.part == part for row in grid])
                 groups = {} if target else about.groups
                 named += _sinks(
-                    weights, early, null, grid, own, groups, threshold, known=known and not target, part=part, rows=rows
+                    weights, shares, early, null, grid, own, groups, threshold, known=known and not target, part=part, rows=rows
                 )
         else:
-            named = _sinks(weights, early, null, grid, texts, about.groups, threshold, known=known)
+            named = _sinks(weights, shares, early, null, grid, texts, about.groups, threshold, known=known)
         found, named = len(named), _strongest(named)
         sinks = [sink for sink, _ in named]
-        finding = _finding(sinks, found, weights, early, grid, threshold, about.kind, len(received.received))
+        least = np.minimum(weights, shares)
+        finding = _finding(sinks, found, least, early, grid, threshold, about.kind, len(received.received))
         _add_received(data, blobs, weights, early, named)
         data["pictures"] = _pictures(about, received)
     data["heads"] = weights.shape[1] if received is not None else numbers.num_heads if numbers else 0
@@ -212,20 +215,28 @@ def _page(context: Mapping[str, object], data: Mapping[str, object], blobs: Mapp
     return render("heads.html.j2", context, data, blobs)
 
 
-def _on_grid(received: Received, grid: Sequence[GridRow]) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
-    """Mean weights ``(modules, heads, keys)``, which keys half of the queries see ``(modules, keys)``, null mass by head."""
+def _on_grid(received: Received, grid: Sequence[GridRow]) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
+    """Mean weights and shares ``(modules, heads, keys)``, which keys half of the queries see ``(modules, keys)``, null mass."""
     place = {name: index for index, name in enumerate(received.modules)}
     order = [place[row.module] for row in grid]
-    with np.errstate(invalid="ignore"):
-        known = np.isfinite(received.received)
-        weights = np.where(known, received.received, 0.0).sum(0) / known.sum(0)
+    weights = _over_samples(received.received)
+    shares = weights if received.share is None else _over_samples(received.share)
     seen = received.seen.sum(0)
     early = (seen > 0) & (2 * seen >= received.queries.sum(0)[:, None])
-    return weights[order], early[order], received.null.mean(0)[order]
+    return weights[order], shares[order], early[order], received.null.mean(0)[order]
+
+
+def _over_samples(values: NDArray[np.float32]) -> NDArray[Any]:
+    """Mean over the samples in which there is a number; NaN without any."""
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        mean: NDArray[Any] = np.where(known, values, 0.0).sum(0) / known.sum(0)
+    return mean
 
 
 def _sinks(
     weights: NDArray[Any],
+    shares: NDArray[Any],
     early: NDArray[np.bool_],
     null: NDArray[Any],
     grid: Sequence[GridRow],
@@ -249,21 +260,24 @@ def _sinks(
     """
     if rows is not None:
         early, null = early & rows[:, None], np.where(rows[:, None], null, np.nan)
-    candidates = np.where(early[:, None], weights, np.nan)
-    together = {called: candidates[..., list(positions)].sum(-1) for called, positions in groups.items()}
+    by_weight, by_share = (np.where(early[:, None], values, np.nan) for values in (weights, shares))
     grouped = {position for positions in groups.values() for position in positions}
-    given: list[tuple[str, int | None, str | None, NDArray[Any]]] = [
-        *((called, None, None, values) for called, values in together.items()),
-        *([("the null score", None, None, null)] if np.isfinite(null).any() else []),
+    given: list[tuple[str, int | None, str | None, NDArray[Any], NDArray[Any]]] = [
+        *(
+            (called, None, None, *(values[..., list(positions)].sum(-1) for values in (by_weight, by_share)))
+            for called, positions in groups.items()
+        ),
+        *([("the null score", None, None, null, null)] if np.isfinite(null).any() else []),
     ]
-    for position in np.flatnonzero((np.nan_to_num(candidates) > threshold).any((0, 1))).tolist():
+    for position in np.flatnonzero((np.nan_to_num(np.minimum(by_weight, by_share)) > threshold).any((0, 1))).tolist():
         text = texts[position] if texts is not None and position < len(texts) else None
         called = text if known and text is not None else position_name(position)
         if position not in grouped:
-            given.append((called, position, None if known else text, candidates[..., position]))
+            given.append((called, position, None if known else text, by_weight[..., position], by_share[..., position]))
     found: list[tuple[Sink, NDArray[Any]]] = []
-    for called, at, token, values in given:
-        where = np.argwhere(np.nan_to_num(values) > threshold).tolist()
+    for called, at, token, values, of_row in given:
+        # A weight says nothing by itself where rows have no fixed sum: that of a sigmoid is 1/2 on every key of score 0.
+        where = np.argwhere(np.nan_to_num(np.minimum(values, of_row)) > threshold).tolist()
         heads = sorted(((grid[row].layer, head, float(values[row, head])) for row, head in where), key=lambda head: -head[2])
         if heads:
             mean = float(np.nanmean(values))
@@ -299,6 +313,7 @@ def _finding(
     Args:
         sinks: those that are listed.
         found: how many there are, listed or not.
+        weights: what heads give to keys, as a weight or as a share of the row, whichever is less.
     """
     what = {"image": "picture", "audio": "recording", "pairs": "pair"}.get(kind, "text")
     what = f"this {what}" if samples == 1 else f"these {samples} {what}s"

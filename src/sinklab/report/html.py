@@ -166,9 +166,12 @@ def _conditions(audit: Audit, part: str = "") -> list[dict[str, Any]]:
             name = before + condition_name(entry.get("corpus"), entry.get("bos"), audit.summary)
             keys = ("loss", "sink_rate_gu2024", "top_position", "top_rate")
             shown = {key: entry.get(key) for key in keys}
-            if audit.summary.get("kind", "text") != "text" and entry.get("sink_rate") is not None:
+            kind = audit.summary.get("kind", "text")
+            if kind != "text" and entry.get("sink_rate") is not None:
                 # Several patches may be one sink, of which no single one is the strongest.
                 shown |= {"top_position": entry["sink"], "top_rate": entry["sink_rate"]}
+            elif kind in ("image", "audio"):  # their column is headed "Sink", and there is none
+                shown |= {"top_position": "none", "top_rate": None}
             result.append({"name": name, **shown})
     return result
 

@@ -68,6 +68,8 @@ def render_index(runs: Sequence[IndexedRun], folder: Path, beside: Path, *, refr
     """
     base = os.path.relpath(folder.absolute(), beside.absolute())
     kinds = Counter(run.kind for run in runs)
+    # Rates above different thresholds do not compare; where all have one, it need not stand in every row.
+    thresholds = {_threshold(run) for run in runs if run.number("gu2024") is not None}
     context = {
         "title": f"Runs in {folder.absolute().name}",
         "counts": [f"{kind} {count}" for kind, count in kinds.most_common()],
@@ -75,12 +77,17 @@ def render_index(runs: Sequence[IndexedRun], folder: Path, beside: Path, *, refr
         "kinds": sorted(kinds),
         "statuses": sorted({run.status for run in runs}),
         "refresh": refresh,
-        "rows": [_row(run, base) for run in runs],
+        "rows": [_row(run, base, name_threshold=len(thresholds) > 1) for run in runs],
     }
     return render("index.html.j2", context, {"page": "index", "runs": [_data(run) for run in runs]}, {})
 
 
-def _row(run: IndexedRun, base: str) -> Mapping[str, object]:
+def _threshold(run: IndexedRun) -> str:
+    """Above which mean weight its heads are said to sink; empty where that is not recorded."""
+    return next((value for name, value in run.settings.items() if name.rpartition(".")[2] == "threshold"), "")
+
+
+def _row(run: IndexedRun, base: str, *, name_threshold: bool) -> Mapping[str, object]:
     def link(name: str) -> str:
         return quote(os.path.join(base, run.folder, name))
 
@@ -90,6 +97,7 @@ def _row(run: IndexedRun, base: str) -> Mapping[str, object]:
         "finding": run.finding or _first_numbers(run),
         "loss": run.number("held_out_loss", "loss"),
         "rate": run.number("gu2024"),
+        "above": (_threshold(run) or "unknown") if name_threshold else "",
         "when": run.created[:16].replace("T", " "),
         "took": _duration(run.seconds),
         "folder": link(""),

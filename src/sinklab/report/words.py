@@ -19,6 +19,7 @@ __all__ = [
     "finding",
     "is_number",
     "loss_unit",
+    "mostly",
     "named_rate",
     "number",
     "percent",
@@ -232,7 +233,7 @@ def finding(summary: Mapping[str, Any]) -> str:
         return " ".join([none, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
     if sinks:
         top = sinks[0]
-        token = f", {quote(top['token'])}" if token_there(top) else ""
+        token = f", {mostly(top)}{quote(top['token'])}" if token_there(top) else ""
         heads = f"{top['sinking']} of {cells} heads sink there, and " if is_number(top.get("sinking")) and cells else ""
         it = "them together" if top["kind"] == "group" else "it"
         text = (
@@ -250,7 +251,7 @@ def finding(summary: Mapping[str, Any]) -> str:
         none = f"{subject} has no attention sink that stays at a place."
         return " ".join([none, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
     if weak:
-        token = f" ({quote(weak[0]['text'])})" if token_there(weak[0]) else ""
+        token = f" ({mostly(weak[0])}{quote(weak[0]['text'])})" if token_there(weak[0]) else ""
         return (
             f"{subject} has no attention sink: no head gives the same place more than {threshold} of its attention in enough "
             f"samples. The most frequent is {_place(weak[0])}{token}, in {percent(weak[0]['rate'])} of all heads and samples."
@@ -296,6 +297,12 @@ def token_there(sink: Mapping[str, Any]) -> str | None:
     text = sink.get("text") or sink.get("token")
     same = sink.get("kind", "position") == "position" and (share is None or share > MOST)
     return str(text) if text and same else None
+
+
+def mostly(sink: Mapping[str, Any]) -> str:
+    """What stands before the token of :func:`token_there`, where some of the sinks at the position are on other tokens."""
+    share = sink.get("token_share")
+    return "mostly " if is_number(share) and share < 1 else ""
 
 
 def _followed(sink: Mapping[str, Any], cells: Any) -> str:

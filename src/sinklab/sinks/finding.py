@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sinklab.attention.call import PARTS, Part
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError
@@ -37,6 +38,7 @@ def find_sinks(
     bos: int | None = None,
     names: Sequence[str] | None = None,
     together: Mapping[str, Sequence[int]] | None = None,
+    part: Part = "",
 ) -> Sinks:
     """Find the sinks of a model on some texts, and what every head gives to the main one.
 
@@ -49,13 +51,16 @@ def find_sinks(
         decode: token id to text.
         corpus, bos: of the texts, for the record.
         names, together: see :class:`SinkFinder`.
+        part: of an encoder–decoder, ``encoder``, ``decoder`` or ``cross-attention``, whose sinks are meant. Without it all
+            self-attention is looked at together, and position 3 is that of the source and that of the target.
 
     Warns:
         UserWarning: a sink is searched for, and every sample is so short that a head of a decoder that looks at all keys alike
             would sink on the first one.
 
     Raises:
-        ConfigurationError: a threshold outside [0, 1), or a place that these texts and this model do not have.
+        ConfigurationError: a threshold outside [0, 1), a place that these texts and this model do not have, or a part that the
+            model does not have.
         InputError: no samples, samples without tokens, or nothing but padding.
     """
     inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
@@ -65,13 +70,18 @@ def find_sinks(
     number = len(next(iter(inputs.values())))
     finders: list[SinkFinder] = []
     for rows in groups or [torch.arange(number)]:
-        finders.append(SinkFinder(threshold, names=names, together=together))
+        finders.append(SinkFinder(threshold, part=part, names=names, together=together))
         with attend(model, [finders[-1]], verify=len(finders) == 1):
             _run(model, inputs, rows, batch_size)
+    if part and not finders[0].windowed()[1]:
+        raise ConfigurationError(
+            f"`part` {part!r}: {type(model).__name__} showed no attention of such a part; parts are those of an "
+            f"encoder–decoder ({', '.join(PARTS)})"
+        )
     tried: dict[int | Literal["null"], float] = {}
     for finder in finders:
         tried |= {key: max(share, tried.get(key, 0.0)) for key, share in finder.tried().items()}
-    whole = SinkFinder(threshold, names=names, together=together)
+    whole = SinkFinder(threshold, part=part, names=names, together=together)
     for finder in finders:
         whole.merge(finder)
     found = whole.sinks(decode=decode, corpus=corpus, bos=bos)
@@ -83,19 +93,22 @@ def find_sinks(
     if found.main is None:
         unknown = np.full(len(found.heads), np.nan)
         return dataclasses.replace(found, weights=unknown, value_ratio=unknown)
-    return weigh_sinks(model, inputs, found, batch_size=batch_size)
+    return weigh_sinks(model, inputs, found, batch_size=batch_size, part=part)
 
 
 @torch.no_grad()
-def weigh_sinks(model: nn.Module, inputs: Mapping[str, Tensor], sinks: Sinks, *, batch_size: int = 16) -> Sinks:
+def weigh_sinks(
+    model: nn.Module, inputs: Mapping[str, Tensor], sinks: Sinks, *, batch_size: int = 16, part: Part = ""
+) -> Sinks:
     """The same sinks with what every head gives to the main one on these texts, and how long the value is that stands there.
 
     Args:
         inputs: of the model by name, the samples along the first axis.
         sinks: with a main one.
         batch_size: samples per forward.
+        part: of an encoder–decoder, that they are of.
     """
-    measured = SinkWeights(sinks)
+    measured = SinkWeights(sinks, part=part)
     with attend(model, [measured], verify=False):
         _run(model, inputs, torch.arange(len(next(iter(inputs.values())))), batch_size)
     return measured.completed()

@@ -97,14 +97,15 @@ class Sink:
         return f"position {self.position}"
 
     def describe(self) -> str:
-        """All that is known of the place: ``position 2, token '.'``, ``the first '.'``, ``null score (key bias)``."""
+        """All that is known of the place: ``position 2, mostly token '.'``, ``the first '.'``, ``null score (key bias)``."""
         if self.kind == "null":
             return f"null score ({self.text})" if self.text else "null score"
         if self.called is not None:
             places = (self.position,) if self.kind == "position" else self.positions
             return f"{self.called} ({'position' if len(places) == 1 else 'positions'} {', '.join(map(str, places))})"
         constant = self.kind == "position" and self.token is not None and (self.token_share or 0.0) > MOST
-        return f"{self.name}, {'' if self.text is None else 'token '}{self._token}" if constant else self.name
+        mostly = "mostly " if (self.token_share or 0.0) < 1.0 else ""
+        return f"{self.name}, {mostly}{'' if self.text is None else 'token '}{self._token}" if constant else self.name
 
     @property
     def _token(self) -> str:

@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 import transformers
+from tests.conftest import make_sinklm
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sinklab import audit, measure
@@ -21,6 +22,7 @@ from sinklab.models.losses import IGNORED
 from sinklab.report.compare import comparison_table, comparison_verdicts, write_comparison
 from sinklab.report.data import read_audit
 from sinklab.report.head_data import head_data
+from sinklab.sinks import find_sinks
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", "<s>", *LETTERS])}
@@ -300,6 +302,23 @@ def test_the_page_shows_the_parts_apart(result):
     assert len(data["positionRate"]) == 3
     (sink,) = [sink for sink in data["sinks"] if sink["name"] == "the first '</s>' of cross-attention"]
     assert sink["rates"] == [[0.0, 0.0], [0.0, 0.0], [100.0, 0.0]]
+
+
+def test_sinks_of_a_part_are_found_from_python():
+    loaded = bart()
+    source = torch.tensor([[START, *(3 + (7 * row + place) % 20 + 1 for place in range(12)), END] for row in range(12)])
+    inputs = {"input_ids": source, "decoder_input_ids": source[:, :11]}
+    encoder, decoder, cross = (
+        find_sinks(loaded.model, inputs, part=part) for part in ("encoder", "decoder", "cross-attention")
+    )
+    assert [len(found.heads) for found in (encoder, decoder, cross)] == [2, 2, 2]
+    assert encoder.main is None
+    assert (cross.main.position, cross.main.token, cross.main.sinking) == (13, END, 1)
+    assert cross.weights.max() > 0.9  # what its heads give to it, and not those of self-attention
+    with pytest.raises(
+        ConfigurationError, match="`part` 'encoder': SinkLM showed no attention of such a part; parts are those"
+    ):
+        find_sinks(make_sinklm(vocab_size=30), source, part="encoder")
 
 
 def test_parts_are_compared_as_models_are(result, tsv, tmp_path):

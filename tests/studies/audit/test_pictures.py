@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -189,13 +190,18 @@ def test_a_length_that_recordings_do_not_have_is_refused():
     assert measure(heeds, probes=["sink_rate"], samples=2, seq_len=12).record["config"]["seq_len"] == 12
 
 
-def test_numbers_by_layer_are_those_of_one_kind_of_attention(tmp_path):
-    """Both kinds of a decoder's attention are numbered from 0: 16 places of a picture, 5 queries for what there is in it."""
+def toy_detr():
+    """16 places of a picture in the encoder, 5 queries for what there is in it in the decoder."""
     torch.manual_seed(0)
     backbone = ResNetConfig(embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, out_features=["stage4"])
     sizes = {f"{part}_{size}": 2 for part in ("encoder", "decoder") for size in ("layers", "attention_heads")}
     sizes |= {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_queries": 5}
-    detr = DetrModel(DetrConfig(**sizes, backbone_config=backbone, use_timm_backbone=False)).eval()
+    return DetrModel(DetrConfig(**sizes, backbone_config=backbone, use_timm_backbone=False)).eval()
+
+
+def test_numbers_by_layer_are_those_of_one_kind_of_attention(tmp_path):
+    """Both kinds of a decoder's attention are numbered from 0."""
+    detr = toy_detr()
     # A sharp encoder, so that its numbers are not those of cross-attention, which looks at as many keys.
     for layer in detr.encoder.layers:
         layer.self_attn.q_proj.weight.data *= 400
@@ -213,3 +219,35 @@ def test_numbers_by_layer_are_those_of_one_kind_of_attention(tmp_path):
     drawn = {series["name"]: series["y"] for series in figures["Entropy of attention"]["series"]}
     assert list(drawn) == ["encoder", "decoder", "cross-attention"]
     assert drawn["cross-attention"] == pytest.approx([mean["cross-attention", 0], mean["cross-attention", 1]], rel=1e-3)
+
+
+def test_the_sinks_of_encoder_and_decoder_of_pictures_are_found_apart(tmp_path):
+    """A sink at query 3 of the decoder is none at place 3 of the picture, and its heads are one of 4 and not one of 8."""
+    detr = toy_detr()
+
+    def only_third(module, inputs, output):
+        keys = torch.zeros_like(output)
+        keys[:, 3, :8] = 60  # head 0
+        return keys
+
+    attention = detr.decoder.layers[0].self_attn
+    attention.k_proj.register_forward_hook(only_third)
+    attention.q_proj.register_forward_hook(lambda module, inputs, output: torch.ones_like(output))
+    reads = DetrImageProcessor(size={"height": 128, "width": 128})
+    result = audit(wrap_model(detr, processor=reads, name="toy"), samples=8, out=tmp_path / "audit")
+    summary = result.summary
+    assert [(part["part"], part["num_heads"]) for part in summary["parts"]] == [
+        ("encoder", 4), ("decoder", 4), ("cross-attention", 4)
+    ]  # fmt: skip
+    encoder, decoder, cross = summary["parts"]
+    assert encoder["sinks"]["sinks"] == cross["sinks"]["sinks"] == []
+    (sink,) = decoder["sinks"]["sinks"]
+    assert (sink["position"], sink["rate"], sink["sinking"]) == (3, 25.0, 1)
+    assert "The decoder has an attention sink at position 3: 1 of 4 heads sink there" in summary["finding"]
+    said = " ".join(summary["text"]).replace("\u202f", " ")
+    assert "Decoder: 1 of 4 heads sink at position 3: in more than 10.0 % of samples like these 8 of 5 positions" in said
+    # On the page, under other conditions: a place without a sink is not one at position 0.
+    page = re.sub("<[^>]+>", " ", (result.folder / "report.html").read_text(encoding="utf-8"))
+    page = re.sub("[ \n]+", " ", page)
+    assert "encoder · noise 0\u202f% none –" in page
+    assert "decoder · noise 0\u202f% position 3 25.0\u202f%" in page

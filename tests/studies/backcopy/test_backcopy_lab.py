@@ -15,6 +15,7 @@ from sinklab.operations.softmax import Softmax
 from sinklab.results.table import read_run, read_table
 from sinklab.studies.backcopy.evaluation import BY_HEAD, BY_LAYER
 from sinklab.studies.backcopy.lab import run_backcopy
+from sinklab.studies.backcopy.record import _above
 from sinklab.studies.backcopy.training import BackcopySettings
 
 SETTINGS = BackcopySettings(width=16, length=12, batch=4, steps=6, evaluations=3, heads=2)
@@ -42,6 +43,12 @@ def lab(text):
         return run_backcopy(operations, seeds, settings, corpus=str(text), samples=options.pop("samples", 8), **options)
 
     return call
+
+
+@pytest.mark.parametrize(("mean", "half", "state"), [(0.7, 0.1, True), (0.3, 0.1, False), (0.55, 0.1, None), (0.45, 0.1, None)])
+def test_a_state_that_the_samples_leave_open_is_none(mean, half, state):
+    """A mean of 0.55 with an interval from 0.45 to 0.65 is no head that is not active."""
+    assert _above({"weight": mean, "weight_interval": half}, "weight") is state
 
 
 def test_records_and_files(lab, tmp_path):

@@ -22,7 +22,7 @@ from sinklab.studies.denoise.denoise import denoise
 from sinklab.studies.denoise.filling import Filling
 from sinklab.studies.denoise.measurement import follow
 from sinklab.studies.denoise.places import changes
-from sinklab.studies.denoise.tally import TextTallies
+from sinklab.studies.denoise.tally import StateTally, TextTallies
 from sinklab.studies.denoise.words import notes_on, sentences
 
 TEXT = "the quick brown fox jumps over the lazy dog while seven wizards box quietly near an old fjord bank\n\n"
@@ -302,6 +302,7 @@ def test_the_interval_of_a_share_over_texts_holds_the_truth():
 
 def state(**values) -> dict:
     usual = {"masked": 50.0, "sink_rate": 0.0, "on_special": None, "on_masked": None, "on_text": None, "moves": None}
+    usual["sinks"] = round(values.get("sink_rate", 0.0))  # one of each head that has any
     return {"step": 0, **usual, "vanishes": None, "loss": 1.0, **values}
 
 
@@ -311,6 +312,7 @@ def state(**values) -> dict:
         (-0.4, -0.1, "the sink is worth less."),
         (0.1, 0.4, "the sink is worth more."),
         (-0.1, 0.4, "which of them costs more is open."),
+        (1e-7, 3e-7, "they differ by less than 0.001 nats."),  # of a model that reads nothing, rounding
     ],
 )
 def test_the_price_is_said_as_far_as_its_interval_goes(low, high, says):
@@ -331,6 +333,34 @@ def test_the_price_is_said_as_far_as_its_interval_goes(low, high, says):
 def test_without_a_sink_nothing_is_said_of_places():
     summary = {"heads": 4, "moves": None, "vanishes": None, "cost": None, "by_step": [state(), state()]}
     assert sentences(summary, 0.3) == "No head has a sink in any state: no key has more than 0.3 of a row on average."
+
+
+def test_places_are_shares_of_the_sinks_and_not_of_the_heads_that_have_them():
+    """One head of one text: a sink on a special token in one state, and in the next one three on text."""
+    states = [StateTally() for _ in range(2)]
+    special = torch.tensor([[True, False, False, False]])
+    for each, on, masked in zip(states, ([0], [1, 2, 3]), (True, False), strict=True):
+        hits = torch.zeros(1, 1, 4, dtype=torch.bool)
+        hits[0, 0, on] = True
+        rows = torch.zeros(1, 4, dtype=torch.int64)
+        filling = Filling(rows, ~special & masked, MASK, steps=1, order="left", fill="text", draws=torch.rand(1, 4))
+        each.add(filling, special, hits)
+    recorded = [each.record(step) for step, each in enumerate(states)]
+    assert [one["sinks"] for one in recorded] == [1, 3]
+    summary = {"heads": 1, "moves": None, "vanishes": None, "cost": None, "by_step": recorded}
+    said = "Of the sinks 25 % stand on special tokens or the prompt, 0 % on masked tokens, and 75 % on text that was filled in."
+    assert said in sentences(summary, 0.3)
+
+
+def test_a_loss_above_a_guess_where_little_is_masked_is_not_said_of_more(random_bert):
+    """The surest gaps come first, so that the last ones may be the hardest."""
+    losses = [state(masked=90.0, loss=3.0), state(masked=60.0, loss=3.5), state(masked=6.0, loss=4.5), state(loss=None)]
+    (note,) = notes_on(random_bert, {"by_step": losses, "positions": 12}, 0.3)
+    assert note.startswith(
+        f"In 1 of 3 states with gaps, with 6 % of the tokens masked, the loss is above that of a guess among all tokens, "
+        f"{np.log(57):.2f} nats, and in the others it is not:"
+    )
+    assert "so many gaps" not in note
 
 
 def test_losses_above_a_guess_are_named(random_bert):

@@ -16,6 +16,7 @@ from sinklab.probes._of_sink import SinkProbe
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.key_norm import KeyNorm
 from sinklab.registry import probes
+from sinklab.report.words import finding
 from sinklab.sinks import SinkFinder, SinkWeights
 from sinklab.studies.measure.from_weights import TIER, measurable
 from sinklab.studies.measure.probing import make_probe
@@ -283,3 +284,30 @@ def test_rows_so_short_that_an_even_share_passes_for_a_sink_are_said():
         warnings.simplefilter("error")
         assert from_weights(even(10)).sinks.main is None
         from_weights(torch.full((4, 4), 0.25), causal=False)
+
+
+def test_a_window_in_which_an_even_share_passes_for_a_sink_is_said():
+    """Of 16 queries the eight that see position 0 give it 1, 1/2, … 1/8 of their weight: 0.34 on average, without any sink."""
+    rows = torch.ones(16, 16).tril().triu(-7)
+    rows /= rows.sum(1, keepdim=True)
+    with pytest.warns(UserWarning, match=r"from_weights: In a window of 8 tokens 8 of the 16 queries .* it 0\.34 of what they"):
+        assert from_weights(rows, window=8).sinks.main is not None
+    with pytest.warns(UserWarning, match="In a window of 8 tokens"):
+        from_weights([rows, torch.ones(16, 16).tril() / torch.arange(1, 17)[:, None]], window=[8, None])
+    wide = torch.ones(16, 16).tril().triu(-9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert from_weights(wide / wide.sum(1, keepdim=True), window=10).sinks.main is None
+
+
+def test_a_token_that_most_of_the_sinks_at_a_place_have_is_not_said_of_all():
+    """A head that sinks at position 3 in every sample; the token there is "a" in seven of ten."""
+    rows = torch.ones(16, 16).tril()
+    rows[3:, 3] += 40
+    weights = (rows / rows.sum(1, keepdim=True)).expand(1, 10, 1, 16, 16)
+    tokens = np.array([["x"] * 3 + [token] + ["x"] * 12 for token in "aaaaaaabbb"])
+    found = from_weights(weights, tokens=tokens).sinks
+    assert (found.main.token_share, found.describe()) == (0.7, "position 3, mostly token 'a'")
+    summary = {"sinks": found.to_dict(), "threshold": 0.3, "num_heads": 1, "sink_rate_gu2024": 0.0}
+    assert "has an attention sink at position 3, mostly “a”: 1 of 1 heads" in finding(summary)
+    assert from_weights(weights, tokens=np.array([["x"] * 16] * 10)).sinks.describe() == "position 3, token 'x'"

@@ -39,6 +39,14 @@ def test_what_is_given_for_other_positions_is_shown_for_these_and_a_channel_has_
     header, lines = shown(rows)
     assert "part" not in header
     assert lines == [
-        ["massive_activation", "massive_channel", "all positions", "2", "–", "10", "12", "index"],
-        ["massive_activation", "massive_value", "all positions", "2", "8.5", "7.5", "9.5", "norm"],
+        ["massive_activation", "massive_channel", "some positions", "2", "–", "10", "12", "index"],
+        ["massive_activation", "massive_value", "some positions", "2", "8.5", "7.5", "9.5", "norm"],
     ]
+
+
+def test_the_largest_values_are_shown_where_the_first_position_is_one_of_the_least_of_them():
+    """Of layer 1 the largest are at 14 and 0: the first position alone would hide what the layer has."""
+    same = {"probe": "massive_activation", "metric": "massive_value", "unit": "norm", "count": 4}
+    values = ((0, 3, 2.0), (0, 1, 1.0), (1, 14, 560.0), (1, 0, 8.0))
+    rows = [{**same, "layer": layer, "key_position": position, "value": value} for layer, position, value in values]
+    assert shown(rows)[1] == [["massive_activation", "massive_value", "some positions", "4", "142.8", "1", "560", "norm"]]

@@ -163,6 +163,22 @@ def test_at_one_rate_for_all_a_sink_is_there_or_not_or_open_by_its_interval():
     assert "rate of the scale for all" not in words(rows(softmax=SOFTMAX, gated=GATED))
 
 
+def test_an_operation_that_diverged_at_the_one_rate_is_open_there_and_not_left_out():
+    numbers = {
+        seed: {
+            "softmax": {**SOFTMAX, "scale_rate_window": 0.5, **{name: of[seed] for name, of in AT_SCALE["softmax"].items()}},
+            "gated": {**GATED, "scale_rate_window": 0.01, **{name: of[seed] for name, of in AT_SCALE["gated"].items()}},
+            "relu": RELU,
+        }
+        for seed in range(6)
+    }
+    found = judged(["softmax", "gated", "relu"], numbers, {})
+    text = words(found)
+    assert "by gated; open is relu (loss, sink, window)." in text
+    assert "there is none with gated (0.2 %); it is open with relu (not measured)." in text
+    assert deciding_table(found).splitlines()[-1].split(" | ")[2] == "undecided: loss, sink, window"
+
+
 def test_what_replaces_the_sink_of_softmax_at_one_rate():
     """Gated holds all three bounds, softpick fails the loss and the window, and of relu only the sink is open."""
     windows = {"softmax": 0.5, "gated": 0.01, "relu": 0.01, "softpick": 0.4}

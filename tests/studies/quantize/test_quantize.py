@@ -124,6 +124,45 @@ def test_a_spike_that_is_no_sink_is_not_called_one():
     assert "sinks whole" not in cures
 
 
+def test_of_several_tokens_with_the_spike_those_that_are_sinks_are_named():
+    model, texts = bigram(spike=1024), rows(24)
+    texts.arguments["input_ids"][:, 5] = TOKENS - 1
+    maps = model.model.model.layers[0].mlp
+    with torch.no_grad():  # a second token with a spike in its own channel, which no head looks at
+        maps.up_proj.weight[0, TOKENS - 1] = maps.up_proj.weight[0, 0]
+        maps.gate_proj.weight[0, TOKENS - 1] = 1.0
+    summary = quantize(model, inputs=texts, calibration=CALIBRATION, schemes=["w8a8"], products="simulated").summary
+    worst = by_name(summary["sites"], "site")[SPIKE]
+    assert (summary["sinks"], worst["positions"], worst["at_sink"]) == ([0], [0, 5], False)
+    said = "at position 0 '0', position 5 '31': of these position 0 '0' is a sink, and others none by the rate."
+    assert said in summary["text"]
+
+
+def test_a_spike_at_a_third_of_the_positions_is_not_at_most_tokens():
+    texts = rows(24)
+    texts.arguments["input_ids"][:, 3::3] = 0
+    summary = quantize(
+        bigram(spike=1024, sink=False), inputs=texts, calibration=CALIBRATION, schemes=["w8a8"], products="simulated"
+    ).summary
+    worst = by_name(summary["sites"], "site")[SPIKE]
+    assert (worst["everywhere"], worst["positions"]) == (True, [])
+    assert "times that of the median channel, at many positions." in summary["text"]
+
+
+def test_gaps_by_position_are_of_their_positions_where_some_have_no_loss():
+    """Of gaps in a text at positions 5 and 7 alone, the first number is not that of position 0."""
+    tokens = rows(16).tokens
+    targets = torch.full_like(tokens, -100)
+    targets[:, 5], targets[::2, 7] = tokens[:, 6], tokens[::2, 8]
+    given = Samples({"input_ids": tokens}, targets=targets)
+    result = quantize(bigram(spike=1024), inputs=given, calibration=CALIBRATION, schemes=["w8a8"], products="simulated")
+    gaps = result.summary["gap_by_position"]
+    assert [position for position, gap in enumerate(gaps) if gap is not None] == [5, 7]
+    rows_of_table = result.table.query("metric == 'quantization_gap_by_position'")
+    assert rows_of_table["query_position"].tolist() == [5, 7]
+    assert rows_of_table["value"].tolist() == [gaps[5], gaps[7]]
+
+
 @pytest.mark.parametrize(("bits", "least"), [(2, 4), (3, 4), (4, 4), (5, 4), (6, 4), (7, 8), (8, 16), (16, 16)])
 def test_a_spike_takes_two_bits_of_the_median_channel_however_few_there_are(bits, least):
     """Where the grid itself has 16 values or fewer, channels that are all alike are none."""
@@ -288,6 +327,23 @@ def test_calibration_and_measured_texts_have_no_run_in_common(monkeypatch):
         two_sets(lambda count: Samples.of_tokens(pool[:count, :8]), 10, 35)
 
 
+def test_padding_on_the_left_is_refused_and_on_the_right_leaves_the_sink_where_it_is():
+    """Padded on the left, the spike of BOS stood at place 5 and its sink at place 0, where padding was kept whole."""
+    tokens, padding = rows(24).tokens, torch.ones(24, 5, dtype=torch.int64)
+
+    def padded(*parts: torch.Tensor) -> Samples:
+        real = torch.cat([torch.full_like(part, int(part is tokens)) for part in parts], 1)
+        ids = torch.cat(parts, 1)
+        return Samples({"input_ids": ids, "attention_mask": real, "position_ids": (real.cumsum(1) - 1).clamp(min=0)})
+
+    settings = {"calibration": CALIBRATION, "schemes": ["w8a8"], "products": "simulated"}
+    with pytest.raises(InputError, match="24 of the 24 samples of `inputs` are padded on the left, and tokens are"):
+        quantize(bigram(spike=1024), inputs=padded(padding, tokens), **settings)
+    summary = quantize(bigram(spike=1024), inputs=padded(tokens, padding), **settings).summary
+    assert "at position 0 '0': a sink" in summary["text"]
+    assert by_name(summary["cures"], "cure")["sinks whole"]["left"]["high"] < 1e-3
+
+
 def test_tokens_behind_masks_count_and_pictures_are_compared_whole():
     tokens = rows(3).tokens
     tokens[1] = tokens[0]
@@ -393,6 +449,19 @@ def test_a_loss_that_falls_by_rounding_is_no_proof_that_it_does_no_harm(high, wo
         "clean_loss": {"mean": 8.5}, "texts": 64,
     }  # fmt: skip
     assert verdict_text(summary).endswith(words)
+    # Nothing has a sign that its digits have not.
+    nothing = {**entry, "gap": -4e-5, "low": -4e-4, "high": 4e-5}
+    assert verdict_text({**summary, "schemes": [nothing]}).startswith("W4A8 costs 0.000 [0.000, 0.000] nats")
+
+
+def test_a_loss_that_falls_is_no_none_without_a_word_in_the_table(capsys):
+    """Rounding is a change where the loss falls, too; of schemes that are not examined the sentence below says nothing."""
+    result = quantize(bigram(), inputs=rows(16), calibration=CALIBRATION, schemes=["w8a8", "w8a16"], products="simulated")
+    schemes = result.summary["schemes"]
+    schemes[-1] |= {"verdict": "none", "gap": -0.2, "low": -0.3, "high": -0.1}
+    result.show()
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("W8A") and "KiB" in line]
+    assert ["none, the loss falls" in line for line in shown] == [False, False, True]
 
 
 @pytest.mark.parametrize(("texts", "least", "most"), [(16, 0.3, 0.6), (64, 0.0, 0.06)])
@@ -534,6 +603,12 @@ def test_pictures_without_classes_are_measured_on_the_models_own_answers():
     assert (labelled["loss_of"], own["loss_of"]) == ("class", "class, the model's own answer")
     assert own["schemes"] == labelled["schemes"]
     assert own["tokens"] == 5
+    # A picture is no text, whatever is said of how many there are.
+    assert own["kind"] == "image"
+    schemes = [{**own["schemes"][0], "verdict": verdict, "texts_needed": 9} for verdict in ("none", "not measurable")]
+    said = [verdict_text({**own, "schemes": [scheme]}) for scheme in schemes]
+    assert "A cost that fewer than one picture in 2 has may be in none of these 5." in said[0]
+    assert "9 pictures would decide it with a chance of 80 % (5 were measured)." in said[1]
 
 
 @pytest.mark.parametrize(

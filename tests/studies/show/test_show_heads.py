@@ -59,6 +59,38 @@ def test_sinks_are_those_of_the_models_own_weights(loaded, view):
     assert {(layer, head) for layer, head, _ in first["heads"]} == set(zip(*np.nonzero(mean[..., 0] > 0.05), strict=True))
 
 
+def test_weights_that_are_large_everywhere_are_no_sink():
+    """A sigmoid of scores near 0 gives every key half, which is a small share of its row; one key of a high score is a sink."""
+    torch.manual_seed(0)
+    model = make_sinklm(operation={"name": "sigmoid"})
+    loaded = wrap_model(model, make_tokenizer(), name="sigmoid")
+    view = sinklab.show(loaded, TEXT[:60])
+    assert view.sinks == []
+    assert "no head gives any position more than 0.3 of its attention" in view.finding
+
+    def only_first(module, inputs, output):
+        output = torch.full_like(output, -3.0)
+        output[:, 0] = 3.0
+        return output
+
+    attention = model.layers[0].self_attn
+    attention.k_proj.register_forward_hook(only_first)
+    attention.q_proj.register_forward_hook(lambda module, inputs, output: torch.full_like(output, 3.0))
+    (sink,) = sinklab.show(loaded, TEXT[:60]).sinks
+    assert (sink["position"], {layer for layer, _, _ in sink["heads"]}) == (0, {0})
+    assert all(weight > 0.9 for _, _, weight in sink["heads"])
+
+
+def test_a_null_score_is_named_and_what_rectifying_leaves_is_none():
+    """Softpick has a null mass of about a half, and nothing that could be looked at in place of a key."""
+    torch.manual_seed(0)
+    loaded = wrap_model(make_sinklm(operation={"name": "softpick"}), make_tokenizer(), name="softpick")
+    assert sinklab.show(loaded, TEXT[:60]).sinks == []
+    model = make_sinklm(operation={"name": "sink_logit", "initial": 6.0})
+    (sink,) = sinklab.show(wrap_model(model, make_tokenizer(), name="logit"), TEXT[:60]).sinks
+    assert (sink["name"], sink["position"]) == ("the null score", None)
+
+
 def test_under_a_window_no_position_is_seen_by_half_of_the_queries():
     """Every key of a window of 8 is seen by 8 queries of 61, the first as well as the last: none is seen by half of them."""
     narrow = wrap_model(make_sinklm(window=8), make_tokenizer(), name="narrow")

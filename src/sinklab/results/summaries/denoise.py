@@ -12,12 +12,14 @@ __all__ = ["DenoiseSummary", "DenoisingStep", "SinkCost"]
 class DenoisingStep(TypedDict):
     """The state behind so many steps: 0 has every token masked that is to be filled in, the last one none.
 
-    Shares are in percent; those of sinks are ``None`` where there is none, and changes where no state follows.
+    ``sinks`` are so many (text, head, key). Shares are in percent; those of sinks are ``None`` where there is none, and changes
+    where no state follows.
     """
 
     step: int
     masked: float
     sink_rate: float
+    sinks: int
     on_special: float | None
     on_masked: float | None
     on_text: float | None

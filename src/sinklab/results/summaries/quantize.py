@@ -31,7 +31,11 @@ class SchemeEntry(TypedDict):
 
 
 class WorstChannel(TypedDict):
-    """A linear map, or the residual stream at one place, and the channel with the largest range."""
+    """A linear map, or the residual stream at one place, and the channel with the largest range.
+
+    ``everywhere`` is a spike at more than a quarter of the positions, which then are not listed; ``at_sink`` says that every
+    position of the spike is a sink.
+    """
 
     site: str
     kind: str
@@ -98,6 +102,7 @@ class QuantizeSummary(TypedDict):
     operation: str
     corpus: str
     bos: int
+    kind: str
     texts: int
     calibration: int
     tokens: int | None
@@ -119,7 +124,7 @@ class QuantizeSummary(TypedDict):
     sinks_refused: str | None
     sites: list[SiteEntry]
     largest_spike: WorstChannel | None
-    gap_by_position: list[float]
+    gap_by_position: list[float | None]
     tokens_that_rise: list[TokenRise]
     cures: list[CureEntry]
     recommended: str | None

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from sinklab.report.words import bos_words, finding, loss_unit, token_there, unit_of
+from sinklab.report.words import bos_words, finding, loss_unit, mostly, token_there, unit_of
 from sinklab.results.run import Result
 
 __all__ = ["display"]
@@ -143,5 +143,5 @@ def _places(summary: Mapping[str, Any]) -> str:
 def _sink(sink: Mapping[str, object]) -> str:
     if sink["position"] is None:
         return f"{sink['name']} {sink['rate']:.2f} %"
-    token = f" {json.dumps(sink['token'], ensure_ascii=False)}" if token_there(sink) else ""
+    token = f" {mostly(sink)}{json.dumps(sink['token'], ensure_ascii=False)}" if token_there(sink) else ""
     return f"position {sink['position']}{token} {sink['rate']:.2f} %"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import PARTS, Part
 from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.probe import OfPart, Probe
@@ -121,7 +122,9 @@ def measure_audit(
     main: tuple[Samples, Seen, list[Probe]] | None = None
     by_token: dict[Part, list[dict[str, object]]] = {}
     kind = kind_of(loaded.model)
-    parts: tuple[Part, ...] = PARTS if is_two_sided(loaded.model) and kind == "text" else ("",)
+    # A DETR has two sides too, though it is given pictures and no target.
+    two_sided = is_two_sided(loaded.model) or Anatomy(loaded.model).encoder is not None
+    parts: tuple[Part, ...] = PARTS if two_sided else ("",)
     for source, with_bos in _plan(text, kind, main_bos, loaded.encoder.bos_token_id is not None):
         drawn = draw_samples(loaded, source, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         require_length(loaded, drawn, seq_len)
@@ -129,7 +132,7 @@ def measure_audit(
             identity = check_identity(loaded.model, drawn)
         names = [name for name in probe_registry if name not in missing] if main is None else ["sink_rate"]
         probes = [make_probe(name, threshold) for name in names]
-        finders = {part: SinkFinder(threshold, part=part, names=drawn.names, together=drawn.together) for part in parts}
+        finders = {part: _finder(threshold, part, drawn) for part in parts}
         first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), *finders.values()]
         stage = f"{source.label}, {bos_words(with_bos, loaded.encoder.bos_name)}".rstrip(", ")
         probed = run_probes(
@@ -141,6 +144,8 @@ def measure_audit(
             progress=progress,
             stage=stage,
         )
+        # Deformable attention, which has no weight for every key, leaves a part of some models unseen.
+        finders = {part: finder for part, finder in finders.items() if not part or finder.windowed()[1]}
         found = {
             part: finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(with_bos))
             for part, finder in finders.items()
@@ -163,7 +168,7 @@ def measure_audit(
         windowed = {part: finder.windowed() for part, finder in finders.items()}
         conditions.append(Condition(source.label, with_bos, probed.loss, table, drawn.sha256, found, candidates, windowed))
     assert main is not None  # the plan always has a first condition
-    (drawn, probed, probes), sinks = main, conditions[0].sinks[parts[0]]
+    (drawn, probed, probes), sinks = main, next(iter(conditions[0].sinks.values()))
     shown = drawn.take(slice(MAP_SAMPLES))
 
     maps = AttentionMaps(MAP_TILES, _longest(drawn) or 0)
@@ -219,6 +224,13 @@ def measure_audit(
         "calls": dict(probed.session.calls),
     }
     return Audited(summary, append(tables), record, tuple(_arrays(loaded, maps, patches, shown)))
+
+
+def _finder(threshold: float, part: Part, samples: Samples) -> SinkFinder:
+    """What finds the sinks of a part; positions of a decoder are not those that the samples have names for."""
+    if part == "decoder":
+        return SinkFinder(threshold, part=part)
+    return SinkFinder(threshold, part=part, names=samples.names, together=samples.together)
 
 
 def _policies(

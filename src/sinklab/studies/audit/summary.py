@@ -114,7 +114,7 @@ def summarize(
     parts = [_found(part, conditions, by_token[part], summary) for part in main.sinks]
     details = [sentence for part in parts for sentence in part.pop("details")]
     summary |= parts[0] | {"parts": []}
-    if len(parts) > 1:
+    if "part" in summary:
         summary.pop("part")
         summary |= {"parts": parts, "finding": " ".join(str(part["finding"]) for part in parts)}
     tiers = [_tier(tier, summary["not_measured"])] if tier else []
@@ -240,10 +240,12 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     heads, main, sentences = summary["num_heads"], sinks.main, []
     text = summary["kind"] in ("text", "pairs")
     unit = "tokens" if text else "positions"
+    # The parts of a model of pictures have positions of their own: places of the picture, and queries for what is in it.
+    length = sinks.length if summary.get("part") and not text else summary["seq_len"]
     if main is not None:
         sentences.append(
             f"{summary['sink_heads']} of {heads} heads sink at {main.name}: in more than {percent(100 * LEAST_SHARE)} of "
-            f"samples like these {summary['samples']} of {summary['seq_len']} {unit}, with {100 * LEVEL:g} % confidence."
+            f"samples like these {summary['samples']} of {length} {unit}, with {100 * LEVEL:g} % confidence."
         )
         if main.kind == "position" and main.token is not None:
             sentences.append(f"The token there is {_mostly(main)}.")
@@ -261,7 +263,8 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     if summary["null_mass"] and (main is None or main.kind != "null"):
         share = percent(100 * summary["null_mass"])
         sentences.append(
-            f"Heads give {share} of their mass to no key (null mass), as through a learned sink logit or a key bias."
+            f"Heads give {share} of their mass to no key (null mass: what a null score takes, or clipping and rectifying "
+            "leave)."
         )
     for condition in summary["conditions"][1:]:
         where = f"{condition['corpus']} {bos_words(condition['bos'], summary['bos_name'])}".rstrip()

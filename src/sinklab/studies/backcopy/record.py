@@ -19,7 +19,8 @@ from sinklab.studies.backcopy.training import BackcopySettings, BackcopyTraining
 __all__ = ["NUMBERS", "record_of", "rows_of"]
 
 MAJORITY = 0.5
-"""A head is active, or dormant, where the interval of its mean weight lies above this on the one key that says so."""
+"""A head is active, or dormant, where the interval of its mean weight lies above this on the one key that says so, and is not
+where it lies below."""
 LOSS_POINTS = 100
 """Points of a loss curve; each is the mean over the steps since the last."""
 
@@ -79,7 +80,8 @@ def record_of(
 def _head(numbers: BackcopyNumbers, layer: int, head: int, normalized: bool) -> dict[str, Any]:
     """Numbers of one head, with half the width of their 95 % intervals over samples.
 
-    Where rows of weights do not sum to one, a majority of them says nothing, and both states are ``None``.
+    Where rows of weights do not sum to one, a majority of them says nothing, and both states are ``None``; so is one whose
+    interval reaches over the majority.
     """
     entry: dict[str, Any] = {"layer": layer, "head": head}
     by_sample = {name: values[:, head] for name, values in numbers.heads[layer].items()}
@@ -94,7 +96,9 @@ def _head(numbers: BackcopyNumbers, layer: int, head: int, normalized: bool) -> 
 
 def _above(entry: Mapping[str, Any], name: str) -> bool | None:
     mean, half = entry[name], entry[f"{name}_interval"]
-    return None if mean is None or half is None else mean - half > MAJORITY
+    if mean is None or half is None or mean - half <= MAJORITY < mean + half:
+        return None
+    return bool(mean > MAJORITY)
 
 
 def _point(step: int, numbers: BackcopyNumbers) -> dict[str, object]:

@@ -197,7 +197,7 @@ def _quantize(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         rows.append([name, f"{entry['loss']:.3f}", f"{entry['gap']:+.3f} [{entry['low']:+.3f}, {entry['high']:+.3f}]"])
         numbers.append(CardNumber("loss", f"loss as {name}", float(entry["loss"]), str(summary["unit"])))
     limits = [
-        f"{number(summary['texts'])} texts of {public_name(str(summary['corpus']))}, ranges from "
+        f"{number(summary['texts'])} samples of {public_name(str(summary['corpus']))}, ranges from "
         f"{number(summary['calibration'])} others; effects below {summary['minimal_effect']:g} {summary['unit']} count as none."
     ]
     return ["scheme", f"loss, {summary['unit']}", "gap to the model as it is, 95 %"], rows, limits, numbers

@@ -89,6 +89,7 @@ class StateTally:
             "step": step,
             "masked": 100 * self.masked / self.tokens,
             "sink_rate": 100 * int(self.with_sink.sum()) / (self.texts * len(self.with_sink)),
+            "sinks": self.sinks,
             "on_special": special,
             "on_masked": masked,
             "on_text": _percent(self.sinks - self.special - self.on_masked, self.sinks),

@@ -13,8 +13,8 @@ from sinklab.results.summaries.shared import Difference
 
 __all__ = ["notes_on", "sentences"]
 
-FEW = 10
-"""Changes from state to state below which a share of them says little."""
+LEAST = 0.001
+"""Nats per masked token that are printed, below which a difference is none, however sure it is."""
 
 
 def sentences(summary: DenoiseSummary, threshold: float) -> str:
@@ -46,18 +46,26 @@ def notes_on(model: PreTrainedModel, summary: DenoiseSummary, threshold: float) 
     """What a reader must know of these numbers, a sentence each."""
     length = summary["positions"]
     guess = math.log(model.get_input_embeddings().weight.shape[0])
-    lost = [state for state in summary["by_step"] if state["loss"] is not None and state["loss"] > guess]
+    scored = {state["masked"]: state["loss"] for state in summary["by_step"] if state["loss"] is not None}
+    lost = [masked for masked, loss in scored.items() if loss > guess]
     notes = [sentence for sentence in [length_warning(model, length)] if sentence]
     if 1 / length >= threshold:
         notes.append(
             f"A head that looks at all {length} keys alike gives each {1 / length:.3g} of its rows, which is no less than the "
             f"threshold of {threshold:g}: take longer texts or a higher one."
         )
-    if lost:
+    if lost and all(masked in lost for masked in scored if masked >= min(lost)):
         notes.append(
-            f"With {min(state['masked'] for state in lost):.0f} % of the tokens masked and more the loss is above that of a "
-            f"guess among all tokens, {guess:.2f} nats: the model was not trained on texts with so many gaps, or not on such "
-            "text."
+            f"With {min(lost):.0f} % of the tokens masked and more the loss is above that of a guess among all tokens, "
+            f"{guess:.2f} nats: the model was not trained on texts with so many gaps, or not on such text."
+        )
+    elif lost:
+        least, most = f"{min(lost):.0f}", f"{max(lost):.0f}"
+        masked = least if least == most else f"{least} to {most}"
+        notes.append(
+            f"In {len(lost)} of {len(scored)} states with gaps, with {masked} % of the tokens masked, the loss is above that "
+            f"of a guess among all tokens, {guess:.2f} nats, and in the others it is not: the gaps that are left there may be "
+            "the hardest, or the model was not trained on such text."
         )
     return notes
 
@@ -73,11 +81,11 @@ def _highest(states: Sequence[DenoisingStep]) -> str:
 def _where(states: Sequence[DenoisingStep]) -> str | None:
     """On what sinks stand, over all states by their number of sinks."""
     having = [state for state in states if state["on_special"] is not None]
-    weight = sum(state["sink_rate"] for state in having)
-    if not weight:
+    number = sum(state["sinks"] for state in having)
+    if not number:
         return None
     special, masked, text = (
-        sum((state[name] or 0.0) * state["sink_rate"] for state in having) / weight
+        sum((state[name] or 0.0) * state["sinks"] for state in having) / number
         for name in ("on_special", "on_masked", "on_text")
     )
     return (
@@ -95,6 +103,8 @@ def _price(cost: SinkCost) -> str:
     )
     if difference["low"] is None or difference["high"] is None:
         return f"{says}."
+    if difference["low"] > -LEAST and difference["high"] < LEAST:
+        return f"{says}: they differ by less than {LEAST:g} nats."
     if difference["high"] < 0:
         return f"{says}: the sink is worth less."
     if difference["low"] > 0:
@@ -111,4 +121,4 @@ def _percent(share: Difference) -> str:
 def _nats(value: Difference) -> str:
     if value["low"] is None or value["high"] is None:
         return f"{value['mean']:.3f} nats"
-    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}] nats"
+    return f"{value['mean']:z.3f} [{value['low']:z.3f}, {value['high']:z.3f}] nats"

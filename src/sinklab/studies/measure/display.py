@@ -17,7 +17,8 @@ __all__ = ["display"]
 def display(result: Result) -> Iterator[RenderableType]:
     """A row a metric, and of an encoder–decoder one for each part, whose numbers have no mean in common.
 
-    Of a metric that has a number for each position the first position is shown, or where it has none there, all that have one.
+    Of a metric that has a number for each position the first position is shown, of one that has some, such as the positions of
+    the largest values of a layer, all that have one.
     """
     shown = Table(box=None, pad_edge=False)
     parts = ["part"] if result.table["part"].notna().any() else []
@@ -26,8 +27,8 @@ def display(result: Result) -> Iterator[RenderableType]:
     for (probe, metric, unit, part), rows in result.table.groupby(["probe", "metric", "unit", "part"], sort=True, dropna=False):
         keys = "all positions"
         for name in ("key_position", "query_position"):
-            if (rows[name] == 0).any():
-                rows, keys = rows[rows[name] == 0], "position 0"
+            if rows[name].notna().any():
+                rows, keys = (rows[rows[name] == 0], "position 0") if _has_each(rows, name) else (rows, "some positions")
         # Rows without a layer are the same numbers pooled over the model; where there is nothing else they are shown.
         rows = rows[rows["layer"].notna()] if rows["layer"].notna().any() else rows
         values = rows["value"].astype("float64")
@@ -41,3 +42,9 @@ def display(result: Result) -> Iterator[RenderableType]:
         yield Text(f"\ntier   {'; '.join(tiers)}")
     if result.folder is not None:
         yield Text(f"\ntable  {result.folder / 'table.parquet'}")
+
+
+def _has_each(rows: pd.DataFrame, name: str) -> bool:
+    """Whether there is a number for each position from the first on, and not for the largest few alone."""
+    positions = rows[rows[name].notna()].groupby(["module", "layer", "head"], dropna=False)[name]
+    return bool((positions.nunique() == positions.max() + 1).all())

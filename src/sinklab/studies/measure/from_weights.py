@@ -23,7 +23,7 @@ from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as registry
 from sinklab.results.voice import warn
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
-from sinklab.sinks.short_rows import short_rows_warning
+from sinklab.sinks.short_rows import few_queries_warning
 from sinklab.studies.measure.probing import make_probe, make_probes
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ def from_weights(
             unless they name a ``sink_position`` (a probe that was made: one other than 0).
 
     Warns:
-        UserWarning: every sample is so short that a head that looks at all keys alike gives the first one more than
-            ``threshold``.
+        UserWarning: every sample or, under causal=True, a window is so short that a head that looks at all keys alike gives the
+            first one more than ``threshold``; or fewer than half of the queries see the first one.
 
     Raises:
         InputError: an array that is not of these shapes, not of floating point, empty, or that cannot be attention weights: the
@@ -163,8 +163,8 @@ def from_weights(
     table = table_of(chosen)
     table["tier"], table["operation"] = TIER, calls[0].operation.name
     longest = kv_len if real is None else int(real.sum(1).max())
-    if causal and q_len == kv_len and (short := short_rows_warning(longest, threshold)):
-        warn(f"from_weights: {short}")
+    if causal and q_len == kv_len and (few := few_queries_warning(longest, _narrowest(window), threshold)):
+        warn(f"from_weights: {few}")
     shape = (len(layers), samples, max(layer.shape[1] for layer in layers), q_len, kv_len)
     return MeasuredWeights(
         table.astype({"tier": "string", "operation": "string"}), heads.completed() if sinks.main else sinks, shape
@@ -312,6 +312,12 @@ def _rules(window: int | Sequence[int | None] | None, causal: bool, calls: Seque
             index = torch.arange(kv_len, device=device)
             rules.append(Dense(((index[:, None] - index).abs() < size)[None, None]))
     return rules
+
+
+def _narrowest(window: int | Sequence[int | None] | None) -> int | None:
+    """The fewest keys that a query sees in any layer; ``None`` where it sees all in each."""
+    windows = window if isinstance(window, (Sequence, np.ndarray)) else [window]
+    return min((int(size) for size in windows if size is not None), default=None)
 
 
 def _mask(attention_mask: Array | None, samples: int, keys: int) -> Tensor | None:

@@ -273,10 +273,11 @@ def judged(
     }
     best = set(pareto(points))
     rows = []
+    asked = [bound for bound in bounds if bound.name in REPLACING] if one_rate else at_one
+    # Of an operation without numbers there, whose trainings all diverged, they are open, as those at its own rate are.
+    measured = all(bound.column in summaries.get(REFERENCE, {}) for bound in asked)
     for label in labels:
         findings = _findings(bounds, label, numbers)
-        asked = [bound for bound in bounds if bound.name in REPLACING] if one_rate else at_one
-        measured = all(bound.column in summaries[label] for bound in asked)
         at_one_rate = _findings(asked, label, numbers) if measured else {}
         beside = None if label == REFERENCE else compared(label, numbers)
         rows.append(

@@ -181,7 +181,9 @@ def _of_sinks_at_one_rate(rows: Sequence[Row], rate: float | None) -> list[str]:
     parts = []
     for verdict, said in groups.items():
         named = [
-            f"{row.label} ({row.at_one_rate['sink'].mean:.1f} %)" for row in found if row.at_one_rate["sink"].verdict == verdict
+            f"{row.label} ({'not measured' if (mean := row.at_one_rate['sink'].mean) is None else f'{mean:.1f} %'})"
+            for row in found
+            if row.at_one_rate["sink"].verdict == verdict
         ]
         parts += [f"{said} with {_list(named)}"] if named else []
     return [f"At {_one_rate(rate)} for all, by the heads that carry a first token: {'; '.join(parts)}."]

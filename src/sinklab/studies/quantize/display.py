@@ -14,6 +14,7 @@ from sinklab.report.policies import size
 from sinklab.report.quantize import scheme_name
 from sinklab.results.run import Result
 from sinklab.results.summaries.quantize import QuantizeSummary
+from sinklab.studies.quantize.verdict import sample_noun
 
 __all__ = ["display"]
 
@@ -33,9 +34,9 @@ def display(result: Result) -> Iterator[RenderableType]:
     )
     table = _table("scheme", "loss", "gap [95 %]", "verdict", "weights", "computed by")
     for scheme in summary["schemes"]:
-        verdict = scheme["verdict"]
+        verdict = scheme["verdict"] + (", the loss falls" if scheme["high"] < 0 else "")
         if scheme["texts_needed"]:
-            verdict += f" ({scheme['texts_needed']:,} texts would do)"
+            verdict += f" ({scheme['texts_needed']:,} {sample_noun(summary)}s would do)"
         table.add_row(
             scheme_name(scheme), f"{scheme['loss']:.3f}", escape(_interval(scheme["gap"], scheme["low"], scheme["high"])),
             verdict, size(scheme["weight_bytes"]), scheme["products"],
@@ -45,7 +46,7 @@ def display(result: Result) -> Iterator[RenderableType]:
         yield f"\n[bold]Alone on grids under {summary['examined'].upper()}[/bold], the most costly of {len(summary['sites'])}"
         table = _table("site", "gap", "channel", "times median", "at")
         for site in sorted(summary["sites"], key=lambda site: -site["gap"])[:SHOWN]:
-            where = "most tokens" if site["everywhere"] else ", ".join(site["tokens"][:4])
+            where = "many positions" if site["everywhere"] else ", ".join(site["tokens"][:4])
             table.add_row(
                 escape(site["site"]), escape(_interval(site["gap"], site["low"], site["high"])), str(site["channel"]),
                 f"{site['range_ratio']:.3g}", escape(where) or "–",

@@ -172,7 +172,6 @@ class _Examination:
                 self._site(spikes[key], interval, sinks) for key, interval in zip(keys, intervals, strict=True)
             ]  # fmt: skip
             cures, levels[1] = self._cures(bases, spikes, sinks, gaps, keys, losses[0])
-        by_position = _column_means(losses[0] - clean)
         best = best_cure(cures, request.minimal_effect)
         worst = max(spikes.values(), key=lambda spike: spike.ratio)
         summary: QuantizeSummary = {
@@ -182,6 +181,7 @@ class _Examination:
             "operation": self.loaded.operation,
             "corpus": self.corpus,
             "bos": self.bos,
+            "kind": self.samples.kind,
             "texts": len(self.samples),
             "calibration": len(self.calibration),
             "tokens": self.samples.positions,
@@ -203,7 +203,7 @@ class _Examination:
             "sinks_refused": refused,
             "sites": sites,
             "largest_spike": self.names.channel(worst, twin.sites[worst.site], sinks) if worst.large else None,
-            "gap_by_position": [float(value) for value in by_position],
+            "gap_by_position": _column_means(losses[0] - clean),
             "tokens_that_rise": self.names.rising(clean, losses[0]) if examined else [],
             "cures": cures,
             "recommended": None if best is None else best["cure"],
@@ -356,10 +356,11 @@ def _means(losses: Tensor) -> np.ndarray:
     return np.nanmean(losses.double().numpy(), axis=1)
 
 
-def _column_means(differences: Tensor) -> np.ndarray:
-    """Mean of each position over the samples that have a loss there; positions without one are left out."""
-    values = differences.double().numpy()
-    return np.nanmean(values[:, ~np.isnan(values).all(axis=0)], axis=0)
+def _column_means(differences: Tensor) -> list[float | None]:
+    """Mean of each position over the samples that have a loss there; ``None`` where none has."""
+    taken = differences.isfinite()
+    means = differences.double().where(taken, 0.0).sum(0) / taken.sum(0)
+    return [float(mean) if counted else None for mean, counted in zip(means, taken.any(0), strict=True)]
 
 
 def _ragged(twin: Twin) -> str:

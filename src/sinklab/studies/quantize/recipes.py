@@ -133,7 +133,8 @@ def _heading(summary: QuantizeSummary) -> str:
     recipe = summary["recipe"]
     assert recipe is not None
     assert recipe["left"] is not None
-    left = "{mean:.3f} [{low:.3f}, {high:.3f}]".format(**recipe["left"])
+    mean, low, high = (recipe["left"][name] for name in ("mean", "low", "high"))
+    left = f"{mean:z.3f} [{low:z.3f}, {high:z.3f}]"
     name = json.dumps(summary["model"]).replace('"""', "'''")[1:-1]
     lines = f"{recipe['scheme'].upper()} for {name}, measured by sinklab: it leaves a gap of {left} {summary['unit']}."
     if summary["residual"]:

@@ -18,7 +18,12 @@ SITE_GAP = Metric(
     "nats",
     "quantization_gap with this linear map, or the residual stream at this place, alone on grids.",
 )
-POSITION_GAP = Metric("quantization_gap_by_position", "nats", "quantization_gap of the loss of the token behind this position.")
+POSITION_GAP = Metric(
+    "quantization_gap_by_position",
+    "nats",
+    "quantization_gap of the loss that is taken at this position: of the token behind it or, where tokens are hidden or a "
+    "target is written, of the token there.",
+)
 LEFT = Metric("quantization_gap_left", "nats", "quantization_gap under the scheme with a cure.")
 GAIN = Metric(
     "quantization_gain", "nats", "Loss under the scheme less that under the scheme with a cure, over the same samples."
@@ -67,6 +72,8 @@ def quantize_rows(
         yield {**at, "metric": RATIO, "value": spike.ratio}
         yield {**at, "metric": CHANNEL, "value": float(spike.channel)}
     for position, gap in enumerate(summary["gap_by_position"]):
+        if gap is None:
+            continue
         yield {
             "probe": PROBE, "metric": POSITION_GAP, "value": gap, "count": count, "intervention": examined,
             "query_position": position,

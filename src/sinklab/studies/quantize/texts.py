@@ -55,9 +55,16 @@ def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:
 
     Raises:
         ConfigurationError: too few for both.
-        InputError: some of them are alike.
+        InputError: some of them are alike, or padded on the left.
     """
     require_counts(calibration, len(samples) - calibration)
+    mask = samples.arguments.get("attention_mask")
+    # Tokens are left whole by their place in a row: there the sink of one text is a token of padding of another.
+    if samples.kind == "text" and mask is not None and mask.ndim == 2 and not bool(mask[:, 0].all()):
+        raise InputError(
+            f"{int((mask[:, 0] == 0).sum())} of the {len(samples)} samples of `inputs` are padded on the left, and tokens are "
+            "left whole by their place in a row; pad them on the right, or give texts of one length"
+        )
     rows = distinct(samples)
     if len(rows) < len(samples):
         raise InputError(

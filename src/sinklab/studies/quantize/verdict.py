@@ -11,7 +11,7 @@ from sinklab.results.intervals import Interval
 from sinklab.results.statistics import CHANCE, fewest, rare_cost, shortfall
 from sinklab.results.summaries.quantize import CureEntry, QuantizeSummary, SiteEntry
 
-__all__ = ["Verdict", "best_cure", "carrier", "judged", "texts_needed", "verdict_text"]
+__all__ = ["Verdict", "best_cure", "carrier", "judged", "sample_noun", "texts_needed", "verdict_text"]
 
 Verdict = Literal["gap", "none", "not measurable"]
 
@@ -71,11 +71,16 @@ def _cost(cure: CureEntry) -> tuple[float, ...]:
     return cure["share_whole"], cure["extra_bytes"], cure["activations_whole"], abs(cure["left"]["mean"])
 
 
+def sample_noun(summary: QuantizeSummary) -> str:
+    """What one of the samples is: a text, a pair, a picture, a recording."""
+    return {"pairs": "pair", "image": "picture", "audio": "recording"}.get(summary.get("kind", "text"), "text")
+
+
 def verdict_text(summary: QuantizeSummary) -> str:
     """What the numbers say, in a few sentences."""
     entry = next(scheme for scheme in summary["schemes"] if scheme["scheme"] == summary["examined"] and not scheme["per_token"])
     unit, least, label = summary["unit"], summary["minimal_effect"], summary["examined"].upper()
-    texts = summary["texts"]
+    texts, noun = summary["texts"], sample_noun(summary)
     if summary["residual"]:
         label += " with the residual stream"
     gap = _interval(entry["gap"], entry["low"], entry["high"])
@@ -83,13 +88,13 @@ def verdict_text(summary: QuantizeSummary) -> str:
     if entry["verdict"] == "none":
         falls = entry["high"] < 0
         change = " A loss that falls is a change, too: these samples do not show what rounding may harm." if falls else ""
-        return f"{opening}, not more than {least:g}: no cure needed. {rare_cost(texts)}{change}"
+        return f"{opening}, not more than {least:g}: no cure needed. {rare_cost(texts, noun)}{change}"
     if entry["verdict"] == "not measurable":
         needed = entry["texts_needed"]
         how_many = (
-            "how many texts would decide it cannot be foretold"
+            f"how many {noun}s would decide it cannot be foretold"
             if needed is None
-            else f"{needed:,} texts would decide it with a chance of {100 * CHANCE:.0f} %"
+            else f"{needed:,} {noun}s would decide it with a chance of {100 * CHANCE:.0f} %"
         )
         return f"{opening}: not measurable at this sample size; {how_many} ({texts} were measured)."
     return " ".join([f"{opening}.", _carried(summary), _cured(summary)])
@@ -113,12 +118,24 @@ def _carried(summary: QuantizeSummary) -> str:
     if not site["spike"]:
         return f"{words}, which is no spike."
     if site["everywhere"]:
-        return f"{words}, at most tokens."
+        return f"{words}, at many positions."
     if not site["positions"]:
         return f"{words}, at no fixed position."
     where = ", ".join(site["tokens"][:4]) + (", …" if len(site["tokens"]) > 4 else "")
-    role = {True: "a sink", False: "no sink by the rate", None: "where the sinks are is not known"}
-    return f"{words}, at {where}: {role[site['at_sink']]}."
+    return f"{words}, at {where}: {_role(site, summary['sinks'])}."
+
+
+def _role(site: SiteEntry, sinks: Sequence[int] | None) -> str:
+    """Whether the tokens with the spike are sinks: all, none, or some of them."""
+    if sinks is None:
+        return "where the sinks are is not known"
+    named = [token for token, position in zip(site["tokens"], site["positions"], strict=True) if position in sinks]
+    if not named:
+        return "no sink by the rate"
+    if site["at_sink"]:
+        return "a sink" if len(named) == 1 else "sinks"
+    listed = ", ".join(named[:4]) + (", …" if len(named) > 4 else "")
+    return f"of these {listed} {'is a sink' if len(named) == 1 else 'are sinks'}, and others none by the rate"
 
 
 def _cured(summary: QuantizeSummary) -> str:
@@ -145,4 +162,4 @@ def _price(cure: CureEntry) -> str:
 
 
 def _interval(mean: float, low: float, high: float) -> str:
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{mean:z.3f} [{low:z.3f}, {high:z.3f}]"

@@ -46,7 +46,8 @@ def show(
             PIL, or the path of its file.
         target: of an encoder–decoder, what it writes; without it, source and target are the halves of the text.
         tokenizer, processor: of a transformers model that is handed over; other models bring theirs.
-        threshold: mean weight, over the queries that see the key, from which a position is named a sink.
+        threshold: mean weight, over the queries that see the key, from which a position is named a sink; where rows do not sum
+            to one, of its share of the row too.
         seq_len: the most tokens that are read; a longer text is cut, and the page says so.
         device, dtype, revision, trust_remote_code: as of :func:`sinklab.load_model`.
 
