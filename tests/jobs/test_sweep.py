@@ -27,7 +27,7 @@ from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import cell as cell_module
 from sinklab.jobs import driver, local
-from sinklab.jobs.cell import PLAN, SweepPlan, read_plan, run_cell
+from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.estimate import estimate_mean
 from sinklab.jobs.forks import Forks, can_fork
@@ -666,6 +666,27 @@ def test_two_processes_do_not_share_a_sweep_or_a_cell(swept, here, tmp_path, mon
     with FolderLock(tmp_path / "sweep"), pytest.raises(InputError, match=rf"sweep {taken}"):
         swept({"lr": [5e-3]}, resume=True)
     assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_a_cell_of_a_store_is_waited_for_while_another_command_trains_it(swept, here, tmp_path, monkeypatch, capsys):
+    """Trainings take longer than any patience; the plan of a store is known by its recipe, also of one made earlier."""
+    (name,) = cells_of(swept({"lr": [5e-3]}))["cell"]
+    monkeypatch.setattr(cell_module, "PATIENCE", 0)
+    plan = tmp_path / "sweep" / PLAN
+    write_json({**json.loads(plan.read_text()), "recipe": SHARED}, plan)
+    held = threading.Event()
+
+    def train():
+        with FolderLock(tmp_path / "sweep" / name):
+            held.set()
+            time.sleep(0.5)
+
+    other = threading.Thread(target=train)
+    other.start()
+    held.wait()
+    assert run_cell(tmp_path / "sweep", name) == "finished"
+    other.join()
+    assert "waiting for another process that trains it\n" in capsys.readouterr().err
 
 
 def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp_path):
