@@ -606,17 +606,24 @@ def test_cells_that_are_added_read_the_text_of_those_that_have_ended(swept, here
     assert read_plan(first.folder).texts == planned
 
 
-def test_an_interrupted_sweep_writes_what_there_is(swept, monkeypatch, tmp_path, capsys):
+def test_an_interrupted_sweep_writes_what_there_is_and_says_how_to_go_on(swept, monkeypatch, tmp_path):
     def run_local(plan, names, **options):
-        run_cell(plan.folder, names[0])
+        if begins:
+            run_cell(plan.folder, names[0])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(driver, "run_local", run_local)
-    with pytest.raises(KeyboardInterrupt):
-        swept({"lr": [5e-3, 1e-3]}, progress=True)
-    assert capsys.readouterr().err.endswith("stopped; resume it to go on\n")
+    for begins, resume, how in (
+        (False, False, None),
+        (True, False, "go on with `resume`"),
+        (True, True, "the same command goes on from there"),
+    ):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            swept({"lr": [5e-3, 1e-3]} if not resume else {"lr": [5e-3, 1e-3, 2e-3]}, resume=resume)
+        notes = [f"what was trained is kept in {tmp_path / 'sweep'}: {how}"]
+        assert getattr(caught.value, "__notes__", []) == (notes if begins else [])
     cells = pd.read_csv(tmp_path / "sweep" / "cells.csv")
-    assert list(cells["status"]) == ["finished", "waiting"]
+    assert list(cells["status"]) == ["finished", "finished", "waiting"]
     assert len(read_table(tmp_path / "sweep" / "table.parquet"))
 
 

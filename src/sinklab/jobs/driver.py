@@ -125,9 +125,10 @@ def run_sweep(
         errors: dict[str, str] = {}
         try:
             errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
-        except KeyboardInterrupt:
-            if progress:
-                print("stopped; resume it to go on", file=sys.stderr)
+        except KeyboardInterrupt as stop:
+            if any((out / name).exists() for name in cells):
+                how = "the same command goes on from there" if resume else "go on with `resume`"
+                stop.add_note(f"what was trained is kept in {out}: {how}")
             raise
         finally:
             result = _collect(plan, errors)

@@ -34,7 +34,7 @@ from sinklab.streaming.fingerprint import fingerprint
 from sinklab.studies.reproduce.display import display_models, display_parts
 from sinklab.studies.reproduce.engine import answer, undeclared
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part
-from sinklab.studies.reproduce.work import OfModel, claim_called, run_missing
+from sinklab.studies.reproduce.work import OfModel, claim_called, keeping, run_missing
 from sinklab.training.process import default_cache
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ def reproduce_on(
         for name in sorted(wanted):
             using.enter_context(FolderLock(out / CHECKPOINT / name))
         workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
-        errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=workers, progress=progress)
+        with keeping(out, lambda: any(task.cached() is not None for task in tasks)):
+            errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=workers, progress=progress)
         return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in wanted.items()]
 
 

@@ -8,6 +8,7 @@ added, costs what is missing.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -16,7 +17,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +45,7 @@ __all__ = [
     "OfModel",
     "Reading",
     "claim_called",
+    "keeping",
     "main",
     "name_of",
     "read_numbers",
@@ -322,11 +324,27 @@ def train_and_read(
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
     """
     plan = open_store(store / "runs" / scale, cells, cache, ray=ray, progress=progress)
-    errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
     readings = [Reading(plan.folder / cell, read_out) for cell, read_out in read]
     workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
-    errors |= run_missing(readings, measurements, logs=store / "logs", cache=cache, jobs=workers, progress=progress)
+    with keeping(store, lambda: any((plan.folder / name).exists() for name in cells) or _any_taken(measurements)):
+        errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
+        errors |= run_missing(readings, measurements, logs=store / "logs", cache=cache, jobs=workers, progress=progress)
     return plan, errors
+
+
+@contextlib.contextmanager
+def keeping(store: Path, begun: Callable[[], bool]) -> Iterator[None]:
+    """Around work that a store keeps: an interruption says where it is and how to go on, if anything has ``begun``."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if begun():
+            stop.add_note(f"what was trained and measured is kept in {store}: the same command goes on from there")
+        raise
+
+
+def _any_taken(measurements: Iterable[Measurement]) -> bool:
+    return any(measurement.cached() is not None for measurement in measurements)
 
 
 def run_missing(
