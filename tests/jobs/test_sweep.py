@@ -624,6 +624,10 @@ def test_an_interrupted_sweep_writes_what_there_is_and_says_how_to_go_on(swept, 
         assert getattr(caught.value, "__notes__", []) == (notes if begins else [])
     cells = pd.read_csv(tmp_path / "sweep" / "cells.csv")
     assert list(cells["status"]) == ["finished", "finished", "waiting"]
+    monkeypatch.setattr(driver, "write_table", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left") as caught:
+        swept({"lr": [5e-3, 1e-3, 2e-3]}, resume=True)
+    assert caught.value.__notes__ == notes
     assert len(read_table(tmp_path / "sweep" / "table.parquet"))
 
 

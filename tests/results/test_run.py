@@ -43,11 +43,11 @@ def run(out, number=1, **options):
         return one.finish(table=TABLE, display=display, summary={"stored": stored})
 
 
-def interrupted(out, **options):
+def interrupted(out, ending=KeyboardInterrupt, **options):
     """A run that is interrupted after it has stored one entry."""
     with Run("trial", out=out, **options) as one:
         one.store.put("part", {"number": 1}, "code", ["from before"])
-        raise KeyboardInterrupt
+        raise ending
 
 
 def names(folder: Path) -> set[str]:
@@ -227,6 +227,9 @@ class TestInPlace:
         assert list(out.parent.iterdir()) == [out]
 
     @pytest.mark.parametrize(
+        "ending", [KeyboardInterrupt(), OSError(28, "No space left"), Exception("I/O error: No space left (os error 28)")]
+    )
+    @pytest.mark.parametrize(
         ("options", "note"),
         [
             ({}, "what was computed is kept in {parent}/.out.partial/store: the same command goes on from there"),
@@ -234,13 +237,21 @@ class TestInPlace:
             ({"resume": True}, "what was computed is kept in {parent}/out/store: the same command goes on from there"),
         ],
     )
-    def test_an_interruption_says_what_is_kept(self, tmp_path, options, note):
-        with pytest.raises(KeyboardInterrupt) as caught:
-            interrupted(tmp_path / "out", **options)
+    def test_what_ends_it_from_outside_says_what_is_kept(self, tmp_path, options, note, ending):
+        again = copy.copy(ending)
+        with pytest.raises(type(ending)) as caught:
+            interrupted(tmp_path / "out", again, **options)
         assert caught.value.__notes__ == [note.format(parent=tmp_path)]
-        with pytest.raises(KeyboardInterrupt) as caught, Run("trial", out=tmp_path / "other", **options):
-            raise KeyboardInterrupt
+        again = copy.copy(ending)
+        with pytest.raises(type(ending)) as caught, Run("trial", out=tmp_path / "other", **options):
+            raise again
         assert not hasattr(caught.value, "__notes__")
+
+    @pytest.mark.parametrize("ending", [InputError("no such text (os error 2)"), ValueError("a bug")])
+    def test_what_would_end_it_again_says_nothing_of_what_is_kept(self, tmp_path, ending):
+        with pytest.raises(type(ending)):
+            interrupted(tmp_path / "out", ending)
+        assert not hasattr(ending, "__notes__")
 
     def test_what_a_killed_process_has_half_written_is_cleared_away(self, tmp_path):
         out = tmp_path / "out"

@@ -21,7 +21,7 @@ from sinklab.jobs.grid import Cell, make_cells, short_label
 from sinklab.jobs.local import default_jobs, run_local
 from sinklab.jobs.verdict import SEEDS
 from sinklab.jobs.watch import watching
-from sinklab.results.folder import FolderLock, check_place
+from sinklab.results.folder import FolderLock, check_place, from_outside
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 from sinklab.training import progress as training_progress
@@ -124,14 +124,15 @@ def run_sweep(
             print(f"training.dtype is {dtype} in all cells, which the sweep {whose}", file=sys.stderr)
         errors: dict[str, str] = {}
         try:
-            errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
-        except KeyboardInterrupt as stop:
-            if any((out / name).exists() for name in cells):
+            try:
+                errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
+            finally:
+                result = _collect(plan, errors)
+        except BaseException as stop:
+            if from_outside(stop) and any((out / name).exists() for name in cells):
                 how = "the same command goes on from there" if resume else "go on with `resume`"
                 stop.add_note(f"what was trained is kept in {out}: {how}")
             raise
-        finally:
-            result = _collect(plan, errors)
     return result
 
 

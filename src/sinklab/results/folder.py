@@ -23,6 +23,7 @@ __all__ = [
     "check_writable",
     "clear",
     "default_out",
+    "from_outside",
     "in_use",
     "partial_folder",
     "placed",
@@ -55,6 +56,13 @@ def system_error(error: Exception) -> int | None:
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error))
     return int(found[1]) if found else None
+
+
+def from_outside(error: BaseException | None) -> bool:
+    """Whether the user or the machine has ended the work, by a signal or a full disk: it may go on from what it has kept."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    return isinstance(error, Exception) and not isinstance(error, SinklabError) and system_error(error) is not None
 
 
 def default_out(*parts: str) -> Path:

@@ -35,6 +35,7 @@ from sinklab.jobs.trained import TrainedModel
 from sinklab.jobs.watch import watching
 from sinklab.models.loading import load_model
 from sinklab.registry import Registry, claims, corpora, interventions, operations, policies, positions, probes, read_outs, tasks
+from sinklab.results.folder import from_outside
 from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.results.table import read_run
@@ -334,11 +335,11 @@ def train_and_read(
 
 @contextlib.contextmanager
 def keeping(store: Path, begun: Callable[[], bool]) -> Iterator[None]:
-    """Around work that a store keeps: an interruption says where it is and how to go on, if anything has ``begun``."""
+    """Around work that a store keeps: what ends it from outside says where it is and how to go on, if it has ``begun``."""
     try:
         yield
-    except KeyboardInterrupt as stop:
-        if begun():
+    except BaseException as stop:
+        if from_outside(stop) and begun():
             stop.add_note(f"what was trained and measured is kept in {store}: the same command goes on from there")
         raise
 
