@@ -174,3 +174,9 @@ def test_a_training_that_a_signal_has_stopped(by, status, capsys):
     result = Result({"status": "stopped"}, make_table([]), {"kind": "pretrain", "stopped_by": by}, None, lambda _: ["stopped"])
     assert print_result(result) == status
     assert capsys.readouterr().out == "stopped\n"
+
+
+def test_what_failed_names_options(capsys):
+    result = Result({"errors": ["a: go on with `resume`"]}, make_table([]), {"kind": "sweep"}, None, lambda _: [])
+    assert print_result(result, names={"resume": "--resume"}) == 1
+    assert capsys.readouterr().err == "failed: a: go on with --resume\n"
