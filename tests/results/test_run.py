@@ -107,6 +107,14 @@ class TestWhole:
             one.finish(table=TABLE, display=display, files=fail)
         assert names(tmp_path) == before
 
+    def test_one_that_may_not_be_replaced_is_refused_before_any_work(self, tmp_path, forbid):
+        run(tmp_path / "out")
+        forbid(tmp_path / "out", 0o555)
+        said = r"out cannot be replaced: nothing can be written in it \(Permission denied\); change its permissions, or choose"
+        with pytest.raises(InputError, match=said), Run("trial", out=tmp_path / "out", overwrite=True):
+            raise AssertionError
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
     def test_what_is_in_the_way(self, tmp_path):
         run(tmp_path / "out")
         with pytest.raises(InputError, match="out exists; choose another with `out`, or replace it with `overwrite`"):

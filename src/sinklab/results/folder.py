@@ -76,7 +76,7 @@ def check_free(out: Path, overwrite: bool) -> None:
     """Refuse an output directory that exists, before any work is done.
 
     Raises:
-        InputError: it exists and ``overwrite`` is off, or it cannot be made here.
+        InputError: it exists and ``overwrite`` is off, or it cannot be made or replaced here.
     """
     check_place(out)
     if out.exists() and any(out.iterdir()):
@@ -86,6 +86,13 @@ def check_free(out: Path, overwrite: bool) -> None:
             raise InputError(
                 f"output directory {out} holds no run.json, so it is no earlier result and is not replaced; remove it by hand"
             )
+        try:
+            tempfile.TemporaryFile(dir=out).close()  # who may not write in a directory may not move it either
+        except OSError as error:
+            raise InputError(
+                f"output directory {out} cannot be replaced: nothing can be written in it ({error.strerror}); change its "
+                "permissions, or choose another with `out`"
+            ) from None
 
 
 def check_place(out: Path) -> None:
