@@ -105,6 +105,11 @@ def test_an_interruption_says_where_what_was_measured_is_kept(claims: dict[str, 
         with pytest.raises(KeyboardInterrupt) as caught:
             reproduce(["made_up"], out=tmp_path, progress=False)
         assert getattr(caught.value, "__notes__", []) == notes
+    monkeypatch.setattr(work, "run_missing", measured)
+    monkeypatch.setattr(engine, "write_table", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left") as full:
+        reproduce(["made_up"], out=tmp_path, progress=False)
+    assert full.value.__notes__ == [kept]
 
 
 def test_the_result_on_the_base_of_the_source_is_that_of_the_claim(claims: dict[str, Claim], tmp_path, monkeypatch) -> None:

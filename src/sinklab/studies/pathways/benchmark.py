@@ -29,6 +29,7 @@ from sinklab.studies.pathways.runs import Asked, Found, Numbers, foreseen, join_
 from sinklab.studies.pathways.tables import page
 from sinklab.studies.pathways.words import definition, figure_title, in_words
 from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.reproduce.work import keeping
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
 
@@ -119,7 +120,7 @@ def run_pathways(
     given, (out, store) = out, (path.expanduser().absolute() for path in (out, store))
     cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()
     check_place(out)
-    with FolderLock(out):
+    with keeping(store), FolderLock(out):
         _require_own(out, asked)
         if say is not None:
             say(foreseen(asked))

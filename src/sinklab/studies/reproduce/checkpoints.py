@@ -156,12 +156,11 @@ def reproduce_on(
         if not subject.not_about(_how(claim))
         for seed in seeds
     ]
-    with contextlib.ExitStack() as using:
+    with keeping(out), contextlib.ExitStack() as using:
         for name in sorted(wanted):
             using.enter_context(FolderLock(out / CHECKPOINT / name))
         workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
-        with keeping(out, lambda: any(task.cached() is not None for task in tasks)):
-            errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=workers, progress=progress)
+        errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=workers, progress=progress)
         return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in wanted.items()]
 
 

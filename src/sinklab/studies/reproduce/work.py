@@ -325,27 +325,23 @@ def train_and_read(
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
     """
     plan = open_store(store / "runs" / scale, cells, cache, ray=ray, progress=progress)
+    errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
     readings = [Reading(plan.folder / cell, read_out) for cell, read_out in read]
     workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
-    with keeping(store, lambda: any((plan.folder / name).exists() for name in cells) or _any_taken(measurements)):
-        errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
-        errors |= run_missing(readings, measurements, logs=store / "logs", cache=cache, jobs=workers, progress=progress)
+    errors |= run_missing(readings, measurements, logs=store / "logs", cache=cache, jobs=workers, progress=progress)
     return plan, errors
 
 
 @contextlib.contextmanager
-def keeping(store: Path, begun: Callable[[], bool]) -> Iterator[None]:
-    """Around work that a store keeps: what ends it from outside says where it is and how to go on, if it has ``begun``."""
+def keeping(store: Path) -> Iterator[None]:
+    """Around work on a store: what ends it from outside says where that is and how to go on, if there is anything in it."""
     try:
         yield
     except BaseException as stop:
-        if from_outside(stop) and begun():
+        kept = (path for place in ("runs/*/*/run.json", "measured/*/*") for path in store.glob(place))
+        if from_outside(stop) and any(path.is_file() for path in kept):
             stop.add_note(f"what was trained and measured is kept in {store}: the same command goes on from there")
         raise
-
-
-def _any_taken(measurements: Iterable[Measurement]) -> bool:
-    return any(measurement.cached() is not None for measurement in measurements)
 
 
 def run_missing(
