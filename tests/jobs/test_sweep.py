@@ -657,6 +657,13 @@ def test_a_directory_of_something_else_is_left_alone(swept, tmp_path):
         swept({"lr": [5e-3]}, resume=True)
 
 
+def test_a_sweep_that_was_killed_at_its_plan_is_begun_anew(swept, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / ".sinklab-0123.partial").write_text("{")
+    assert list(cells_of(swept({"lr": [5e-3]}))["status"]) == ["finished"]
+    assert not list((tmp_path / "sweep").glob(".sinklab-*"))
+
+
 def test_a_sweep_that_never_began_is_begun_anew(swept, monkeypatch):
     def refuses(plan, names, **options):
         raise ConfigurationError("no cluster")

@@ -270,6 +270,21 @@ class TestInPlace:
         run(out, resume=True)
         assert not list(out.rglob("*.partial"))
 
+    @pytest.mark.parametrize("options", [{}, {"resume": False}, {"resume": True}, {"resume": False, "overwrite": True}])
+    def test_a_process_that_was_killed_at_its_first_file_is_in_nobodys_way(self, tmp_path, options):
+        store = tmp_path / "out" / STORE
+        store.mkdir(parents=True)
+        for folder in (store, store.parent):
+            (folder / ".sinklab-0123.partial").write_text("half")
+        run(tmp_path / "out", **options)
+        assert not list(tmp_path.rglob("*.partial"))
+
+    def test_a_link_is_something(self, tmp_path):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "link").symlink_to(tmp_path / "nowhere")
+        with pytest.raises(InputError, match="out exists; choose another"):
+            run(tmp_path / "out")
+
     def test_an_unfinished_one_may_be_replaced(self, tmp_path):
         with Run("trial", out=tmp_path / "out", resume=False):
             pass

@@ -16,6 +16,8 @@ from typing import Self
 from sinklab.errors import InputError, SinklabError
 
 __all__ = [
+    "PREFIX",
+    "SUFFIX",
     "FolderLock",
     "check_free",
     "check_name",
@@ -24,7 +26,9 @@ __all__ = [
     "clear",
     "default_out",
     "from_outside",
+    "holds_nothing",
     "in_use",
+    "is_partial",
     "partial_folder",
     "placed",
     "put_in_place",
@@ -32,6 +36,9 @@ __all__ = [
     "set_aside",
     "system_error",
 ]
+
+PREFIX, SUFFIX = ".sinklab-", ".partial"
+"""Around the names of files that are being written."""
 
 
 @contextlib.contextmanager
@@ -72,6 +79,18 @@ def default_out(*parts: str) -> Path:
     return Path(os.environ.get("SINKLAB_OUT", "")).expanduser().joinpath(*parts)
 
 
+def is_partial(path: Path) -> bool:
+    """Whether it is, by its name, a file that is being written, or was by a process that was killed."""
+    return path.name.startswith(PREFIX) and path.name.endswith(SUFFIX)
+
+
+def holds_nothing(out: Path) -> bool:
+    """Whether there is no directory, or one without a whole file, which a process leaves that is killed at its first one."""
+    return not out.exists() or all(
+        is_partial(path) or (path.is_dir() and not path.is_symlink() and holds_nothing(path)) for path in out.iterdir()
+    )
+
+
 def check_free(out: Path, overwrite: bool) -> None:
     """Refuse an output directory that exists, before any work is done.
 
@@ -79,7 +98,7 @@ def check_free(out: Path, overwrite: bool) -> None:
         InputError: it exists and ``overwrite`` is off, or it cannot be made or replaced here.
     """
     check_place(out)
-    if out.exists() and any(out.iterdir()):
+    if not holds_nothing(out):
         if not overwrite:
             raise InputError(f"output directory {out} exists; choose another with `out`, or replace it with `overwrite`")
         if not (out / "run.json").is_file():

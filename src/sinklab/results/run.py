@@ -28,6 +28,7 @@ from sinklab.results.folder import (
     check_place,
     clear,
     from_outside,
+    holds_nothing,
     partial_folder,
     placed,
     put_in_place,
@@ -389,7 +390,7 @@ class Run:
         check_name(self.out)
         if not self.resume:
             check_place(self.out)
-        plan, there = self._plan(), self.out.is_dir() and any(self.out.iterdir())
+        plan, there = self._plan(), not holds_nothing(self.out)
         if not self.in_place or not there:
             check_free(self.out, self.overwrite)
         elif plan is None:
