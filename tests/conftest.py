@@ -85,6 +85,22 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.path.as_posix().endswith(FIRST))
 
 
+@pytest.fixture
+def forbid():
+    """Takes permissions of a path away until the test ends; where the user needs none, as root, the test is skipped."""
+    before: list[tuple[Path, int]] = []
+
+    def call(path: Path, mode: int) -> None:
+        before.append((path, path.stat().st_mode))
+        path.chmod(mode)
+        if os.access(path, os.W_OK):
+            pytest.skip("this user needs no permissions")
+
+    yield call
+    for path, mode in reversed(before):
+        path.chmod(mode)
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     return make_tokenizer()

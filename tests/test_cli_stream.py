@@ -168,6 +168,24 @@ class TestEnds:
         rest, _ = lines(run(checkpoint, "--resume", tmp_path / "state", "--max-new-tokens", 25, "--json"))
         assert [token["id"] for token in rest] == [token.id for token in expected[5:]]
 
+    def test_a_file_that_appears_meanwhile_costs_no_state(self, checkpoint, monkeypatch, tmp_path):
+        state, step = tmp_path / "state.bin", Stream.step
+
+        def meanwhile(self):
+            state.write_text("another's")
+            return step(self)
+
+        monkeypatch.setattr(Stream, "step", meanwhile)
+        result = run(checkpoint, "--prompt", PROMPT, *SMALL, "--max-new-tokens", 3, "--save", state, status=2)
+        (rescued,) = set(tmp_path.iterdir()) - {state}
+        assert result.stderr == (
+            f"error: output file {state} exists; choose another with --save, or replace it with --overwrite. "
+            f"The state is in {rescued}\n"
+        )
+        assert state.read_text() == "another's"
+        monkeypatch.undo()
+        run(checkpoint, "--resume", rescued, "--max-new-tokens", 3)
+
     def test_sigterm_saves_the_state_too(self, checkpoint, monkeypatch, tmp_path):
         step = Stream.step
 

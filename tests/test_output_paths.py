@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
 import signal
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +128,28 @@ def test_a_signal_says_what_is_kept(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_full_disk_says_what_is_kept(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device", "table")
+
+    monkeypatch.setattr("sinklab.studies.trigger.evaluation.evaluate", full)
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["trigger", "--operation", "relu", "--seeds", "0", "--cap", "1", "--out", str(out)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    kept = f"what was computed is kept in {out / 'store'}: go on with --resume"
+    assert done.stderr == f"error: no space left on the disk (table); free some, or write elsewhere with --out; {kept}\n"
+
+
+def test_a_command_that_always_goes_on_names_no_option_that_it_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr("sinklab.studies.backcopy.lab.write_figure", lambda *_: signal.raise_signal(signal.SIGINT))
+    drawn = random.Random(0).choices(f"{string.ascii_lowercase} ", k=30_000)
+    (tmp_path / "text.txt").write_text("\n\n".join("".join(drawn[start : start + 300]) for start in range(0, 30_000, 300)))
+    small = ["--operation", "softmax", "--seeds", "0", "--steps", "4", "--samples", "8", "--corpus", str(tmp_path / "text.txt")]
+    done = CliRunner().invoke(app, ["backcopy", *small, "--out", str(tmp_path / "out"), "--overwrite"])
+    kept = f"what was computed is kept in {tmp_path / 'out' / 'store'}"
+    assert done.stderr.endswith(f"interrupted; {kept}: the same command without --overwrite goes on from there\n")
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -150,3 +174,9 @@ def test_a_training_that_a_signal_has_stopped(by, status, capsys):
     result = Result({"status": "stopped"}, make_table([]), {"kind": "pretrain", "stopped_by": by}, None, lambda _: ["stopped"])
     assert print_result(result) == status
     assert capsys.readouterr().out == "stopped\n"
+
+
+def test_what_failed_names_options(capsys):
+    result = Result({"errors": ["a: go on with `resume`"]}, make_table([]), {"kind": "sweep"}, None, lambda _: [])
+    assert print_result(result, names={"resume": "--resume"}) == 1
+    assert capsys.readouterr().err == "failed: a: go on with --resume\n"

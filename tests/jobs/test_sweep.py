@@ -27,7 +27,7 @@ from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import cell as cell_module
 from sinklab.jobs import driver, local
-from sinklab.jobs.cell import PLAN, SweepPlan, read_plan, run_cell
+from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.estimate import estimate_mean
 from sinklab.jobs.forks import Forks, can_fork
@@ -606,17 +606,28 @@ def test_cells_that_are_added_read_the_text_of_those_that_have_ended(swept, here
     assert read_plan(first.folder).texts == planned
 
 
-def test_an_interrupted_sweep_writes_what_there_is(swept, monkeypatch, tmp_path, capsys):
+def test_an_interrupted_sweep_writes_what_there_is_and_says_how_to_go_on(swept, monkeypatch, tmp_path):
     def run_local(plan, names, **options):
-        run_cell(plan.folder, names[0])
+        if begins:
+            run_cell(plan.folder, names[0])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(driver, "run_local", run_local)
-    with pytest.raises(KeyboardInterrupt):
-        swept({"lr": [5e-3, 1e-3]}, progress=True)
-    assert capsys.readouterr().err.endswith("stopped; resume it to go on\n")
+    for begins, resume, how in (
+        (False, False, None),
+        (True, False, "go on with `resume`"),
+        (True, True, "the same command goes on from there"),
+    ):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            swept({"lr": [5e-3, 1e-3]} if not resume else {"lr": [5e-3, 1e-3, 2e-3]}, resume=resume)
+        notes = [f"what was trained is kept in {tmp_path / 'sweep'}: {how}"]
+        assert getattr(caught.value, "__notes__", []) == (notes if begins else [])
     cells = pd.read_csv(tmp_path / "sweep" / "cells.csv")
-    assert list(cells["status"]) == ["finished", "waiting"]
+    assert list(cells["status"]) == ["finished", "finished", "waiting"]
+    monkeypatch.setattr(driver, "write_table", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left") as caught:
+        swept({"lr": [5e-3, 1e-3, 2e-3]}, resume=True)
+    assert caught.value.__notes__ == notes
     assert len(read_table(tmp_path / "sweep" / "table.parquet"))
 
 
@@ -646,6 +657,13 @@ def test_a_directory_of_something_else_is_left_alone(swept, tmp_path):
         swept({"lr": [5e-3]}, resume=True)
 
 
+def test_a_sweep_that_was_killed_at_its_plan_is_begun_anew(swept, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / ".sinklab-0123.partial").write_text("{")
+    assert list(cells_of(swept({"lr": [5e-3]}))["status"]) == ["finished"]
+    assert not list((tmp_path / "sweep").glob(".sinklab-*"))
+
+
 def test_a_sweep_that_never_began_is_begun_anew(swept, monkeypatch):
     def refuses(plan, names, **options):
         raise ConfigurationError("no cluster")
@@ -666,6 +684,27 @@ def test_two_processes_do_not_share_a_sweep_or_a_cell(swept, here, tmp_path, mon
     with FolderLock(tmp_path / "sweep"), pytest.raises(InputError, match=rf"sweep {taken}"):
         swept({"lr": [5e-3]}, resume=True)
     assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_a_cell_of_a_store_is_waited_for_while_another_command_trains_it(swept, here, tmp_path, monkeypatch, capsys):
+    """Trainings take longer than any patience; the plan of a store is known by its recipe, also of one made earlier."""
+    (name,) = cells_of(swept({"lr": [5e-3]}))["cell"]
+    monkeypatch.setattr(cell_module, "PATIENCE", 0)
+    plan = tmp_path / "sweep" / PLAN
+    write_json({**json.loads(plan.read_text()), "recipe": SHARED}, plan)
+    held = threading.Event()
+
+    def train():
+        with FolderLock(tmp_path / "sweep" / name):
+            held.set()
+            time.sleep(0.5)
+
+    other = threading.Thread(target=train)
+    other.start()
+    held.wait()
+    assert run_cell(tmp_path / "sweep", name) == "finished"
+    other.join()
+    assert "waiting for another process that trains it\n" in capsys.readouterr().err
 
 
 def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp_path):

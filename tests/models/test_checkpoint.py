@@ -26,6 +26,7 @@ from huggingface_hub.errors import (
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.models.checkpoint import locate, read_config, weight_files
 from sinklab.models.loading import load_model
+from sinklab.results.reading import read_object
 
 
 def test_a_directory_wins_over_a_hub_id(tmp_path, monkeypatch):
@@ -295,6 +296,16 @@ def test_the_way_out_works(tmp_path, monkeypatch):
 def test_no_weights_at_all(tmp_path):
     with pytest.raises(InputError, match=r"has no weights: expected model\.safetensors"):
         weight_files(tmp_path, "it")
+
+
+def test_weights_that_may_not_be_read_are_not_damaged(tmp_path, forbid):
+    (tmp_path / "model.safetensors").touch()
+    forbid(tmp_path / "model.safetensors", 0)
+    with pytest.raises(InputError, match=r"model\.safetensors cannot be opened: Permission denied; change its permissions"):
+        weight_files(tmp_path, "it")
+    forbid(tmp_path, 0)
+    with pytest.raises(InputError, match=r"config\.json cannot be opened: Permission denied; change its permissions"):
+        read_object(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors", b"\xff" * 64])

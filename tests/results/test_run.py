@@ -43,11 +43,11 @@ def run(out, number=1, **options):
         return one.finish(table=TABLE, display=display, summary={"stored": stored})
 
 
-def interrupted(out, **options):
+def interrupted(out, ending=KeyboardInterrupt, **options):
     """A run that is interrupted after it has stored one entry."""
     with Run("trial", out=out, **options) as one:
         one.store.put("part", {"number": 1}, "code", ["from before"])
-        raise KeyboardInterrupt
+        raise ending
 
 
 def names(folder: Path) -> set[str]:
@@ -106,6 +106,14 @@ class TestWhole:
         with pytest.raises(OSError, match="No space"), Run("trial", out=out, overwrite=True) as one:
             one.finish(table=TABLE, display=display, files=fail)
         assert names(tmp_path) == before
+
+    def test_one_that_may_not_be_replaced_is_refused_before_any_work(self, tmp_path, forbid):
+        run(tmp_path / "out")
+        forbid(tmp_path / "out", 0o555)
+        said = r"out cannot be replaced: nothing can be written in it \(Permission denied\); change its permissions, or choose"
+        with pytest.raises(InputError, match=said), Run("trial", out=tmp_path / "out", overwrite=True):
+            raise AssertionError
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
     def test_what_is_in_the_way(self, tmp_path):
         run(tmp_path / "out")
@@ -227,6 +235,9 @@ class TestInPlace:
         assert list(out.parent.iterdir()) == [out]
 
     @pytest.mark.parametrize(
+        "ending", [KeyboardInterrupt(), OSError(28, "No space left"), Exception("I/O error: No space left (os error 28)")]
+    )
+    @pytest.mark.parametrize(
         ("options", "note"),
         [
             ({}, "what was computed is kept in {parent}/.out.partial/store: the same command goes on from there"),
@@ -234,13 +245,21 @@ class TestInPlace:
             ({"resume": True}, "what was computed is kept in {parent}/out/store: the same command goes on from there"),
         ],
     )
-    def test_an_interruption_says_what_is_kept(self, tmp_path, options, note):
-        with pytest.raises(KeyboardInterrupt) as caught:
-            interrupted(tmp_path / "out", **options)
+    def test_what_ends_it_from_outside_says_what_is_kept(self, tmp_path, options, note, ending):
+        again = copy.copy(ending)
+        with pytest.raises(type(ending)) as caught:
+            interrupted(tmp_path / "out", again, **options)
         assert caught.value.__notes__ == [note.format(parent=tmp_path)]
-        with pytest.raises(KeyboardInterrupt) as caught, Run("trial", out=tmp_path / "other", **options):
-            raise KeyboardInterrupt
+        again = copy.copy(ending)
+        with pytest.raises(type(ending)) as caught, Run("trial", out=tmp_path / "other", **options):
+            raise again
         assert not hasattr(caught.value, "__notes__")
+
+    @pytest.mark.parametrize("ending", [InputError("no such text (os error 2)"), ValueError("a bug")])
+    def test_what_would_end_it_again_says_nothing_of_what_is_kept(self, tmp_path, ending):
+        with pytest.raises(type(ending)):
+            interrupted(tmp_path / "out", ending)
+        assert not hasattr(ending, "__notes__")
 
     def test_what_a_killed_process_has_half_written_is_cleared_away(self, tmp_path):
         out = tmp_path / "out"
@@ -250,6 +269,21 @@ class TestInPlace:
             (folder / ".sinklab-0123.partial").write_text("half")
         run(out, resume=True)
         assert not list(out.rglob("*.partial"))
+
+    @pytest.mark.parametrize("options", [{}, {"resume": False}, {"resume": True}, {"resume": False, "overwrite": True}])
+    def test_a_process_that_was_killed_at_its_first_file_is_in_nobodys_way(self, tmp_path, options):
+        store = tmp_path / "out" / STORE
+        store.mkdir(parents=True)
+        for folder in (store, store.parent):
+            (folder / ".sinklab-0123.partial").write_text("half")
+        run(tmp_path / "out", **options)
+        assert not list(tmp_path.rglob("*.partial"))
+
+    def test_a_link_is_something(self, tmp_path):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "link").symlink_to(tmp_path / "nowhere")
+        with pytest.raises(InputError, match="out exists; choose another"):
+            run(tmp_path / "out")
 
     def test_an_unfinished_one_may_be_replaced(self, tmp_path):
         with Run("trial", out=tmp_path / "out", resume=False):

@@ -489,6 +489,12 @@ def test_a_cache_that_cannot_be_written(tmp_path, corpus):
         prepare_data(configuration(), tmp_path / "file" / "cache")
 
 
+def test_text_of_another_user_is_not_damaged(tmp_path, corpus, forbid):
+    forbid(prepare(tmp_path).train.stream.folder / "identity.json", 0)
+    with pytest.raises(InputError, match=r"cannot be read: Permission denied; change its permissions, or choose another"):
+        prepare(tmp_path)
+
+
 def test_a_damaged_folder_is_named(tmp_path, corpus):
     stream = prepare(tmp_path).train.stream
     (stream.folder / "tokens.bin").write_bytes(b"\0" * 32)

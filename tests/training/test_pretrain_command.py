@@ -10,6 +10,7 @@ from tests.command_line import CliRunner
 from tests.training.conftest import EIGHT_STEPS
 
 from sinklab.cli.app import app
+from sinklab.training.bookkeeping import Bookkeeper
 
 
 @pytest.fixture
@@ -52,6 +53,26 @@ def test_divergence_is_status_three(sinklab):
     assert status == 3
     assert "diverged after" in out
     assert "times its best" in out
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "word"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(28, "", "disk"), 2, "error: no space left on the disk (disk); free some, or write elsewhere with --out"),
+    ],
+)
+def test_what_ends_it_at_once_names_the_checkpoint_that_is_kept(sinklab, monkeypatch, ending, status, word):
+    on_step_end = Bookkeeper.on_step_end
+
+    def ends(self, arguments, state, *more, **options):
+        if state.global_step > 4:
+            raise ending
+        return on_step_end(self, arguments, state, *more, **options)
+
+    monkeypatch.setattr(Bookkeeper, "on_step_end", ends)
+    code, _, err = sinklab("tiny", "--out", "out")
+    assert (code, err.splitlines()[-1]) == (status, f"{word}; checkpoint-4 is kept in out: go on with --resume")
 
 
 @pytest.mark.parametrize(

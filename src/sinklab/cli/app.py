@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import cyclopts
@@ -103,8 +103,7 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
         word, status = ("terminated", TERMINATED) if isinstance(ending, Terminated) else ("interrupted", INTERRUPTED)
         if is_follower():
             sys.exit(status)
-        notes = [on_the_line(note, names) for note in getattr(ending, "__notes__", ())]
-        sys.stderr.write(f"{'; '.join([word, *notes])}\n")
+        sys.stderr.write(f"{_with_notes(word, ending, names)}\n")
         sys.exit(status)
     except BrokenPipeError:  # whoever read our output has left, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -117,6 +116,11 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
             sys.exit(USER_ERROR)
         if show_all:
             traceback.print_exc()
-        sys.stderr.write(f"error: {line}\n")
+        sys.stderr.write(f"error: {_with_notes(line, error, names)}\n")
         sys.exit(USER_ERROR)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _with_notes(line: str, ending: BaseException, names: Mapping[str, str]) -> str:
+    """A line with what was noted of its exception behind it: what is kept, and how to go on."""
+    return "; ".join([line, *(on_the_line(note, names) for note in getattr(ending, "__notes__", ()))])

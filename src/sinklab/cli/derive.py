@@ -87,7 +87,7 @@ def derive(function: Callable[..., object], name: str) -> cyclopts.App:
                     result = function(*positional, **given, progress=progress)
             else:
                 result = function(*positional, **given)
-            status = output.print_result(result, as_json)
+            status = output.print_result(result, as_json, option_names(function))
             if status == 0 and not as_json:
                 output.point_on(next_line(function, signature.bind(*positional, **given), result))
         return status

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
-from sinklab.cli.guard import INTERRUPTED, TERMINATED
+from sinklab.cli.guard import INTERRUPTED, TERMINATED, on_the_line
 from sinklab.results.run import Listing, Result
 from sinklab.results.voice import is_watched
 
@@ -15,10 +16,13 @@ STATUSES = {"diverged": 3, "stopped": INTERRUPTED}
 """What became of a training to the exit status of its command, unless SIGTERM has stopped it."""
 
 
-def print_result(result: object, as_json: bool = False) -> int:
+def print_result(result: object, as_json: bool = False, names: Mapping[str, str] | None = None) -> int:
     """Show what a command returned, and give the exit status: that of :data:`STATUSES`, or 1 if parts failed (on stderr).
 
     Of the processes of ``torchrun`` the first one speaks.
+
+    Args:
+        names: parameter to option, as what failed names them.
     """
     if isinstance(result, Result):
         status = STATUSES.get(str(result.summary.get("status")), 0)
@@ -31,7 +35,7 @@ def print_result(result: object, as_json: bool = False) -> int:
             result.show()
         errors = result.summary.get("errors") or []
         for error in errors:
-            sys.stderr.write(f"failed: {error}\n")
+            sys.stderr.write(f"failed: {on_the_line(error, names or {})}\n")
         return 1 if errors else status
     if isinstance(result, Listing):
         if as_json:

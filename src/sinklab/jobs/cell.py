@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import os
 import socket
 import sys
@@ -14,15 +15,19 @@ from typing import Any, cast
 from sinklab.errors import InputError
 from sinklab.jobs.grid import Cell
 from sinklab.jobs.processes import serve
+from sinklab.results.folder import in_use
 from sinklab.results.table import read_run, write_json
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import Status
 from sinklab.training.train import run_training
 
-__all__ = ["ENDED", "NUMBERS", "PLAN", "SweepPlan", "main", "read_plan", "run_cell", "text_of"]
+__all__ = ["ENDED", "NUMBERS", "PLAN", "SHARED", "SweepPlan", "main", "read_plan", "run_cell", "text_of"]
 
 PLAN = "sweep.json"
+
+SHARED = "claims"
+"""``recipe`` of the plan of a store, in which several drivers may train at the same time; a sweep has one."""
 
 ENDED = ("finished", "diverged")
 """Statuses of a run that has come to its end."""
@@ -31,7 +36,7 @@ NUMBERS = ("held_out_loss", "sink_rate")
 """Numbers of a run that are summarised over seeds: nats, and percent at position 0 (Gu et al. 2024)."""
 
 PATIENCE = 60.0
-"""Seconds to wait for the process that had the cell before, which is perhaps still writing its last checkpoint."""
+"""Seconds to wait for the process that had the cell of a sweep before, which is perhaps still writing its last checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +49,7 @@ class SweepPlan:
         cells: by name, in the order in which they are run.
         texts: name of a cell to the hashes of its text (:func:`text_of`) as the driver found it.
         cache: directory of encoded text.
+        shared: whether it is the plan of a store, so that another driver may be training a cell.
     """
 
     folder: Path
@@ -51,6 +57,7 @@ class SweepPlan:
     cells: dict[str, Cell]
     texts: dict[str, dict[str, str]]
     cache: Path
+    shared: bool = False
 
     def log(self, name: str) -> Path:
         """What a cell had to say while it ran, all attempts."""
@@ -102,14 +109,16 @@ def read_plan(folder: Path) -> SweepPlan:
         for cell in record["cells"]
     }
     texts = {cell["name"]: cell["text"] for cell in record["cells"]}
-    return SweepPlan(folder, record["sweep_id"], cells, texts, Path(record["cache"]))
+    return SweepPlan(folder, record["sweep_id"], cells, texts, Path(record["cache"]), record.get("recipe") == SHARED)
 
 
 def run_cell(folder: Path, name: str) -> Status:
     """Run a cell of the sweep in ``folder``, or go on with it from its newest whole checkpoint.
 
+    A cell of a store that another process trains is waited for, however long that takes.
+
     Raises:
-        InputError: no such sweep here, another process runs the cell, or the text is not that of the sweep.
+        InputError: no such sweep here, another process runs the cell of a sweep, or the text is not that of the sweep.
         SinklabError: as :func:`~sinklab.training.train.run_training`.
     """
     plan = read_plan(folder)
@@ -123,7 +132,10 @@ def run_cell(folder: Path, name: str) -> Status:
     begun = (folder / name / "run.json").is_file()  # a run that has begun knows where from, also in a folder that was moved
     before = plan.cells[name].init_from
     init_from = None if begun or before is None else folder / before
-    result = run_training(config, folder / name, resume=True, init_from=init_from, cache=plan.cache, patience=PATIENCE)
+    if plan.shared and in_use(folder / name):
+        print("waiting for another process that trains it", file=sys.stderr, flush=True)
+    patience = math.inf if plan.shared else PATIENCE
+    result = run_training(config, folder / name, resume=True, init_from=init_from, cache=plan.cache, patience=patience)
     return cast(Status, result.summary["status"])
 
 

@@ -21,7 +21,7 @@ from sinklab.jobs.grid import Cell, make_cells, short_label
 from sinklab.jobs.local import default_jobs, run_local
 from sinklab.jobs.verdict import SEEDS
 from sinklab.jobs.watch import watching
-from sinklab.results.folder import FolderLock, check_place
+from sinklab.results.folder import FolderLock, check_place, from_outside, is_partial
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 from sinklab.training import progress as training_progress
@@ -124,13 +124,15 @@ def run_sweep(
             print(f"training.dtype is {dtype} in all cells, which the sweep {whose}", file=sys.stderr)
         errors: dict[str, str] = {}
         try:
-            errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
-        except KeyboardInterrupt:
-            if progress:
-                print("stopped; resume it to go on", file=sys.stderr)
+            try:
+                errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
+            finally:
+                result = _collect(plan, errors)
+        except BaseException as stop:
+            if from_outside(stop) and any((out / name).exists() for name in cells):
+                how = "the same command goes on from there" if resume else "go on with `resume`"
+                stop.add_note(f"what was trained is kept in {out}: {how}")
             raise
-        finally:
-            result = _collect(plan, errors)
     return result
 
 
@@ -160,7 +162,7 @@ def run_waiting(
 
 def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> SweepPlan | None:
     """The plan to go on with, if there is one, when all of its cells are still asked for."""
-    there = {path.name for path in out.iterdir()} - {CACHE} if out.is_dir() else set()
+    there = {path.name for path in out.iterdir() if not is_partial(path)} - {CACHE} if out.is_dir() else set()
     if not there:
         check_place(out)
         return None

@@ -183,7 +183,7 @@ def _stop(processes: Sequence[subprocess.Popen | Forked], watch: Watch) -> None:
     """End processes with a checkpoint; at once when interrupted again, or when they do not come to it."""
     if not processes:
         return
-    watch.note(f"stopping {len(processes)} cells with a checkpoint each; once more to stop at once")
+    watch.note(f"stopping {len(processes)} processes, trainings with a checkpoint; once more to stop at once")
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + GRACE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import re
@@ -290,7 +291,7 @@ def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
     """Dtype and shape of every tensor in safetensors files, by name; no numbers are read.
 
     Raises:
-        InputError: a damaged file.
+        InputError: a damaged file, or one that may not be read.
     """
     headers: dict[str, TensorHeader] = {}
     for path in files:
@@ -300,6 +301,8 @@ def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
                     tensor = tensors.get_slice(key)
                     headers[key] = TensorHeader(str(tensor.get_dtype()), tuple(tensor.get_shape()))
         except (SafetensorError, OSError) as error:
+            if path.exists() and not os.access(path, os.R_OK):  # which safetensors calls "No such file"
+                raise InputError(f"{path} cannot be opened: {os.strerror(errno.EACCES)}; change its permissions") from error
             raise InputError(f"{path} is damaged ({first_line(error)}); get the file again") from error
     return headers
 

@@ -15,12 +15,9 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.folder import check_name, check_writable, placed
+from sinklab.results.folder import PREFIX, SUFFIX, check_name, check_writable, placed
 
 __all__ = ["check_file", "clear_partial", "flush", "write_atomically", "write_file"]
-
-PREFIX, SUFFIX = ".sinklab-", ".partial"
-"""Around the names of files that are being written."""
 
 KINDS = {
     stat.S_IFDIR: "a directory",

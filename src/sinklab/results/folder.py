@@ -16,6 +16,8 @@ from typing import Self
 from sinklab.errors import InputError, SinklabError
 
 __all__ = [
+    "PREFIX",
+    "SUFFIX",
     "FolderLock",
     "check_free",
     "check_name",
@@ -23,7 +25,10 @@ __all__ = [
     "check_writable",
     "clear",
     "default_out",
+    "from_outside",
+    "holds_nothing",
     "in_use",
+    "is_partial",
     "partial_folder",
     "placed",
     "put_in_place",
@@ -31,6 +36,9 @@ __all__ = [
     "set_aside",
     "system_error",
 ]
+
+PREFIX, SUFFIX = ".sinklab-", ".partial"
+"""Around the names of files that are being written."""
 
 
 @contextlib.contextmanager
@@ -57,6 +65,13 @@ def system_error(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
+def from_outside(error: BaseException | None) -> bool:
+    """Whether the user or the machine has ended the work, by a signal or a full disk: it may go on from what it has kept."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    return isinstance(error, Exception) and not isinstance(error, SinklabError) and system_error(error) is not None
+
+
 def default_out(*parts: str) -> Path:
     """Where a command writes if nobody says where: a folder below that of ``SINKLAB_OUT``, which is the working directory
     unless it is set.
@@ -64,20 +79,39 @@ def default_out(*parts: str) -> Path:
     return Path(os.environ.get("SINKLAB_OUT", "")).expanduser().joinpath(*parts)
 
 
+def is_partial(path: Path) -> bool:
+    """Whether it is, by its name, a file that is being written, or was by a process that was killed."""
+    return path.name.startswith(PREFIX) and path.name.endswith(SUFFIX)
+
+
+def holds_nothing(out: Path) -> bool:
+    """Whether there is no directory, or one without a whole file, which a process leaves that is killed at its first one."""
+    return not out.exists() or all(
+        is_partial(path) or (path.is_dir() and not path.is_symlink() and holds_nothing(path)) for path in out.iterdir()
+    )
+
+
 def check_free(out: Path, overwrite: bool) -> None:
     """Refuse an output directory that exists, before any work is done.
 
     Raises:
-        InputError: it exists and ``overwrite`` is off, or it cannot be made here.
+        InputError: it exists and ``overwrite`` is off, or it cannot be made or replaced here.
     """
     check_place(out)
-    if out.exists() and any(out.iterdir()):
+    if not holds_nothing(out):
         if not overwrite:
             raise InputError(f"output directory {out} exists; choose another with `out`, or replace it with `overwrite`")
         if not (out / "run.json").is_file():
             raise InputError(
                 f"output directory {out} holds no run.json, so it is no earlier result and is not replaced; remove it by hand"
             )
+        try:
+            tempfile.TemporaryFile(dir=out).close()  # who may not write in a directory may not move it either
+        except OSError as error:
+            raise InputError(
+                f"output directory {out} cannot be replaced: nothing can be written in it ({error.strerror}); change its "
+                "permissions, or choose another with `out`"
+            ) from None
 
 
 def check_place(out: Path) -> None:

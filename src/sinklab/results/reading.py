@@ -23,7 +23,8 @@ def require_plain_file(path: Path) -> None:
 
     Raises:
         FileNotFoundError: nothing there.
-        InputError: a directory, a pipe, a socket, a device, a place below a file, or a symbolic link that leads back to itself.
+        InputError: a directory, a pipe, a socket, a device, a place below a file or in a directory that may not be entered, or
+            a symbolic link that leads back to itself.
     """
     try:
         mode = path.stat().st_mode
@@ -33,7 +34,8 @@ def require_plain_file(path: Path) -> None:
         file = next((above for above in path.parents if above.is_file()), path.parent)
         raise InputError(f"{file} is a file, and {path.name} is looked for in a directory; give the directory") from error
     except OSError as error:
-        raise InputError(f"{path} cannot be opened: {error.strerror}; put the file itself there") from error
+        to_do = "change its permissions" if isinstance(error, PermissionError) else "put the file itself there"
+        raise InputError(f"{path} cannot be opened: {error.strerror}; {to_do}") from error
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
         raise InputError(f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a file; put the file itself there")

@@ -27,6 +27,8 @@ from sinklab.results.folder import (
     check_name,
     check_place,
     clear,
+    from_outside,
+    holds_nothing,
     partial_folder,
     placed,
     put_in_place,
@@ -260,6 +262,9 @@ class Run:
 
     _lock: FolderLock | None
 
+    goes_on = "go on with `resume`"
+    """How to go on with what a run has stored in its output directory, if the same command does not."""
+
     def __enter__(self) -> Self:
         if self.out is not None:
             self._check()
@@ -291,8 +296,8 @@ class Run:
             if error is not None and self.in_place and not stored and _only_settings(self.out):
                 shutil.rmtree(self.out)  # nothing that a run could go on with
             clear(self.out)
-            if isinstance(error, KeyboardInterrupt) and stored:
-                how = "go on with `resume`" if self.in_place and not self.resume else "the same command goes on from there"
+            if error is not None and stored and from_outside(error):
+                how = self.goes_on if self.in_place and not self.resume else "the same command goes on from there"
                 error.add_note(f"what was computed is kept in {self._store_folder(self.out)}: {how}")
         self._lock.release()
 
@@ -385,7 +390,7 @@ class Run:
         check_name(self.out)
         if not self.resume:
             check_place(self.out)
-        plan, there = self._plan(), self.out.is_dir() and any(self.out.iterdir())
+        plan, there = self._plan(), not holds_nothing(self.out)
         if not self.in_place or not there:
             check_free(self.out, self.overwrite)
         elif plan is None:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from sinklab.errors import InputError
 from sinklab.results.file import flush
+from sinklab.results.folder import system_error
 from sinklab.results.table import write_json
 
 __all__ = ["PREFIX", "STAGING", "complete", "damage", "prune", "saved_steps", "step_of", "usable", "writing"]
@@ -114,7 +115,9 @@ def writing(what: str, folder: Path, staged: Path) -> Iterator[None]:
             raise
         shutil.rmtree(staged, ignore_errors=True)
         last = next((f"; {PREFIX}{step} is whole" for step in saved_steps(folder)), "")
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error).splitlines()[0]
+        number = system_error(error)
+        # torch's writer knows that less was written than it gave, and not why.
+        reason = os.strerror(number) if number else "a file ended before all of it was written"
         free = shutil.disk_usage(folder).free // 2**20
         raise InputError(
             f"{what} could not be written to {folder}: {reason} ({free} MiB free){last}. Make room and go on with `resume`"

@@ -13,7 +13,7 @@ from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData
 from sinklab.training.initial import weights_folder
 
-__all__ = ["earlier_run", "refuse_unfinished", "require_same_config", "require_same_text"]
+__all__ = ["earlier_run", "is_unfinished", "refuse_unfinished", "require_same_config", "require_same_text"]
 
 PLACE = {
     *("training.threads", "training.device", "training.parallel", "training.micro_batch_size", "training.compile"),
@@ -28,14 +28,19 @@ def refuse_unfinished(out: Path) -> None:
     Raises:
         InputError: there is such a run.
     """
-    if not (out / "run.json").is_file():
-        return
-    earlier = read_run(out)
-    if earlier.get("kind") == "pretrain" and earlier.get("status") not in ("finished", "diverged"):
+    if is_unfinished(out):
         raise InputError(
             f"output directory {out} exists, with a run that has not ended; go on with it by `resume`, choose another with "
             "`out`, or replace it with `overwrite`"
         )
+
+
+def is_unfinished(out: Path) -> bool:
+    """Whether a folder has a run of pre-training that has not ended."""
+    if not (out / "run.json").is_file():
+        return False
+    run = read_run(out)
+    return run.get("kind") == "pretrain" and run.get("status") not in ("finished", "diverged")
 
 
 def earlier_run(out: Path, config: PretrainingConfig, init_from: Path | None) -> dict[str, Any] | None:

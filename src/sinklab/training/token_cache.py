@@ -58,11 +58,16 @@ class TokenStream:
         """The stream in a folder.
 
         Raises:
-            InputError: files are missing or of another length than was written.
+            InputError: files are missing, of another length than was written, or may not be read.
         """
         try:
             identity = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
             size = (folder / "tokens.bin").stat().st_size
+        except PermissionError as error:  # of a cache that users share
+            raise InputError(
+                f"the encoded text in {folder} cannot be read: {error.strerror}; change its permissions, or choose another "
+                "folder for the cache"
+            ) from None
         except (OSError, ValueError) as error:
             raise InputError(f"the encoded text in {folder} is damaged ({error}); delete the folder") from None
         expected = identity["tokens"] * np.dtype(identity["dtype"]).itemsize

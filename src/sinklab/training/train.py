@@ -116,8 +116,8 @@ def run_training(
             if not resume:
                 clear(out)
                 check_free(out, overwrite)  # it may have been put there before we had the lock
-                set_aside(out)
                 using.callback(clear, out)
+                set_aside(out)
             clear_partial(out)
         arguments.distributed_state.wait_for_everyone()
         earlier = earlier_run(out, config, init_from) if resume else None

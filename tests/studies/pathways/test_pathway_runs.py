@@ -14,7 +14,7 @@ from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs import extrapolation as extrapolation_file
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import read_outs
-from sinklab.results.table import read_run, read_table, write_json
+from sinklab.results.table import make_table, read_run, read_table, write_json, write_table
 from sinklab.studies.pathways import again, benchmark, choosing, cost, runs
 from sinklab.studies.pathways.columns import TABLES
 from sinklab.studies.pathways.operations import pathways_of
@@ -266,3 +266,26 @@ def test_what_cannot_be_is_refused_before_anything_is_written(options, message, 
     with pytest.raises(ConfigurationError, match=message):
         benchmark.run_pathways(**options, out=tmp_path / "out", store=tmp_path / "store")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_was_ended_while_it_wrote_goes_on(tmp_path, short, monkeypatch):
+    """Without the trigger task the table is the first file; behind it come the page, the figures and the record."""
+    out, given = tmp_path / "out", {"seeds": [0], "rate": 0.5, "cache": tmp_path / "cache", "progress": False}
+
+    def compare():
+        return benchmark.run_pathways([], out=out, store=tmp_path / "store", problem=TriggerProblem(cap=2), **given)
+
+    first = compare().record["run_id"]
+    with monkeypatch.context() as full:
+        full.setattr(benchmark, "write_figure", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+        with pytest.raises(OSError, match="No space left"):
+            compare()
+    assert not (out / "run.json").exists(), "it would speak of other numbers than the table"
+    (out / ".sinklab-0123.partial").write_text("half")
+    assert compare().record["run_id"] != first
+    assert not (out / ".sinklab-0123.partial").exists()
+    (out / "run.json").unlink()
+    mine = make_table([{"metric": "m", "value": 1.0, "unit": "weight", "probe": "mine"}])
+    write_table(mine, out / "table.parquet")
+    with pytest.raises(InputError, match="out holds something else than a comparison of pathways; choose another with `out`"):
+        compare()

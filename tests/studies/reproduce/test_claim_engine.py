@@ -92,6 +92,26 @@ def test_what_is_there_is_kept_and_seeds_may_be_added(claims: dict[str, Claim], 
     assert len(found.summary["parts"][0]["by_seed"]) == 4
 
 
+def test_an_interruption_says_where_what_was_measured_is_kept(claims: dict[str, Claim], tmp_path, monkeypatch) -> None:
+    measured, some = work.run_missing, [0]
+    kept = f"what was trained and measured is kept in {tmp_path}: the same command goes on from there"
+
+    def stops(readings: Any, measurements: Any, **options: Any) -> dict[str, str]:
+        measured(readings, measurements[: some[0]], **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work, "run_missing", stops)
+    for some[0], notes in ((0, []), (1, [kept])):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            reproduce(["made_up"], out=tmp_path, progress=False)
+        assert getattr(caught.value, "__notes__", []) == notes
+    monkeypatch.setattr(work, "run_missing", measured)
+    monkeypatch.setattr(engine, "write_table", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left") as full:
+        reproduce(["made_up"], out=tmp_path, progress=False)
+    assert full.value.__notes__ == [kept]
+
+
 def test_the_result_on_the_base_of_the_source_is_that_of_the_claim(claims: dict[str, Claim], tmp_path, monkeypatch) -> None:
     variants, given = (Variant("baseline"),), {"seeds": [0], "out": tmp_path, "progress": False}
     part = Part("it is learned", Value("held_out_loss", "baseline"), less_than=2.0)

@@ -76,6 +76,7 @@ def run_backcopy(
     asked = {**of_all, "samples": samples, "corpus": corpus_record(source)}
     resume = out is not None and not overwrite
     with Run("backcopy", out=out, overwrite=overwrite, resume=resume, settings=asked, progress=progress) as run:
+        run.goes_on = "the same command without `overwrite` goes on from there"
         texts = source.documents("train")
         chain = estimate_chain(map(only_letters, texts) if settings.letters else texts, settings.characters, settings.triggers)
         problem = BackcopyProblem(chain, settings.length)

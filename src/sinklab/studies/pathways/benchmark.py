@@ -11,12 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.scale import BASES, SCALES, Base, Scale, bases_at, is_natural
 from sinklab.results.environment import environment
+from sinklab.results.file import clear_partial
 from sinklab.results.folder import FolderLock, check_place
 from sinklab.results.run import Progress, Result, new_run_id, silent
-from sinklab.results.table import make_table, read_run, write_json, write_table, write_text
+from sinklab.results.table import make_table, read_run, read_table, write_json, write_table, write_text
 from sinklab.studies.pathways.choosing import SELECTION_SEEDS, check_apart
 from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, training_of
 from sinklab.studies.pathways.cost import costs
@@ -29,6 +30,7 @@ from sinklab.studies.pathways.runs import Asked, Found, Numbers, foreseen, join_
 from sinklab.studies.pathways.tables import page
 from sinklab.studies.pathways.words import definition, figure_title, in_words
 from sinklab.studies.reproduce.scales import base_config
+from sinklab.studies.reproduce.work import keeping
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
 
@@ -119,7 +121,7 @@ def run_pathways(
     given, (out, store) = out, (path.expanduser().absolute() for path in (out, store))
     cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()
     check_place(out)
-    with FolderLock(out):
+    with keeping(store), FolderLock(out):
         _require_own(out, asked)
         if say is not None:
             say(foreseen(asked))
@@ -137,6 +139,7 @@ def run_pathways(
         table = long_table(asked.pathways, numbers, times, config.data.corpus, run_id)
         summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, **words.to_dict(), "errors": found.errors}
         record = _record(summary, asked, found, problem, run_id)
+        (out / "run.json").unlink(missing_ok=True)  # of an earlier comparison, beside whose files new ones would lie
         write_table(table, out / "table.parquet")
         write_text(page(rows, words, rate, natural=natural), out / "pathways.md")
         for suffix in ("svg", "png"):
@@ -147,8 +150,9 @@ def run_pathways(
 
 def _require_own(out: Path, asked: Asked) -> None:
     """Refuse a folder of something else, or of another base or rate: a comparison that goes on writes its files again."""
+    clear_partial(out)
     kept = read_run(out) if (out / "run.json").is_file() else {}
-    own = (out / TRIGGER).is_dir() or kept.get("kind") == "pathways"
+    own = (out / TRIGGER).is_dir() or (kept.get("kind") == "pathways" if kept else _was_begun(out))
     if out.is_dir() and any(out.iterdir()) and not own:
         raise InputError(
             f"output directory {out} holds something else than a comparison of pathways; choose another with `out`"
@@ -163,6 +167,14 @@ def _require_own(out: Path, asked: Asked) -> None:
         raise InputError(
             f"output directory {out} holds the comparison at {there}, and this one is at {here}; choose another with `out`"
         )
+
+
+def _was_begun(out: Path) -> bool:
+    """Whether a comparison was ended while it wrote its files, of which the table is the first."""
+    try:
+        return set(read_table(out / "table.parquet")["probe"]) == {PROBE}
+    except (InputError, ResultError):
+        return False
 
 
 def long_table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from sinklab.results.folder import default_out
+from sinklab.results.folder import default_out, from_outside
 from sinklab.studies.arguments import WHOLE, Quiet, command
 
 if TYPE_CHECKING:
@@ -61,14 +61,22 @@ def pretrain(
         sinklab audit {folder}/model  (its sinks; its curves: sinklab plot {folder})
     """
     from sinklab.configuration import with_overrides
+    from sinklab.training.checkpoints import saved_steps
     from sinklab.training.config import check_read
     from sinklab.training.resolve import resolve_recipe
+    from sinklab.training.resuming import is_unfinished
     from sinklab.training.train import run_training
 
     config = with_overrides(resolve_recipe(recipe), changes or [])
     if not resume:
         check_read([config])
     folder = default_out("sinklab-runs", config.name) if out is None else out
-    return run_training(
-        config, folder, resume=resume, init_from=init_from, overwrite=overwrite, cache=cache, progress=not quiet
-    )
+    try:
+        return run_training(
+            config, folder, resume=resume, init_from=init_from, overwrite=overwrite, cache=cache, progress=not quiet
+        )
+    except BaseException as stop:
+        steps = saved_steps(folder / "checkpoints") if from_outside(stop) and is_unfinished(folder) else []
+        if steps:
+            stop.add_note(f"checkpoint-{steps[0]} is kept in {folder}: go on with `resume`")
+        raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.errors import ConfigurationError, InputError, SinklabError
-from sinklab.jobs.cell import PLAN, SweepPlan, read_plan
+from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan
 from sinklab.jobs.claim import Changes, Times, Variant
 from sinklab.jobs.driver import check_machine, prepare_texts, run_waiting
 from sinklab.jobs.grid import Cell, short_label
@@ -119,9 +119,9 @@ def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, ray: str
         if earlier is not None:
             _require_text_of_begun(earlier, new, texts)
             texts = earlier.texts | texts
-        plan = SweepPlan(folder, earlier.sweep_id if earlier else new_run_id(), known | new, texts, cache)
+        plan = SweepPlan(folder, earlier.sweep_id if earlier else new_run_id(), known | new, texts, cache, shared=True)
         if new or earlier is None:
-            plan.write(recipe="claims")
+            plan.write(recipe=SHARED)
     return plan
 
 

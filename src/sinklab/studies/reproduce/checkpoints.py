@@ -34,7 +34,7 @@ from sinklab.streaming.fingerprint import fingerprint
 from sinklab.studies.reproduce.display import display_models, display_parts
 from sinklab.studies.reproduce.engine import answer, undeclared
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part
-from sinklab.studies.reproduce.work import OfModel, claim_called, run_missing
+from sinklab.studies.reproduce.work import OfModel, claim_called, keeping, run_missing
 from sinklab.training.process import default_cache
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def reproduce_on(
         if not subject.not_about(_how(claim))
         for seed in seeds
     ]
-    with contextlib.ExitStack() as using:
+    with keeping(out), contextlib.ExitStack() as using:
         for name in sorted(wanted):
             using.enter_context(FolderLock(out / CHECKPOINT / name))
         workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1

@@ -29,7 +29,7 @@ from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_cha
 from sinklab.studies.reproduce.display import display_parts
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part, words_of
 from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, base_config
-from sinklab.studies.reproduce.work import Measurement, claim_called, name_of, read_numbers, train_and_read
+from sinklab.studies.reproduce.work import Measurement, claim_called, keeping, name_of, read_numbers, train_and_read
 from sinklab.training.process import default_cache
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def reproduce(
     read = [(cell.name, read_out) for request in runnable for cell in request.cells.values() for read_out in request.read_outs]
     measurements = [request.measured(seed, out) for request in runnable if request.claim.measure is not None for seed in seeds]
     check_name(out)
-    with contextlib.ExitStack() as using:
+    with keeping(out), contextlib.ExitStack() as using:
         for request in sorted(runnable, key=lambda request: request.name):
             using.enter_context(FolderLock(out / request.folder))
         plan, errors = train_and_read(

@@ -8,6 +8,7 @@ added, costs what is missing.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -16,7 +17,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ from sinklab.jobs.trained import TrainedModel
 from sinklab.jobs.watch import watching
 from sinklab.models.loading import load_model
 from sinklab.registry import Registry, claims, corpora, interventions, operations, policies, positions, probes, read_outs, tasks
+from sinklab.results.folder import from_outside
 from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.results.table import read_run
@@ -44,6 +46,7 @@ __all__ = [
     "OfModel",
     "Reading",
     "claim_called",
+    "keeping",
     "main",
     "name_of",
     "read_numbers",
@@ -327,6 +330,18 @@ def train_and_read(
     workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
     errors |= run_missing(readings, measurements, logs=store / "logs", cache=cache, jobs=workers, progress=progress)
     return plan, errors
+
+
+@contextlib.contextmanager
+def keeping(store: Path) -> Iterator[None]:
+    """Around work on a store: what ends it from outside says where that is and how to go on, if there is anything in it."""
+    try:
+        yield
+    except BaseException as stop:
+        kept = (path for place in ("runs/*/*/run.json", "measured/*/*") for path in store.glob(place))
+        if from_outside(stop) and any(path.is_file() for path in kept):
+            stop.add_note(f"what was trained and measured is kept in {store}: the same command goes on from there")
+        raise
 
 
 def run_missing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 import signal
 import sys
 import time
@@ -173,13 +174,28 @@ def stream(
         else:
             _converse(talk, writer)
         if save is not None:
-            source.save(save, overwrite=overwrite)
+            _save(source, save, overwrite)
         writer.finish()
         if writer.terminated:
             signal.raise_signal(signal.SIGTERM)  # which ends the process, now that all is in order
     except BrokenPipeError:
         # Whoever read the tokens has had enough; that is an end like another, and nothing more can be said on stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _save(source: Stream, save: Path, overwrite: bool) -> None:
+    """Save the state; under another name where something has appeared at its place, since it is not come by again.
+
+    Raises:
+        InputError: something has, and the state is in the file that it names.
+    """
+    try:
+        check_file(save, overwrite, "save")
+    except InputError as error:
+        rescued = save.with_name(f"{save.stem}-{secrets.token_hex(3)}{save.suffix}")
+        source.save(rescued)
+        raise InputError(f"{error}. The state is in {rescued}") from None
+    source.save(save, overwrite=overwrite)
 
 
 def _converse(talk: Chat, writer: _Writer) -> None:
