@@ -83,8 +83,8 @@ class Gated(Softmax):
         if start >= OPEN:
             return ""
         return (
-            f"gates start near {start:.2g}: attention outputs start at {start:.2g} of what they were; double=true starts at 1, for a "
-            "model that was trained without gates"
+            f"gates start near {start:.2g}: attention outputs start at {start:.2g} of what they were; double=true starts at 1, "
+            "for a model that was trained without gates"
         )
 
     def gain(self, state: State) -> Tensor:
