@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
+from sinklab.claims._gates import ELEMENT_WISE
 from sinklab.jobs.claim import BASELINE, Claim, Part, Times, Variant
 from sinklab.jobs.effect import Difference, Ratio
 from sinklab.registry import claims
@@ -26,13 +27,18 @@ def _going_on(label: str, **gates: object) -> Variant:
 
 
 SOFTMAX = _going_on("trained on")
-ELEMENT_WISE = _going_on("trained on, gate, element-wise", element_wise=True)
-HEAD_WISE = _going_on("trained on, gate, head-wise", element_wise=False)
+GATES = (
+    _going_on("trained on, gate, element-wise", element_wise=True),
+    _going_on("trained on, gate, head-wise", element_wise=False),
+)
 
 
 @claims.register("gates_in_a_trained_model")
 def gates_in_a_trained_model() -> Claim:
-    """The authors' answer to a user who asks about a model that is trained; the control is as much training without gates."""
+    """The authors' answer to a user who asks about a model that is trained; the control is as much training without gates.
+
+    What a head writes of the first token is its weight times the gate: a gate may leave the weight and shut.
+    """
     return Claim(
         statement="Gates that start at 1 in a trained softmax model hardly change anything when it is trained on: most of the "
         "weight on the first token stays, and the loss is no lower than without them.",
@@ -40,14 +46,27 @@ def gates_in_a_trained_model() -> Claim:
         reference="Qiu et al. 2025 (arXiv 2505.06708), answered in issue 10 of their repository, December 2025",
         published="In words: gates that start at 1 barely changed in continued pre-training, with no noticeable improvement.",
         bases=("bos", "no-bos"),
-        presupposes=(has_sink(), has_sink(SOFTMAX.label)),
+        presupposes=(
+            has_sink(),
+            has_sink(SOFTMAX.label),
+            Part(
+                "gates that are there from the start leave less than half of the weight times the gate",
+                Ratio("effective_first", ELEMENT_WISE.label, BASELINE),
+                less_than=HALF,
+            ),
+        ),
         parts=tuple(
             part
-            for gate in (ELEMENT_WISE, HEAD_WISE)
+            for gate in GATES
             for part in (
                 Part(
                     f"{gate.label}: more than half of the weight on the first token is left",
                     Ratio("first_attention", gate.label, SOFTMAX.label),
+                    more_than=HALF,
+                ),
+                Part(
+                    f"{gate.label}: more than half of the weight times the gate is left",
+                    Ratio("effective_first", gate.label, SOFTMAX.label),
                     more_than=HALF,
                 ),
                 Part(
@@ -57,6 +76,6 @@ def gates_in_a_trained_model() -> Claim:
                 ),
             )
         ),
-        variants=(UNCHANGED, SOFTMAX, ELEMENT_WISE, HEAD_WISE),
+        variants=(UNCHANGED, ELEMENT_WISE, SOFTMAX, *GATES),
         read_outs=("sinks", "effective", "window", "norms"),
     )
