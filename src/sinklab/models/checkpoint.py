@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import os
 import re
@@ -301,8 +300,12 @@ def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
                     tensor = tensors.get_slice(key)
                     headers[key] = TensorHeader(str(tensor.get_dtype()), tuple(tensor.get_shape()))
         except (SafetensorError, OSError) as error:
-            if path.exists() and not os.access(path, os.R_OK):  # which safetensors calls "No such file"
-                raise InputError(f"{path} cannot be opened: {os.strerror(errno.EACCES)}; change its permissions") from error
+            try:
+                path.open("rb").close()
+            except PermissionError as denied:  # which safetensors calls "No such file"
+                raise InputError(f"{path} cannot be opened: {denied.strerror}; change its permissions") from error
+            except OSError:
+                pass
             raise InputError(f"{path} is damaged ({first_line(error)}); get the file again") from error
     return headers
 
