@@ -277,7 +277,10 @@ def _of_the_question(rows: Sequence[Row], rate: float | None) -> list[str]:
             f"of {len(explicit) - len(left)} of {len(explicit)}."
         )
     else:
-        words = f"None of the {len(explicit)} explicit ways to do nothing leaves little distortion here."
+        ways = f"None of the {len(explicit)} explicit ways to do nothing leaves"
+        if len(explicit) == 1:
+            ways = "The one explicit way to do nothing does not leave"
+        words = f"{ways} little distortion here."
     if reference.findings["sink"].verdict == "inconclusive":
         words += f" Whether {REFERENCE} itself has a sink {at_rate} is open, so that "
         words += (
