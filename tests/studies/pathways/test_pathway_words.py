@@ -112,7 +112,8 @@ def test_no_pathway_is_good():
 def test_what_has_no_explicit_way_does_not_answer_the_question():
     text = words(rows(softmax=SOFTMAX, relu=RELU, sigma_reparam=SIGMA))
     assert (
-        "The one explicit way to do nothing does not leave little distortion here. Without one, sigma_reparam is low-dis" in text
+        "The one explicit way to do nothing does not leave little distortion here. Without one, sigma_reparam is low-dis"
+        in text
     )
     assert "it is lower than softmax's by 0.02 nats or more with sigma_reparam" in text
     again = {"sigmoid(normalize=True)": GATED}  # its rows sum to one again

@@ -146,7 +146,8 @@ def test_a_spike_at_a_third_of_the_positions_is_not_at_most_tokens():
     ).summary
     worst = by_name(summary["sites"], "site")[SPIKE]
     assert (worst["everywhere"], worst["positions"]) == (True, [])
-    assert "times that of the median channel, at many positions." in summary["text"]
+    assert f"is {worst['range_ratio']:,.0f} times that of the median channel, at many positions." in summary["text"]
+    assert worst["range_ratio"] > 1000
 
 
 def test_gaps_by_position_are_of_their_positions_where_some_have_no_loss():

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sinklab.report.policies import size
 from sinklab.report.quantize import scheme_name
+from sinklab.report.words import number
 from sinklab.results.run import Result
 from sinklab.results.summaries.quantize import QuantizeSummary
 from sinklab.studies.quantize.verdict import sample_noun
@@ -49,7 +50,7 @@ def display(result: Result) -> Iterator[RenderableType]:
             where = "many positions" if site["everywhere"] else ", ".join(site["tokens"][:4])
             table.add_row(
                 escape(site["site"]), escape(_interval(site["gap"], site["low"], site["high"])), str(site["channel"]),
-                f"{site['range_ratio']:.3g}", escape(where) or "–",
+                number(site["range_ratio"]), escape(where) or "–",
             )  # fmt: skip
         yield table
     if summary["cures"]:
@@ -76,10 +77,8 @@ def display(result: Result) -> Iterator[RenderableType]:
 
 def _table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(
-            escape(heading), justify="right" if number and heading not in ("verdict", "at", "computed by") else "left"
-        )
+    for at, heading in enumerate(headings):
+        table.add_column(escape(heading), justify="right" if at and heading not in ("verdict", "at", "computed by") else "left")
     return table
 
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
+from sinklab.report.words import number
 from sinklab.results.intervals import Interval
 from sinklab.results.statistics import CHANCE, fewest, rare_cost, shortfall
 from sinklab.results.summaries.quantize import CureEntry, QuantizeSummary, SiteEntry
@@ -114,7 +115,7 @@ def _carried(summary: QuantizeSummary) -> str:
         )
     if summary["activation_bits"] == 16:
         return f"{words}."
-    words += f"; the range of its channel {site['channel']} is {site['range_ratio']:.3g} times that of the median channel"
+    words += f"; the range of its channel {site['channel']} is {number(site['range_ratio'])} times that of the median channel"
     if not site["spike"]:
         return f"{words}, which is no spike."
     if site["everywhere"]:
