@@ -91,13 +91,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a CSV file for the table")
     given = parser.parse_args()
     number = given.steps * given.batch_size + HELD_OUT
+    if (given.model is None) != (given.text is None):
+        parser.error("--model and --text go together")
     if given.model is None:
         model, rows = small_model(given.seed), letters(number)
         train(model, rows, given)
-    elif given.text is None:
-        parser.error("--model needs a --text")
     else:
         model, rows = own_model(given.model, given.text, given.length, number)
+        if len(rows) < HELD_OUT + given.batch_size:
+            parser.error(f"{given.text} has {len(rows)} rows of {given.length} tokens; {HELD_OUT} are kept apart")
     found = {}
     for operation in split_specs(given.operations):
         set_seed(given.seed)
