@@ -295,17 +295,14 @@ def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
     headers: dict[str, TensorHeader] = {}
     for path in files:
         try:
-            with safe_open(path, "pt") as tensors:
+            # Opened plainly first: what may not be read is "No such file" to safetensors.
+            with path.open("rb"), safe_open(path, "pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118  not a mapping
                     tensor = tensors.get_slice(key)
                     headers[key] = TensorHeader(str(tensor.get_dtype()), tuple(tensor.get_shape()))
+        except PermissionError as error:
+            raise InputError(f"{path} cannot be opened: {error.strerror}; change its permissions") from error
         except (SafetensorError, OSError) as error:
-            try:
-                path.open("rb").close()
-            except PermissionError as denied:  # which safetensors calls "No such file"
-                raise InputError(f"{path} cannot be opened: {denied.strerror}; change its permissions") from error
-            except OSError:
-                pass
             raise InputError(f"{path} is damaged ({first_line(error)}); get the file again") from error
     return headers
 
