@@ -12,12 +12,14 @@ import shlex
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from docs.site.blocks import console_lines
 from docs.site.sources import FENCE
 from tests.command_line import CliRunner
-from tests.conftest import TINY
+from tests.conftest import TEXT, TINY
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab.cli.app import app, make_app
 from sinklab.cli.commands import find_commands
@@ -160,6 +162,25 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
         "replace_softmax": r"sdpa +mean mass of a row: 1\.000\nsinklab_sigmoid +mean mass of a row: 0\.[3-7]",
     }
     assert re.search(expected[example.stem], printed), printed
+
+
+def test_the_example_on_trained_models_takes_one_of_your_own(tokenizer, tmp_path, monkeypatch):
+    """Doubled gates compute what softmax does before the first step, so that both begin at one loss."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    asked = f"--model {tmp_path}/model --text {tmp_path}/text.txt --length 16 --steps 2 --batch-size 2"
+    operations = "softmax,gated:double=true,gated_heads:double=true,relu"
+    monkeypatch.setattr(sys, "argv", ["example", *asked.split(), "--operations", operations, "--out", str(tmp_path / "t.csv")])
+    runpy.run_path(str(ROOT / "examples" / "change_a_trained_model.py"), run_name="__main__")
+    start = pd.read_csv(tmp_path / "t.csv", index_col="operation")["loss at the start"]
+    assert start["gated:double=true"] == pytest.approx(start["softmax"], abs=1e-5)
+    assert start["gated_heads:double=true"] == pytest.approx(start["softmax"], abs=1e-5)
+    assert abs(start["relu"] - start["softmax"]) > 1e-4
 
 
 def test_the_readme_is_read_in_two_minutes():
