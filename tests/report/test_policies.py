@@ -141,6 +141,15 @@ def test_the_recommended_row_is_drawn_and_one_line_of_a_kind(comparison: dict) -
     ]
 
 
+def test_sinks_that_stand_elsewhere_are_drawn_where_they_are_recommended(comparison: dict) -> None:
+    comparison["policies"].append(entry("pinned", 1, 63, 64, 1.5, label="pinned {7}+63"))
+    names = [line["name"] for line in policy_curves(comparison)["series"]]
+    assert names == ["1 sink + 63", "window computed anew", "window 64", "dense"]
+    comparison["recommended"] = {"num_sinks": 1, "window": 63, "pinned": [7]}
+    drawn = [(line["name"], line["y"][0]) for line in policy_curves(comparison)["series"]]
+    assert drawn == [("1 sink where found + 63", 1.5), ("window computed anew", 2.1), ("window 64", 2.2), ("dense", 4.1)]
+
+
 def test_policies_left_out_for_one_reason_share_a_line(comparison: dict) -> None:
     assert left_out_lines(comparison) == ["pinned: none found", "odd: no size"]
 

@@ -114,6 +114,7 @@ def policy_curves(comparison: Comparison) -> Curves | None:
     entries = comparison["policies"]
     advised = comparison.get("recommended")
     sinks = 1 if advised is None else advised["num_sinks"] or 1
+    elsewhere = advised is not None and bool(advised.get("pinned"))
     budget: int | None = max((entry["budget"] for entry in entries if entry["budget"]), default=None)
     if advised is not None:
         budget = advised["num_sinks"] + advised["window"]
@@ -131,7 +132,9 @@ def policy_curves(comparison: Comparison) -> Curves | None:
         elif name == "recompute":
             kind, label, rank = "audit3", "window computed anew", (every,)
             label += f", every {every} tokens" if every > 1 else ""
-        elif name == "sink_window" and number_of_sinks >= sinks:
+        elif elsewhere and name == "pinned" and number_of_sinks == sinks:
+            kind, label, rank = "sink", f"{_sinks(number_of_sinks)} where found + {entry['window']}", (original,)
+        elif not elsewhere and name == "sink_window" and number_of_sinks >= sinks:
             kind, label, rank = "sink", f"{_sinks(number_of_sinks)} + {entry['window']}", (number_of_sinks != sinks, original)
         else:
             continue

@@ -100,10 +100,11 @@ class Policy(Record):
 
 
 class Advice(Record):
-    """The policy that is recommended."""
+    """The policy that is recommended; ``pinned`` are the sinks' positions where they are not the first ones."""
 
     num_sinks: int
     window: int
+    pinned: list[int] | None = None
 
 
 class LeftOut(Record):

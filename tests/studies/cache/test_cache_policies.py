@@ -18,10 +18,11 @@ from sinklab.results.table import COLUMNS, read_run, read_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.studies.cache.cache import compare_policies
-from sinklab.studies.cache.cache_policies import _completed, _recomputed
+from sinklab.studies.cache.cache_policies import _completed, _recomputed, compared
 from sinklab.studies.cache.long_texts import long_texts
 from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, plan_policies, scored_from, sinks_of_texts
 from sinklab.studies.cache.recommendation import recommend
+from sinklab.studies.export.chosen import plan_of
 
 
 def made_up(offsets: dict[int, float], spread: float = 0.001) -> dict[int, torch.Tensor]:
@@ -123,11 +124,12 @@ class TestRecommendation:
         found = recommend({64: sizes}, pinned={64: elsewhere}, length=500)
         # Sinks are needed, though none among the first tokens.
         assert (found.needed, found.num_sinks, found.better) == ("yes", 0, "pinned {7}+63")
-        assert found.sentence.startswith("No first tokens needed: a window of 64 tokens gives 2.")
-        gain = estimate(sizes[0] - elsewhere["pinned {7}+63"])
-        assert found.sentence.endswith(
-            f"; but pinned {{7}}+63, which keeps other tokens in the same size, is {gain.mean:.3f} "
-            f"[{gain.low:.3f}, {gain.high:.3f}] better than that."
+        loss, gain = estimate(elsewhere["pinned {7}+63"]), estimate(sizes[0] - elsewhere["pinned {7}+63"])
+        assert (found.loss, found.gain) == (loss, gain)
+        shown = f"{gain.mean:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
+        assert found.sentence == (
+            f"Keep the sinks where they were found (pinned {{7}}+63): {loss.mean:.3f} nats per token, {shown} better than a "
+            f"window of the same size without; the window without sinks in that size loses {shown} against it."
         )
         for others in ({32: elsewhere}, {64: {"pinned {9}+63": sizes[8]}}, {}):
             without = recommend({64: sizes}, pinned=others, length=500)
@@ -139,8 +141,17 @@ class TestRecommendation:
         sizes[1] = sizes[0] - 0.1 * torch.linspace(-1, 1.4, 8)[:, None]  # first tokens help in some texts
         found = recommend({64: sizes}, pinned={64: {"pinned {7}+63": sizes.pop(7)}}, length=500)
         assert (found.needed, found.better) == ("yes", "pinned {7}+63")
-        assert found.sentence.startswith("Whether first tokens are needed is undecided on this text")
+        assert found.sentence.startswith("Keep the sinks where they were found (pinned {7}+63)")
         assert recommend({64: sizes}, length=500).needed == "undecided"
+
+    @pytest.mark.parametrize(("smaller", "window"), [(0.01, 31), (0.07, 63)])
+    def test_the_size_is_chosen_by_the_losses_of_what_is_recommended(self, smaller, window):
+        """First tokens need the larger size, and sinks that stand elsewhere lose 0.01 or 0.07 nats in the smaller one."""
+        sizes = {32: made_up({0: 0.9, 1: 0.9}), 64: made_up({0: 0.4, 1: 0.4})}
+        losses_of = made_up({32: smaller, 64: 0.0})
+        pinned = {held: {f"pinned {{7}}+{held - 1}": losses_of[held]} for held in (32, 64)}
+        assert recommend(sizes, pinned=pinned, length=500).better == f"pinned {{7}}+{window}"
+        assert recommend(sizes, length=500).window == 64
 
     @pytest.mark.parametrize("sizes", [{}, {64: (0,)}, {64: (1, 2)}, {32: (0, 1), 64: (0,)}])
     def test_nothing_to_choose_from(self, sizes):
@@ -243,6 +254,30 @@ def test_sinks_to_pin_are_those_of_the_places_where_texts_begin():
     assert sinks_of_texts(loaded, rows).positions == [5]
     plan = list(plan_policies(loaded, rows, ["pinned"], [16], (0, 1), None, left_out := []))
     assert ([policy.pinned for policy, _ in plan], left_out) == ([(5,)], [])
+
+
+def test_a_sink_that_stands_elsewhere_is_what_is_recommended_and_exported():
+    """Heads rest on the token at position 5, whose value is zero; without it they write the mean of values, which costs."""
+    rows = torch.randint(10, 300, (8, 200), generator=torch.Generator().manual_seed(0))
+    rows[:, 5] = LOUD  # attended by every query, wherever it stands
+    model = planted()
+    with torch.no_grad():
+        model.embed_tokens.weight[LOUD, 2:] = 0.0
+        model.layers[0].self_attn.v_proj.weight[:, :2] = 0.0
+        model.layers[0].self_attn.o_proj.weight.mul_(1000)
+        model.norm.weight.mul_(10)
+    names, sizes = ["window", "sink_window", "pinned"], {"budgets": [16, 32], "sinks": (0, 1, 4)}
+    summary, _ = compared(wrap_model(model), rows, names=names, **sizes, corpus="made up", bos=False, run_id="r", seed=0)
+    assert summary["recommended"] == {"num_sinks": 1, "window": 15, "pinned": [5]}
+    assert (summary["sinks_needed"], summary["better_pinned"]) == ("yes", "pinned {5}+15")
+    assert summary["recommendation"].startswith("Keep the sinks where they were found (pinned {5}+15): ")
+    assert "; a window with the first 4 tokens in that size loses " in summary["recommendation"]
+    row = next(row for row in summary["policies"] if row["label"] == "pinned {5}+15")
+    gain = f"{-row['against_window']['mean']:.3f} [{-row['against_window']['high']:.3f}, {-row['against_window']['low']:.3f}]"
+    assert f": {row['loss']:.3f} nats per token, {gain} better than a window" in summary["recommendation"]
+    plan = plan_of(summary)
+    assert policy_registry.settings(plan.policy) == row["settings"]
+    assert plan.found[0].startswith(f"Measured: {row['loss']:.3f} [")
 
 
 # --- a small model -----------------------------------------------------------------------------------------------------------

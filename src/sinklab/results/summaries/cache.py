@@ -22,10 +22,11 @@ __all__ = [
 
 
 class Size(TypedDict):
-    """What a cache policy is recommended to hold."""
+    """What a cache policy is recommended to hold; ``pinned`` are the sinks' positions where they are not the first ones."""
 
     num_sinks: int
     window: int
+    pinned: NotRequired[list[int]]
 
 
 class LeftOut(TypedDict):

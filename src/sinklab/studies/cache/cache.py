@@ -167,7 +167,8 @@ def compare_policies(
             )  # fmt: skip
             table = append([table, integers])
         if sources:
-            kept = summary["recommended"]["num_sinks"] if summary["recommended"] else max(sinks)
+            advised = summary["recommended"]
+            kept = max(sinks) if advised is None or "pinned" in advised else advised["num_sinks"]  # heads keep first tokens
             summary["per_head"] = head_budgets(
                 loaded, rows, selection, sources=sources, budgets=budgets, num_sinks=kept, seed=seed, progress=run.progress
             )

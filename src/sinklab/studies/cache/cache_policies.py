@@ -19,11 +19,12 @@ from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm
 from sinklab.policies.base import Policy, SlotPolicy
+from sinklab.policies.pinned import Pinned
 from sinklab.policies.recompute import Recompute
 from sinklab.registry import policies as policy_registry
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries.cache import Comparison, LeftOut, PolicyEntry
+from sinklab.results.summaries.cache import Comparison, LeftOut, PolicyEntry, Size
 from sinklab.results.summaries.shared import Difference
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
@@ -286,7 +287,7 @@ def _summary(
         "left_out": left_out,
         "sinks_needed": advice.needed if advice else None,
         "better_pinned": advice.better if advice else None,
-        "recommended": {"num_sinks": advice.num_sinks, "window": advice.window} if advice else None,
+        "recommended": _recommended(measured, advice) if advice else None,
         "recommendation": _advised(loaded, advice) if advice else _no_advice(by_sinks, left_out),
     }
 
@@ -308,6 +309,13 @@ def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[i
 def _advised(loaded: LoadedModel, advice: Recommendation) -> str:
     warning = guess_warning(loaded.model, advice.loss.mean)
     return f"{advice.sentence} {warning}".rstrip()
+
+
+def _recommended(measured: Sequence[_Measured], advice: Recommendation) -> Size:
+    pins = next((entry.policy for entry in measured if advice.better == label(entry.policy)), None)
+    if isinstance(pins, Pinned):
+        return {"num_sinks": len(pins.pinned), "window": pins.window, "pinned": list(pins.pinned)}
+    return {"num_sinks": advice.num_sinks, "window": advice.window}
 
 
 def _no_advice(by_sinks: dict[int, dict[int, Tensor]], left_out: Sequence[LeftOut]) -> str:

@@ -31,11 +31,11 @@ class Recommendation:
         needed: whether sinks are: ``yes`` if the best number of first tokens, or other tokens that a policy pins, improve on
             none by more than the margin with 95 % confidence, ``no`` if with that confidence they do not, and otherwise
             ``undecided``.
-        num_sinks, window: sizes of the policy ``sink_window``; 0 sinks are a plain window.
-        better: label of the policy that keeps other tokens than the first ones, where it is better than that by more than the
-            margin; ``None`` where none is.
-        loss: of it, in nats per token.
-        gain: what the sinks gain against a window of the same total size; with 0 sinks, what the best number of them would.
+        num_sinks, window: sizes of the best policy that keeps first tokens, ``sink_window``; 0 sinks are a plain window.
+        better: label of the policy that keeps other tokens in the same size and is what to use, as it is better than that by
+            more than the margin; ``None`` where none is.
+        loss: of what to use, in nats per token.
+        gain: what it gains against a window of the same total size; of a plain window, what the best number of sinks would.
         against_recompute, against_full: what it loses against re-computing the window and against keeping everything;
             negative if it is better. ``None`` where that was not measured.
         sentence: all of it.
@@ -66,16 +66,16 @@ def recommend(
     In the largest cache that was measured, the fewest sinks are chosen that are not worse than the best number of them by more
     than :data:`SINK_MARGIN`; then the smallest cache in which so many are not worse than there by more than
     :data:`WINDOW_MARGIN` and whether sinks are needed comes out alike. "Not worse" means that the upper end of the 95 %
-    interval of the paired difference is below.
+    interval of the paired difference is below. Of policies that keep other tokens in the same size the best takes their place
+    where it is better by more than :data:`SINK_MARGIN`, with the whole interval; where it is so in the largest size, its losses
+    choose the size.
 
     Args:
         by_sinks: tokens held before the query, sinks included, to number of sinks to losses ``(documents, tokens)``, all of the
             same tokens, NaN where not scored. Every cache needs 0 sinks and one other number.
         recompute: tokens held to the losses of the window computed anew for every token.
         full: losses of dense attention.
-        pinned: tokens held to losses of policies that keep other tokens than the first ones, by their labels. The sentence
-            names the best of them where it is better than what is recommended by more than :data:`SINK_MARGIN`, with the whole
-            interval.
+        pinned: tokens held to losses of policies that keep other tokens than the first ones, by their labels.
         length: tokens of a document.
         trained_length: tokens that the model was trained on at once, if known.
 
@@ -86,46 +86,62 @@ def recommend(
         raise InputError(
             "a recommendation compares a window without sinks with one that keeps some; measure 0 and another number of sinks"
         )
+    pinned = pinned or {}
     largest = max(by_sinks)
     needed, sinks, rival = _sinks(by_sinks[largest])
-    budget = next(
-        held
-        for held in sorted(by_sinks)
-        if held == largest
-        or (
+    elsewhere = {
+        held: _better_pinned(by_sinks[held][sinks], others)
+        for held, others in pinned.items()
+        if sinks in by_sinks.get(held, {})
+    }
+    best = elsewhere.get(largest)
+
+    def is_enough(held: int) -> bool:
+        """Whether so many tokens lose little against the largest size, with what is best there."""
+        if best is not None:
+            return (label := elsewhere.get(held)) is not None and _below(
+                estimate(pinned[held][label] - pinned[largest][best]), WINDOW_MARGIN
+            )
+        return (
             sinks in by_sinks[held]
             and _sinks(by_sinks[held])[0] == needed
             and _below(estimate(by_sinks[held][sinks] - by_sinks[largest][sinks]), WINDOW_MARGIN)
         )
-    )
-    chosen = by_sinks[budget][sinks]
+
+    budget = next(held for held in sorted(by_sinks) if held == largest or is_enough(held))
+    first = by_sinks[budget][sinks]
     if sinks == 0 and rival not in by_sinks[budget]:
         rival = max(by_sinks[budget])
-    gain = estimate(by_sinks[budget][0] - by_sinks[budget][sinks or rival])
+    better = elsewhere.get(budget)
+    chosen = first if better is None else pinned[budget][better]
+    gain = estimate(by_sinks[budget][0] - (by_sinks[budget][sinks or rival] if better is None else chosen))
     against_recompute = estimate(chosen - recompute[budget]) if recompute and budget in recompute else None
     against_full = None if full is None else estimate(chosen - full)
     loss = estimate(chosen)
-    others = (pinned or {}).get(budget, {})
-    beside = _better_pinned(chosen, others)
-    parts = [_opening(needed, sinks, budget - sinks, rival, loss, gain, first_alone=beside is not None)]
-    if beside is not None:
-        parts.append(f"but {beside[0]}, which keeps other tokens in the same size, is {_signed(beside[1])} better than that")
+    if better is None:
+        parts = [_opening(needed, sinks, budget - sinks, rival, loss, gain)]
+    else:
+        parts = [
+            f"Keep the sinks where they were found ({better}): {loss.mean:.3f} nats per token, {_signed(gain)} better than a "
+            "window of the same size without"
+        ]
+        needed = "yes" if gain.low is not None and gain.low > SINK_MARGIN else needed
     if against_recompute is not None:
         parts.append(f"against re-computing the window for every token it {_loses(against_recompute)}")
     if against_full is not None:
         parts.append(
             f"against keeping all {length:,} tokens it {_loses(against_full)}{_why(against_full, length, trained_length)}"
         )
+    if better is not None:
+        parts.append(f"{_first_tokens(sinks)} in that size {_loses(estimate(first - chosen))} against it")
     if trained_length is not None and largest >= trained_length:
         parts.append(
             f"this rests on caches that take {largest + 1:,} positions, and the model was trained on {trained_length:,}: "
             "measure smaller ones"
         )
-    if beside is not None and _better_pinned(by_sinks[budget][0], {beside[0]: others[beside[0]]}) is not None:
-        needed = "yes"  # though not the first tokens, of which the sentence says it
     rare = f" {rare_cost(len(chosen))}" if needed == "no" else ""  # of means over texts, which hide what few of them have
     return Recommendation(
-        needed, sinks, budget - sinks, None if beside is None else beside[0], loss, gain, against_recompute, against_full,
+        needed, sinks, budget - sinks, better, loss, gain, against_recompute, against_full,
         "; ".join(parts).rstrip(".") + "." + rare,
     )  # fmt: skip
 
@@ -152,34 +168,36 @@ def _below(difference: Estimate, margin: float) -> bool:
     return difference.high is not None and difference.high <= margin
 
 
-def _better_pinned(chosen: Tensor, pinned: Mapping[str, Tensor]) -> tuple[str, Estimate] | None:
-    """Label of the best policy that keeps other tokens, and what it gains over the chosen one; ``None`` if too little."""
-    gains = {label: estimate(chosen - losses) for label, losses in pinned.items()}
+def _better_pinned(first: Tensor, pinned: Mapping[str, Tensor]) -> str | None:
+    """Label of the best policy that keeps other tokens; ``None`` if it gains too little over the one with first tokens."""
+    gains = {label: estimate(first - losses) for label, losses in pinned.items()}
     best = max(gains, key=lambda label: gains[label].mean, default=None)
     if best is None or (low := gains[best].low) is None or low <= SINK_MARGIN:
         return None
-    return best, gains[best]
+    return best
 
 
-def _opening(
-    needed: Needed, sinks: int, window: int, rival: int, loss: Estimate, gain: Estimate, *, first_alone: bool = False
-) -> str:
-    """What to use; ``first_alone`` where it is about first tokens and others are known to be better."""
+def _opening(needed: Needed, sinks: int, window: int, rival: int, loss: Estimate, gain: Estimate) -> str:
+    """What to use where no policy that keeps other tokens is better."""
     tokens = f"a window of {window:,} tokens"
     if needed == "yes":
         return f"Keep {_number(sinks)} and {tokens}: {loss.mean:.3f} nats per token, {_signed(gain)} better than without"
     if needed == "no":
-        what, of_them = ("first tokens", "them") if first_alone else ("sinks", "sinks")
         return (
-            f"No {what} needed: {tokens} gives {loss.mean:.3f} nats per token, and no number of {of_them} improves it by more "
+            f"No sinks needed: {tokens} gives {loss.mean:.3f} nats per token, and no number of sinks improves it by more "
             f"than {SINK_MARGIN:g} ({_number(rival)}: a gain of {_signed(gain)})"
         )
     held = f"{_number(sinks)} and {tokens}" if sinks else tokens
-    what = "first tokens" if first_alone else "sinks"
     return (
-        f"Whether {what} are needed is undecided on this text (a gain of {_signed(gain)} nats per token from "
+        f"Whether sinks are needed is undecided on this text (a gain of {_signed(gain)} nats per token from "
         f"{_number(rival)}); {held} gives {loss.mean:.3f}; measure on more text"
     )
+
+
+def _first_tokens(sinks: int) -> str:
+    if sinks == 0:
+        return "the window without sinks"
+    return "a window with the first token" if sinks == 1 else f"a window with the first {sinks} tokens"
 
 
 def _number(sinks: int) -> str:

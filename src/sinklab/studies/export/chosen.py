@@ -72,8 +72,12 @@ def _recommended(summary: Comparison) -> tuple[Policy, PolicyEntry | None]:
     advised = summary["recommended"]
     if advised is None:
         raise InputError(f"this comparison recommends no policy, name one with `policy`: {summary['recommendation']}")
-    name, size = ("sink_window", dict(advised)) if advised["num_sinks"] else ("window", {"window": advised["window"]})
-    made: list[Policy] = [policies.make({"name": name, **size, "positions": kind}) for kind in get_args(Positions)]
+    size: dict[str, object] = {"name": "window", "window": advised["window"]}
+    if "pinned" in advised:
+        size |= {"name": "pinned", "pinned": tuple(advised["pinned"])}
+    elif advised["num_sinks"]:
+        size |= {"name": "sink_window", "num_sinks": advised["num_sinks"]}
+    made: list[Policy] = [policies.make({**size, "positions": kind}) for kind in get_args(Positions)]
     # Of one size with both kinds of positions, the recommendation is about the first kind.
     entries = ((policy, entry) for policy in made if (entry := _measured(summary, policy)) is not None)
     return next(entries, (made[0], None))
