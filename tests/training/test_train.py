@@ -232,7 +232,7 @@ def test_an_output_directory_in_use_is_refused(finished, run, tmp_path):
     ],
 )
 def test_what_libraries_say_of_a_full_disk_is_said_in_words(tmp_path, error, reason):
-    said = rf"^it could not be written to {re.escape(str(tmp_path))}: {reason} \(\d+ MiB free\)\. Make room"
+    said = rf"^it could not be written to {re.escape(str(tmp_path))}: {reason} \(\d+ MiB free\)\. Make room; the run can be resumed$"
     with pytest.raises(InputError, match=said), writing("it", tmp_path, tmp_path / "staged"):
         raise error
 
@@ -262,7 +262,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(run, tmp_path, finished, 
     with pytest.raises(
         InputError,
         match=r"checkpoint of step 8 could not be written to .*checkpoints: .* \(\d+ MiB free\); checkpoint-4 is whole\. "
-        "Make room and go on with `resume`",
+        "Make room; the run can be resumed$",
     ) as error:
         run()
     assert "\n" not in str(error.value)

@@ -120,7 +120,7 @@ def writing(what: str, folder: Path, staged: Path) -> Iterator[None]:
         reason = os.strerror(number) if number else "a file ended before all of it was written"
         free = shutil.disk_usage(folder).free // 2**20
         raise InputError(
-            f"{what} could not be written to {folder}: {reason} ({free} MiB free){last}. Make room and go on with `resume`"
+            f"{what} could not be written to {folder}: {reason} ({free} MiB free){last}. Make room; the run can be resumed"
         ) from error
 
 
