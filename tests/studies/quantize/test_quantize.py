@@ -345,6 +345,20 @@ def test_padding_on_the_left_is_refused_and_on_the_right_leaves_the_sink_where_i
     assert by_name(summary["cures"], "cure")["sinks whole"]["left"]["high"] < 1e-3
 
 
+def test_padding_is_in_no_range_and_carries_no_spike():
+    """Texts without the token of the spike, padded with it: the ranges are those of the texts alone."""
+    twin, tokens = Twin(bigram(spike=1024).model, residual=True), rows(12).tokens[:, 1:]
+    assert not (tokens == 0).any()
+    mask = torch.cat([torch.ones_like(tokens), torch.zeros(12, 5, dtype=torch.int64)], 1)
+    padded = Samples({"input_ids": torch.cat([tokens, torch.zeros(12, 5, dtype=torch.int64)], 1), "attention_mask": mask})
+    alone, found = twin.ranges(Samples.of_tokens(tokens)), twin.ranges(padded)
+    for key, range_ in found.items():
+        torch.testing.assert_close(range_.sizes, alone[key].sizes, rtol=1e-5, atol=1e-6)
+    assert not any(spike.large for spike in find_spikes(twin, padded, found, 8).values())
+    counted = twin.ranges(Samples.of_tokens(padded.tokens))  # without a mask it is a token like others
+    assert max(float((counted[key].sizes / alone[key].sizes.clamp(min=1e-6)).max()) for key in alone) > 100
+
+
 def test_tokens_behind_masks_count_and_pictures_are_compared_whole():
     tokens = rows(3).tokens
     tokens[1] = tokens[0]

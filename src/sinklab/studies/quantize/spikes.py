@@ -84,7 +84,7 @@ def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits:
             return
         found = ranges[site.key]
         height = HEIGHT * max(float(found.high[spike.channel]), -float(found.low[spike.channel]))
-        carrying = (values[..., spike.channel].abs() >= height).sum(0)
+        carrying = (twin.without_padding(values)[..., spike.channel].abs() >= height).sum(0)
         before = counts.get(site.key)
         counts[site.key] = carrying if before is None or before.shape != carrying.shape else before + carrying
 

@@ -166,6 +166,8 @@ class Twin:
 
     Attributes:
         model: the copy.
+        real: of the inputs that it reads at the moment, which places are no padding, bool ``(samples, positions)``; ``None``
+            where that is not known of all its hidden states: without a mask, and of encoder–decoders.
         sites: by key, in the order of the model.
         share: of the numbers of all parameters, how many are weights of these maps, in [0, 1].
 
@@ -195,6 +197,8 @@ class Twin:
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if buffer.is_floating_point():
                     setattr(module, name, buffer.float())
+        self.real: Tensor | None = None
+        self.model.register_forward_pre_hook(self._note_padding, with_kwargs=True)
         blocks = blocks_of(self.model)
         self.sites: dict[str, Site] = {}
         self._maps: dict[str, QuantizedLinear] = {}
@@ -218,6 +222,17 @@ class Twin:
         self.share = own / sum(parameter.numel() for parameter in self.model.parameters())
         if residual:
             self._put_on_residual(list(blocks.items()))
+
+    def _note_padding(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        mask = kwargs.get("attention_mask")
+        known = isinstance(mask, Tensor) and mask.ndim == 2 and not self.model.config.is_encoder_decoder
+        self.real = mask.bool() if known and isinstance(mask, Tensor) else None
+
+    def without_padding(self, values: Tensor) -> Tensor:
+        """Hidden states ``(samples, positions, channels)`` with zeros, which are in every range, at padding; others as they are."""
+        if self.real is None or values.shape[:-1] != self.real.shape:
+            return values
+        return values.masked_fill(~self.real[..., None], 0.0)
 
     def _replace(self, name: str, module: nn.Linear | Conv1D, layer: int) -> None:
         parent, _, child = name.rpartition(".")
@@ -306,7 +321,7 @@ class Twin:
                 point.watch = None
 
     def ranges(self, samples: Samples, without: Collection[int] = ()) -> dict[str, Range]:
-        """Ranges of the channels of every site over some samples.
+        """Ranges of the channels of every site over some samples, what stands at padding left out.
 
         Args:
             without: positions that are left out; they need inputs ``(samples, positions, channels)``, and are counted where a
@@ -318,7 +333,7 @@ class Twin:
         def look(site: Site, values: Tensor) -> None:
             site.width = values.shape[-1]
             rows[site.key] += values.numel() // site.width
-            kept = values.detach().float()
+            kept = self.without_padding(values.detach().float())
             if without and values.ndim == 3:
                 kept = kept[:, [place for place in range(values.shape[1]) if place not in without]]
             low, high = kept.reshape(-1, site.width).aminmax(dim=0)
