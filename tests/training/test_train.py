@@ -232,7 +232,8 @@ def test_an_output_directory_in_use_is_refused(finished, run, tmp_path):
     ],
 )
 def test_what_libraries_say_of_a_full_disk_is_said_in_words(tmp_path, error, reason):
-    said = rf"^it could not be written to {re.escape(str(tmp_path))}: {reason} \(\d+ MiB free\)\. Make room; the run can be resumed$"
+    folder = re.escape(str(tmp_path))
+    said = rf"^it could not be written to {folder}: {reason} \(\d+ MiB free\)\. Make room; the run can be resumed$"
     with pytest.raises(InputError, match=said), writing("it", tmp_path, tmp_path / "staged"):
         raise error
 

@@ -229,7 +229,7 @@ class Twin:
         self.real = mask.bool() if known and isinstance(mask, Tensor) else None
 
     def without_padding(self, values: Tensor) -> Tensor:
-        """Hidden states ``(samples, positions, channels)`` with zeros, which are in every range, at padding; others as they are."""
+        """Hidden states with zeros, which are in every range, at padding; as they are, where they are not one for each place."""
         if self.real is None or values.shape[:-1] != self.real.shape:
             return values
         return values.masked_fill(~self.real[..., None], 0.0)
