@@ -229,7 +229,7 @@ class Twin:
         self.real = mask.bool() if known and isinstance(mask, Tensor) else None
 
     def without_padding(self, values: Tensor) -> Tensor:
-        """Hidden states with zeros, which are in every range, at padding; as they are, where they are not one for each place."""
+        """Hidden states with zeros, which are in every range, at padding; as they are where they are not one a place."""
         if self.real is None or values.shape[:-1] != self.real.shape:
             return values
         return values.masked_fill(~self.real[..., None], 0.0)
