@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import re
 from dataclasses import dataclass
 from typing import ClassVar
@@ -354,21 +356,74 @@ def test_auto_takes_it():
     torch.testing.assert_close(compute(NOTHING, inputs)[0], plain(inputs), atol=1e-5, rtol=0)
 
 
-def test_arguments_of_the_cuda_kernels():
+@pytest.mark.parametrize("by_cudnn", [False, True], ids=["flash", "cudnn"])
+def test_arguments_of_the_cuda_kernels(by_cudnn):
     """Shapes only, by the kernels' own shape functions: this much of the CUDA path can be told without a GPU."""
     with FakeTensorMode(), torch.no_grad():
         queries = torch.empty(2, 4, 300, 64, dtype=torch.bfloat16, device="cuda")
         keys = torch.empty(2, 2, 300, 64, dtype=torch.bfloat16, device="cuda")
-        outputs, log_sum, *rest = path_flash._kernel(queries, keys, keys, None, True, 0.1)
-        gradients = path_flash._kernel_gradients(queries, queries, keys, keys, outputs, log_sum, None, True, 0.1, *rest)
+        outputs, log_sum, *rest = path_flash._kernel(queries, keys, keys, None, True, 0.1, by_cudnn)
+        gradients = path_flash._kernel_gradients(
+            queries, queries, keys, keys, outputs, log_sum, None, True, 0.1, by_cudnn, *rest
+        )
     assert (outputs.shape, log_sum.shape) == (queries.shape, queries.shape[:3])
     assert [gradient.shape for gradient in gradients] == [queries.shape, keys.shape, keys.shape]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "agrees"),
+    [
+        ([1.0, 2.0], True),
+        ([1.0, 2.01], True),
+        ([1.0, 2.5], False),
+        ([1.0, float("nan")], False),
+        (RuntimeError("no plan"), False),
+    ],
+    ids=str,
+)
+def test_cudnn_is_believed_where_its_numbers_are_those_of_flash(monkeypatch, numbers, agrees):
+    def trial(*tensors, by_cudnn):
+        if by_cudnn and isinstance(numbers, Exception):
+            raise numbers
+        return [torch.tensor([number]) for number in (numbers if by_cudnn else [1.0, 2.0])]
+
+    monkeypatch.setattr(path_flash, "_trial", trial)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    agreed = functools.partial(inspect.unwrap(path_flash._cudnn_agrees), torch.device("cpu"), torch.bfloat16, 64)
+    assert agreed() is agrees
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert not agreed()
+
+
+def test_cudnn_is_left_out_where_torch_is_told_to(monkeypatch):
+    monkeypatch.setattr(path_flash, "_cudnn_agrees", lambda *call: True)
+    usable = functools.partial(path_flash._cudnn_usable, torch.device("cpu"), torch.bfloat16, 64)
+    assert usable()
+    monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
+    assert not usable()
+    monkeypatch.undo()
+    monkeypatch.setattr(path_flash, "_cudnn_agrees", lambda *call: True)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert not usable()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device")
+def test_cudnn_is_used_from_hopper_on():
+    hopper = torch.cuda.get_device_capability() >= (9, 0)
+    for dtype in (torch.bfloat16, torch.float16):
+        for head_dim in (64, 96, 128):
+            assert path_flash._cudnn_usable(torch.device("cuda", 0), dtype, head_dim) is hopper, (dtype, head_dim)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device")
+@pytest.mark.parametrize("cudnn", [False, True], ids=["flash", "cudnn"])
 @pytest.mark.parametrize("settings", [{}, {"logit": 0.3}, {"key": (4, 64), "value": (4, 64)}], ids=str)
-def test_cuda(settings):
+def test_cuda(monkeypatch, settings, cudnn):
+    if not cudnn:
+        monkeypatch.setattr(path_flash, "_by_cudnn", lambda queries: False)
     inputs = call(dtype=torch.bfloat16, q_len=300, kv_len=300, dim=64, device="cuda", **settings)
     assert path_flash.obstacle(NOTHING, inputs) is None
     assert max(relative_errors(inputs)) <= 12 * 2.0**-9  # as on the CPU

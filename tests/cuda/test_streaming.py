@@ -216,4 +216,4 @@ def test_layers_do_not_wait_for_the_device(cuda):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         waits.append(sum("synchronizing" in str(warning.message) for warning in caught))
-    assert waits[0] == waits[1] <= 8, waits
+    assert waits[1] <= waits[0] <= 8, waits

@@ -10,15 +10,20 @@ backward kernel recomputes a weight as ``exp(score − L)`` and takes the row te
 it is handed ``logaddexp(L, n)`` and the outputs above it is exact; what is left is of size ``q_len · head_dim``:
 
     d n = p · <d outputs, null_value − outputs>,    d null_value = Σ p · d outputs
+
+On a GPU from Hopper on cuDNN's kernel, which torch takes there by itself, is up to twice as fast as FlashAttention and has the
+same interface; it is used where it has been seen to do the above.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import Operation
@@ -32,6 +37,11 @@ _HAS_AMX = torch.cpu._is_amx_tile_supported()
 _SHORT = 256
 """In bfloat16 on a CPU without AMX: up to this many keys, or _FEW queries, plain products beat the kernel without gradients."""
 _FEW = 8
+
+_CUDNN_FROM = 128
+"""On CUDA: queries from which on cuDNN's kernel is tried. It plans for every shape, and a single token gains nothing by it."""
+_CUDNN_WIDEST = 128
+"""Coordinates of the widest head whose gradients all its versions have."""
 
 
 def obstacle(operation: Operation, inputs: Inputs) -> str | None:
@@ -100,6 +110,7 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
         inputs.visible,
         inputs.causal,
         inputs.scaling,
+        _by_cudnn(queries),
     )
     # The null value is in the outputs already, so nothing of it is left to add.
     return operation.finish(outputs, None if null_value is None else outputs.new_zeros(1, 1, 1), inputs.state)
@@ -119,9 +130,10 @@ class _NullSoftmax(torch.autograd.Function):
         visible: Tensor | None,
         causal: bool,
         scaling: float,
+        by_cudnn: bool,
     ) -> Tensor:
         mask = None if visible is None else _additive(visible, queries.dtype)
-        outputs, log_sum, *rest = _kernel(queries, keys, values, mask, causal, scaling)
+        outputs, log_sum, *rest = _kernel(queries, keys, values, mask, causal, scaling, by_cudnn)
         if visible is not None:
             # The kernel calls the log-sum-exp of a row without a visible key 0; it is minus infinity.
             log_sum = log_sum.masked_fill(~visible.any(dim=-1), float("-inf"))
@@ -130,12 +142,12 @@ class _NullSoftmax(torch.autograd.Function):
             outputs.add_(torch.sigmoid(null_scores - log_sum)[..., None] * null_value[:, None])
         total = torch.logaddexp(log_sum, null_scores)
         ctx.save_for_backward(queries, keys, values, null_scores, null_value, mask, outputs, total, *rest)
-        ctx.settings = causal, scaling
+        ctx.settings = causal, scaling, by_cudnn
         return outputs
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return *_NullSoftmaxGradients.apply(gradient, *ctx.settings, *ctx.saved_tensors), None, None, None
+        return *_NullSoftmaxGradients.apply(gradient, *ctx.settings, *ctx.saved_tensors), None, None, None, None
 
 
 class _NullSoftmaxGradients(torch.autograd.Function):
@@ -147,6 +159,7 @@ class _NullSoftmaxGradients(torch.autograd.Function):
         gradient: Tensor,
         causal: bool,
         scaling: float,
+        by_cudnn: bool,
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
@@ -158,11 +171,11 @@ class _NullSoftmaxGradients(torch.autograd.Function):
         *rest: Tensor,
     ) -> tuple[Tensor | None, ...]:
         gradient = _dense(gradient)
-        inner = _kernel_gradients(gradient, queries, keys, values, outputs, total, mask, causal, scaling, *rest)
+        inner = _kernel_gradients(gradient, queries, keys, values, outputs, total, mask, causal, scaling, by_cudnn, *rest)
         nothing = torch.exp(null_scores - total)
         gradient = gradient.to(total.dtype)
-        left = -outputs if null_value is None else null_value[:, None] - outputs
-        score_gradient = nothing * (gradient * left).sum(dim=-1)
+        apart = outputs if null_value is None else outputs - null_value[:, None]
+        score_gradient = -nothing * (gradient * apart).sum(dim=-1)
         value_gradient = None if null_value is None else (nothing[..., None] * gradient).sum(dim=(0, 2))
         return *inner, score_gradient, value_gradient
 
@@ -175,13 +188,18 @@ class _NullSoftmaxGradients(torch.autograd.Function):
 
 
 def _kernel(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scaling: float
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scaling: float, by_cudnn: bool
 ) -> tuple[Tensor, ...]:
     """Outputs, log-sum-exp ``(batch, num_heads, q_len)`` in natural units, and what the kernel of the gradients wants back."""
     if queries.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             queries, keys, values, 0.0, causal, attn_mask=mask, scale=scaling
         )
+    if by_cudnn:
+        outputs, log_sum, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            queries, keys, values, None, True, 0.0, causal, False, scale=scaling
+        )
+        return outputs, log_sum.squeeze(-1), seed, offset
     outputs, log_sum, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
         queries, keys, values, 0.0, causal, False, scale=scaling
     )
@@ -198,6 +216,7 @@ def _kernel_gradients(
     mask: Tensor | None,
     causal: bool,
     scaling: float,
+    by_cudnn: bool,
     *rest: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values from weights ``exp(score − log_sum)`` and the row term ``<gradient, outputs>``."""
@@ -208,7 +227,62 @@ def _kernel_gradients(
         )
     # No packed sequences: no tables of where they start, and the longest one is all there is.
     packing = (None, None, queries.shape[2], keys.shape[2])
+    if by_cudnn:
+        of_rows = (*tensors[:-1], log_sum.unsqueeze(-1))
+        return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            *of_rows, *rest, None, *packing, 0.0, causal, scale=scaling
+        )
     return torch.ops.aten._scaled_dot_product_flash_attention_backward(*tensors, *packing, 0.0, causal, *rest, scale=scaling)
+
+
+def _by_cudnn(queries: Tensor) -> bool:
+    """Whether cuDNN's kernel takes a call that :func:`obstacle` lets pass."""
+    return (
+        queries.device.type == "cuda"
+        and queries.shape[2] >= _CUDNN_FROM
+        and queries.shape[3] <= _CUDNN_WIDEST
+        and _cudnn_usable(queries.device, queries.dtype, queries.shape[3])
+    )
+
+
+@torch.compiler.assume_constant_result  # a compiler cannot look at torch's switches, nor try a kernel
+def _cudnn_usable(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether torch may take cuDNN's kernel, as its switches say, and it does here what is asked of it."""
+    allowed = torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
+    return allowed and _cudnn_agrees(device, dtype, head_dim)
+
+
+@torch.compiler.disable  # some versions of the compiler watch what the function above calls, too
+@functools.cache
+def _cudnn_agrees(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether cuDNN's outputs, log-sum-exp and gradients with a null term are those of FlashAttention; tried once per process.
+
+    Its gradients take the log-sum-exp and the outputs that they are handed, which nothing promises of a version not seen yet.
+    """
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    with torch.no_grad(), _disable_current_modes():  # a session counts the kernels that run in it
+        generator = torch.Generator().manual_seed(0)
+        draw = [torch.randn(2, heads, 200, head_dim, generator=generator).to(device, dtype) for heads in (4, 2, 2, 4)]
+        try:
+            found, expected = (_trial(*draw, by_cudnn=by_cudnn) for by_cudnn in (True, False))
+        except RuntimeError:  # no plan for such a call
+            return False
+        # A dozen roundings of half precision, as the tests of every path allow.
+        return all(
+            float((one.double() - two.double()).norm()) <= 12 * torch.finfo(dtype).eps * float(two.double().norm())
+            for one, two in zip(found, expected, strict=True)
+        )
+
+
+def _trial(queries: Tensor, keys: Tensor, values: Tensor, gradient: Tensor, *, by_cudnn: bool) -> list[Tensor]:
+    """Outputs, log-sum-exp and gradients of a causal call with a null score of 0."""
+    scaling = queries.shape[3] ** -0.5
+    outputs, log_sum, *rest = _kernel(queries, keys, values, None, True, scaling, by_cudnn)
+    outputs = outputs * torch.sigmoid(log_sum)[..., None].to(outputs.dtype)
+    total = torch.logaddexp(log_sum, torch.zeros_like(log_sum))
+    gradients = _kernel_gradients(gradient, queries, keys, values, outputs, total, None, True, scaling, by_cudnn, *rest)
+    return [outputs, log_sum, *gradients]
 
 
 def _dense(tensor: Tensor) -> Tensor:
