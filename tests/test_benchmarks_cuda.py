@@ -36,10 +36,12 @@ RESULTS = {
 }
 
 
-def written(tmp_path, results):
-    source, target = tmp_path / "results.json", tmp_path / "page.md"
-    source.write_text(json.dumps(results), encoding="utf-8")
-    command = [sys.executable, str(SCRIPT), "--from-json", str(source), "--write", str(target)]
+def written(tmp_path, *runs):
+    target = tmp_path / "page.md"
+    sources = [tmp_path / f"results{number}.json" for number in range(len(runs))]
+    for source, results in zip(sources, runs, strict=True):
+        source.write_text(json.dumps(results), encoding="utf-8")
+    command = [sys.executable, str(SCRIPT), "--from-json", *map(str, sources), "--write", str(target)]
     code = subprocess.run(command, check=False).returncode
     return code, target.read_text(encoding="utf-8")
 
@@ -49,7 +51,8 @@ def test_the_page_is_what_was_found(tmp_path):
     lines = page.splitlines()
     assert code == 1  # two bars are missed
     assert page.startswith("# Benchmarks on a GPU\n")
-    assert "Machine: NVIDIA H100 80GB HBM3; torch 2.11.0+cu130, triton 3.6.0; 2026-11-26." in lines
+    assert "## NVIDIA H100 80GB HBM3, 2026-11-26" in lines
+    assert "torch 2.11.0+cu130, triton 3.6.0." in lines
     assert "3 bars, 2 of them missed; 1 error." in lines
     assert "| 15 | one that is met | 1.51 × | ≤ 2 × | met |" in lines
     assert "| 15 | one that is missed | 2.34 × | ≤ 2 × | **missed** |" in lines
@@ -68,6 +71,17 @@ def test_the_verdict_is_that_of_the_numbers(tmp_path):
     assert "2 bars, 2 of them missed; 0 errors." in page
 
 
+def test_every_run_has_its_machine_and_its_tables(tmp_path):
+    other = {**RESULTS, "machine": {"device": "NVIDIA H200"}, "entries": RESULTS["entries"][:1]}
+    code, page = written(tmp_path, RESULTS, other)
+    assert code == 1  # of one of them bars are missed
+    first, second = page.split("## NVIDIA H200, 2026-11-26\n")
+    assert page.count("A bar is ") == 1
+    assert "3 bars, 2 of them missed; 1 error." in first
+    assert "1 bars, 0 of them missed; 0 errors." in second
+    assert second.count("| 15 |") == 1
+
+
 def test_all_met_and_shrunk(tmp_path):
     code, page = written(tmp_path, {**RESULTS, "quick": True, "entries": RESULTS["entries"][:1]})
     assert code == 0
@@ -76,8 +90,8 @@ def test_all_met_and_shrunk(tmp_path):
 
 
 def test_the_page_in_docs_is_that_of_the_results_that_are_kept(tmp_path):
-    results = SCRIPT.with_name("h200.json")
-    _, page = written(tmp_path, json.loads(results.read_text(encoding="utf-8")))
+    kept = sorted(SCRIPT.parent.glob("*.json"))
+    _, page = written(tmp_path, *(json.loads(results.read_text(encoding="utf-8")) for results in kept))
     assert page == (SCRIPT.parents[2] / "docs" / "benchmarks-cuda.md").read_text(encoding="utf-8")
     for word in ("A bar is ", "*Held* tokens", "*byte floor*", "*deviation*"):
         assert word in " ".join(page.split())

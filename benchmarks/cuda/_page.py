@@ -1,4 +1,4 @@
-"""The page of GPU benchmarks, from what a run has written: promises met and missed, figures, and what failed."""
+"""The page of GPU benchmarks, from what runs have written: promises met and missed, figures, and what failed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,13 @@ def is_met(bar: dict[str, Any]) -> bool:
     return bool(bar["measured"] <= bar["limit"] if bar["sense"] == "<=" else bar["measured"] >= bar["limit"])
 
 
-def page(results: dict[str, Any]) -> str:
-    """Markdown: how to run, the machine, the table."""
-    entries, machine = results["entries"], results["machine"]
-    bars = [entry for entry in entries if entry["kind"] == "bar"]
-    figures = [entry for entry in entries if entry["kind"] == "figure"]
-    errors = [entry for entry in entries if entry["kind"] == "error"]
-    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "triton", "transformers", "cudnn") if name in machine)
-    missed = sum(not is_met(bar) for bar in bars)
+def page(*runs: dict[str, Any]) -> str:
+    """Markdown: how to run; for every run its machine and its tables."""
     lines = [
         "# Benchmarks on a GPU",
         "",
-        "Written by `python benchmarks/cuda/run.py --out FOLDER --write docs/benchmarks-cuda.md`, or from a run's results by",
-        "`python benchmarks/cuda/run.py --from-json FOLDER/results.json --write docs/benchmarks-cuda.md`. Times are of CUDA",
+        "Written by `python benchmarks/cuda/run.py --out FOLDER --write docs/benchmarks-cuda.md`, or from kept results by",
+        "`python benchmarks/cuda/run.py --from-json benchmarks/cuda/*.json --write docs/benchmarks-cuda.md`. Times are of CUDA",
         "events, the device idle before each, candidates of a ratio in turn in one process, the median of each. Inputs are",
         "random. No other part uses the device meanwhile.",
         "",
@@ -34,8 +28,24 @@ def page(results: dict[str, Any]) -> str:
         "floor* is the time in which memory, as fast as in the copy of 1 GiB, gives the weights and the cache once.",
         "*StreamingLLM's pattern* rotates and joins all keys anew for every token, *ours* writes into slots; above 1 ours",
         "is faster.",
+    ]
+    for run in runs:
+        lines += ["", *_section(run)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(results: dict[str, Any]) -> list[str]:
+    """One run: its machine, what there is to know of it, and its tables."""
+    entries, machine = results["entries"], results["machine"]
+    bars = [entry for entry in entries if entry["kind"] == "bar"]
+    figures = [entry for entry in entries if entry["kind"] == "figure"]
+    errors = [entry for entry in entries if entry["kind"] == "error"]
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "triton", "transformers", "cudnn") if name in machine)
+    missed = sum(not is_met(bar) for bar in bars)
+    lines = [
+        f"## {machine.get('device', 'An unknown device')}, {results['date']}",
         "",
-        f"Machine: {machine.get('device', 'unknown')}; {versions}; {results['date']}.",
+        f"{versions}.",
         "",
         f"{len(bars)} bars, {missed} of them missed; {len(errors)} {'error' if len(errors) == 1 else 'errors'}.",
     ]
@@ -56,7 +66,7 @@ def page(results: dict[str, Any]) -> str:
     if figures:
         lines += ["", "Figures without a limit:", "", "| Bar | What | Measured |", "|---|---|---|"]
         lines += [f"| {entry['number']} | {_cell(entry['what'])} | {_measured(entry)} |" for entry in figures]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def one_line(entry: dict[str, Any]) -> str:

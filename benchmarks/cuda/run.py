@@ -1,7 +1,7 @@
 """GPU benchmarks: every part in a process of its own; all prepare at once, and one at a time uses the device to measure.
 
 python benchmarks/cuda/run.py --out FOLDER [--only NAME …] [--write docs/benchmarks-cuda.md] [--device cpu --quick]
-python benchmarks/cuda/run.py --from-json FOLDER/results.json --write docs/benchmarks-cuda.md
+python benchmarks/cuda/run.py --from-json FOLDER/results.json … --write docs/benchmarks-cuda.md
 
 Results are written to FOLDER/results.json after every bar, so that a run that is cut off leaves what it had.
 """
@@ -52,7 +52,7 @@ def main() -> int:
         "--only", nargs="+", default=list(PARTS), choices=[*PARTS, *sorted(set(PARTS.values()))], metavar="NAME"
     )
     parser.add_argument("--write", type=Path, help="Markdown file to write the page to")
-    parser.add_argument("--from-json", type=Path, help="write the page of an earlier run, and measure nothing")
+    parser.add_argument("--from-json", type=Path, nargs="+", help="write the page of earlier runs, and measure nothing")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, to see whether everything runs; no figure means anything"
@@ -66,17 +66,17 @@ def main() -> int:
         work(arguments.part, arguments.device, arguments.quick)
         return 0
     if arguments.from_json:
-        results = json.loads(arguments.from_json.read_text(encoding="utf-8"))
+        runs = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.from_json]
     elif arguments.out:
-        results = Runner(arguments).run()
+        runs = [Runner(arguments).run()]
     else:
         parser.error("--out or --from-json is needed")
-    text = page(results)
+    text = page(*runs)
     if arguments.write:
         arguments.write.write_text(text, encoding="utf-8")
     elif arguments.from_json:
         print(text)
-    bars = [entry for entry in results["entries"] if entry["kind"] != "figure"]
+    bars = [entry for results in runs for entry in results["entries"] if entry["kind"] != "figure"]
     return int(not all(entry["kind"] == "bar" and is_met(entry) for entry in bars))
 
 
