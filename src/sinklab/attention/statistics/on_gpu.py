@@ -221,7 +221,7 @@ _TILINGS = {
     ("columns", 128): Tiling(128, 128, 4, 2),
 }
 """By pass and width of a head, in half precision: for 64 the fastest of eighteen on an H200 at 32,768 tokens, for 128 the
-fastest of 21 on an H100 at 8,192 and 32,768 tokens together."""
+fastest of 21 on an H100 at 8,192 and 32,768 tokens together (benchmarks/cuda/tilings.py)."""
 _ROWS_OF_FLOAT32 = Tiling(32, 128, 4, 2)
 """For heads of up to 64: three quarters of the time of square tiles, which no tiling beats in the pass over columns."""
 
