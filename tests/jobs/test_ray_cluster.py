@@ -38,6 +38,7 @@ def cluster(monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else other tests keep its workers waiting
     handler = signal.getsignal(signal.SIGTERM)
     before = set(psutil.Process().children(recursive=True))
     nodes = Cluster(
