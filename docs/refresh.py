@@ -238,8 +238,10 @@ def evidence() -> str:
         link, base = f"(#{_folder(one)}-{record['claim']})", record.get("base") if record["conditions"] else None
         verdicts = cells.setdefault(record["claim"], {})
         if "models" not in record:
-            words = f"{record['verdict']}{', ' + base if base else ''}"
-            verdicts.setdefault(evidence_of(record), []).append(f"[{words}]{link}")
+            of_what = evidence_of(record)
+            scale = f"{record['scale']}: " if of_what == "natural" and base else ""  # the made-up language has one
+            words = f"{scale}{record['verdict']}{', ' + base if base else ''}"
+            verdicts.setdefault(of_what, []).append(f"[{words}]{link}")
         for model in record.get("models", ()):
             if model["verdict"] != "not applicable":
                 verdicts.setdefault(CHECKPOINT, []).append(f"`{model['name']}`: [{_of_one(model['verdict'])}]{link}")

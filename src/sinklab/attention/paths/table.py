@@ -18,7 +18,8 @@ __all__ = ["PATHS", "Inputs", "Path", "choose", "compute", "obstacle", "set_atte
 PATHS: dict[str, str] = {
     "plain": "the reference: every weight is materialised",
     "decode": "one query against a cache, in two products over groups of heads; nothing is repeated",
-    "flash": "the stock flash kernel, forward and backward, with the null term folded in afterwards; softmax operations",
+    "flash": "the stock flash kernel (from Hopper on cuDNN's), forward and backward, with the null term folded in afterwards; "
+    "softmax operations",
     "blocks": "a block of rows at a time, recomputed in the backward; any operation whose rows do not need each other",
     "linear": "chunks of keys summed up as head_dim × head_dim states; feature kernels, causal",
     "flex": "FlexAttention with the similarity as a score modification; CUDA",
