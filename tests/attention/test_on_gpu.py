@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from tests.attention.column_calls import make_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinklab.attention.statistics import on_gpu
 from sinklab.attention.statistics.blocked import blocked_statistics
@@ -110,3 +111,31 @@ def test_kernels_that_do_not_work_are_said_not_to(monkeypatch, fails, why):
         assert not on_gpu.gpu_is_exact.__wrapped__(*kind)
     monkeypatch.setattr(on_gpu, "gpu_statistics", blocked_statistics)
     assert on_gpu.gpu_is_exact.__wrapped__(*kind)
+
+
+class Operators(TorchDispatchMode):
+    """Counts what is started on a device: every operator but those that only look at a tensor anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.count += not function.is_view
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize(("needs", "most"), [(("columns",), 12), (("columns", "maximum"), 15), (("columns", "entropy"), 20)])
+def test_few_operators_beside_the_kernels(monkeypatch, needs, most):
+    """A start of a kernel costs microseconds of the host whatever its size, and a model asks once a layer."""
+    call = make_call(q_len=64, heads=2, kv_heads=2)
+    heads = call.queries.shape[:2]
+    call = dataclasses.replace(call, log_sum_exp=torch.full((*heads, 64), 5.0))
+    rows = [torch.ones(*heads, 64) for _ in range(3)]
+    monkeypatch.setattr(on_gpu, "_rows", lambda *given: (*rows, None))
+    monkeypatch.setattr(on_gpu, "_columns", lambda call, band, shift, factor, buckets, padded: torch.ones(*heads, 1, 64))
+    found = on_gpu.gpu_statistics(call, frozenset(needs), 0)  # what depends on the sizes alone is kept from here on
+    with Operators() as operators:
+        on_gpu.gpu_statistics(call, frozenset(needs), 0)
+    assert operators.count <= most
+    assert found.column_sum.shape == (*heads, 64)

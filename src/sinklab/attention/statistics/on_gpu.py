@@ -71,16 +71,14 @@ def gpu_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int)
     band = call.visible.band()
     assert band is not None  # gpu_obstacle has seen to it
     column_count, row_count = _counts(call, band)
-    # One wait for the device, and none of the masks below where every query is a token that sees a key.
-    padded, blind, coarse = torch.stack(
-        (~call.counted.all(), (row_count == 0).any(), _too_coarse(call, row_count))
-    ).tolist()  # fmt: skip
+    by_rows = bool(needs & _OF_ROWS) or call.log_sum_exp is None
+    padded, blind, coarse = _asked_at_once(call, band, row_count, by_rows)
     blank = ~call.counted[:, None, :] | (row_count == 0) if padded or blind else None
     if padded:
         column_count = visible_counts(call)[0]
-    given = None if coarse else call.log_sum_exp
+    given = None if by_rows or coarse else call.log_sum_exp
     with _on(call.queries.device):
-        if needs & _OF_ROWS or given is None:
+        if given is None:
             top, total, moment, scores = _rows(call, band, "scores" in needs)
         else:
             top, total, moment, scores = given.float() * _LOG2E, None, None, None
@@ -94,7 +92,8 @@ def gpu_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int)
             if num_buckets:
                 statistics.buckets, statistics.bucket_starts = buckets, bucket_starts(call.q_len, num_buckets)
             if "columns" in needs:
-                statistics.column_sum = statistics.column_share = buckets.sum(dim=2)
+                sums = buckets.sum(dim=2) if num_buckets else buckets[:, :, 0]
+                statistics.column_sum = statistics.column_share = sums
                 statistics.column_count = column_count
     if total is None or moment is None:
         return statistics
@@ -141,11 +140,32 @@ def _known_counts(
     return counts_of_band(Band(low, high), torch.ones(1, q_len, dtype=torch.bool, device=device), kv_len)
 
 
-def _too_coarse(call: AttentionCall, row_count: Tensor) -> Tensor:
-    """Whether a log-sum-exp that the call has leaves some weight too few digits, as a boolean on the device."""
-    if call.log_sum_exp is None:
-        return torch.zeros((), dtype=torch.bool, device=call.queries.device)
-    return beyond_digits(call.log_sum_exp.masked_fill(~call.counted[:, None, :] | (row_count == 0), 0.0)).any()
+@functools.lru_cache(maxsize=8)
+def _sees_nothing(low: int | None, high: int | None, q_len: int, kv_len: int, device: torch.device, inference: bool) -> bool:
+    """Whether some query of a band without padding sees no key."""
+    return bool((_known_counts(low, high, q_len, kv_len, device, inference)[1] == 0).any())
+
+
+def _asked_at_once(call: AttentionCall, band: Band, row_count: Tensor, by_rows: bool) -> tuple[bool, bool, bool]:
+    """Whether there is padding, whether some query sees no key, and whether the log-sum-exp that the call has leaves some
+    weight too few digits (never, where it is not used): with one wait for the device, and few starts of kernels."""
+    asked = [~call.counted.all()]
+    if band.valid is not None:
+        asked.append((row_count == 0).any())
+    if not by_rows:
+        assert call.log_sum_exp is not None  # else it goes by rows
+        asked.append(beyond_digits(call.log_sum_exp).any())
+    told = [bool(answer) for answer in torch.stack(asked).tolist()]
+    if band.valid is None:
+        sizes = call.q_len, call.kv_len, call.queries.device, torch.is_inference_mode_enabled()
+        told.insert(1, _sees_nothing(band.low, band.high, *sizes))
+    padded, blind = told[:2]
+    coarse = not by_rows and told[2]
+    if coarse and (padded or blind):  # rows without meaning may hold anything
+        assert call.log_sum_exp is not None
+        blank = ~call.counted[:, None, :] | (row_count == 0)
+        coarse = bool(beyond_digits(call.log_sum_exp.masked_fill(blank, 0.0)).any())
+    return padded, blind, coarse
 
 
 @functools.cache
