@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from tests.attention.column_calls import make_call
-from torch.utils._python_dispatch import TorchDispatchMode
+from tests.operators import Operators
 
 from sinklab.attention.statistics import on_gpu
 from sinklab.attention.statistics.blocked import blocked_statistics
@@ -111,18 +111,6 @@ def test_kernels_that_do_not_work_are_said_not_to(monkeypatch, fails, why):
         assert not on_gpu.gpu_is_exact.__wrapped__(*kind)
     monkeypatch.setattr(on_gpu, "gpu_statistics", blocked_statistics)
     assert on_gpu.gpu_is_exact.__wrapped__(*kind)
-
-
-class Operators(TorchDispatchMode):
-    """Counts what is started on a device: every operator but those that only look at a tensor anew."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.count += not function.is_view
-        return function(*arguments, **(keywords or {}))
 
 
 @pytest.mark.parametrize(("needs", "most"), [(("columns",), 12), (("columns", "maximum"), 15), (("columns", "entropy"), 20)])

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 from tests.conftest import make_sinklm
+from tests.operators import Operators
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -88,6 +89,19 @@ def test_words_and_checks():
     with torch.no_grad(), attend(sigmoid) as session:
         sigmoid(input_ids=IDS)
     assert (session.operation, session.normalized) == ("sigmoid", False)
+
+
+def test_few_operators_for_each_call():
+    """On short texts, and on a GPU, the time of measuring is that of starting operators, some microseconds each."""
+    model = make_sinklm()
+    with torch.no_grad(), Operators() as plain:
+        model(input_ids=IDS)
+    counts = []
+    for _ in range(2):  # what depends on the length alone is kept from the first time on
+        with torch.no_grad(), Operators() as operators, attend(model, [SinkRate()]):
+            model(input_ids=IDS)
+        counts.append((operators.count - plain.count) / 2)
+    assert counts[1] <= 250
 
 
 def test_dropout_is_not_verified_where_it_acts():

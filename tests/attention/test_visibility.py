@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinklab.attention import visibility
+from sinklab.attention.some_heads import ByHead, OfHeads
 from sinklab.attention.statistics.tiles import plan_tiles
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
+from sinklab.interventions.hide_key import Without
 
 
 def _drawn() -> dict[str, torch.Tensor]:
@@ -80,6 +82,23 @@ def test_blocks_are_parts_of_the_whole_and_states_are_true(
     state = rule.state(*queries, *keys)
     if state != "some":
         assert bool(block.all() if state == "all" else ~block.any())
+
+
+def _indices(size: int) -> st.SearchStrategy[torch.Tensor]:
+    return st.lists(st.integers(0, size - 1), max_size=5).map(lambda chosen: torch.tensor(chosen, dtype=torch.int64))
+
+
+@settings(max_examples=300, deadline=None)
+@given(rules(), _indices(12), _indices(20), st.sampled_from(["as it is", "of heads", "by head", "without"]))
+def test_pairs_are_entries_of_the_whole(rule: Visibility, queries: torch.Tensor, keys: torch.Tensor, inside: str) -> None:
+    if inside == "of heads":
+        rule = OfHeads(rule, torch.tensor([2, 0]))
+    elif inside == "by head":
+        rule = ByHead(rule, [([1], Causal(8)), ([0, 2], Window(3, 2))], 3)
+    elif inside == "without":
+        rule = Without(rule, torch.arange(20)[None] % 7 == 3, 20)
+    whole = rule.block(0, 12, 0, 20)
+    assert torch.equal(rule.pairs(queries, keys), whole[:, :, queries[:, None], keys])
 
 
 @pytest.mark.parametrize("rule", [Causal(), Causal(3), Window(4), Window(4, 2)], ids=str)

@@ -24,7 +24,16 @@ class _Cell:
     site: Site
     sums: Tensor
     counts: Tensor
-    divisors: Tensor
+    own_divisors: Tensor | None  # what the sums are divided by where that is not the count
+
+    @property
+    def divisors(self) -> Tensor:
+        return self.counts if self.own_divisors is None else self.own_divisors
+
+    def add(self, other: _Cell) -> None:
+        if self.own_divisors is not None or other.own_divisors is not None:
+            self.own_divisors = _plus(self.divisors, other.divisors)
+        self.sums, self.counts = _plus(self.sums, other.sums), _plus(self.counts, other.counts)
 
 
 class Means:
@@ -44,18 +53,22 @@ class Means:
         Args:
             divisors: what the sums are divided by in the end when that is not the count: a ratio of two totals.
         """
-        sums, counts, divisors = torch.broadcast_tensors(*map(_wide, (sums, counts, counts if divisors is None else divisors)))
+        totals = [_wide(sums), _wide(counts)] + ([] if divisors is None else [_wide(divisors)])
+        if any(total.shape != totals[0].shape for total in totals):
+            totals = list(torch.broadcast_tensors(*totals))
         known = self._cells.get((metric, site.module, site.kind))
         if known is None:
-            self._cells[metric, site.module, site.kind] = _Cell(site, sums.clone(), counts.clone(), divisors.clone())
+            totals = [total.clone() for total in totals]
+        fresh = _Cell(site, totals[0], totals[1], None if divisors is None else totals[2])
+        if known is None:
+            self._cells[metric, site.module, site.kind] = fresh
         else:
-            known.sums, known.counts = _plus(known.sums, sums), _plus(known.counts, counts)
-            known.divisors = _plus(known.divisors, divisors)
+            known.add(fresh)
 
     def merge(self, other: Means) -> None:
         """Add all that another one holds."""
         for (metric, _, _), cell in other._cells.items():
-            self.add(metric, cell.site, cell.sums, cell.counts, cell.divisors)
+            self.add(metric, cell.site, cell.sums, cell.counts, cell.own_divisors)
 
     def cells(self, metric: Metric) -> Iterator[tuple[Site, Tensor, Tensor]]:
         """Site, sums and counts of one metric, module by module."""
@@ -76,10 +89,11 @@ class Means:
         for (metric, _, kind), cell in self._cells.items():
             part = cell.site.part
             if kind == "self" or part:
-                sums = cell.sums.sum(0), cell.counts.sum(0), cell.divisors.sum(0)
-                whole = wholes.get((metric, part))
-                before = (whole.sums, whole.counts, whole.divisors) if whole else tuple(map(torch.zeros_like, sums))
-                wholes[metric, part] = _Cell(cell.site, *(_plus(left, right) for left, right in zip(before, sums, strict=True)))
+                divisors = None if cell.own_divisors is None else cell.own_divisors.sum(0)
+                summed = _Cell(cell.site, cell.sums.sum(0), cell.counts.sum(0), divisors)
+                whole = wholes.setdefault((metric, part), summed)
+                if whole is not summed:
+                    whole.add(summed)
         for (metric, part), whole in sorted(wholes.items(), key=lambda item: [known for known, _ in wholes].index(item[0][0])):
             yield from _rows(metric, whole, self.axes[1:], {"part": part} if part else {})
 
@@ -133,7 +147,8 @@ def require_same(mine: object, other: object, *parameters: str) -> None:
 
 def _wide(values: Tensor) -> Tensor:
     # To the CPU first: some devices have no float64.
-    return values.detach().cpu().double()
+    values = values.detach()
+    return (values if values.device.type == "cpu" else values.cpu()).double()
 
 
 def _plus(left: Tensor, right: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import ClassVar, Literal, TypeAlias
 
@@ -156,10 +157,15 @@ class AttentionCall:
         """Number of keys of this call."""
         return self.keys.shape[2]
 
-    @property
+    @functools.cached_property
     def counted(self) -> Tensor:
         """Boolean ``(batch, q_len)``: the queries that are tokens and not padding."""
         return self.query_positions >= 0
+
+    @functools.cached_property
+    def all_counted(self) -> bool:
+        """Whether no query is padding; waits for the device when first asked."""
+        return bool(self.counted.all())
 
     def blocks(self, multiple: int = 1) -> Iterator[tuple[int, int]]:
         """Ranges of queries, ``start`` and ``stop``, whose scores over all samples and heads are few enough to be held at once.

@@ -46,10 +46,13 @@ def _first_keys(call: AttentionCall, chosen: Tensor) -> Tensor:
     documents, kv_len = call.key_documents, call.kv_len
     size = max(int(documents.max()) + 1 if documents.numel() else 0, 1)
     index = torch.arange(kv_len, device=documents.device).masked_fill(~chosen | (documents < 0)[:, None], kv_len)
-    table = documents.new_full((*chosen.shape[:2], size), kv_len)
-    table = table.scatter_reduce(2, documents.clamp(min=0)[:, None].expand_as(chosen), index, "amin")
     outside = (call.query_documents < 0) | (call.query_documents >= size)
-    first = table.gather(2, call.query_documents.clamp(0, size - 1)[:, None].expand(-1, chosen.shape[1], -1))
+    if size == 1 and kv_len:  # rows are not packed
+        first = index.amin(dim=2, keepdim=True).expand(-1, -1, call.q_len)
+    else:
+        table = documents.new_full((*chosen.shape[:2], size), kv_len)
+        table = table.scatter_reduce(2, documents.clamp(min=0)[:, None].expand_as(chosen), index, "amin")
+        first = table.gather(2, call.query_documents.clamp(0, size - 1)[:, None].expand(-1, chosen.shape[1], -1))
     return first.masked_fill(outside[:, None] | (first == kv_len), -1).transpose(1, 2)
 
 
@@ -96,7 +99,7 @@ def _few_keys(call: AttentionCall, indices: Tensor, distinct: Tensor) -> tuple[T
         grouped = queries.to(dtype).reshape(batch, call.keys.shape[1], -1, queries.shape[3])
         parts.append(torch.matmul(grouped, chosen).view(batch, num_heads, queries.shape[2], -1))
     products = torch.cat(parts, dim=2) * call.scaling
-    seen = torch.cat([call.visible.block(0, q_len, key, key + 1) for key in distinct.tolist()], dim=-1)
+    seen = call.visible.pairs(torch.arange(q_len, device=distinct.device), distinct)
     column = torch.searchsorted(distinct, indices.clamp(min=int(distinct[0])).contiguous())[:, None]
     scores = products.gather(3, column.expand(-1, num_heads, -1, -1))
     visible = seen.expand(batch, num_heads, -1, -1).gather(3, column.expand(-1, num_heads, -1, -1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,8 @@ class Positions:
 
     @staticmethod
     def plain(batch: int, length: int, device: torch.device, start: int = 0) -> Positions:
-        """One document a row, no padding."""
-        row = torch.arange(start, start + length, device=device)
-        return Positions(row.expand(batch, length), torch.zeros(1, 1, dtype=torch.int64, device=device).expand(batch, length))
+        """One document a row, no padding; kept, since every layer asks for the same."""
+        return _plain(batch, length, device, start, torch.is_inference_mode_enabled())
 
     @staticmethod
     def counted(tokens: Tensor, start: int, length: int, device: torch.device) -> Positions:
@@ -43,6 +43,12 @@ class Positions:
     def without(self, tokens: Tensor) -> Positions:
         """The same with padding where ``tokens``, boolean ``(batch, length)``, is false."""
         return Positions(self.positions.masked_fill(~tokens, -1), self.documents.masked_fill(~tokens, -1))
+
+
+@functools.lru_cache(maxsize=8)
+def _plain(batch: int, length: int, device: torch.device, start: int, inference: bool) -> Positions:
+    row = torch.arange(start, start + length, device=device)
+    return Positions(row.expand(batch, length), torch.zeros(1, 1, dtype=torch.int64, device=device).expand(batch, length))
 
 
 def read_positions(

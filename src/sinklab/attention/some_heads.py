@@ -57,8 +57,13 @@ class OfHeads(Visibility):
     index: Tensor
 
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
-        block = self.rule.block(query_start, query_stop, key_start, key_stop)
-        return block if block.shape[1] == 1 else block.index_select(1, self.index.to(block.device))
+        return self._chosen(self.rule.block(query_start, query_stop, key_start, key_stop))
+
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self._chosen(self.rule.pairs(queries, keys))
+
+    def _chosen(self, visible: Tensor) -> Tensor:
+        return visible if visible.shape[1] == 1 else visible.index_select(1, self.index.to(visible.device))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,11 +76,15 @@ class ByHead(Visibility):
 
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
         tile = (query_start, query_stop, key_start, key_stop)
-        blocks = [(heads, rule.block(*tile)) for heads, rule in self.parts]
-        whole = self.rule.block(*tile)
-        batch = max(block.shape[0] for block in (whole, *(block for _, block in blocks)))
+        return self._merged(self.rule.block(*tile), [rule.block(*tile) for _, rule in self.parts])
+
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self._merged(self.rule.pairs(queries, keys), [rule.pairs(queries, keys) for _, rule in self.parts])
+
+    def _merged(self, whole: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        batch = max(block.shape[0] for block in (whole, *blocks))
         whole = whole.expand(batch, self.num_heads, -1, -1).clone()
-        for heads, block in blocks:
+        for (heads, _), block in zip(self.parts, blocks, strict=True):
             whole[:, list(heads)] = block
         return whole
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import torch
+from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.operation import repeat_groups
@@ -52,12 +54,13 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
     eps = max(torch.finfo(tensor.dtype).eps for tensor in (call.queries, call.keys, call.values, call.head_outputs))
     eps = max(eps, eps_of_sums)
     queries = sorted({round(step * (call.q_len - 1) / (ROWS - 1)) for step in range(ROWS)})
-    part = _of_queries(call, queries)
+    index = _index(tuple(queries), call.queries.device, torch.is_inference_mode_enabled())
+    part = _of_queries(call, index)
     scores, visible = part.scores(0, len(queries)), part.visible.block(0, len(queries), 0, call.kv_len)
     weights = part.signed_weights(0, len(queries), scores)
     mass = None if part.null_value is None else part.null_mass(0, len(queries), scores)
     expected = part.combine(weights, mass, repeat_groups(part.values.to(weights.dtype), part.groups), 0, len(queries))
-    got = call.head_outputs[:, queries].to(dtype).transpose(1, 2)  # (batch, num_heads, queries, value_dim), as expected
+    got = call.head_outputs[:, index].to(dtype).transpose(1, 2)  # (batch, num_heads, queries, value_dim), as expected
     size = weights.abs().sum(-1).clamp_min(1.0) * largest_value * loudest
     terms = torch.matmul(weights.abs(), sizes) * loudest
     allowed = eps * (32 + 4 * scores.masked_fill(~visible, 0.0).abs().amax(-1, keepdim=True)) * size[..., None]
@@ -82,14 +85,20 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
     return int(counted.sum()), max(worst)
 
 
-def _of_queries(call: AttentionCall, queries: list[int]) -> AttentionCall:
-    """The call cut down to some of its queries, in the order given."""
-    blocks = [call.visible.block(query, query + 1, 0, call.kv_len) for query in queries]
+@functools.lru_cache(maxsize=64)
+def _index(queries: tuple[int, ...], device: torch.device, inference: bool) -> Tensor:
+    """Kept, since every layer asks for the same: a GPU is waited for when one is made."""
+    return torch.tensor(queries, device=device)
+
+
+def _of_queries(call: AttentionCall, queries: Tensor) -> AttentionCall:
+    """The call cut down to some of its queries, in the order given: int64 ``(some,)``."""
     null_scores = call.sink_scores
+    visible = call.visible.pairs(queries, torch.arange(call.kv_len, device=queries.device))
     return dataclasses.replace(
         call,
         queries=call.queries[:, :, queries],
-        visible=Dense(torch.cat(blocks, dim=2)),
+        visible=Dense(visible),
         bias=None if call.bias is None else call.bias[:, :, queries],
         sink_scores=null_scores if null_scores is None or null_scores.shape[2] == 1 else null_scores[:, :, queries],
         gain=None if call.gain is None else call.gain[:, :, queries],

@@ -51,6 +51,10 @@ class Visibility(abc.ABC):
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
         """Boolean ``(batch or 1, heads or 1, query_stop - query_start, key_stop - key_start)``; true where visible."""
 
+    @abc.abstractmethod
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The same of chosen queries and keys, int64 ``(some,)`` each on the rule's device, every query with every key."""
+
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         """Whether all, some or none of a tile is visible; ``"some"`` is always a correct answer, only a slower one."""
         block = self.block(query_start, query_stop, key_start, key_stop)
@@ -78,6 +82,9 @@ class Everything(Visibility):
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
         return torch.ones(1, 1, query_stop - query_start, key_stop - key_start, dtype=torch.bool, device=self.device)
 
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.block(0, len(queries), 0, len(keys))
+
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         return "all"
 
@@ -93,8 +100,11 @@ class Causal(Visibility):
     device: torch.device | str = "cpu"
 
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
-        queries = torch.arange(query_start, query_stop, device=self.device)[:, None] + self.offset
-        return (torch.arange(key_start, key_stop, device=self.device)[None] <= queries)[None, None]
+        queries = torch.arange(query_start + self.offset, query_stop + self.offset, device=self.device)
+        return (torch.arange(key_start, key_stop, device=self.device) <= queries[:, None])[None, None]
+
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return (keys <= queries[:, None] + self.offset)[None, None]
 
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         if key_stop - 1 <= query_start + self.offset:
@@ -114,8 +124,12 @@ class Window(Visibility):
     device: torch.device | str = "cpu"
 
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
-        queries = torch.arange(query_start, query_stop, device=self.device)[:, None] + self.offset
-        return (torch.arange(key_start, key_stop, device=self.device)[None] > queries - self.size)[None, None]
+        behind = self.offset - self.size
+        queries = torch.arange(query_start + behind, query_stop + behind, device=self.device)
+        return (torch.arange(key_start, key_stop, device=self.device) > queries[:, None])[None, None]
+
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return (keys > queries[:, None] + (self.offset - self.size))[None, None]
 
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         if key_start > query_stop - 1 + self.offset - self.size:
@@ -136,6 +150,9 @@ class Keys(Visibility):
         valid = self.valid[:, None, None, key_start:key_stop]
         return valid.expand(-1, 1, query_stop - query_start, -1)
 
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.valid[:, None, None, keys].expand(-1, 1, len(queries), -1)
+
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         valid = self.valid[:, key_start:key_stop]
         return "all" if bool(valid.all()) else "some" if bool(valid.any()) else "none"
@@ -153,6 +170,9 @@ class Dense(Visibility):
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
         return self.mask[:, :, query_start:query_stop, key_start:key_stop]
 
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.mask[:, :, queries[:, None], keys]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class And(Visibility):
@@ -164,6 +184,9 @@ class And(Visibility):
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
         tile = (query_start, query_stop, key_start, key_stop)
         return self.left.block(*tile) & self.right.block(*tile)
+
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.left.pairs(queries, keys) & self.right.pairs(queries, keys)
 
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         states = {rule.state(query_start, query_stop, key_start, key_stop) for rule in (self.left, self.right)}
@@ -184,6 +207,9 @@ class Or(Visibility):
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
         tile = (query_start, query_stop, key_start, key_stop)
         return self.left.block(*tile) | self.right.block(*tile)
+
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self.left.pairs(queries, keys) | self.right.pairs(queries, keys)
 
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         states = {rule.state(query_start, query_stop, key_start, key_stop) for rule in (self.left, self.right)}

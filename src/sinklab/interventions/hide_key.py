@@ -63,6 +63,11 @@ class Without(Visibility):
     kv_len: int
 
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
-        seen = self.rule.block(query_start, query_stop, 0, self.kv_len)
+        return self._less(self.rule.block(query_start, query_stop, 0, self.kv_len))[..., key_start:key_stop]
+
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return self._less(self.rule.pairs(queries, torch.arange(self.kv_len, device=keys.device)))[..., keys]
+
+    def _less(self, seen: Tensor) -> Tensor:
         less = seen & ~self.hidden[:, None, None]
-        return torch.where(less.any(-1, keepdim=True), less, seen)[..., key_start:key_stop]
+        return torch.where(less.any(-1, keepdim=True), less, seen)

@@ -129,13 +129,15 @@ def _columns(positions: Tensor, documents: Tensor, sums: Tensor, counts: Tensor)
     def chosen(values: Tensor) -> Tensor:
         return values.detach().cpu().double().transpose(1, 2)[counted]
 
-    return _joined((codes[counted], chosen(sums), chosen(counts)), None)
+    columns = codes[counted], chosen(sums), chosen(counts)
+    sorted_already = bool((columns[0][1:] > columns[0][:-1]).all())  # rows without padding in between
+    return columns if sorted_already else _joined(columns)
 
 
-def _joined(left: tuple[Tensor, Tensor, Tensor], right: tuple[Tensor, Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-    parts = [left] if right is None else [left, right]
+def _joined(*parts: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Columns of all parts, those of one code added up."""
     codes, index = torch.unique(torch.cat([part[0] for part in parts]), return_inverse=True)
-    heads = left[1].shape[1]
+    heads = parts[0][1].shape[1]
     sums, counts = (
         torch.zeros(len(codes), heads, dtype=torch.float64).index_add_(0, index, torch.cat([part[which] for part in parts]))
         for which in (1, 2)

@@ -90,10 +90,10 @@ def make_table(rows: Iterable[Mapping[str, object]], **constants: object) -> pd.
     # A column at a time: a frame for every block of rows would cost a millisecond each.
     index = pd.RangeIndex(sum(lengths))
     block_of_row = np.repeat(np.arange(len(blocks)), lengths)
-    columns: dict[str, pd.api.extensions.ExtensionArray | pd.Series] = {}
+    columns: dict[str, pd.api.extensions.ExtensionArray] = {}
     for name, (dtype, _) in COLUMNS.items():
         if name in constants or name not in given:
-            columns[name] = pd.Series(constants.get(name, pd.NA), index=index, dtype=dtype)
+            columns[name] = pd.array([constants.get(name, pd.NA)], dtype=dtype).take(np.zeros(len(index), np.intp))
         else:
             columns[name] = _column([block.get(name) for block in blocks], lengths, block_of_row, dtype)
     return pd.DataFrame(columns, index=index, copy=False)
@@ -114,14 +114,14 @@ def _column(
 ) -> pd.api.extensions.ExtensionArray:
     """One column from what every block has in it: an array of its length, a value for all of its rows, or ``None``."""
     if not any(isinstance(value, np.ndarray) for value in values):
-        return pd.Series(values).astype(dtype).array.take(block_of_row)
+        return pd.array(values, dtype=dtype).take(block_of_row)
     filler = "" if dtype == "string" else 0
     absent = [value is None or value is pd.NA for value in values]
     parts = [
         value if isinstance(value, np.ndarray) else np.full(length, filler if missing else value)
         for value, length, missing in zip(values, lengths, absent, strict=True)
     ]
-    filled = pd.Series(np.concatenate(parts)).astype(dtype).array
+    filled = pd.array(np.concatenate(parts), dtype=dtype)
     if any(absent):
         filled[np.asarray(absent)[block_of_row]] = pd.NA
     return filled

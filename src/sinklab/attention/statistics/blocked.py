@@ -23,7 +23,7 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
     shape = (*call.queries.shape[:2],)
     dtype = torch.promote_types(call.queries.dtype, torch.float32)
     device = call.queries.device
-    counted = None if bool(call.counted.all()) else call.counted
+    counted = None if call.all_counted else call.counted
     columns = torch.zeros(*shape, call.kv_len, dtype=dtype, device=device)
     share = columns if operation.normalized else torch.zeros_like(columns)
     starts = bucket_starts(call.q_len, num_buckets) if num_buckets else None

@@ -22,7 +22,7 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.operation import beyond_digits
 from sinklab.attention.statistics.agreement import agrees
 from sinklab.attention.statistics.gpu_kernels import INSTALLED, column_kernel, row_kernel
-from sinklab.attention.statistics.tiles import bucket_starts, counts_of_band, visible_counts
+from sinklab.attention.statistics.tiles import bucket_starts, counts_if_all_count, known_counts, visible_counts
 from sinklab.attention.visibility import Band
 
 __all__ = ["gpu_is_exact", "gpu_obstacle", "gpu_statistics"]
@@ -70,7 +70,7 @@ def gpu_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int)
     call = dataclasses.replace(call, queries=_dense(call.queries), keys=_dense(call.keys))
     band = call.visible.band()
     assert band is not None  # gpu_obstacle has seen to it
-    column_count, row_count = _counts(call, band)
+    column_count, row_count = counts_if_all_count(call, band)
     by_rows = bool(needs & _OF_ROWS) or call.log_sum_exp is None
     padded, blind, coarse = _asked_at_once(call, band, row_count, by_rows)
     blank = ~call.counted[:, None, :] | (row_count == 0) if padded or blind else None
@@ -125,25 +125,10 @@ def _where(mask: Tensor | None, tensor: Tensor, value: float) -> Tensor:
     return tensor if mask is None else tensor.masked_fill(mask, value)
 
 
-def _counts(call: AttentionCall, band: Band) -> tuple[Tensor, Tensor]:
-    """:func:`~sinklab.attention.statistics.tiles.visible_counts` as if every query counted; the same for every layer."""
-    if band.valid is not None:
-        return counts_of_band(band, torch.ones_like(call.counted[:1]), call.kv_len)
-    device = call.queries.device
-    return _known_counts(band.low, band.high, call.q_len, call.kv_len, device, torch.is_inference_mode_enabled())
-
-
-@functools.lru_cache(maxsize=8)
-def _known_counts(
-    low: int | None, high: int | None, q_len: int, kv_len: int, device: torch.device, inference: bool
-) -> tuple[Tensor, Tensor]:
-    return counts_of_band(Band(low, high), torch.ones(1, q_len, dtype=torch.bool, device=device), kv_len)
-
-
 @functools.lru_cache(maxsize=8)
 def _sees_nothing(low: int | None, high: int | None, q_len: int, kv_len: int, device: torch.device, inference: bool) -> bool:
     """Whether some query of a band without padding sees no key."""
-    return bool((_known_counts(low, high, q_len, kv_len, device, inference)[1] == 0).any())
+    return bool((known_counts(low, high, q_len, kv_len, device, inference)[1] == 0).any())
 
 
 def _asked_at_once(call: AttentionCall, band: Band, row_count: Tensor, by_rows: bool) -> tuple[bool, bool, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.visibility import Band, TileState, Visibility
 
-__all__ = ["Tile", "bucket_starts", "counts_of_band", "plan_tiles", "visible_counts"]
+__all__ = ["Tile", "bucket_starts", "counts_if_all_count", "counts_of_band", "known_counts", "plan_tiles", "visible_counts"]
 
 _GRAIN = 256
 """Width of the strips of keys whose state is asked, and number of queries from which a partly visible tile is halved once.
@@ -91,12 +92,10 @@ def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple
         float32 ``(batch or 1, num_heads or 1, kv_len)`` and float32 ``(batch or 1, num_heads or 1, q_len)``; a dimension is
         1 when the counts do not depend on it. Exact: a count stays below 2**24.
     """
-    counted = call.counted
-    if bool(counted.all()):
-        counted = counted[:1]
+    counted = call.counted[:1] if call.all_counted else call.counted
     band = call.visible.band()
     if band is not None:
-        return counts_of_band(band, counted, call.kv_len)
+        return counts_if_all_count(call, band) if call.all_counted else counts_of_band(band, counted, call.kv_len)
     plan = plan_tiles(call.visible, call.q_len, call.kv_len, 256, 1024) if plan is None else plan
     # The rule tells its batch and head dimensions with its smallest block.
     batch, heads = call.visible.block(0, 1, 0, 1).shape[:2]
@@ -115,6 +114,27 @@ def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple
             columns[:, :, keys] += torch.matmul(inside[:, :, None], block)[:, :, 0]
             rows[:, :, queries] += block.sum(dim=3)
     return columns, rows
+
+
+def counts_if_all_count(call: AttentionCall, band: Band) -> tuple[Tensor, Tensor]:
+    """What :func:`visible_counts` gives where every query counts; without padding made once for all layers, so not to be
+    written to."""
+    if band.valid is not None:
+        return counts_of_band(band, torch.ones_like(call.counted[:1]), call.kv_len)
+    device = call.queries.device
+    return known_counts(band.low, band.high, call.q_len, call.kv_len, device, torch.is_inference_mode_enabled())
+
+
+@functools.lru_cache(maxsize=8)
+def known_counts(
+    low: int | None, high: int | None, q_len: int, kv_len: int, device: torch.device, inference: bool
+) -> tuple[Tensor, Tensor]:
+    """:func:`counts_of_band` without padding.
+
+    Args:
+        inference: whether inference mode is on: tensors made in it are of no use to a gradient.
+    """
+    return counts_of_band(Band(low, high), torch.ones(1, q_len, dtype=torch.bool, device=device), kv_len)
 
 
 def counts_of_band(band: Band, counted: Tensor, kv_len: int) -> tuple[Tensor, Tensor]:
