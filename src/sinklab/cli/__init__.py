@@ -12,7 +12,7 @@ __all__ = ["main"]
 def main() -> None:
     """Entry point of the ``sinklab`` command."""
     wait_without_spinning()
-    # What is imported, half a million objects, is no garbage, and by default it is searched for some seven times while it comes:
+    # Half a million objects that are imported are no garbage, and by default are looked through some seven times meanwhile:
     # a second and a half of the nine that a short command takes.
     gc.set_threshold(10_000, *gc.get_threshold()[1:])
     try:
