@@ -28,6 +28,7 @@ from sinklab.studies.depend.depend import depend
 from sinklab.studies.depend.dependence import Dependence, measure_dependence
 from sinklab.studies.depend.evicted import SinkEvicted
 from sinklab.studies.depend.outcome import dependence_sentence
+from sinklab.studies.depend.words import index_text
 
 GRID = {"bos": ["none", "one", "two"], "cache_bits": [8, 4], "window": 120, "sinks": (4,), "items": 12}
 NEEDLE = "needle:distances=[],length=1.5"
@@ -214,6 +215,21 @@ class TestSentence:
     def test_a_share_that_is_not_nothing_is_not_said_to_be(self, index, words):
         said = dependence_sentence("mine", 0.1, Dependence(Interval(*index)))
         assert said.partition("]: ")[2] == words
+
+    @pytest.mark.parametrize(
+        ("index", "text"),
+        [
+            ((0.5, 0.4, 0.6), "+0.50 [+0.40, +0.60]"),
+            ((-0.001, -0.004, 0.002), "+0.00 [+0.00, +0.00]"),
+            ((-0.0004, -0.0006, -0.0001), "-0.0004 [-0.0006, -0.0001]"),
+            ((0.004, 0.001, 0.006), "+0.004 [+0.001, +0.006]"),
+            ((0.0, 0.0, 0.0), "+0.00 [+0.00, +0.00]"),
+        ],
+    )
+    def test_an_index_that_is_apart_from_nothing_is_written_so(self, index, text):
+        """And rounding makes no "-0.00"."""
+        assert index_text(Interval(*index).to_dict()) == text
+        assert f" {text}: " in dependence_sentence("mine", 0.1, Dependence(Interval(*index)))
 
 
 class TestSinkEvicted:
