@@ -56,6 +56,9 @@ def test_numbers_of_numpy_are_those_of_python():
         ({"domains": "python_source"}, "`domains` is 'python_source'; expected a list, also of one"),
         ({"domains": Path("text.txt")}, "`domains` is .*Path.*; expected a list, also of one"),
         ({"things": "thing"}, "`things` is 'thing'; expected a list, also of one"),
+        ({"seeds": 3}, "`seeds` is 3; expected a list, also of one"),
+        ({"things": len}, "`things` is <built-in function len>; expected a list, also of one"),
+        ({"seeds": None}, "`seeds` is None; expected a list, also of one"),
     ],
 )
 def test_other_types_are_refused_by_name(named, message):

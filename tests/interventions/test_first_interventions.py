@@ -121,11 +121,16 @@ def test_errors(tokens):
         logits(model, tokens, "zero_head")
     with pytest.raises(ConfigurationError, match="positions are given for 3 samples, and the batch has 2"):
         logits(model, tokens, HideKey(place=torch.zeros(3, 1, dtype=torch.int64)))
-    for place in (-1, (0, -2), "sink"):
+    for place in (-1, (0, -2), "sink", 1.5, (0.0, 1.0), True, torch.tensor([1.0])):
         with pytest.raises(ConfigurationError, match="is no position; they count from 0, from the first token"):
             logits(model, tokens, HideKey(place=place))
     with pytest.raises(ConfigurationError, match="no text has the position 9, so nothing was edited; the longest had 9 tokens"):
         logits(model, tokens, HideKey(place=9))
+    for heads in ([(0, 0)], {0: 1}, {0: "1"}, 5):
+        with pytest.raises(
+            ConfigurationError, match=r"'zero_head': heads .* must be lists of heads by module, such as \{5: \(0, 1\)"
+        ):
+            logits(model, tokens, ZeroHead(heads=heads))
     one_of_two = torch.tensor([[0, 3], [2, -1]])  # the second sample has only one
     assert torch.isfinite(logits(model, tokens, HideKey(place=one_of_two))).all()
     for intervention in (HideKey, Redirect, ZeroValue):

@@ -225,6 +225,10 @@ def test_positions_that_a_model_counts_in_its_own_way():
         (lambda: MoveApart(gap=-1), "place and gap must be 0 or more, got 0 and -1"),
         (lambda: SetActivation(channels=(1,), mode="none"), "mode must be zero, mean or value, got 'none'"),
         (lambda: SetActivation(channels=(1, 2), value=(1.0, 2.0, 3.0)), r"2 channels need one value.*shape \(3,\)"),
+        (lambda: SetActivation(channels=(1,), value=5.0), "value 5.0 is given, and mode zero takes none; give mode='value'"),
+        (lambda: SetActivation(channels=(1,), mode="mean", value=torch.tensor([1.0])), "mode mean takes none"),
+        (lambda: SetActivation(channels=3), "set_activation: channels must be a list, also of one, got 3"),
+        (lambda: ClampActivation(limit=1.0, channels=3), "clamp_activation: channels must be a list, also of one, got 3"),
         (lambda: ClampActivation(limit=-1.0), "limit must be 0 or more, got -1.0"),
     ],
 )
@@ -374,6 +378,11 @@ def test_a_layer_that_runs_several_times_is_shown_and_edited_run_by_run():
 def test_errors_of_hidden_interventions(llama):
     with pytest.raises(ConfigurationError, match="has no channel 32; expected 0 to 31"):
         run(llama, SetActivation(channels=(32,)), input_ids=IDS)
+    with pytest.raises(ConfigurationError, match="'set_activation': layers must be a list, also of one, got 1"):
+        run(llama, SetActivation(channels=(3,), layers=1), input_ids=IDS)
+    for one in (ReplaceToken(place=2, token=999), InsertBos(token=-1), RandomPrefix(vocab_size=10**6, count=8)):
+        with pytest.raises(ConfigurationError, match=rf"'{one.name}': the model has no token -?\d+; expected 0 to "):
+            run(llama, one, input_ids=IDS)
     with pytest.raises(ConfigurationError, match=r"the model has no layer 2; expected -1 \(embeddings\) to 1"):
         run(llama, SetActivation(channels=(3,), layers=(2,)), input_ids=IDS)
     with pytest.raises(ConfigurationError, match="'null' is no place in the hidden states"):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, run_of
@@ -62,6 +63,8 @@ class Editing:
                 f"{type(others[0]).__name__} is no intervention; it must be a HeadIntervention, a HiddenIntervention or an "
                 "InputIntervention ('sinklab list interventions')"
             )
+        for edit in interventions:
+            _require_lists(edit)
         active = [edit for edit in interventions if not edit.changes_nothing]
         self._of_heads = [edit for edit in active if isinstance(edit, HeadIntervention)]
         self.of_hidden = [edit for edit in active if isinstance(edit, HiddenIntervention)]
@@ -78,9 +81,12 @@ class Editing:
                     )
         for each in active:
             where = getattr(each, "place", None)
-            if where is None or isinstance(where, Tensor) or where == "null":
-                continue  # -1 in a tensor fills up the row of a sample that has fewer positions
-            if isinstance(where, str) or bool((torch.as_tensor(where) < 0).any()):
+            if where is None or (isinstance(where, str) and where == "null"):
+                continue
+            places = None if isinstance(where, str) else torch.as_tensor(where)
+            # -1 in a tensor fills up the row of a sample that has fewer positions.
+            negative = places is not None and not isinstance(where, Tensor) and bool((places < 0).any())
+            if places is None or negative or (places.numel() and (places.is_floating_point() or places.dtype == torch.bool)):
                 raise ConfigurationError(
                     f"intervention {each.name!r}: place {where!r} is no position; they count from 0, from the first token of "
                     "the document, and nothing is 'null'"
@@ -196,6 +202,7 @@ class Editing:
                     "say which tokens are meant (tokens='decoder_input_ids')"
                 )
             inputs = dict(edit.edit_inputs(cast(ModelInputs, dict(inputs))))  # the model's own names of its arguments
+            _require_known(model, edit, inputs[edit.tokens])
         unknown = sorted(set(inputs) - before - set(signature.parameters))
         if unknown:
             # A model would ignore it among its other keywords, and nothing would be edited.
@@ -211,6 +218,40 @@ class Editing:
                 "intervention can change them"
             )
         return inputs
+
+
+def _require_lists(edit: Intervention) -> None:
+    """Refuse one number, or pairs, where heads by module or a list is to be given, by the name of the setting.
+
+    Raises:
+        ConfigurationError: which intervention and setting.
+    """
+    if isinstance(edit, HeadIntervention) and edit.heads is not None:
+        given = edit.heads.values() if isinstance(edit.heads, Mapping) else [None]
+        if not all(isinstance(heads, Collection) and not isinstance(heads, str) for heads in given):
+            raise ConfigurationError(
+                f"intervention {edit.name!r}: heads {edit.heads!r} must be lists of heads by module, such as {{5: (0, 1)}} for "
+                "heads 5.0 and 5.1"
+            )
+    if isinstance(edit, HiddenIntervention) and edit.layers is not None and not isinstance(edit.layers, Collection):
+        raise ConfigurationError(f"intervention {edit.name!r}: layers must be a list, also of one, got {edit.layers!r}")
+
+
+def _require_known(model: nn.Module, edit: InputIntervention, tokens: object) -> None:
+    """Refuse ids that the model has no embedding for, which a GPU answers with an error of its own.
+
+    Raises:
+        ConfigurationError: which id, and how many tokens there are.
+    """
+    embedding = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
+    number = getattr(embedding, "num_embeddings", None)
+    if number is None or not isinstance(tokens, Tensor) or not tokens.numel():
+        return
+    least, most = (int(end) for end in tokens.aminmax())
+    if least < 0 or most >= number:
+        raise ConfigurationError(
+            f"intervention {edit.name!r}: the model has no token {least if least < 0 else most}; expected 0 to {number - 1}"
+        )
 
 
 def _is_about(edit: HiddenIntervention, layer: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor
 
@@ -10,7 +10,13 @@ from sinklab.attention.call import LayerOutput
 from sinklab.attention.intervention import Place, tokens_at
 from sinklab.errors import ConfigurationError
 
-__all__ = ["coordinates"]
+__all__ = ["coordinates", "require_list"]
+
+
+def require_list(channels: Sequence[int], name: str) -> None:
+    """Raise :class:`ConfigurationError` if one number is given in place of a list of channels."""
+    if not isinstance(channels, Collection):
+        raise ConfigurationError(f"{name}: channels must be a list, also of one, got {channels!r}")
 
 
 def coordinates(output: LayerOutput, place: Place | None, channels: Sequence[int], name: str) -> tuple[Tensor, list[int]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.intervention import HiddenIntervention, Place, names_nothing
 from sinklab.errors import ConfigurationError
-from sinklab.interventions._coordinates import coordinates
+from sinklab.interventions._coordinates import coordinates, require_list
 from sinklab.registry import interventions
 
 __all__ = ["ClampActivation"]
@@ -46,6 +46,8 @@ class ClampActivation(HiddenIntervention):
     def __post_init__(self) -> None:
         if not self.limit >= 0.0:
             raise ConfigurationError(f"clamp_activation: limit must be 0 or more, got {self.limit}")
+        if self.channels is not None:
+            require_list(self.channels, self.name)
 
     @property
     def changes_nothing(self) -> bool:

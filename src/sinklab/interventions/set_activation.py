@@ -12,7 +12,7 @@ from torch import Tensor
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.intervention import HiddenIntervention, Place, names_nothing
 from sinklab.errors import ConfigurationError
-from sinklab.interventions._coordinates import coordinates
+from sinklab.interventions._coordinates import coordinates, require_list
 from sinklab.registry import interventions
 
 __all__ = ["SetActivation"]
@@ -34,7 +34,8 @@ class SetActivation(HiddenIntervention):
         value: for that mode, one number or one a channel.
 
     Raises:
-        ConfigurationError: an unknown mode, values for another number of channels, or a channel that the model has not.
+        ConfigurationError: an unknown mode, a value without mode ``"value"``, values for another number of channels, or a
+            channel that the model has not.
     """
 
     example: ClassVar[dict[str, object]] = {"channels": (3, 5), "layers": (0,)}
@@ -48,10 +49,15 @@ class SetActivation(HiddenIntervention):
     def __post_init__(self) -> None:
         if self.mode not in ("zero", "mean", "value"):
             raise ConfigurationError(f"set_activation: mode must be zero, mean or value, got {self.mode!r}")
+        require_list(self.channels, self.name)
         given = tuple(torch.as_tensor(self.value).shape)
         if given not in ((), (len(self.channels),)):
             raise ConfigurationError(
                 f"set_activation: {len(self.channels)} channels need one value, or one each; got values of shape {given}"
+            )
+        if self.mode != "value" and bool(torch.as_tensor(self.value).any()):
+            raise ConfigurationError(
+                f"set_activation: value {self.value} is given, and mode {self.mode} takes none; give mode='value', or no value"
             )
 
     @property

@@ -60,7 +60,8 @@ def origin_section(origin: object) -> dict[str, object] | None:
         "made": (
             f"{number(origin['samples'])} samples. Loss: change in nats{_from(origin.get('loss'))}, mean over samples with "
             "95 % interval; weight: mean over the heads behind the origin that give the place most; spike: largest over median "
-            "size of a state. Share kept: of the weight above that of uniform attention, and of the spike. Random units are as "
+            "size of a state, “–” of a place whose norm does not stand out or where the largest does not stand. Share kept: of "
+            "the weight above that of uniform attention, and of the spike. Random units are as "
             f"many of the same sublayer, mean of {number(origin['controls'])} draws."
         ),
     }
@@ -82,7 +83,8 @@ def edit_rows(origin: OriginFound) -> list[list[str]]:
     names = [unit["name"] for unit in origin["units"]]
     units = names[0] if len(names) == 1 else f"{len(names)} {kind}"
     drawn = f"{len(names)} {kind}" if len(names) != 1 else str(origin["unit_kind"])
-    rows = [["as it is", "", number(origin["weight"], 2), "", number(origin["spike"]), ""]]
+    spiked = origin.get("spiked", True)  # audits of earlier versions do not say it
+    rows = [["as it is", "", number(origin["weight"], 2), "", number(origin["spike"]) if spiked else "–", ""]]
     for edit in origin["edits"]:
         what = _ON[edit["on"]].format(units=drawn if edit["on"] == "controls" else units)
         rows.append([
@@ -90,8 +92,8 @@ def edit_rows(origin: OriginFound) -> list[list[str]]:
             _bounds(edit["loss"], "+z.4f"),
             number(edit["weight"], 2),
             _bounds(edit["weight_kept"], "z.2f"),
-            number(edit["spike"]),
-            _bounds(edit["spike_kept"], "z.2f"),
+            number(edit["spike"]) if spiked else "–",
+            _bounds(edit["spike_kept"] if spiked else None, "z.2f"),
         ])  # fmt: skip
     return rows
 

@@ -14,7 +14,7 @@ import operator
 import os
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -219,11 +219,12 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_of_python(item) for item in value]) if type(value) in (list, tuple) else value
     text = str(function.__annotations__.get(name, ""))
-    if text.removeprefix("Annotated[").startswith("Sequence[") and isinstance(value, (str, os.PathLike, Mapping)):
-        raise ConfigurationError(f"`{name}` is {value!r}; expected a list, also of one")  # a text is a sequence, of its letters
     declared = _declared(function, name)
     if value is None and type(None) in declared:
         return None
+    listed = isinstance(value, Iterable) and not isinstance(value, (str, os.PathLike, Mapping))  # a text is one, of its letters
+    if text.removeprefix("Annotated[").startswith("Sequence[") and not listed:
+        raise ConfigurationError(f"`{name}` is {value!r}; expected a list, also of one")
     try:
         if declared <= {int, type(None)}:
             return value if isinstance(value, bool) else operator.index(value)

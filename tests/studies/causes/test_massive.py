@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -104,7 +105,16 @@ def test_what_is_the_same_in_all_texts_is_its_own_mean(model, samples):
     assert abs(mean.loss.mean) < 1e-9
     assert abs(zero.loss.mean) > 5 * abs(control.loss.mean) > 0
     assert found.found[0].deviation < 1e-9
-    assert "next to no edit" in found.statement
+    assert "(it hardly varies from text to text, so that the mean is next to no edit)" in found.statement
+    one = f"1 massive activation, in channel {CHANNEL} at position 0, born in layer 1: zeroing it costs "
+    assert found.statement.startswith(one)
+    assert ", another channel " in found.statement
+    born = dataclasses.replace(found.found[0], birth=-1)
+    two = dataclasses.replace(found, found=[born, found.found[0]]).statement
+    first = (
+        f"2 massive activations, the first in channel {CHANNEL} at position 0, born in the embedding: zeroing them all costs "
+    )
+    assert two.startswith(first)
 
 
 def test_means_of_what_stands_elsewhere_in_every_text_are_over_all_of_it():

@@ -19,6 +19,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.results.metric import FRACTION
 from sinklab.results.summaries.causes import MetricsSideBySide
 from sinklab.results.table import make_table
 from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
@@ -155,6 +156,31 @@ def test_a_head_that_is_not_read_keeps_its_sink_and_has_no_use():
     assert found.heads[index] in found.quiet
     assert "without it: " in found.statement
     assert np.isfinite(found.by_head["concentration"]).all()
+
+
+def test_heads_in_which_concentration_and_need_part_are_those_whose_interval_says_so():
+    """All give position 0 less than 0.9 and more than 0: by one threshold all have their sink there, by the other none."""
+    model, samples = small(), texts()
+    sink = sinks_of(model, samples, place=0)
+    means = np.array([0.0, 0.005, 0.02, 0.5, -0.3, 0.5])
+    scatter = np.array([0.0, 0.1, 0.1, 0.0, 0.001, 2.0])
+    loss = means[:, None] + scatter[:, None] * np.array([-1.0, 1.0, -1.0, 1.0])
+    effects = Effects(["hide"], sink.heads, ("words",), loss[None, :, :, None], loss[None, :, :, None], np.ones((4, 1)), "nats")
+    quiet = three_metrics(model, samples, sink, effects, threshold=1e-9)
+    assert ([str(head) for head in quiet.quiet], quiet.needy) == (["0.0", "2.0"], [])
+    assert "lose less than 0.01 nats without it: 0.0, 2.0" in quiet.statement
+    needy = three_metrics(model, samples, sink, effects, threshold=0.999)
+    assert (needy.quiet, [str(head) for head in needy.needy]) == ([], ["1.1"])
+
+
+def test_costs_are_no_shares():
+    """Means over the heads of a layer, in nats: above 1 and below 0 as it may be."""
+    model, samples = small(), texts()
+    sink = sinks_of(model, samples, place=0)
+    found = three_metrics(model, samples, sink, invented(sink, [3.0, 1.0, -0.5, -0.1, 0.0, 0.0]))
+    assert found.by_layer["need of the sink"].tolist() == pytest.approx([2.0, -0.3, 0.0])
+    shares = {row["metric"].name for row in found.rows() if row["metric"].range == FRACTION}
+    assert shares == {"concentration", "layer_concentration"}
 
 
 def test_norms_at_the_ends_of_sublayers_bound_outliers_and_leave_the_weights():

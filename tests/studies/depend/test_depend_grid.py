@@ -27,7 +27,9 @@ from sinklab.studies.depend.contenders import make_contenders
 from sinklab.studies.depend.depend import depend
 from sinklab.studies.depend.dependence import Dependence, measure_dependence
 from sinklab.studies.depend.evicted import SinkEvicted
+from sinklab.studies.depend.judge import judge
 from sinklab.studies.depend.outcome import dependence_sentence
+from sinklab.studies.depend.words import index_text
 
 GRID = {"bos": ["none", "one", "two"], "cache_bits": [8, 4], "window": 120, "sinks": (4,), "items": 12}
 NEEDLE = "needle:distances=[],length=1.5"
@@ -149,7 +151,7 @@ class TestIndex:
         found = measure_dependence(-2 + spread, -3 - spread, -6 + spread, chance=None, scale=None)
         assert found.index.mean == pytest.approx(0.25)
         nothing = measure_dependence(-6 + spread, -6 - spread, -6 + 0 * spread, chance=None, scale=None)
-        assert nothing.reason == "no better than with one token in the cache: says nothing about sinks"
+        assert nothing.reason == "not shown to be better than with one token in the cache: no share of it can be given"
 
     @pytest.mark.slow
     def test_holds_the_truth_as_often_as_it_says(self):
@@ -191,7 +193,7 @@ class TestSentence:
                 "+0.25 [+0.25, +0.25]: 25% of the score above what one token of context gives goes with the sink",
             ),
             (0.1, 0.1, 0.1, "at chance: says nothing about sinks"),
-            (-6.0, -6.0, None, "no better than with one token in the cache: says nothing about sinks"),
+            (-6.0, -6.0, None, "not shown to be better than with one token in the cache: no share of it can be given"),
         ],
     )
     def test_says_what_the_index_is(self, visible, hidden, chance, words):
@@ -214,6 +216,30 @@ class TestSentence:
     def test_a_share_that_is_not_nothing_is_not_said_to_be(self, index, words):
         said = dependence_sentence("mine", 0.1, Dependence(Interval(*index)))
         assert said.partition("]: ")[2] == words
+
+    def test_a_loss_that_gains_by_the_sink_is_not_said_to_say_nothing(self):
+        """By 0.4 nats in each of three texts, which scatter by more than what one token of context is worse."""
+        texts = np.array([-2.0, -3.6, -5.2])
+        with_sinks, floor = texts + np.array([0.40, 0.42, 0.44]), np.array([-6.0, -5.5, -5.2])
+        verdict = judge(with_sinks, texts, floor, minimal_effect=0.05, chance=None, scale=None)
+        index = measure_dependence(with_sinks, texts, floor, chance=None, scale=None)
+        assert (verdict.verdict, index.index) == ("yes", None)
+        assert "says nothing" not in dependence_sentence("mine", None, index)
+
+    @pytest.mark.parametrize(
+        ("index", "text"),
+        [
+            ((0.5, 0.4, 0.6), "+0.50 [+0.40, +0.60]"),
+            ((-0.001, -0.004, 0.002), "+0.00 [+0.00, +0.00]"),
+            ((-0.0004, -0.0006, -0.0001), "-0.0004 [-0.0006, -0.0001]"),
+            ((0.004, 0.001, 0.006), "+0.004 [+0.001, +0.006]"),
+            ((0.0, 0.0, 0.0), "+0.00 [+0.00, +0.00]"),
+        ],
+    )
+    def test_an_index_that_is_apart_from_nothing_is_written_so(self, index, text):
+        """And rounding makes no "-0.00"."""
+        assert index_text(Interval(*index).to_dict()) == text
+        assert f" {text}: " in dependence_sentence("mine", 0.1, Dependence(Interval(*index)))
 
 
 class TestSinkEvicted:

@@ -154,7 +154,10 @@ class TestJudge:
 
     def test_a_score_without_context_is_not_no(self):
         found = judge(spread(0.8), spread(0.8), spread(0.8), **RULES)
-        assert (found.verdict, found.reason) == ("undecided", "the score is no better than with next to nothing in the cache")
+        assert (found.verdict, found.reason) == (
+            "undecided",
+            "the score is not shown to be better than with next to nothing in the cache",
+        )
 
     def test_too_few_items_are_undecided(self):
         values = np.array([0.9, 0.3, 0.8, 0.4, 0.7, 0.5])

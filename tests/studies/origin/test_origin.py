@@ -14,6 +14,7 @@ import transformers as T
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.losses import IGNORED, guess_warning, hide_tokens
+from sinklab.report.origin import edit_rows
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments, sample_losses
 from sinklab.studies.origin.ablation import Edit, new_values, run_edits
@@ -21,7 +22,7 @@ from sinklab.studies.origin.decomposition import decompose
 from sinklab.studies.origin.entry import _kept, _share
 from sinklab.studies.origin.measurement import _most_lost, locate_origins
 from sinklab.studies.origin.structure import find_structure
-from sinklab.studies.origin.tracing import measure_growth
+from sinklab.studies.origin.tracing import largest_over_median, measure_growth
 from sinklab.studies.origin.words import verdict
 from sinklab.studies.origin.writers import Experts, writer_of
 
@@ -175,6 +176,69 @@ def test_spike_and_sink_go_together_or_part_as_they_were_planted(samples, reads,
     constant = edit_of(found, "units", "constant")
     assert constant["spike"] == pytest.approx(found["spike"], rel=1e-5)
     assert edit_of(found, "channels", "mean")["loss"]["mean"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_nothing_is_said_of_a_spike_where_there_is_none(samples):
+    """The write is too small for a jump of the norm; channel 0, which is 1 everywhere, is 60 times the median."""
+    found = origin_of(planted(writes=0.05, reads=SPIKE), samples)
+    assert (found["by"], [unit["unit"] for unit in found["units"]], found["spiked"]) == ("pull", [NEURON], False)
+    assert found["spike"] > 50
+    assert "Silenced, it takes the sink away (weight " in found["verdict"]
+    assert "spike" not in found["verdict"].lower()
+    assert {tuple(row[4:]) for row in edit_rows(found)} == {("–", ""), ("–", "–")}
+    zero = edit_of(found, "units", "zero")
+    for mean, low, high, says in (
+        (0.4, 0.3, 0.45, "Silenced, it takes part of the sink away (weight "),
+        (0.9, 0.8, 1.0, "Silenced, it leaves the sink as it is (weight "),
+        (0.4, 0.1, 0.7, "these samples leave open whether it goes."),
+    ):
+        zero["weight_kept"] = {"mean": mean, "low": low, "high": high}
+        text = verdict({**found, "heads": []})
+        assert says in text
+        assert "spike" not in text.lower()
+    heads = [{**head, "weight": 0.9, "uniform": 0.1, "edited": {"units zero": edited}, "own": True, "kept": None}
+             for head, edited in zip(found["heads"][:2], (0.1, 0.9), strict=True)]  # fmt: skip
+    zero["weight_kept"] = {"mean": 0.5, "low": 0.5, "high": 0.5}
+    text = verdict({**found, "heads": heads})
+    assert "takes the sink of 1 of 2 heads away (weight 1." in text
+    assert "; the other head keeps part of it or all (weight 1." in text
+    assert "spike" not in text.lower()
+    zero["weight_kept"] = None
+    assert "Silenced" not in verdict(found)
+
+
+def test_a_spike_at_another_place_is_none_of_the_sink():
+    """A sink whose norm does not jump, and at position 5 a token at which another neuron writes 379 times the norm."""
+    model, ids = planted(writes=0.05, reads=SPIKE), tokens()
+    ids[ids == 9] = 10
+    ids[:, 5] = 9
+    with torch.no_grad():
+        embedding, mlp = model.model.embed_tokens.weight, model.model.layers[0].mlp
+        embedding[:, 11], embedding[9, 11] = 0.0, 1.0
+        for rows in (mlp.gate_proj.weight, mlp.up_proj.weight):
+            rows[20] = 0.0
+            rows[20, 11] = 1.0
+        mlp.down_proj.weight[:, 20] = 0.0
+        mlp.down_proj.weight[12, 20] = 30.0
+    sink, spike = locate_origins(model, Samples.of_tokens(ids), Sinks.at(0), controls=1).summary["origins"]
+    assert ([unit["unit"] for unit in sink["units"]], sink["spiked"]) == ([NEURON], False)
+    assert "spike" not in sink["verdict"].lower()
+    assert ([unit["unit"] for unit in spike["units"]], spike["spiked"], spike["positions"]) == ([20], True, [5])
+    assert sink["spike"] < 100 < 10_000 < spike["spike"]
+    assert "takes the spike away" in spike["verdict"]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_largest_value_is_that_of_the_place_or_of_tokens_without_a_role(padded):
+    hidden = torch.ones(2, 4, 3)
+    hidden[:, 0, 0], hidden[:, 1, 1], hidden[0, 2, 2], hidden[1, 2, 2] = -50.0, 7.0, 6.0, 8.0
+    at, others, real = (torch.tensor([row, row], dtype=torch.bool) for row in ([0, 1, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1]))
+    if padded:
+        hidden[:, 3] = 1000.0
+        others[:, 3] = real[:, 3] = False
+    times, here = largest_over_median(hidden, at, others, real)
+    assert times.tolist() == [7.0, 8.0]
+    assert here.tolist() == [True, False]
 
 
 def test_intervals_of_what_is_kept_take_both_means_of_the_same_samples():

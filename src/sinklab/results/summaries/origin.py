@@ -90,7 +90,11 @@ class OriginRegisters(TypedDict):
 
 
 class OriginFound(TypedDict):
-    """Where one sink, or a spike that is no sink of its own, is born; ``null`` where that is not known."""
+    """Where one sink, or a spike that is no sink of its own, is born; ``null`` where that is not known.
+
+    ``spiked`` says whether ``spike`` is one of the place: its norm jumps, and the largest value stands there in half of the
+    samples or more.
+    """
 
     place: str
     kind: str
@@ -121,6 +125,7 @@ class OriginFound(TypedDict):
     uniform: float | None
     weight_by_block: list[float | None]
     spike: float
+    spiked: bool
     edits: list[OriginEdit]
     heads: list[OriginHead]
     registers: NotRequired[OriginRegisters | None]

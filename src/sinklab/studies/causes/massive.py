@@ -122,11 +122,16 @@ class MassiveActivations(ExperimentResult):
             )
         zero, mean, control = (edit.loss for edit in self.edits.values())
         first = self.found[0]
-        where = f"{len(self.found)} massive activations, the first in channel {first.channel} at position {first.position}"
-        words = f"{where}, born in layer {first.birth}: zeroing them all costs {signed(zero)} {self.unit}"
-        words += f", as many other channels {signed(control)}, their mean {signed(mean)}"
+        many = len(self.found) > 1
+        where = f"{len(self.found)} massive activations, the first" if many else "1 massive activation,"
+        where += f" in channel {first.channel} at position {first.position}"
+        born = "in the embedding" if first.birth < 0 else f"in layer {first.birth}"
+        words = f"{where}, born {born}: zeroing {'them all' if many else 'it'} costs {signed(zero)} {self.unit}"
+        words += f", {'as many other channels' if many else 'another channel'} {signed(control)}"
+        words += f", {'their' if many else 'its'} mean {signed(mean)}"
         if all(activation.deviation <= 1e-4 * abs(activation.value) for activation in self.found):
-            words += " (they hardly vary from text to text, so that the mean is next to no edit)"
+            hardly = "they hardly vary" if many else "it hardly varies"
+            words += f" ({hardly} from text to text, so that the mean is next to no edit)"
         zeroed = self.edits["zero"].sink_weights
         if self.sink_weights is not None and zeroed is not None:
             head = int(np.nanargmax(self.sink_weights))

@@ -75,8 +75,10 @@ class Spread(ExperimentResult):
             verdict = "the sink holds changes back, more than a random other key does"
         elif ratio.low > 1:
             verdict = "changes spread farther without the sink, but not clearly more than without a random other key"
-        elif ratio.high < 1:
+        elif ratio.high < 1 and 1.05 * ratio.high < control.low:
             verdict = "changes spread less without the sink, against what over-mixing would have"
+        elif ratio.high < 1:
+            verdict = "changes spread less without the sink, but not clearly less than without a random other key"
         else:
             verdict = "whether the sink holds changes back stays open"
         return (

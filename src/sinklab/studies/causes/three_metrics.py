@@ -16,6 +16,7 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.probes.outliers import LAYER_KURTOSIS
+from sinklab.results.intervals import Interval, means_over_items
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._runs import known_place
@@ -36,12 +37,8 @@ BY_LAYER: dict[str, Metric] = {
         "layer_concentration", "fraction", "Mean of concentration over the heads of the layer.", range=FRACTION
     ),
     "outliers": Metric("layer_outliers", "ratio", "Mean over texts of the largest |h| over the median |h| after the layer."),
-    "need of the sink": Metric(
-        "layer_need_of_the_sink", "nats", "Mean of need_of_the_sink over the heads of the layer.", range=FRACTION
-    ),
-    "use of the head": Metric(
-        "layer_use_of_the_head", "nats", "Mean of use_of_the_head over the heads of the layer.", range=FRACTION
-    ),
+    "need of the sink": Metric("layer_need_of_the_sink", "nats", "Mean of need_of_the_sink over the heads of the layer."),
+    "use of the head": Metric("layer_use_of_the_head", "nats", "Mean of use_of_the_head over the heads of the layer."),
     "kurtosis": LAYER_KURTOSIS,
 }
 CORRELATION = Metric(
@@ -96,8 +93,8 @@ class ThreeMetrics(ExperimentResult):
         by_layer: ``(layers,)`` each: ``concentration`` and the needs as means over the heads of the layer; ``outliers``,
             largest |h| over median |h| after the layer; ``kurtosis`` of the same hidden state.
         layers: the layers that hold these heads.
-        quiet: heads with their sink there that do not need it: concentration of the threshold or more, and a need below the
-            minimal effect; their concentration is high and their need is not.
+        quiet: heads with their sink there that do not need it: concentration of the threshold or more, and a need whose 95 %
+            interval over texts lies below the minimal effect; their concentration is high and their need is not.
         needy: the other way round.
     """
 
@@ -236,7 +233,7 @@ def three_metrics(
     }
     by_layer["outliers"] = np.array([_mean(np.array(probe.layers[site].peaks), 0) for site in sites])
     by_layer["kurtosis"] = np.array([np.mean(probe.layers[site].kurtosis) for site in sites])
-    need = by_head.get(NEEDS["hide"], np.full(len(heads), np.nan))
+    needs = _intervals(effects) if "hide" in usable else []
     strong = by_head["concentration"] >= threshold
     return ThreeMetrics(
         heads=list(heads),
@@ -244,19 +241,21 @@ def three_metrics(
         layers=[site.layer for site in sites],
         by_layer=by_layer,
         correlations=[*_correlations(by_head, "heads"), *_correlations(by_layer, "layers")],
-        quiet=[
-            head for head, sinks_there, cost in zip(heads, strong, need, strict=True) if sinks_there and cost < minimal_effect
-        ],
+        quiet=[head for head, there, need in zip(heads, strong, needs, strict=False) if there and need.high < minimal_effect],
         needy=[
-            head
-            for head, sinks_there, cost in zip(heads, strong, need, strict=True)
-            if not sinks_there and cost >= minimal_effect
+            head for head, there, need in zip(heads, strong, needs, strict=False) if not there and need.low >= minimal_effect
         ],
         threshold=threshold,
         minimal_effect=minimal_effect,
         texts=len(samples),
         unit=effects.unit,
     )
+
+
+def _intervals(effects: Effects) -> list[Interval]:
+    """What hiding the sink costs each head, with its interval over texts; a text counts by the mean over its domains."""
+    by_text = _mean(effects.of("hide"), 2)
+    return means_over_items(by_text[:, ~np.isnan(by_text).any(0)])
 
 
 @dataclasses.dataclass

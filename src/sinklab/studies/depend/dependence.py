@@ -67,8 +67,9 @@ def measure_dependence(
     # The better of two is looked at, so each interval leaves out half as much, as in the judge.
     above = mean_over_items(best - least, level=(1 + level) / 2, scale=scale)
     if above.low <= 0.0:
-        what = "no better than with one token in the cache" if chance is None else "at chance"
-        return Dependence(None, f"{what}: says nothing about sinks")
+        # Without a chance level the score may gain by the sink all the same: what is not known is a share of what.
+        worse = "not shown to be better than with one token in the cache: no share of it can be given"
+        return Dependence(None, worse if chance is None else "at chance: says nothing about sinks")
     index = function_over_items(np.stack([visible, hidden, least]), _share, level=level)
     change, room = visible - hidden, float((best - least).mean())
     if np.ptp(change) < 1e-12:  # no spread to resample: the rule of three, as for the difference itself

@@ -81,7 +81,7 @@ def _grid(outcome: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _cells(interval: Mapping[str, float] | None, sign: str) -> tuple[str, str]:
     if interval is None:
         return "", ""
-    return f"{interval['mean']:{sign}.3f}", f"{interval['low']:{sign}.3f} … {interval['high']:{sign}.3f}"
+    return f"{interval['mean']:{sign}z.3f}", f"{interval['low']:{sign}z.3f} … {interval['high']:{sign}z.3f}"
 
 
 def _length(outcome: Mapping[str, object], row: Mapping[str, object]) -> str:

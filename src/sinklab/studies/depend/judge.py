@@ -71,7 +71,9 @@ def judge(
             key=_mean,
         )
         if use.low <= 0.0:
-            return Judgement("undecided", difference, "the score is no better than with next to nothing in the cache")
+            return Judgement(
+                "undecided", difference, "the score is not shown to be better than with next to nothing in the cache"
+            )
         return Judgement("no", difference, f"the whole interval of the difference lies within ± {effect}")
     if difference.high < -minimal_effect:
         return Judgement("undecided", difference, f"sinks cost more than {effect} here: the window they take is worth more")

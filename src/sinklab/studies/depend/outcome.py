@@ -14,6 +14,7 @@ from sinklab.studies.depend.conditions import Cell, Condition, ConditionPlan, pa
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.dependence import Dependence, measure_dependence
 from sinklab.studies.depend.judge import Judgement, judge
+from sinklab.studies.depend.words import index_text
 
 __all__ = ["Facts", "Measured", "dependence_sentence", "outcome"]
 
@@ -171,7 +172,7 @@ def _sentence(facts: Facts, contenders: Contenders, judgement: Judgement, items:
     rare = f" {rare_cost(items, 'item')}" if judgement.verdict == "no" else ""  # of means, which hide what few items have
     return (
         f"{facts['task']} depends on the sink tokens: {judgement.verdict}. {contenders.with_sinks} less {contenders.without}: "
-        f"{difference.mean:+.3f}{unit} [{difference.low:+.3f}, {difference.high:+.3f}] over {items:,} items; "
+        f"{difference.mean:+z.3f}{unit} [{difference.low:+z.3f}, {difference.high:+z.3f}] over {items:,} items; "
         f"{judgement.reason}.{rare}"
     )
 
@@ -182,7 +183,7 @@ def dependence_sentence(task: str, chance: float | None, dependence: Dependence)
     if index is None:
         return f"{task}: {dependence.reason}."
     above = "what one token of context gives" if chance is None else f"chance ({chance:g})"
-    interval = f"{index.mean:+.2f} [{index.low:+.2f}, {index.high:+.2f}]"
+    interval = index_text(index.to_dict())
     if index.low > 0.0:
         return f"{task}: index of dependence {interval}: {_percent(index.mean)} of the score above {above} goes with the sink."
     if index.high < 0.0:

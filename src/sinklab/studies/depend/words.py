@@ -28,7 +28,10 @@ def index_text(index: Mapping[str, Any] | None) -> str:
         return ""
     if "refused" in index:
         return str(index["refused"]).partition(":")[0]
-    return f"{index['mean']:+.2f} [{index['low']:+.2f}, {index['high']:+.2f}]"
+    # An interval that leaves out 0 is not shown as one that ends there.
+    apart = 0.0 if index["low"] <= 0.0 <= index["high"] else min(abs(index["low"]), abs(index["high"]))
+    places = next((places for places in (2, 3) if not apart or round(apart, places)), 4)
+    return f"{index['mean']:+z.{places}f} [{index['low']:+z.{places}f}, {index['high']:+z.{places}f}]"
 
 
 def score_text(side: Mapping[str, Any] | None) -> str:

@@ -64,13 +64,16 @@ class Measured:
 
     Attributes:
         loss: float64 ``(samples,)``, mean over its scored positions; NaN where none is taken.
-        spikes: float64 ``(samples, blocks)``: largest over median size of what leaves each block.
+        spikes: float64 ``(samples, blocks)``: largest over median size of what leaves each block, other sinks and spikes left
+            out of the largest.
+        spiked: boolean, of the same shape: whether that largest stands at the place.
         weights, pulls, uniform: by attention module, see :class:`~sinklab.studies.origin.tracing.PlaceWeights`.
         layers: running number of each attention module.
     """
 
     loss: Tensor
     spikes: Tensor
+    spiked: Tensor
     weights: Mapping[str, Tensor]
     pulls: Mapping[str, Tensor]
     uniform: Mapping[str, Tensor]
@@ -87,6 +90,7 @@ class _Edited(Tap):
         self.at, self.others, self.real = masks
         self.writers = sublayers
         self.spikes: list[Tensor] = []
+        self.spiked: list[Tensor] = []
 
     def _by_edit(self) -> Iterator[tuple[Edit, slice]]:
         start = 0
@@ -149,7 +153,9 @@ class _Edited(Tap):
                 old = edited[rows][..., channels]
                 edited[rows, :, channels] = torch.where(at, edit.state.to(hidden), old)
         seen = hidden if edited is None else edited
-        self.spikes.append(largest_over_median(seen, None if bool(self.real.all()) else self.real.to(hidden.device)))
+        times, here = largest_over_median(seen, self.at, self.others, self.real)
+        self.spikes.append(times)
+        self.spiked.append(here)
         return edited
 
 
@@ -176,7 +182,7 @@ def run_edits(
     """
     taken = takes_loss(model, samples)
     rows = [(edit, sample) for edit in range(len(edits)) for sample in range(len(samples))]
-    losses, spikes, seen, layers = [], [], list[tuple[PlaceWeights, int]](), dict[str, int]()
+    losses, spikes, spiked, seen, layers = [], [], [], list[tuple[PlaceWeights, int]](), dict[str, int]()
     for start in range(0, len(rows), batch_size):
         chunk = rows[start : start + batch_size]
         numbers = torch.tensor([sample for _, sample in chunk])
@@ -194,10 +200,11 @@ def run_edits(
             batch = batch.scored
         losses.append(mean_losses(output, batch) if taken else torch.full((len(batch),), float("nan")))
         spikes.append(torch.stack(tap.spikes, 1))
+        spiked.append(torch.stack(tap.spiked, 1))
         seen.append((weights, len(chunk)))
         layers |= weights.layers
         progress(stage, start + len(chunk), len(rows))
-    loss, spike = torch.cat(losses), torch.cat(spikes)
+    loss, spike, here = torch.cat(losses), torch.cat(spikes), torch.cat(spiked)
     count = len(samples)
 
     def part(values: Tensor, edit: int) -> Tensor:
@@ -208,8 +215,8 @@ def run_edits(
 
     return [
         Measured(
-            loss=part(loss, edit), spikes=part(spike, edit), weights=parted("weights", edit), pulls=parted("pulls", edit),
-            uniform=parted("uniform", edit), layers=layers,
+            loss=part(loss, edit), spikes=part(spike, edit), spiked=part(here, edit),
+            weights=parted("weights", edit), pulls=parted("pulls", edit), uniform=parted("uniform", edit), layers=layers,
         )
         for edit in range(len(edits))
     ]  # fmt: skip

@@ -111,6 +111,7 @@ def entry_of(setting: OriginSetting, traced: TracedPlace) -> OriginFound:
         "uniform": known(float(mean_over(clean.uniform, own).nanmean())),
         "weight_by_block": by_block,
         "spike": float(clean.spikes[:, traced.spike_block].mean()),
+        "spiked": birth.jumps and 2 * int(clean.spiked[:, traced.spike_block].sum()) >= len(clean.spiked),
         "edits": _outcomes(traced),
         "heads": _heads(traced),
         "verdict": "",

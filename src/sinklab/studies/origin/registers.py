@@ -28,7 +28,8 @@ class Moved:
     Attributes:
         number: of registers.
         loss: float64 ``(samples,)``; NaN where none is taken.
-        spikes: float64 ``(samples, blocks)``: largest over median size of what leaves each block, at the model's own tokens.
+        spikes: float64 ``(samples, blocks)``: largest over median size of what leaves each block, at the model's own tokens,
+            other sinks and spikes left out of the largest.
         weights: on the place, by attention module, float64 ``(samples, heads)``.
         on_registers: the same, on all registers together.
         divergence, silenced: float64 ``(samples,)``: KL divergence in nats of the class probabilities from those of the model
@@ -74,7 +75,8 @@ def measure_registers(setting: OriginSetting, at: Tensor, writer: Linear, units:
             setting.forward(batch)  # which says how many tokens stand in front
             watchers = _watchers(at[rows], registers)
             sizes: list[Tensor] = []
-            with _spikes(model, blocks, registers, at.shape[1], sizes), attend(model, watchers, verify=start == 0):
+            masks = (at[rows], setting.others[rows], setting.real[rows])
+            with _spikes(model, blocks, registers, masks, sizes), attend(model, watchers, verify=start == 0):
                 output = setting.forward(batch)
         losses.append(mean_losses(output, batch) if taken else torch.full((len(rows),), float("nan"), dtype=torch.float64))
         divergences.append(_divergence(clean, output, len(rows)))
@@ -100,15 +102,17 @@ def _watchers(at: Tensor, registers: Registers) -> tuple[PlaceWeights, PlaceWeig
 
 
 @contextlib.contextmanager
-def _spikes(model: nn.Module, blocks: Sequence[str], registers: Registers, length: int, sizes: list[Tensor]) -> Iterator[None]:
+def _spikes(
+    model: nn.Module, blocks: Sequence[str], registers: Registers, masks: tuple[Tensor, Tensor, Tensor], sizes: list[Tensor]
+) -> Iterator[None]:
     """Largest over median size of what leaves each block, at the model's own tokens, one tensor ``(samples,)`` a block."""
 
     def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         hidden = output[0] if isinstance(output, (tuple, list)) else output
         assert isinstance(hidden, Tensor)
-        if hidden.shape[1] != length:
+        if hidden.shape[1] != masks[0].shape[1]:
             hidden = registers.left_out(hidden)
-        sizes.append(largest_over_median(hidden, None))
+        sizes.append(largest_over_median(hidden, *masks)[0])
 
     def register(handles: list[RemovableHandle]) -> None:
         handles += [model.get_submodule(name).register_forward_hook(hook) for name in blocks]

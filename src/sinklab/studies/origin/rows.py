@@ -29,8 +29,10 @@ CHANNEL_WRITE = Metric(
 SPIKE = Metric(
     "spike_times_median",
     "ratio",
-    "Mean over samples of largest over median size of the hidden state, at the block behind the origin where it is largest.",
+    "Mean over samples of largest over median size of the hidden state, at the block behind the origin where it is largest; "
+    "other sinks and spikes are left out of the largest.",
     range=(0.0, float("inf")),
+    version=2,  # of a place beside a larger spike it was that of the other place
 )
 PLACE_WEIGHT = Metric(
     "place_weight",

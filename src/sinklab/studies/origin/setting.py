@@ -63,7 +63,7 @@ class OriginSetting:
         """On some of the samples alone, boolean ``(samples,)``."""
         growth = self.growth
         own = Growth(
-            norms=growth.norms[rows], blocks=growth.blocks[rows], spikes=growth.spikes[rows], positions=growth.positions[rows],
+            norms=growth.norms[rows], blocks=growth.blocks[rows], positions=growth.positions[rows],
             tokens=None if growth.tokens is None else growth.tokens[rows],
         )  # fmt: skip
         samples = self.samples.take(torch.nonzero(rows)[:, 0])

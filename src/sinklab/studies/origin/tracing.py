@@ -84,14 +84,12 @@ class Growth:
     Attributes:
         norms: float32 ``(samples, stages, length)``; of post-norm models, of the sum before the norm.
         blocks: float32 ``(samples, blocks + 1, length)``: what enters the first block, and what leaves every block.
-        spikes: float64 ``(samples, blocks + 1)``: largest over median size of the hidden state.
         positions: int64 ``(samples, length)``, in the document; -1 for padding.
         tokens: ids of the same shape, -1 where there is none (padding, learned tokens); ``None`` for samples that are no text.
     """
 
     norms: Tensor
     blocks: Tensor
-    spikes: Tensor
     positions: Tensor
     tokens: Tensor | None
 
@@ -111,18 +109,14 @@ class _Norms(Tap):
         self.positions = torch.zeros(0, 0, dtype=torch.int64)
         self.stages: list[Tensor] = []
         self.blocks: list[Tensor] = []
-        self.spikes: list[Tensor] = []
         self._state = torch.zeros(0)
-        self._real: Tensor | None = None
 
     def enter(self, block: int, hidden: Tensor) -> None:
         self._state = hidden
         if not self.stages:
             self.positions = positions_of(self.samples, hidden.shape[1])
-            padded = (self.positions < 0).any()
-            self._real = (self.positions >= 0).to(hidden.device) if padded else None
             self.stages.append(_norm(hidden))
-            self._left(hidden)
+            self.blocks.append(_norm(hidden))
         if hidden.shape[1] != self.positions.shape[1]:
             raise UnsupportedModelError(
                 f"{self.structure.blocks[block].name} is given {hidden.shape[1]} positions and the first block "
@@ -139,25 +133,30 @@ class _Norms(Tap):
     def leave(self, block: int, hidden: Tensor) -> None:
         if not self.structure.blocks[block].split:
             self.stages.append(_norm(hidden))
-        self._left(hidden)
-
-    def _left(self, hidden: Tensor) -> None:
         self.blocks.append(_norm(hidden))
-        self.spikes.append(largest_over_median(hidden, self._real))
 
 
-def largest_over_median(hidden: Tensor, real: Tensor | None) -> Tensor:
-    """Largest over median size of the hidden states of every sample, float64 ``(samples,)``.
+def largest_over_median(hidden: Tensor, at: Tensor, others: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest over median size of the hidden states of every sample, and whether the largest stands at a place.
+
+    The largest is that of the place and of the tokens that are neither sinks nor spikes, so that a spike at one place is none
+    of another; the median is that of all tokens.
 
     Args:
-        real: which tokens are no padding, boolean ``(samples, length)``; ``None`` for all of them.
+        at, others, real: which tokens are the place, which are neither sinks nor spikes, and which are no padding, boolean
+            ``(samples, length)``.
+
+    Returns:
+        float64 and boolean ``(samples,)``.
     """
-    sizes = hidden.float().abs()
-    if real is None:
-        flat = sizes.flatten(1)
-        return (flat.amax(1) / flat.median(1).values.clamp_min(1e-30)).double().cpu()
-    own = [row[kept] for row, kept in zip(sizes, real, strict=True)]
-    return torch.stack([row.max() / row.median().clamp_min(1e-30) for row in own]).double().cpu()
+    sizes, real = hidden.float().abs(), real.to(hidden.device)
+    if bool(real.all()):
+        medians = sizes.flatten(1).median(1).values
+    else:
+        medians = torch.stack([row[kept].median() for row, kept in zip(sizes, real, strict=True)])
+    by_token = sizes.amax(2)
+    here, there = (by_token.masked_fill(~mask.to(hidden.device), 0.0).amax(1) for mask in (at, others))
+    return (torch.maximum(here, there) / medians.clamp_min(1e-30)).double().cpu(), (here > there).cpu()
 
 
 def _norm(hidden: Tensor) -> Tensor:
@@ -204,11 +203,9 @@ def measure_growth(
             forward(batch)
         own = _ids_of(batch, norms.positions.shape[1], norms.positions)
         ids += [] if own is None else [own]
-        parts.append(
-            (torch.stack(norms.stages, 1), torch.stack(norms.blocks, 1), torch.stack(norms.spikes, 1), norms.positions)
-        )
-    stages, blocks, spikes, positions = (torch.cat([part[which] for part in parts]) for which in range(4))
-    return Growth(stages, blocks, spikes, positions, torch.cat(ids) if ids else None)
+        parts.append((torch.stack(norms.stages, 1), torch.stack(norms.blocks, 1), norms.positions))
+    stages, blocks, positions = (torch.cat([part[which] for part in parts]) for which in range(3))
+    return Growth(stages, blocks, positions, torch.cat(ids) if ids else None)
 
 
 @dataclasses.dataclass(frozen=True)

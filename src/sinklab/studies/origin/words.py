@@ -107,7 +107,8 @@ def _writers(origin: OriginFound) -> str:
 
 
 def _parting(origin: OriginFound) -> str:
-    """Whether spike and sink go together: the sentence that the experiment is for."""
+    """Whether spike and sink go together: the sentence that the experiment is for; of a place without a spike, whether the
+    sink goes."""
     edit = _edit(origin, "units", "zero")
     if edit is None:
         return ""
@@ -118,6 +119,8 @@ def _parting(origin: OriginFound) -> str:
     takes = "takes" if len(origin["units"]) == 1 else "take"
     changes = "changes" if len(origin["units"]) == 1 else "change"
     if edit["weight_kept"] is None or edit["weight"] is None or origin["weight"] is None:
+        if not origin["spiked"]:
+            return ""
         if _open(edit["spike_kept"]):
             kept_of_it = f"{_percents(edit['spike_kept'])} kept"
             return f"{silenced} {changes} the spike ({spikes}, {kept_of_it}); these samples leave open whether it goes."
@@ -130,23 +133,23 @@ def _parting(origin: OriginFound) -> str:
         f"weight {number(origin['weight'], 2)} to {number(edit['weight'], 2)}, {_percents(weight)} of what exceeds uniform"
         " attention is kept"
     )
+    by_head = _differing(origin, f"{silenced} {takes}")
+    if not origin["spiked"]:
+        if _open(weight):
+            return f"{silenced} {changes} the sink ({weights}); these samples leave open whether it goes."
+        if by_head is not None:
+            return f"{by_head[0]}; {by_head[1]}."
+        if sink == "stays":
+            return f"{silenced} {leaves} the sink as it is ({weights})."
+        return f"{silenced} {takes} {'' if sink == 'gone' else 'part of '}the sink away ({weights})."
     if _open(edit["spike_kept"]) or _open(weight):
         return (
             f"{silenced} {changes} the spike ({spikes}, "
             f"{_percents(edit['spike_kept'])} kept) and the sink ({weights}); these samples leave open which of them goes."
         )
-    lost, kept, left_open = _by_head(origin)
-    if lost and kept:
-        weights_of = " (weight {})".format
-        many = f"{len(lost)} of {len(lost + kept + left_open)} heads"
-        text = f"{silenced} {takes} the sink of {many} away{weights_of(_changes(lost))}"
-        spiked = f"the spike too ({spikes})" if spike == "gone" else f"the spike {_left(spike)} ({spikes})"
-        joined = f" and {spiked}" if spike == "gone" else f"; {spiked}"
-        others = len(kept) if left_open else "the other"
-        rest = f"{others} head keeps" if len(kept) == 1 else f"{others} heads keep"
-        gaining = any((head["edited"]["units zero"] or 0) > (head["weight"] or 0) for head in kept)
-        more = f" or {'looks' if len(kept) == 1 else 'look'} there more" if gaining else ""
-        return f"{text}{joined}; {rest} part of it or all{more}{weights_of(_changes(kept))}{_not_shown(left_open)}."
+    if by_head is not None:
+        joined = f" and the spike too ({spikes})" if spike == "gone" else f"; the spike {_left(spike)} ({spikes})"
+        return f"{by_head[0]}{joined}; {by_head[1]}."
     if spike == "gone" and sink == "stays":
         return f"Spike and sink part. {silenced} {takes} the spike away ({spikes}), and the sink stays ({weights})."
     if spike == "gone" and sink == "gone":
@@ -158,6 +161,25 @@ def _parting(origin: OriginFound) -> str:
     if sink == "weakened":
         return f"{silenced} {takes} part of the sink away ({weights}); the spike {_left(spike)} ({spikes})."
     return f"{silenced} {leaves} the sink as it is ({weights}); the spike {_left(spike)} ({spikes})."
+
+
+def _differing(origin: OriginFound, takes: str) -> tuple[str, str] | None:
+    """Which heads lose the sink, and which keep it, where they differ.
+
+    Args:
+        takes: the beginning of the sentence, up to "takes".
+    """
+    lost, kept, left_open = _by_head(origin)
+    if not lost or not kept:
+        return None
+    others = len(kept) if left_open else "the other"
+    rest = f"{others} head keeps" if len(kept) == 1 else f"{others} heads keep"
+    gaining = any((head["edited"]["units zero"] or 0) > (head["weight"] or 0) for head in kept)
+    more = f" or {'looks' if len(kept) == 1 else 'look'} there more" if gaining else ""
+    return (
+        f"{takes} the sink of {len(lost)} of {len(lost + kept + left_open)} heads away (weight {_changes(lost)})",
+        f"{rest} part of it or all{more} (weight {_changes(kept)}){_not_shown(left_open)}",
+    )
 
 
 def _not_shown(heads: Sequence[OriginHead]) -> str:
@@ -225,10 +247,12 @@ def _moved(origin: OriginFound) -> str:
     added = "an added token (a register)" if one else f"{registers['number']} added tokens (registers)"
     kept = edit["spike_kept"]
     leaves = "leaves open on these samples whether a spike stays" if _open(kept) else _LEAVES[grade(kept["mean"])]
+    what = f"hat {'it writes' if it == 'it' else 'they write'}"
     text = (
-        f"Moved to {added}, what "
-        f"{'it writes' if it == 'it' else 'they write'} {leaves} in the picture "
+        f"Moved to {added}, w{what} {leaves} in the picture "
         f"({number(edit['spike'])} times the median, {number(origin['spike'])} as the model is)"
+        if origin["spiked"]
+        else f"W{what} is moved to {added}"
     )
     if edit["weight"] is not None and registers["weight"] is not None:
         text += (
@@ -269,7 +293,7 @@ def _bounds(interval: Difference, places: int = 4) -> str:
 
 
 def _positive(interval: Difference) -> str:
-    ends = "" if interval["low"] is None else f" [{interval['low']:.4f}, {interval['high']:.4f}]"
+    ends = "" if interval["low"] is None else f" [{max(interval['low'], 0.0):.4f}, {interval['high']:.4f}]"
     return f"{interval['mean']:.4f}{ends}"
 
 
