@@ -18,9 +18,9 @@ from sinklab.studies.reproduce.engine import reproduce
 
 STEPS = {
     **{"training.steps": 200, "training.save_every": 200, "training.evaluate_every": 200, "schedule.warmup_steps": 50},
-    **{"data.max_tokens": 220_000, "watch.every": 200},
+    **{"training.batch_size": 8, "data.max_tokens": 120_000, "watch.every": 200},
 }
-"""A third of the smallest scale and the text for it, after which the sink of a softmax model is there at every seed."""
+"""A sixth of the smallest scale and the text for it, after which the sink of a softmax model is there at every seed."""
 
 SEEDS = range(6)
 """Rates after so few steps spread from 20 to 60 %, otherwise on each kind of processor: with three, an interval may reach 0."""

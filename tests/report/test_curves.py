@@ -13,7 +13,7 @@ import pytest
 
 from sinklab.errors import InputError
 from sinklab.report.curves import draw_runs, measured_apart, without_maps, write_plot
-from sinklab.report.training_runs import read_curves
+from sinklab.report.training_runs import RunCurves, read_curves
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.studies.plot.plot import plot
 
@@ -209,10 +209,21 @@ def test_sweeps_of_one_grid_are_told_apart_by_their_folders(tmp_path):
     assert (tmp_path / "once.svg").read_text().count("<!-- run (softmax), position 2 -->") == 1
 
 
+def cells_like(run: RunCurves, rates, seeds) -> list[RunCurves]:
+    """Cells of a sweep with the numbers of one."""
+    return [
+        dataclasses.replace(run, name=f"{rate},{seed}", settings={"optimizer.learning_rate": rate, "seed": seed})
+        for rate in rates
+        for seed in seeds
+    ]
+
+
 def test_no_two_lines_look_alike(tmp_path):
     """Of thirty runs the seeds of a setting have one look, of thirty settings there are more than looks."""
-    cells = make_sweep(tmp_path / "a", [float(rate) for rate in range(15)], (0, 1))
-    runs = [read_curves(cell) for cell in cells]
+    (cell,) = make_sweep(tmp_path / "seeds", (0.0,), (1,))
+    one = read_curves(cell)
+    assert one.settings == cells_like(one, (0.0,), (1,))[0].settings
+    runs = cells_like(one, [float(rate) for rate in range(15)], (0, 1))
     figure = draw_runs(runs)
     looks = {}
     for line in figure.axes[1].lines:
@@ -223,13 +234,13 @@ def test_no_two_lines_look_alike(tmp_path):
     assert names == list(looks) == [f"learning_rate={rate}, 2 seeds, position 2" for rate in range(15)]
     assert "Runs that differ in nothing but their seed have one look." in figure.get_supxlabel()
     assert len({str(line.get_color()) + str(line.get_linestyle()) for line in draw_runs(runs[:28]).axes[1].lines}) == 28
-    seeds = [read_curves(cell) for cell in make_sweep(tmp_path / "seeds", (0.1,), range(29))]
+    seeds = cells_like(one, (0.1,), range(29))
     (name,) = [text.get_text() for text in draw_runs(seeds).legends[0].get_texts()]
     assert name == "learning_rate=0.1, 29 seeds, position 2"
     seeds = [dataclasses.replace(run, settings={"seed": run.settings["seed"]}) for run in seeds]
     (name,) = [text.get_text() for text in draw_runs(seeds).legends[0].get_texts()]
     assert name == "seeds (softmax), 29 seeds, position 2"
-    many = [read_curves(cell) for cell in make_sweep(tmp_path / "b", range(29), (0,))]
+    many = cells_like(one, range(29), (0,))
     with pytest.raises(InputError, match=r"29 lines would look alike: one picture has 28 looks; give the folders of the runs"):
         draw_runs(many)
 
@@ -244,7 +255,7 @@ def test_more_runs_than_colours_and_maps(tmp_path):
     notes = []
     write_plot([tmp_path / "r0"], tmp_path / "one.svg", note=notes.append)
     assert not notes
-    runs[1].table.drop(runs[1].table.index[runs[1].table["head"].notna()], inplace=True)
+    runs[1] = dataclasses.replace(runs[1], table=runs[1].table[runs[1].table["head"].isna()])
     assert without_maps(runs) == (
         "Without maps of layers, heads and positions: r1 (softmax) (no sink rate of single heads was measured)."
     )
@@ -266,7 +277,7 @@ def test_maps_have_units_deep_models_a_short_legend_and_steps_round_numbers(tmp_
 
 def test_one_measurement(tmp_path):
     run = read_curves(make_run(tmp_path / "run"))
-    run.table.drop(run.table.index[run.table["step"] != 100], inplace=True)
+    run = dataclasses.replace(run, table=run.table[run.table["step"] == 100])
     losses, rates, gaps, layers = draw_runs([run]).axes[:4]
     for axes in (losses, rates, gaps, layers):
         assert axes.get_xticks().tolist() == [100]

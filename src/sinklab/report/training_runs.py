@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,27 +59,37 @@ class RunCurves:
 
     def series(self, probe: str, metric: str, key_position: int | None = None) -> Points:
         """Steps and values of one number of the whole model; empty when it was not measured."""
-        rows = self.table[(self.table["probe"] == probe) & (self.table["metric"] == metric) & self.table["layer"].isna()]
+        table = self._whole_model
+        rows = table[(table["probe"] == probe) & (table["metric"] == metric)]
         rows = rows[rows["key_position"].isna() if key_position is None else rows["key_position"] == key_position]
         rows = rows.sort_values("step")
         return rows["step"].to_numpy(np.int64), rows["value"].to_numpy(np.float64)
 
     def profile(self) -> pd.DataFrame:
         """Sink rate in percent by position (rows) and step (columns); late positions, which few queries see, are left out."""
-        rows = self._rate().query("layer.isna() and key_position.notna()")
+        rows = self._rate.query("layer.isna() and key_position.notna()")
         rows = rows[_seen_by_enough(rows)]
         return rows.pivot(index="key_position", columns="step", values="value").sort_index()
 
     def heads(self) -> pd.DataFrame:
         """Sink rate in percent at :attr:`sink` by layer and head (rows) and step (columns)."""
-        rows = self._rate()
-        rows = rows[rows["head"].notna() & (rows["key_position"] == self.sink)]
-        return rows.pivot(index=["layer", "head"], columns="step", values="value").sort_index()
+        return self._heads
 
     def layers(self) -> pd.DataFrame:
         """Sink rate in percent at :attr:`sink` by layer (rows) and step (columns), the mean over its heads."""
-        return self.heads().groupby(level="layer").mean()
+        return self._heads.groupby(level="layer").mean()
 
+    @functools.cached_property
+    def _heads(self) -> pd.DataFrame:
+        rows = self._rate
+        rows = rows[rows["head"].notna() & (rows["key_position"] == self.sink)]
+        return rows.pivot(index=["layer", "head"], columns="step", values="value").sort_index()
+
+    @functools.cached_property
+    def _whole_model(self) -> pd.DataFrame:
+        return self.table[self.table["layer"].isna()]
+
+    @functools.cached_property
     def _rate(self) -> pd.DataFrame:
         return self.table[(self.table["probe"] == "sink_rate") & (self.table["metric"] == "gu2024")]
 
