@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers as T
 
+from sinklab import find_origin
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.losses import IGNORED, guess_warning, hide_tokens
@@ -679,3 +680,12 @@ def test_losses_of_padded_texts_are_those_of_the_texts_alone(side):
     scored = ~found.isnan()
     assert scored.sum(1).tolist() == [11, 11]
     torch.testing.assert_close(found[scored].view(2, 11), alone, rtol=0, atol=1e-5)
+
+
+def test_samples_of_ones_own_are_ids_what_a_tokenizer_returns_or_samples():
+    model, ids = planted(writes=400.0, reads=SPIKE), tokens()
+    batch = T.BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    results = [find_origin(model, inputs=given, controls=2).summary for given in (Samples.of_tokens(ids), ids, batch)]
+    assert results[0]["origins"] == results[1]["origins"] == results[2]["origins"] != []
+    with pytest.raises(ConfigurationError, match=r"^samples of your own are token ids .*, got list; texts of a file"):
+        find_origin(model, inputs=["a text", "another"])

@@ -251,13 +251,22 @@ def _room_for_weights(
     return size, f"{stage} (second tier: {in_units(size * one)} of weights at a time)"
 
 
-def as_samples(samples: Samples | Tensor) -> Samples:
-    """The samples; token ids ``(samples, seq_len)`` as samples of text.
+def as_samples(samples: Samples | Tensor | Mapping[str, Tensor]) -> Samples:
+    """The samples; token ids ``(samples, seq_len)``, or what a tokenizer returns, as samples of text.
 
     Raises:
+        ConfigurationError: something else, such as texts.
         InputError: nothing in them.
     """
-    samples = Samples.of_tokens(samples) if isinstance(samples, Tensor) else samples
+    if isinstance(samples, Tensor):
+        samples = Samples.of_tokens(samples)
+    elif isinstance(samples, Mapping) and isinstance(samples.get("input_ids"), Tensor):
+        samples = Samples(dict(samples))
+    elif not isinstance(samples, Samples):
+        raise ConfigurationError(
+            "samples of your own are token ids (samples, seq_len), what a tokenizer returns with return_tensors='pt', or a "
+            f"sinklab.corpora.samples.Samples, got {type(samples).__name__}; texts of a file are read with `corpus`"
+        )
     for name, tensor in samples.arguments.items():
         if not tensor.numel():
             what = "token" if name == "input_ids" else "number"

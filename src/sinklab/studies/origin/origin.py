@@ -26,6 +26,10 @@ from sinklab.studies.arguments import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
     from sinklab.corpora.samples import Samples as Shown
     from sinklab.sinks import Sinks
 
@@ -42,7 +46,7 @@ def find_origin(
     threshold: Threshold = 0.3,
     controls: int = 5,
     registers: int = 0,
-    inputs: Shown | None = None,
+    inputs: Shown | Tensor | Mapping[str, Tensor] | None = None,
     sinks: Sinks | None = None,
     seed: Seed = 0,
     bos: Bos = "auto",
@@ -68,7 +72,8 @@ def find_origin(
         controls: Draws of random units of the same layer, as many as were found.
         registers: Tokens to add to a model of pictures, to which what neurons write at its spikes is moved; attention, spike
             and outputs with them are measured too.
-        inputs: samples of your own, of any kind that the model reads, instead of a corpus.
+        inputs: samples of your own instead of a corpus: token ids (samples, seq_len), what a tokenizer returns, or Samples of
+            any kind that the model reads.
         sinks: what find_sinks found on samples like these; they are searched for otherwise.
         out: Directory for report.html, summary.json, table.parquet and run.json; none by default.
 
@@ -89,7 +94,7 @@ def find_origin(
     from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
-    from sinklab.studies.measure.probing import opened, require_length, require_one_place, uses_bos
+    from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos
     from sinklab.studies.origin.display import display
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, decoded, locate_origins, require_settings
 
@@ -97,6 +102,7 @@ def find_origin(
         "seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos, "controls": controls,
         "registers": registers,
     }  # fmt: skip
+    inputs = None if inputs is None else as_samples(inputs)
     require_settings(samples if inputs is None else len(inputs), controls, batch_size, registers)
     with Run("origin", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         given = None if corpus == AUTO or inputs is not None else resolve_corpus(corpus)

@@ -26,6 +26,10 @@ from sinklab.studies.arguments import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
     from sinklab.corpora.samples import Samples as InputSamples
 
 __all__ = ["quantize"]
@@ -41,7 +45,7 @@ def quantize(
     seq_len: SeqLen = SEQ_LEN,
     samples: Samples = 64,
     calibration: int = 16,
-    inputs: InputSamples | None = None,
+    inputs: InputSamples | Tensor | Mapping[str, Tensor] | None = None,
     minimal_effect: float = 0.01,
     threshold: Threshold = 0.3,
     products: Literal["integer", "simulated"] = "integer",
@@ -67,7 +71,8 @@ def quantize(
         residual: Put the residual stream on grids too, where it enters the first block and leaves each.
         samples: Samples that losses are taken of.
         calibration: Other samples, which ranges of activations are taken from.
-        inputs: samples of your own instead of ``corpus``, the first ``calibration`` of them for ranges.
+        inputs: samples of your own instead of ``corpus``, the first ``calibration`` of them for ranges: token ids (samples,
+            seq_len), what a tokenizer returns, or Samples.
         minimal_effect: Nats up to which a gap counts as none.
         products: integer multiplies int8 codes and checks the products against the simulated ones; simulated multiplies what
             the codes stand for.
@@ -91,7 +96,7 @@ def quantize(
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
     from sinklab.report.quantize import write_quantize_plot
     from sinklab.results.table import make_table
-    from sinklab.studies.measure.probing import opened, require_length, require_one_place, uses_bos
+    from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos
     from sinklab.studies.quantize.display import display
     from sinklab.studies.quantize.measurement import Request, examine
     from sinklab.studies.quantize.recipes import recipe_of, write_recipes
@@ -115,7 +120,7 @@ def quantize(
         require_one_place(loaded.model, "quantize")
         with_bos = uses_bos(loaded.encoder, bos)
         if inputs is not None:
-            ranges, measured = divided(inputs, calibration)
+            ranges, measured = divided(as_samples(inputs), calibration)
             label, about = "own inputs", None
         else:
             text = given or default_corpus(loaded)
