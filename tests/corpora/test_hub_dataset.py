@@ -76,9 +76,10 @@ def test_a_local_identity_follows_the_contents(tmp_path):
     assert HubDataset(path).identity.revision != identity.revision
 
 
-def test_passages_are_mixed_held_out_rows(saved, tokenizer):
+def test_passages_are_all_rows_of_ones_own_files_mixed(saved, tokenizer):
     encoder = Encoder(vocab_size=300, bos_token_id=0, tokenizer=tokenizer)
-    corpus = resolve_corpus(str(saved), train_split="test", held_out_split="train")
+    assert list(resolve_corpus(str(saved), held_out_split="test").passages(0)) == ["a test"]
+    corpus = resolve_corpus(str(saved))
     orders = [list(corpus.passages(seed)) for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2]) == sorted(TEXTS)
@@ -181,10 +182,15 @@ def test_the_name_alone_asks_for_the_dataset():
         resolve_corpus("hub_dataset")
 
 
-def test_too_few_rows_are_said_to_be_those_held_out(tmp_path):
-    """Of twenty rows one is held out, more or less: the text is long enough, and most of it is for training."""
-    path = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in TEXTS[:20]])
-    few = HubDataset(path)
+def test_too_few_rows_are_said_to_be_those_held_out(tmp_path, monkeypatch):
+    """Of twenty rows on the hub one is held out, more or less: the text is long enough, and most of it is for training."""
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *args, **kwargs: Builder())
+    encoder = Encoder(vocab_size=300, tokenizer=make_tokenizer())
+    held_out = list(HubDataset("someone/stories").documents("held_out"))
+    assert sorted(HubDataset("someone/stories").passages(0)) == sorted(held_out)
     with pytest.raises(InputError, match=r"of the split 'train' the 5 % are read that training does not read; of one that"):
-        few.sample(Encoder(vocab_size=300, tokenizer=make_tokenizer()), seq_len=2, samples=20, seed=0, bos=False)
-    assert HubDataset(path, held_out_split="test").more == "name a `held_out_split` with more text than 'test'"
+        HubDataset("someone/stories").sample(encoder, seq_len=2, samples=len(TEXTS), seed=0, bos=False)
+    assert HubDataset("someone/stories", held_out_split="test").more == "name a `held_out_split` with more text than 'test'"
+    own = HubDataset(jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in TEXTS[:20]]))
+    with pytest.raises(InputError, match=r"of 2,000 samples of 2 tokens; lower `samples` or `seq_len`, or give more rows$"):
+        own.sample(encoder, seq_len=2, samples=2000, seed=0, bos=False)

@@ -27,15 +27,18 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 class HubDataset(TextCorpus):
     """One column of text, one document a row, read as a stream: nothing is downloaded ahead and memory does not grow.
 
-    Passages are held-out rows, mixed by a buffer of a thousand. A model of pictures is given the column of images instead, with
-    the column of class labels, if there is one; all rows of the held-out split, or else of the one that training reads.
+    Passages are rows, mixed by a buffer of a thousand: those of the held-out split where one is named; else all rows of your
+    own files, and of a dataset on the hub those held out of the split that training reads. A model of pictures is given the column
+    of images instead, with the column of class labels, if there is one; all rows of the held-out split, or else of the one that
+    training reads.
 
     Args:
         path: a name on the hub (``owner/name``), a data file, or a folder with data files or made by ``save_to_disk``.
         subset: configuration of the dataset.
         revision: branch, tag or commit on the hub. With a commit, an encoded copy is found again without the network.
         train_split: split that training reads.
-        held_out_split: split that evaluation reads; by default 5 % of the rows of ``train_split``, by the hash of their text.
+        held_out_split: split that evaluation reads; by default 5 % of the rows of ``train_split``, by the hash of their text,
+            and of your own files all rows where a model is measured.
         text_column: column with the text; by default ``text``, or else the only column of strings.
         image_column: column with the pictures; by default ``image``, or else the only column of images.
         label_column: column with their classes; by default ``label``, or else the only column of class labels, or none.
@@ -87,6 +90,8 @@ class HubDataset(TextCorpus):
     def more(self) -> str:
         if self.held_out_split is not None:
             return f"name a `held_out_split` with more text than {self.held_out_split!r}"
+        if self._local:
+            return "give more rows"
         return (
             f"give more rows: of the split {self.train_split!r} the {HELD_OUT_PERCENT} % are read that training does not read; "
             "of one that `held_out_split` names, all"
@@ -109,7 +114,8 @@ class HubDataset(TextCorpus):
         return Identity(source, revision, f"see https://huggingface.co/datasets/{self.dataset}")
 
     def passages(self, seed: int) -> Iterator[str]:
-        return _mixed(self.documents("held_out"), SHUFFLED, seed)
+        whole = self._local is not None and self.held_out_split is None
+        return _mixed(self._texts(self.train_split) if whole else self.documents("held_out"), SHUFFLED, seed)
 
     def pictures(self, seed: int, size: int) -> Iterator[Picture]:
         for number, content, label in _mixed(self._images(), SHUFFLED, seed):
