@@ -28,9 +28,10 @@ class HubDataset(TextCorpus):
     """One column of text, one document a row, read as a stream: nothing is downloaded ahead and memory does not grow.
 
     Passages are rows, mixed by a buffer of a thousand: those of the held-out split where one is named; else all rows of your
-    own files, and of a dataset on the hub those held out of the split that training reads. A model of pictures is given the column
-    of images instead, with the column of class labels, if there is one; all rows of the held-out split, or else of the one that
-    training reads.
+    own files, and of a dataset on the hub those held out of the split that training reads.
+
+    A model of pictures is given the column of images instead, with the column of class labels, if there is one; all rows of the
+    held-out split, or else of the one that training reads.
 
     Args:
         path: a name on the hub (``owner/name``), a data file, or a folder with data files or made by ``save_to_disk``.
