@@ -142,6 +142,30 @@ def test_a_killed_run_goes_on_where_it_was(result, checkpoint, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_heads_of_few_layers_are_kept_a_few_at_a_time():
+    def cut(layers, heads):
+        chosen = [Head(layer, head, f"layers.{layer}") for layer in range(layers) for head in range(heads)]
+        pieces = resumable._pieces(chosen)
+        assert [head for piece in pieces for head in piece] == chosen
+        return [len(piece) for piece in pieces]
+
+    assert cut(1, 3) == [3]
+    assert cut(1, 9) == [4, 4, 1]
+    assert cut(3, 8) == [4] * 6
+    assert cut(12, 12) == [12] * 12
+    assert cut(30, 2) == [4] * 15
+    assert cut(2, 64) == [11, 11, 11, 11, 11, 9] * 2
+
+
+def test_an_output_directory_changes_no_number_of_a_layer_that_is_cut(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(resumable, "HEADS_OF_A_PIECE", 1)
+    settings = {**QUICK, "heads": "1.0,1.1", "experiments": False}
+    assert (
+        find_causes(str(checkpoint), **settings, out=tmp_path / "out").summary
+        == find_causes(str(checkpoint), **settings).summary
+    )
+
+
 def test_what_another_model_left_is_not_taken(checkpoint, tmp_path, monkeypatch):
     out = tmp_path / "out"
     monkeypatch.setattr(causes_measure, "label_heads", lambda *given, **options: 1 / 0)

@@ -38,6 +38,8 @@ __all__ = ["Resumable"]
 
 PIECES = 12
 """Into about how many pieces the work of a long run is cut: what a killed one loses."""
+HEADS_OF_A_PIECE = 4
+"""Heads of a module that are measured together at least: each piece runs the unedited model once more."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,15 +68,14 @@ class Resumable:
         self._settings, self._sources = self._key(state) if state is not None and self.store.folder is not None else ({}, "")
 
     def of_heads(self, heads: Sequence[Head], groups: Sequence[HeadGroup]) -> Effects:
-        """Effects of all variants on some heads, a few modules at a time if what is measured is to be stored.
+        """Effects of all variants on some heads, a few at a time if what is measured is to be stored.
 
         Args:
             groups: that will be measured later, for the time that is announced.
         """
-        modules = list(dict.fromkeys(head.module for head in heads))
-        size = len(modules) if self.store.folder is None else max(1, len(modules) // PIECES)
-        pieces = [set(modules[start : start + size]) for start in range(0, len(modules), size)]
-        parted = [[head for head in heads if head.module in piece] for piece in pieces]
+        parted = _pieces(heads)
+        if self.store.folder is None and len({head.module for head in heads}) >= len(parted):
+            parted = [list(heads)]  # no head of a module is apart from the others, by which numbers are rounded
         keys = [(f"layer-{part[0].layer}", {**self._settings, "heads": list(map(str, part))}, self._sources) for part in parted]
         stored = [self.store.get(*key) for key in keys]
         waiting = [head for part, saved in zip(parted, stored, strict=True) if saved is None for head in part]
@@ -285,6 +286,18 @@ def _described(value: object) -> Iterator[bytes]:
 
 def _arrays(effects: Effects[Edited]) -> dict[str, np.ndarray]:
     return {"loss": effects.loss, "divergence": effects.divergence, "clean_loss": effects.clean_loss}
+
+
+def _pieces(heads: Sequence[Head]) -> list[list[Head]]:
+    """Heads by modules, some of them together where there are many, and those of a module in parts where there are few."""
+    modules = list(dict.fromkeys(head.module for head in heads))
+    size = max(1, len(modules) // PIECES)
+    most = max(HEADS_OF_A_PIECE, -(-len(heads) // PIECES))
+    pieces: list[list[Head]] = []
+    for first in range(0, len(modules), size):
+        part = [head for head in heads if head.module in modules[first : first + size]]
+        pieces += [part] if size > 1 else [part[start : start + most] for start in range(0, len(part), most)]
+    return pieces
 
 
 def _joined(parts: Sequence[Effects[Edited]], record: Mapping[str, str]) -> Effects[Edited]:
