@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.cache_argument import given_cache, returned_cache
 from sinklab.attention.call import LayerOutput, Site, run_name
 from sinklab.attention.editing import Editing
 from sinklab.attention.forward import Forward
@@ -188,7 +189,7 @@ class ModelHooks:
             self.now.token_ids.append(ids.long())
             if module is self.anatomy.encoder:
                 self.now.source_ids = ids.long()
-        cache = kwargs.get("past_key_values")
+        cache = given_cache(kwargs)
         self.now.cached = 0 if cache is None else int(cache.get_seq_length())
         if self.depth == 1:
             self.now.cache = cache
@@ -205,7 +206,7 @@ class ModelHooks:
             return
         self.depth -= 1
         if self.depth == 0:
-            self._remember(getattr(output, "past_key_values", None) if self.now.cache is None else self.now.cache)
+            self._remember(returned_cache(output) if self.now.cache is None else self.now.cache)
             silent = [name for name in self.now.starts if name not in self.now.called]
             self.now.masks.clear()
             self.now.early_masks.clear()

@@ -60,6 +60,7 @@ class ModelInputs(TypedDict, total=False):
     decoder_position_ids: Tensor | None
     token_type_ids: Tensor | None
     past_key_values: Cache | None
+    cache: Cache | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

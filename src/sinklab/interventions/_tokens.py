@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sinklab.attention.cache_argument import given_cache
 from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 
@@ -15,7 +16,7 @@ __all__ = ["cached_tokens", "first_tokens", "names_beside", "put_in", "rearrange
 
 def cached_tokens(edit: InputIntervention, inputs: ModelInputs) -> int:
     """How many tokens the model has in its cache already; the encoder of an encoder–decoder has none."""
-    cache = inputs.get("past_key_values")
+    cache = given_cache(inputs)
     if cache is None or (edit.tokens == "input_ids" and inputs.get("decoder_input_ids") is not None):
         return 0
     return int(cache.get_seq_length())
@@ -73,7 +74,7 @@ def rearranged(edit: InputIntervention, inputs: ModelInputs, source: Tensor, new
     """
     ids, shape = inputs[edit.tokens], inputs[edit.tokens].shape
     encodes = edit.tokens == "input_ids" and inputs.get("decoder_input_ids") is not None
-    if inputs.get("past_key_values") is not None and not encodes:
+    if given_cache(inputs) is not None and not encodes:
         raise ConfigurationError(
             f"{edit.name}: it changes the number of tokens, of which a cache and what is decoded with it would know nothing; "
             "run without past_key_values (generate(use_cache=False)), or edit the tokens before"

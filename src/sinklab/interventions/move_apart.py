@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from sinklab.attention.cache_argument import given_cache
 from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import cached_tokens, names_beside, token_positions
@@ -55,7 +56,7 @@ class MoveApart(InputIntervention):
         given = inputs.get(positions)
         if given is None:
             given = torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape)
-        alone = inputs.get(mask) is None and inputs.get("past_key_values") is None
+        alone = inputs.get(mask) is None and given_cache(inputs) is None
         if alone and given.ndim == 2 and bool((given[:, 1:] <= given[:, :-1]).any()):
             raise ConfigurationError(
                 f"move_apart: {positions} start anew inside a row, which packs several documents, and a gap would merge them; "

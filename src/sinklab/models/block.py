@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sinklab.attention.cache_argument import CACHE, given_cache
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.state import bind
 from sinklab.models.feed_forward import FeedForward
@@ -76,7 +76,6 @@ class SinkLMAttention(nn.Module):
         scheme: PositionScheme,
         rotation: Rotation | None,
         attention_mask: object = None,
-        past_key_values: Cache | None = None,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
         split = (*hidden_states.shape[:-1], -1, self.head_dim)
@@ -85,8 +84,10 @@ class SinkLMAttention(nn.Module):
         values = self.v_proj(hidden_states).view(split).transpose(1, 2)
         if rotation is not None:
             queries, keys = scheme.rotate(queries, keys, rotation)
-        if past_key_values is not None:
-            keys, values = past_key_values.update(keys, values, self.layer_idx)
+        cache = given_cache(kwargs)
+        kwargs.pop(CACHE, None)  # it comes by the name under which transformers takes it from layers that are computed again
+        if cache is not None:
+            keys, values = cache.update(keys, values, self.layer_idx)
         if self.needs_layer_input:
             kwargs["layer_input"] = hidden_states
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMi
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from sinklab.attention.cache_argument import CACHE
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.attention.state import OperationState
 from sinklab.errors import ConfigurationError, InputError
@@ -49,7 +50,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _no_split_modules = ["SinkLMLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = [CACHE]
 
     def __init__(self, config: SinkLMConfig) -> None:
         register_operation(operations.make(config.operation))
@@ -164,6 +165,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        cache: Cache | None = None,
         **kwargs: object,
     ) -> CausalLMOutputWithPast:
         """Logits ``(batch, seq_len, vocab_size)`` and, with ``labels``, the mean next-token loss in nats.
@@ -179,6 +181,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
                 Without attention mask and cache, a position that is not the next one begins a document, which sees only
                 itself.
             labels: token ids, -100 where no loss is taken; shifted here. Tokens of the prefix are no targets.
+            past_key_values, cache: the same under the names of older and newer releases of transformers.
             use_cache: make a cache if none is given; it is returned.
             logits_to_keep: only the last so many positions get logits, 0 means all; or their indices.
             kwargs: ``num_items_in_batch`` makes the loss the sum over targets divided by it; others go to the attention
@@ -195,12 +198,16 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             raise InputError(f"an input of shape {tuple(hidden_states.shape[:2])} holds no token; give at least one")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        if cache is None:
+            cache = past_key_values
+        elif past_key_values is not None:
+            raise ConfigurationError("give one cache, as cache or as past_key_values")
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
         layout = lay_out(
             tokens=hidden_states.shape[1],
             front=self.tokens_in_front,
-            cache=past_key_values,
+            cache=cache,
             attention_mask=attention_mask,
             position_ids=position_ids,
             device=hidden_states.device,
@@ -209,7 +216,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         if added:
             front = self.front_tokens.weight.to(hidden_states.dtype)
             hidden_states = torch.cat((front.expand(len(hidden_states), -1, -1), hidden_states), dim=1)
-        mask, bias = self._visibility(hidden_states, layout, past_key_values)
+        mask, bias = self._visibility(hidden_states, layout, cache)
         if bias is not None:
             kwargs["position_bias"] = bias
         hidden_states = self.position.embed(hidden_states, layout.position_ids)
@@ -222,7 +229,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
                 scheme=self.position,
                 rotation=rotation,
                 attention_mask=mask,
-                past_key_values=past_key_values,
+                **{CACHE: cache},
                 position_ids=layout.position_ids,
                 output_attentions=bool(output_attentions),
                 **kwargs,
@@ -247,7 +254,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=past_key_values,
+            **{CACHE: cache},
             hidden_states=tuple(all_hidden) if output_hidden_states else None,
             attentions=tuple(all_weights) if output_attentions else None,
         )

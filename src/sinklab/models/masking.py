@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig
 from transformers.masking_utils import create_causal_mask
 
+from sinklab.attention.cache_argument import CACHE
 from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError
 
@@ -180,7 +181,7 @@ def make_mask(
         config=config,
         inputs_embeds=hidden_states,
         attention_mask=layout.attention_mask,
-        past_key_values=cache,
+        **{CACHE: cache},
         or_mask_function=seen_both_ways if opens else None,
         and_mask_function=_any_or_all(hide, front) if hide else None,
         allow_is_causal_skip=not explicit,

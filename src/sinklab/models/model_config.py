@@ -8,6 +8,7 @@ from typing import Self
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from sinklab.attention.cache_argument import CACHE
 from sinklab.errors import ConfigurationError
 from sinklab.models.architecture import Architecture
 
@@ -37,7 +38,7 @@ class SinkLMConfig(PreTrainedConfig):
     """
 
     model_type = "sinklm"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = [CACHE]
 
     def __init__(self, **fields: object) -> None:
         known = set(Architecture.model_fields)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import EncoderDecoderCache, PreTrainedModel
 
+from sinklab.attention.cache_argument import given_cache
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy, Positions, SlotPolicy
@@ -271,7 +272,7 @@ class PolicyCache(BoundedCache):
         table, model = self.table, self.model
         if model is None or decoder_of(model) is not module:
             raise ConfigurationError(self._belongs())
-        if model.config.is_encoder_decoder and not isinstance(arguments["past_key_values"], EncoderDecoderCache):
+        if model.config.is_encoder_decoder and not isinstance(given_cache(arguments), EncoderDecoderCache):
             raise ConfigurationError(
                 f"{type(model).__name__} has cross-attention too, whose keys need a cache of their own: pass "
                 "past_key_values=EncoderDecoderCache(SinkCache(…), DynamicCache())"

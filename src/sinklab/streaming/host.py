@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import EncoderDecoderCache, PreTrainedModel
 
+from sinklab.attention.cache_argument import given_cache
 from sinklab.errors import ConfigurationError
 from sinklab.streaming.static import is_compiled
 
@@ -211,7 +212,7 @@ class _Hooks:
 
     def before(self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments) -> tuple[tuple[()], Arguments] | None:
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        cache = _planner(arguments.get("past_key_values"))
+        cache = _planner(given_cache(arguments))
         if not self.caches:  # these are the hooks of a copy
             self.leave()
         if cache is None:
@@ -221,7 +222,7 @@ class _Hooks:
     def after(
         self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments, output: ModelOutput | None
     ) -> ModelOutput | None:
-        cache = _planner(kwargs.get("past_key_values"))
+        cache = _planner(given_cache(kwargs))
         return None if cache is None else _close(cache, output)
 
 

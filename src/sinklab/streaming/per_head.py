@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.attention.state import state_of
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
@@ -419,7 +420,7 @@ def verify_groups(model: PreTrainedModel) -> None:
     try:
         cache = PerHeadCache(PerHead(budgets=budgets, positions="original"), model)
         with without_autocast(model):
-            grouped = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits[0]
+            grouped = model(input_ids=tokens, **cache_argument(model, cache), use_cache=True).logits[0]
             dense = model(input_ids=tokens, use_cache=False).logits[0]
     except (RuntimeError, IndexError, TypeError) as error:
         if isinstance(error, SinklabError):

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from sinklab.attention.anatomy import require_module
+from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import learned_positions
@@ -56,7 +57,7 @@ class CacheReader(Reader):
             if attention_mask is not None and "position_ids" in self._parameters:
                 more["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         logits: Tensor = self.model(
-            input_ids=tokens, attention_mask=attention_mask, past_key_values=self.cache, use_cache=True, **more
+            input_ids=tokens, attention_mask=attention_mask, **cache_argument(self.model, self.cache), use_cache=True, **more
         ).logits
         self._columns += tokens.shape[1]
         return logits[:, -keep:] if keep else logits

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import learned_positions
@@ -137,7 +138,7 @@ class RecomputeReader(Reader):
                 self._cache = DynamicCache(config=self.model.config)
             else:
                 window = window[:, -new:]
-            logits = self._logits(window, new, past_key_values=self._cache, use_cache=True)
+            logits = self._logits(window, new, **cache_argument(self.model, self._cache), use_cache=True)
         else:
             logits = self._logits(window, new)
         if not more:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
@@ -280,7 +281,7 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
     training = model.training
     model.eval()
     try:
-        model(input_ids=tokens, position_ids=where, past_key_values=cache, use_cache=True, **masks)
+        model(input_ids=tokens, position_ids=where, **cache_argument(model, cache), use_cache=True, **masks)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not run one token with a cache of keys and values: {error}. A bounded cache needs a "

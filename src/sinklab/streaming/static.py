@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from sinklab.attention.cache_argument import given_cache
 from sinklab.errors import ConfigurationError
 from sinklab.streaming.step import StaticStep
 
@@ -46,7 +47,7 @@ def compile_steps(model: PreTrainedModel, **options: Any) -> None:
 
     @functools.wraps(eager)
     def forward(*args: object, **kwargs: object) -> ModelOutput:
-        static = isinstance(getattr(kwargs.get("past_key_values"), "step", None), StaticStep)
+        static = isinstance(getattr(given_cache(kwargs), "step", None), StaticStep)
         return (compiled if static else eager)(*args, **kwargs)
 
     decoder.forward = forward

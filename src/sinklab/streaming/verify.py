@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.policies.sink_window import SinkWindow
@@ -77,5 +78,5 @@ def _read(model: PreTrainedModel, chunk: int) -> Tensor:
     prefix = tokens_of_prefix(model)
     policy, more = SinkWindow(num_sinks=1, window=_WINDOW + prefix), tokens_in_front(model) + prefix
     cache = PolicyCache(policy, model, chunk=chunk, rebase_at=_REBASE_AT + more if chunk == 1 else None)
-    logits: Tensor = model(input_ids=some_tokens(model), past_key_values=cache, use_cache=True).logits
+    logits: Tensor = model(input_ids=some_tokens(model), **cache_argument(model, cache), use_cache=True).logits
     return logits[0].to(torch.promote_types(logits.dtype, torch.float32))

@@ -12,6 +12,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from sinklab.attention.cache_argument import cache_argument, returned_cache
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.intervention import HeadIntervention, Heads, HiddenIntervention, InputIntervention, Intervention
 from sinklab.attention.probe import Watcher
@@ -214,15 +215,16 @@ class _Decoder:
         pieces, cache = [], None
         with torch.no_grad(), attend(self.model, interventions=self.edits()):
             for piece in self.batch["input_ids"].split([3, 1, 1, 1, 2], dim=1):
-                step = self.model(input_ids=piece, past_key_values=cache, use_cache=True)
-                cache = step.past_key_values
+                step = self.model(input_ids=piece, **cache_argument(self.model, cache), use_cache=True)
+                cache = returned_cache(step)
                 pieces.append(step.logits)
         self.checks.close(torch.cat(pieces, dim=1), edited, _ROUNDING, self.label("cached decoding"), "outputs in pieces")
 
     def _check_changed_length(self) -> None:
         tokens = self.batch["input_ids"]
         cache = transformers.DynamicCache()
-        for check, more in (("labels", {"labels": tokens}), ("cached decoding", {"past_key_values": cache})):
+        given: dict[str, dict[str, Any]] = {"labels": {"labels": tokens}, "cached decoding": cache_argument(self.model, cache)}
+        for check, more in given.items():
             try:
                 self.run({**self.batch, **more})
             except ConfigurationError:

@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from sinklab.attention.cache_argument import cache_argument, returned_cache
 from sinklab.attention.inputs import Inputs
 from sinklab.attention.operation import HeadShape, Operation, repeat_groups
 from sinklab.attention.paths.table import PATHS, compute, obstacle
@@ -297,8 +298,8 @@ def _check_in_model(checks: Checks, operation: Operation) -> None:
         logits = model(input_ids=tokens).logits
         cache, pieces = None, []
         for piece in tokens.split([4, 1, 1, 3, 1], dim=1):
-            step = model(input_ids=piece, past_key_values=cache, use_cache=True)
-            cache = step.past_key_values
+            step = model(input_ids=piece, **cache_argument(model, cache), use_cache=True)
+            cache = returned_cache(step)
             pieces.append(step.logits)
         # float64 throughout; only the angles of the rotary embedding are float32, and they are the same in both.
         checks.close(torch.cat(pieces, dim=1), logits, 1e-9, "cached decoding", "logits of decoding in pieces")

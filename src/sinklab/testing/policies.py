@@ -12,6 +12,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from sinklab.attention import host_arguments, seam
+from sinklab.attention.cache_argument import cache_argument
 from sinklab.errors import ContractError, SinklabError
 from sinklab.policies.base import Policy, ScoredPolicy, SlotPolicy
 from sinklab.policies.full import Full
@@ -293,7 +294,7 @@ def _slow_logits(policy: SlotPolicy, model: PreTrainedModel, tokens: Tensor) -> 
     cache, logits = Cache(layers=list(layers)), []
     for token in tokens.split(1, dim=1):
         position = torch.tensor([[layers[0].get_seq_length()]])
-        logits.append(model(input_ids=token, position_ids=position, past_key_values=cache, use_cache=True).logits)
+        logits.append(model(input_ids=token, position_ids=position, **cache_argument(model, cache), use_cache=True).logits)
     return torch.cat(logits, dim=1)
 
 
@@ -409,7 +410,7 @@ def _check_scored(checks: Checks, policy: ScoredPolicy, model: PreTrainedModel, 
     masks = [torch.zeros(2, 2, length, length, dtype=torch.bool) for _ in range(model.config.num_hidden_layers)]
     pinned = torch.tensor(policy.pinned, dtype=torch.long)
     for query, token in enumerate(tokens.split(1, dim=1)):
-        logits.append(model(input_ids=token, past_key_values=cache, use_cache=True).logits)
+        logits.append(model(input_ids=token, **cache_argument(model, cache), use_cache=True).logits)
         stays = torch.cat((torch.arange(max(0, query + 1 - policy.protected), query + 1), pinned[pinned <= query])).unique()
         for mask, layer in zip(masks, cache.layers, strict=True):
             held = layer.tokens.masked_fill(layer.tokens < 0, query)

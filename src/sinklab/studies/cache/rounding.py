@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.attention.session import Session
 from sinklab.models.lengths import trained_length
@@ -190,7 +191,7 @@ def _largest(model: PreTrainedModel, rows: Tensor) -> tuple[int, ...]:
 def _bytes(model: PreTrainedModel, policy: Pinned | SinkWindow, rows: Tensor, kind: str | None) -> int:
     """Bytes of a cache for one text, as allocated."""
     cache = PolicyCache(policy, model, quantized=kind)
-    model(rows[:1, :1].to(input_device(model)), past_key_values=cache, use_cache=True)
+    model(rows[:1, :1].to(input_device(model)), **cache_argument(model, cache), use_cache=True)
     return cache.bytes_held()
 
 

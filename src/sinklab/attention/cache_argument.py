@@ -1,0 +1,41 @@
+"""What models call their cache: ``past_key_values`` before transformers 5.24, ``cache`` since, which takes the old name too."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Final, cast
+
+from torch import nn
+from transformers import Cache
+from transformers.masking_utils import create_causal_mask
+
+__all__ = ["CACHE", "cache_argument", "given_cache", "returned_cache"]
+
+OLD: Final = "past_key_values"
+
+CACHE: Final = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else OLD
+"""The name in the installed transformers: of the argument, and of the field of a model's output."""
+
+
+def cache_argument(model: nn.Module, cache: Cache | None) -> dict[str, Cache | None]:
+    """The cache as a keyword argument of a model, by the name that its forward has for it."""
+    return {_name(type(model).forward): cache}
+
+
+def given_cache(arguments: Mapping[str, object]) -> Cache | None:
+    """The cache among the keyword arguments of a forward, by either name; ``None`` without."""
+    cache = arguments.get(CACHE)
+    return cast("Cache | None", arguments.get(OLD) if cache is None else cache)
+
+
+def returned_cache(output: object) -> Cache | None:
+    """The cache in the output of a model; ``None`` without."""
+    return getattr(output, CACHE, None)
+
+
+@functools.cache
+def _name(forward: Callable[..., object]) -> str:
+    parameters = inspect.signature(forward).parameters
+    return OLD if OLD in parameters and CACHE not in parameters else CACHE  # code that comes with a checkpoint has the old one
