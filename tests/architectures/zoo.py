@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -678,6 +679,13 @@ OFF_SEAM = (
 
 SECOND_TIER = tuple(entry for entry in OFF_SEAM if entry.id != "longformer")
 """Measured from the weights that they return."""
+
+
+def is_off_seam(entry: Entry) -> bool:
+    """Whether the installed transformers has it off the attention interface: GPT-J and CodeGen are on it since 5.24."""
+    module = inspect.getmodule(getattr(transformers, entry.model))
+    return not hasattr(module, "ALL_ATTENTION_FUNCTIONS")
+
 
 ZOO: dict[str, Entry] = {entry.id: entry for entry in (*MEASURED, *OFF_SEAM)}
 

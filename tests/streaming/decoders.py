@@ -10,6 +10,7 @@ from tests.architectures.zoo import DECODERS, OFF_SEAM, VOCAB, ZOO, build
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.cache_argument import cache_argument
 from sinklab.streaming.cache import SinkCache
 
 __all__ = [
@@ -91,7 +92,7 @@ def read(model: PreTrainedModel, tokens: Tensor, cache: Any = None, *, pieces: A
         cache = SinkCache(model, num_sinks=SINKS, window=WINDOW)
     pieces = [tokens.shape[1]] if pieces is None else pieces
     outputs = [
-        model(input_ids=piece, past_key_values=cache, use_cache=True, **arguments).logits
+        model(input_ids=piece, **cache_argument(model, cache), use_cache=True, **arguments).logits
         for piece in tokens.split(list(pieces), dim=1)
     ]
     return torch.cat(outputs, dim=1)

@@ -13,6 +13,7 @@ from tests.streaming.oracle import SlowLayer
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from sinklab.attention.cache_argument import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
@@ -55,7 +56,9 @@ def read(model, tokens, cache, pieces=None, **arguments):
     """Logits of all tokens of the decoder, given in calls of these lengths."""
     source = encoded(model, len(tokens))
     found = [
-        model(encoder_outputs=source, decoder_input_ids=piece, past_key_values=cache, use_cache=True, **arguments).logits
+        model(
+            encoder_outputs=source, decoder_input_ids=piece, **cache_argument(model, cache), use_cache=True, **arguments
+        ).logits
         for piece in tokens.split(pieces or [tokens.shape[1]], dim=1)
     ]
     return torch.cat(found, dim=1)

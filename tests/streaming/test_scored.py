@@ -356,10 +356,12 @@ def test_refusals(model):
     alibi = sinklm(position={"name": "alibi"})
     with pytest.raises(UnsupportedModelError, match=r"another for every head .* 'heavy_hitter' needs rotary positions or none"):
         open_reader(alibi, POLICIES[0])
-    off_seam = transformers.GPTJForCausalLM(
-        transformers.GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64)
+    off_seam = transformers.FalconForCausalLM(
+        transformers.FalconConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     ).eval()
-    with pytest.raises(UnsupportedModelError, match=r"GPTJ.* in its own code, where its weights cannot be seen; policy 'heavy"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"Falcon.* in its own code, where its weights cannot be seen; policy 'heavy"
+    ):
         open_reader(off_seam, POLICIES[0])
     found = open_reader(off_seam, POLICIES[3]).read(text())  # which needs none
     assert found.isfinite().all()

@@ -58,6 +58,11 @@ class BoundedCache(Cache, Planner):
         return self._table
 
     @property
+    def is_croppable(self) -> bool:
+        """Always: where :meth:`crop` cannot go back, it says itself why not, and what to do."""
+        return True
+
+    @property
     def step(self) -> PlannedStep | None:
         """What the forward at hand does; ``None`` between forwards."""
         return None if self._table is None else self._table.step
