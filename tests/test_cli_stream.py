@@ -168,6 +168,41 @@ class TestEnds:
         rest, _ = lines(run(checkpoint, "--resume", tmp_path / "state", "--max-new-tokens", 25, "--json"))
         assert [token["id"] for token in rest] == [token.id for token in expected[5:]]
 
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_ctrl_c_within_a_prompt_keeps_what_is_read(self, checkpoint, expected, monkeypatch, tmp_path, number):
+        read, state = Stream._read, tmp_path / "state"
+
+        def interrupted(self, ids, valid):
+            if self.reader.position == 4:
+                signal.raise_signal(number)  # while the third chunk of the ten tokens is read
+            read(self, ids, valid)
+
+        monkeypatch.setattr(Stream, "_read", interrupted)
+        options = [*SMALL, "--chunk", 2, "--endless", "--json", "--save", state]
+        result = run(checkpoint, "--prompt", PROMPT, *options, status=143 if number == signal.SIGTERM else 0)
+        tokens, summary = lines(result)
+        assert tokens == []
+        known = {"tokens": 0, "position": 10, "unread": 4, "seen": [6], "interrupted": True}
+        assert {name: summary[name] for name in known} == known
+        monkeypatch.undo()
+        found, summary = lines(run(checkpoint, "--resume", state, "--max-new-tokens", 30, "--json"))
+        assert [token["id"] for token in found] == [token.id for token in expected]
+        assert summary["unread"] == 0
+        more = lines(run(checkpoint, "--resume", state, "--prompt", " more", "--max-new-tokens", 5, "--json"))[0]
+        assert more == lines(run(checkpoint, "--prompt", f"{PROMPT} more", *options[:-2], "--max-new-tokens", 5))[0]
+
+    def test_what_is_unread_is_said(self, checkpoint, monkeypatch):
+        read = Stream._read
+
+        def interrupted(self, ids, valid):
+            signal.raise_signal(signal.SIGINT)
+            read(self, ids, valid)
+
+        monkeypatch.setattr(Stream, "_read", interrupted)
+        result = run(checkpoint, "--prompt", PROMPT, *SMALL, "--chunk", 4)
+        assert result.stdout == ""
+        assert result.stderr.endswith(", 6 of the prompt not read\n")
+
     def test_a_file_that_appears_meanwhile_costs_no_state(self, checkpoint, monkeypatch, tmp_path):
         state, step = tmp_path / "state.bin", Stream.step
 
@@ -228,6 +263,24 @@ class TestChat:
         assert len(tokens) == summary["tokens"] == 12
         size = len(loaded.tokenizer("User: one\nAssistant:")["input_ids"])
         assert [token["position"] for token in tokens[:6]] == list(range(size, size + 6))
+
+    def test_a_turn_that_was_read_in_part_is_answered_first(self, checkpoint, monkeypatch, tmp_path):
+        whole = run(checkpoint, "--chat", *SMALL, "--max-new-tokens", 6, "--json", stdin="one\ntwo\n")
+        read, state = Stream._read, tmp_path / "state"
+
+        def interrupted(self, ids, valid):
+            signal.raise_signal(signal.SIGINT)
+            read(self, ids, valid)
+
+        monkeypatch.setattr(Stream, "_read", interrupted)
+        options = ["--max-new-tokens", 6, "--json"]
+        tokens, summary = lines(
+            run(checkpoint, "--chat", *SMALL, "--chunk", 2, *options, "--save", state, stdin="one\nnever read\n")
+        )
+        assert tokens == []
+        assert summary["unread"] > 0
+        monkeypatch.undo()
+        assert lines(run(checkpoint, "--chat", "--resume", state, *options, stdin="two\n"))[0] == lines(whole)[0]
 
     def test_the_system_message_is_pinned(self, checkpoint, loaded):
         result = run(checkpoint, "--chat", "--system", "be brief", "--max-new-tokens", 3, stdin="one\n")

@@ -190,6 +190,56 @@ class TestFeeding:
         Stream(model, policy=POLICY, chunk=16).feed(prompt, progress=lambda done, total: said.append((done, total)))
         assert said == [(16, 40), (32, 40), (40, 40)]
 
+    @pytest.mark.parametrize("go_on", ["step", "read_on", "feed", "saved"])
+    def test_a_prompt_that_is_left_within_is_read_on(self, model, prompt, tmp_path, go_on):
+        def left(done, total):
+            if done == 16:
+                raise KeyboardInterrupt
+
+        rows = [prompt[0, :31].tolist(), prompt[0, 9:14].tolist()]  # 26 columns of padding in the second
+        source = Stream(model, policy=POLICY, chunk=8)
+        with pytest.raises(KeyboardInterrupt):
+            source.feed(rows, progress=left)
+        assert (source.unread, source.position, source.reader.position) == (15, 31, 16)
+        more = [[5], [6]] if go_on == "feed" else [[], []]
+        if go_on == "read_on":
+            said = []
+            source.read_on(progress=lambda done, total: said.append((done, total)))
+            assert said == [(8, 15), (15, 15)]
+        elif go_on == "feed":
+            source.feed(more)
+        elif go_on == "saved":
+            source.save(tmp_path / "state")
+            source = Stream.load(tmp_path / "state", model)
+            assert source.unread == 15
+        whole = [row + behind for row, behind in zip(rows, more, strict=True)]
+        expected = stream(model, whole, policy=POLICY, max_new_tokens=12)
+        assert [token.ids for token in source.generate(12)] == [token.ids for token in expected]
+        assert source.unread == 0
+
+    def test_what_was_left_is_forgotten_with_the_rest(self, model, prompt):
+        def left(done, total):
+            raise KeyboardInterrupt
+
+        source = Stream(model, policy=POLICY, chunk=8)
+        with pytest.raises(KeyboardInterrupt):
+            source.feed(prompt, progress=left)
+        assert source.restart().unread == 0
+        assert ids_of(source.feed(prompt[:, :5]).generate(4)) == ids_of(
+            stream(model, prompt[:, :5], policy=POLICY, max_new_tokens=4)
+        )
+
+    def test_what_the_model_refuses_is_not_read_again(self, model, prompt, monkeypatch):
+        source = Stream(model, policy=POLICY, chunk=8)
+        with monkeypatch.context() as patched:
+            patched.setattr(source.reader, "read", lambda *_, **__: (_ for _ in ()).throw(InputError("refused")))
+            with pytest.raises(InputError, match="refused"):
+                source.feed(prompt)
+        assert source.unread == 0
+        assert ids_of(source.feed(prompt[:, :5]).generate(4)) == ids_of(
+            stream(model, prompt[:, :5], policy=POLICY, max_new_tokens=4)
+        )
+
     def test_generate_goes_on(self, model, prompt):
         source = Stream(model, policy=POLICY).feed(prompt)
         assert ids_of(source.generate(7) + source.generate(13)) == ids_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, get_args
 
 from transformers import PreTrainedModel
@@ -87,8 +88,12 @@ class Chat:
     def __repr__(self) -> str:
         return f"Chat({self.stream!r})"
 
-    def say(self, text: str) -> Stream:
+    def say(self, text: str, *, progress: Callable[[int, int], None] | None = None) -> Stream:
         """Give the model a turn of the user; the stream, whose next tokens are the answer.
+
+        Args:
+            text: the turn.
+            progress: as for :meth:`Stream.feed`.
 
         Raises:
             InputError: an empty turn.
@@ -113,14 +118,14 @@ class Chat:
             self._said, self._written = said, written
             if behind is None:
                 if self.rewrites == "read again":
-                    return self._read_again(written)
+                    return self._read_again(written, progress)
                 behind = self._next(text)
         ids = self._ids(behind, first=first and not self._kept)
         # The model has said itself that it is done, with the token that the template puts there.
         if not first and ids[:1] == [self.stream.last_ids[0]] and ids[0] in self.stream.stop_ids:
             ids = ids[1:]
         self.stream.record = []
-        return self.stream.feed(ids)
+        return self.stream.feed(ids, progress=progress)
 
     def _answer(self) -> str:
         """What the model has said since the last turn, without the token that ended it."""
@@ -129,14 +134,15 @@ class Chat:
             ids = ids[:-1]
         return self.tokenizer.decode(ids)
 
-    def _read_again(self, written: str) -> Stream:
+    def _read_again(self, written: str, progress: Callable[[int, int], None] | None) -> Stream:
         """Begin the stream anew with the conversation as it is written now."""
         self.rereads += 1
         head = self._kept
         if not written.startswith(head) and self._system is not None:
             head = self._head(self._system)  # it may have the date in it; what is pinned stays as it was
         self.stream.record = []
-        return self.stream.restart().feed([*self._kept_ids, *self._ids(written[len(head) :], first=False)])
+        ids = [*self._kept_ids, *self._ids(written[len(head) :], first=False)]
+        return self.stream.restart().feed(ids, progress=progress)
 
     # --- how it is written ---------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,9 @@ __all__ = ["Stream", "stream"]
 Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any]
 """What may be fed: a text or its ids, or one of them for each row of a batch."""
 
+_UNREAD = ("unread", "unread_valid")
+"""Tensors of a saved state, where a prompt was read in part."""
+
 
 class Stream:
     """A model that goes on for ever: feed it, take tokens, feed it again; between tokens nothing grows.
@@ -89,6 +92,7 @@ class Stream:
         self._logits: Tensor | None = None  # for the next token, (batch, vocab_size), once all is read
         self._pending: Tensor | None = None  # tokens that were given out and are not read yet, (batch,)
         self._valid = torch.empty(0, dtype=torch.bool)  # rows of which that is a token and no padding
+        self._unread: tuple[Tensor, Tensor] | None = None  # what is left of a prompt, and which of it are tokens
         self._ended: list[bool] = []
         self.record: list[int] | None = None
         self._kept = [] if keep is None else self._encode(keep, first=True)
@@ -111,7 +115,8 @@ class Stream:
                 the left; or what a tokenizer returns, with its mask. The tokenizer adds its special tokens to a text that
                 begins the stream, and to no other.
             attention_mask: ``(batch, length)`` of these ids: 1 for tokens and 0 for padding; the last column has none of it.
-            progress: called after every chunk with the columns read and their number.
+            progress: called after every chunk with the columns read and their number. What it raises ends the reading there:
+                the stream can be saved, and the next :meth:`read_on`, :meth:`feed` or :meth:`step` reads the rest first.
 
         Raises:
             InputError: nothing to read, text without a tokenizer, or ids that the model does not have.
@@ -124,19 +129,32 @@ class Stream:
             self._decoders = [TextDecoder(self.tokenizer, self.stop) for _ in ids] if self.tokenizer is not None else []
         for row, decoder in enumerate(self._decoders):
             decoder.follow(ids[row][mask[row]].tolist())
-        if self._pending is not None:
+        if self._unread is not None:
+            ids, mask = (torch.cat(pair, dim=1) for pair in zip(self._unread, (ids, mask), strict=True))
+        elif self._pending is not None:
             ids = torch.cat((self._pending[:, None], ids), dim=1)
             mask = torch.cat((self._valid[:, None], mask), dim=1)
-        done, size = 0, self.chunk
-        if (prefix := tokens_of_prefix(self.model)) and not self.reader.position:
-            size = max(size, columns_of(mask, prefix))
-        while done < ids.shape[1]:
-            part = slice(done, done + size)
-            self._read(ids[:, part], mask[:, part])
-            done, size = min(part.stop, ids.shape[1]), self.chunk
+        self._unread = ids, mask
+        return self.read_on(progress=progress)
+
+    def read_on(self, *, progress: Callable[[int, int], None] | None = None) -> Stream:
+        """Read what a :meth:`feed` that was ended within has left, if anything; returns the stream.
+
+        Args:
+            progress: as for :meth:`feed`, of the columns that were left.
+        """
+        total = self.unread
+        while self._unread is not None:
+            (ids, mask), self._unread = self._unread, None  # what a model refuses is not read again
+            size = self.chunk
+            if not self.reader.position and (prefix := tokens_of_prefix(self.model)):
+                size = max(size, columns_of(mask, prefix))
+            self._read(ids[:, :size], mask[:, :size])
+            self._ended = [False] * len(ids)
+            if ids.shape[1] > size:
+                self._unread = ids[:, size:], mask[:, size:]
             if progress is not None:
-                progress(done, ids.shape[1])
-        self._ended = [False] * len(ids)
+                progress(total - self.unread, total)
         return self
 
     def restart(self) -> Stream:
@@ -144,7 +162,7 @@ class Stream:
         as before. Draws go on. Returns the stream."""
         self.reader.reset()
         self._decoders, self._ended = [], []
-        self._logits = self._pending = None
+        self._logits = self._pending = self._unread = None
         return self
 
     def _read(self, ids: Tensor, valid: Tensor) -> None:
@@ -210,7 +228,12 @@ class Stream:
     @property
     def position(self) -> int:
         """Index of the next token in the stream, prompt and padding counted."""
-        return self.reader.position + (self._pending is not None)
+        return self.reader.position + self.unread + (self._pending is not None)
+
+    @property
+    def unread(self) -> int:
+        """Columns of a prompt that are still to be read, after a :meth:`feed` that was ended within."""
+        return 0 if self._unread is None else self._unread[0].shape[1]
 
     @property
     def last_ids(self) -> tuple[int | None, ...]:
@@ -236,6 +259,7 @@ class Stream:
             raise ConfigurationError("the stream has nothing to go on from; feed() it a prompt")
         if self.ended:
             raise ConfigurationError("every row of the stream has ended; feed() it more text")
+        self.read_on()
         if self._pending is not None:
             self._read(self._pending[:, None], self._valid[:, None])
         assert self._logits is not None
@@ -288,7 +312,10 @@ class Stream:
         sampler = self._sampler
         tensors = {"valid": self._valid, "generator": sampler.generator.get_state()}
         tensors |= {"pending": self._pending} if self._pending is not None else {}
-        tensors |= {"logits": self._logits} if self._logits is not None else {}
+        if self._unread is not None:
+            tensors |= dict(zip(_UNREAD, self._unread, strict=True))
+        elif self._logits is not None:
+            tensors["logits"] = self._logits
         settings = {**dataclasses.asdict(sampler.sampling), "stop": self.stop, "stop_ids": sorted(self.stop_ids)}
         settings["chunk"] = self.chunk
         notes = {"settings": settings, "ended": self._ended, "text": [decoder.state() for decoder in self._decoders]}
@@ -319,6 +346,8 @@ class Stream:
         loaded = cls(model, policy=saved.reader, tokenizer=tokenizer, **{**settings, **changes})
         loaded._ended, loaded._valid = list(notes["ended"]), tensors["valid"]
         loaded._pending, loaded._logits = tensors.get("pending"), tensors.get("logits")
+        if _UNREAD[0] in tensors:
+            loaded._unread = tensors[_UNREAD[0]], tensors[_UNREAD[1]]
         if not changes.keys() & {"temperature", "top_k", "top_p", "seed"}:
             loaded._sampler.generator.set_state(tensors["generator"].cpu())
         if tokenizer is not None:

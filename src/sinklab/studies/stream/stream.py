@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -164,14 +165,13 @@ def stream(
     if save is not None:
         require_slots(source.reader)  # what cannot be saved is said before anything is generated
     _warn(source)
-    if text is not None:
-        with bars() as update:
-            source.feed(text, progress=lambda done, total: update("prompt", done, total))
     writer = _Writer(source, as_json, max_new_tokens)
+    owed = talk is not None and source.unread > 0  # the answer to a turn that was read in part
+    writer.read(source.read_on if text is None else functools.partial(source.feed, text))
     try:
-        if talk is None:
+        if not source.unread and (talk is None or owed):
             writer.write()
-        else:
+        if talk is not None:
             _converse(talk, writer)
         if save is not None:
             _save(source, save, overwrite)
@@ -213,14 +213,20 @@ def _converse(talk: Chat, writer: _Writer) -> None:
             return
         if line.strip():
             again = talk.rereads
-            talk.say(line.strip())
+            writer.read(functools.partial(talk.say, line.strip()))
             if talk.rereads == 1 > again:
                 note = "note: the chat template writes earlier turns anew; where it does, the whole conversation is read again"
                 print(note, file=sys.stderr)
+            if talk.stream.unread:
+                return
             writer.write()
             if not writer.as_json:
                 sys.stdout.write("\n")
                 sys.stdout.flush()
+
+
+class _Ended(Exception):
+    """Reading ends between two chunks."""
 
 
 class _Writer:
@@ -230,6 +236,17 @@ class _Writer:
         self.source, self.as_json, self.most = source, as_json, most
         self.tokens, self.seconds = 0, 0.0
         self.interrupted, self.terminated = False, False
+
+    def read(self, reading: Callable[..., object]) -> None:
+        """Read with a bar; Ctrl-C and SIGTERM wait for the chunk at hand, and what is behind it stays unread."""
+
+        def progress(done: int, total: int) -> None:
+            update("prompt", done, total)
+            if self.interrupted and done < total:
+                raise _Ended
+
+        with self._until_interrupted(), bars() as update, suppress(_Ended):
+            reading(progress=progress)
 
     def write(self) -> None:
         """Tokens until the stream ends, the number is reached, or Ctrl-C or SIGTERM, which wait for the token at hand."""
@@ -257,19 +274,21 @@ class _Writer:
         """One line on stderr, or the summary as a line of JSON."""
         telemetry = self.source.telemetry()
         speed = self.tokens / self.seconds if self.seconds else 0.0
+        left = f", {self.source.unread:,} of the prompt not read" if self.source.unread else ""
         if self.as_json:
             figures = {
                 "tokens": self.tokens,
                 "seconds": self.seconds,
                 "tokens_per_second": speed,
                 "position": self.source.position,
+                "unread": self.source.unread,
                 "interrupted": self.interrupted,
                 **dataclasses.asdict(telemetry),
                 "evicted": telemetry.evicted,
             }
             self._out(json.dumps({"summary": figures}) + "\n")
         else:
-            say(f"{self.tokens:,} tokens, {speed:,.1f} tokens/s, position {self.source.position:,}; {telemetry}")
+            say(f"{self.tokens:,} tokens, {speed:,.1f} tokens/s, position {self.source.position:,}; {telemetry}{left}")
 
     def _out(self, text: str) -> None:
         sys.stdout.write(text)
