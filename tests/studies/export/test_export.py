@@ -329,6 +329,23 @@ def test_the_recommended_policy_has_the_positions_that_were_measured(measured, k
     assert chosen.found[0].startswith("Measured: 2.000 nats per token")
 
 
+@pytest.mark.parametrize("name", ["window", "sink_window"])
+def test_a_recommended_window_without_sinks_is_the_row_that_was_measured(name):
+    """Which has the name of ``sink_window`` where ``--policies`` named that alone."""
+    settings = {"name": name, "window": 12, "positions": "in_cache"} | ({"num_sinks": 0} if name == "sink_window" else {})
+    row = {
+        "policy": name, "label": f"{name} 0+12", "settings": settings, "loss": 2.0, "loss_low": None, "loss_high": None,
+        "against_window": None,
+    }  # fmt: skip
+    summary = {
+        "model": "m", "revision": None, "bos": 1, "documents": 2, "tokens": 40, "corpus": "book", "policies": [row],
+        "recommended": {"num_sinks": 0, "window": 12}, "recommendation": "No sinks needed.",
+    }  # fmt: skip
+    chosen = plan_of(summary)  # type: ignore[arg-type]
+    assert chosen.policy == policies.make(settings)
+    assert chosen.found[0].startswith("Measured: 2.000 nats per token")
+
+
 def test_integers_are_taken_where_they_change_little():
     def kind(low: float = -0.01, **ends: float) -> str | None:
         entries = [

@@ -72,12 +72,14 @@ def _recommended(summary: Comparison) -> tuple[Policy, PolicyEntry | None]:
     advised = summary["recommended"]
     if advised is None:
         raise InputError(f"this comparison recommends no policy, name one with `policy`: {summary['recommendation']}")
-    size: dict[str, object] = {"name": "window", "window": advised["window"]}
+    num_sinks, window = advised["num_sinks"], advised["window"]
     if "pinned" in advised:
-        size |= {"name": "pinned", "pinned": tuple(advised["pinned"])}
-    elif advised["num_sinks"]:
-        size |= {"name": "sink_window", "num_sinks": advised["num_sinks"]}
-    made: list[Policy] = [policies.make({**size, "positions": kind}) for kind in get_args(Positions)]
+        sizes = [{"name": "pinned", "pinned": tuple(advised["pinned"]), "window": window}]
+    else:
+        sizes = [{"name": "sink_window", "num_sinks": num_sinks, "window": window}]
+        if not num_sinks:  # one rule under two names; the plain one is usual
+            sizes.insert(0, {"name": "window", "window": window})
+    made: list[Policy] = [policies.make({**size, "positions": kind}) for kind in get_args(Positions) for size in sizes]
     # Of one size with both kinds of positions, the recommendation is about the first kind.
     entries = ((policy, entry) for policy in made if (entry := _measured(summary, policy)) is not None)
     return next(entries, (made[0], None))
