@@ -389,6 +389,16 @@ class TestComparison:
             "loss", "loss_by_position", "decoding_tokens_per_second", "reading_tokens_per_second", "bytes_held"
         }  # fmt: skip
 
+    def test_points_of_the_curve_count_the_tokens_that_were_scored(self, model):
+        """Of which re-computation has some, and none before the first that counts; others are weighted by all of them."""
+        sizes = {**SMALL, "windows": [16]}
+        result = compare_policies(model, policies=["window", "recompute"], **sizes)
+        points = result.table[result.table["metric"] == "loss_by_position"]
+        counts = points.groupby("policy")["count"].sum()
+        entries = {entry["label"]: entry for entry in result.summary["policies"]}
+        assert counts["recompute 16"] == entries["recompute 16"]["scored_tokens"] == 3 * 12 * 4
+        assert counts["window 0+16"] == 3 * 119
+
     def test_files(self, result):
         assert {path.name for path in result.folder.iterdir()} == {"summary.json", "table.parquet", "run.json", "loss.png"}
         assert read_run(result.folder, "summary.json") == result.summary
