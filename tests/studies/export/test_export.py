@@ -371,6 +371,22 @@ def test_integers_are_taken_where_they_change_little():
     assert kind(low=-0.09, int8=0.01, int4=-0.01) is None  # a loss that falls by rounding is a change and no gain
 
 
+@pytest.mark.parametrize(("num_sinks", "kind"), [(0, None), (1, "int8"), (4, "int8")])
+def test_integers_are_taken_where_the_policy_keeps_what_was_whole(num_sinks, kind):
+    """They were measured with the sink at position 0 in full precision; a window without sinks lets it go."""
+    entry = {
+        "quantized": "int8", "whole": "the sinks found", "positions": [0], "window": 12,
+        "gap": {"mean": 0.001, "low": 0.0, "high": 0.002},
+    }  # fmt: skip
+    summary = {
+        "model": "m", "revision": None, "bos": 1, "policies": [], "recommended": {"num_sinks": num_sinks, "window": 12},
+        "recommendation": "Keep it.", "quantized": [entry],
+    }  # fmt: skip
+    assert plan_of(summary).quantized == kind  # type: ignore[arg-type]
+    said = "int8 costs 0.0010 [0.0000, 0.0020]" if kind else "What int8 costs was not measured."
+    assert plan_of(summary, quantized="int8").found[-1].startswith(said)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -25,7 +25,7 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
     Args:
         policy: a row of the table by its label or its name, or ``name:setting=value`` for one that need not have been measured.
         quantized: ``auto`` takes the fewest bits that change the loss by :data:`INTEGER_MARGIN` at most where that is
-            measured, or none.
+            measured, with no token in full precision that the policy does not keep, or none.
 
     Raises:
         InputError: nothing was recommended; a name that stands for several rows, or for none.
@@ -36,8 +36,13 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
     found = [_loss(summary, entry)]
     if policy is None:
         found.append(summary["recommendation"])
-    has_ring = isinstance(made, SlotPolicy) and made.is_one_ring
-    measured = [one for one in summary.get("quantized", []) if has_ring and one["window"] is not None]
+    ring = made if isinstance(made, SlotPolicy) and made.is_one_ring else None
+    measured = [
+        one
+        for one in summary.get("quantized", [])
+        # A token that was whole there and leaves here is another cache: it is kept whole because rounding it costs most.
+        if ring is not None and one["window"] is not None and set(one["positions"]) <= set(ring.pinned)
+    ]
     if kind == "auto":
         kind = _cheapest(measured)
     elif kind is not None and made.bounded:
