@@ -162,6 +162,14 @@ class TestVllm:
         assert words("vllm", "window", model="a b; rm -rf 'x'")[3] == "a b; rm -rf 'x'"
 
 
+@pytest.mark.parametrize("model", ["org/model", "C:\\models\\new", "mod\u00e8le", "\U0001f642 two words", "a\"b'c"])
+def test_the_script_names_the_model(model):
+    """JSON writes what is beyond 16 bits as two halves, which are two characters in Python and no name of a folder."""
+    script = ast.parse(exported(engines()["transformers"], plan("window", model=model))["text"])
+    named = {node.targets[0].id: node.value for node in script.body if isinstance(node, ast.Assign)}
+    assert ast.literal_eval(named["MODEL"]) == model
+
+
 def test_mlx_and_kvpress_hold_as_many():
     spec = "sink_window:num_sinks=4,window=15"
     mlx, press = (exported(engines()[name], plan(spec))["text"] for name in ("mlx-lm", "kvpress"))
