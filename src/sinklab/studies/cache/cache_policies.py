@@ -30,7 +30,7 @@ from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import Decoding, decoding, estimate, losses
 from sinklab.streaming.rotation import read_rotations
-from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies, scored_from
+from sinklab.studies.cache.policy_plan import each_once, label, left_out_row, plan_policies, scored_from
 from sinklab.studies.cache.recommendation import Recommendation, recommend
 
 __all__ = ["compared", "require_next_token"]
@@ -97,6 +97,11 @@ def compared(
         found: where the sinks are, if that is known; looked for if ``None``.
         steps: single tokens that are timed.
         briefly: take policies that no recommendation rests on at the largest size only.
+
+    Raises:
+        InputError: texts of which nothing is ever evicted.
+        ConfigurationError: two policies that are called alike.
+        UnsupportedModelError: no policy can be had with the model.
     """
     require_next_token(loaded)
     length, held = rows.shape[1], max(budgets)
@@ -110,7 +115,7 @@ def compared(
     left_out: list[LeftOut] = []
     measured: list[_Measured] = []
     # Once each: settings that are given may be those that a name alone stands for, among others.
-    plan = list(dict.fromkeys(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly)))
+    plan = each_once(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly))
     for number, (policy, budget) in enumerate(plan, start=1):
         stage = f"{number}/{len(plan)} {label(policy)}"
         report = functools.partial(progress, stage)
