@@ -163,9 +163,11 @@ def test_generate_and_streams(model):
     assert beams.shape == (1, LENGTH + 4)
 
 
-def test_saved_and_loaded(model, tmp_path):
-    tokens, cache = text(rows=2), PerHeadCache(POLICY, model)
+@pytest.mark.parametrize("settings", [{}, {"chunk": 3, "rebase_at": POLICY.reach + 4}], ids=["", "positions counted anew"])
+def test_saved_and_loaded(model, tmp_path, settings):
+    tokens, cache = text(rows=2), PerHeadCache(POLICY, model, **settings)
     read(model, tokens[:, :30], cache, [30])
+    assert bool(cache.table.rebases) == bool(settings)
     save_state(cache, tmp_path / "state")
     again = load_state(tmp_path / "state", model)
     assert again.policy == POLICY

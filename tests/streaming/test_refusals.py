@@ -7,18 +7,23 @@ import warnings
 import pytest
 import torch
 import transformers
-from tests.architectures.zoo import ENCODER_DECODERS, ZOO, build
+from tests.architectures.zoo import ENCODER_DECODERS, ZOO, build, enliven, shape
 from tests.conftest import TINY
-from tests.streaming.decoders import REFUSED, SINKS, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
+from tests.streaming.decoders import REFUSED, SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
 
 from sinklab.errors import ConfigurationError, UnknownNameError, UnsupportedModelError
+from sinklab.models.attach import attach
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.policies.heavy_hitter import HeavyHitter
+from sinklab.policies.per_head import PerHead
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.limits import length_known
+from sinklab.streaming.per_head import PerHeadCache
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.rotation import read_rotations
+from sinklab.streaming.scored import ScoredCache
 from sinklab.streaming.stream import Stream
 
 ORDERED = {"bloom", "mpt"}
@@ -74,6 +79,46 @@ def test_queries_scaled_by_the_position():
     changes = {"layer_types": ["full_attention"] * 2, "attn_temperature_tuning": True}
     with pytest.raises(UnsupportedModelError, match="scales queries by the number of tokens seen"):
         small(build(ZOO["llama4"], **changes))
+
+
+def mapped(operation: str = "elu_kernel", **fields) -> SinkLM:
+    torch.manual_seed(0)
+    model = SinkLM(SinkLMConfig(**{**shape(head_dim=8), "operation": {"name": operation}, **fields})).eval()
+    enliven(model, seed=7)
+    return model
+
+
+def test_maps_of_rotated_keys():
+    """A function of each coordinate makes scores those of positions, which depend on where a cache counts them from."""
+    attached = attach(build_decoder("llama"), "elu_kernel")
+    said = r"scores of positions themselves .* operation 'elu_kernel' maps queries and keys after they are rotated.*'recompute'"
+    per_head = PerHead(budgets=(((1, 9), (1, 4)),) * 2)
+    for model in (mapped(), attached):
+        for refused in (
+            lambda model=model: small(model),
+            lambda model=model: open_reader(model, "window"),
+            lambda model=model: PerHeadCache(per_head, model),
+            lambda model=model: ScoredCache(HeavyHitter(heavy=4, recent=4, positions="original"), model),
+        ):
+            with pytest.raises(UnsupportedModelError, match=said):
+                refused()
+        open_reader(model, {"name": "recompute", "window": 8})
+        ScoredCache(HeavyHitter(heavy=4, recent=4), model)  # all positions are ranks, and counted from nowhere else
+    with pytest.raises(UnsupportedModelError, match="values without positions and layer 1 has not: a token alone gives itself"):
+        small(mapped("mlp_kernel"))
+    with pytest.raises(UnsupportedModelError, match="operation 'mlp_kernel' maps queries"):
+        small(mapped("mlp_kernel", num_hidden_layers=1))
+
+
+@pytest.mark.parametrize(
+    ("operation", "position"),
+    [("elu_kernel", "no_position"), ("mlp_kernel", "alibi"), ("qk_norm", "rotary"), ("tempered_softmax", "rotary")],
+)
+def test_maps_that_go_with_positions(operation, position):
+    """Of keys that are not rotated any map will do, and of rotated ones those that keep what a rotation keeps."""
+    model = mapped(operation, position={"name": position})
+    tight = small(model, chunk=4, rebase_at=None if position == "alibi" else SINKS + WINDOW + 6)
+    assert gap(read(model, text(60), tight), one_by_one(model, text(60), small(model))) < TOLERANCE
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt_oss", "phi3", "olmo3", "cohere2"])
@@ -227,9 +272,9 @@ def test_gradient_checkpointing():
 @torch.no_grad()
 def test_masks():
     model, tokens = decoder("llama"), text(6)
-    for shape in ((2, 1, 6, 6), (2, 4)):
+    for size in ((2, 1, 6, 6), (2, 4)):
         with pytest.raises(ConfigurationError, match="needs a 2-D attention_mask that covers the 6 new tokens"):
-            model(input_ids=tokens, attention_mask=torch.ones(shape), past_key_values=small(model), use_cache=True)
+            model(input_ids=tokens, attention_mask=torch.ones(size), past_key_values=small(model), use_cache=True)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.sinks import Sinks
 from sinklab.streaming.apart import SinksApart
 from sinklab.streaming.bounded import BoundedCache
+from sinklab.streaming.differences import require_differences
 from sinklab.streaming.host import (
     Arguments,
     decoder_of,
@@ -78,9 +79,9 @@ class PolicyCache(BoundedCache):
     Raises:
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients, rows of
             several documents.
-        UnsupportedModelError: see :func:`read_rotations`; also linear attention, encoder-decoders, sliding windows smaller than
-            what the policy holds, a rollback where keys are in the order of the text, and what needs a mask where the
-            attention function takes none.
+        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; also linear attention,
+            encoder-decoders, sliding windows smaller than what the policy holds, a rollback where keys are in the order of the
+            text, and what needs a mask where the attention function takes none.
 
     Attributes:
         static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.step.StaticStep`.
@@ -174,7 +175,14 @@ class PolicyCache(BoundedCache):
             model, policy or self.policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
         )
         self.chunk, self.rebase_at = limits.chunk, limits.rebase_at
+        if not self._places_are_ranks:
+            require_differences(model, limits.rotations)
         return limits.rotations
+
+    @property
+    def _places_are_ranks(self) -> bool:
+        """Whether the query, too, is given its rank among what is held as its position, at which its keys are rotated anew."""
+        return False
 
     def _belongs(self) -> str:
         whose = "a model that is gone" if self.model is None else f"another model, a {type(self.model).__name__}"

@@ -266,7 +266,7 @@ class PerHeadTable(AwaitingTable):
     def rebase(self) -> Tensor:
         """Count positions from the oldest token in any ring of each row."""
         oldest = torch.stack([part.oldest() for part in self.parts]).amin(dim=0)
-        steps = [part._count_from(oldest) for part in self.parts]
+        steps = [part._count_from(oldest.clone()) for part in self.parts]  # each its own, as a file has it
         self._follow()
         return steps[0]
 

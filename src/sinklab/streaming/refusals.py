@@ -37,8 +37,8 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
     if not isinstance(policy, SlotPolicy) and (front or tokens_of_prefix(model)):
         what = "puts learned tokens in front of every text" if front else "has a prefix of tokens that see each other both ways"
         raise UnsupportedModelError(
-            f"{name} {what}; policy {policy.name!r}, which scores tokens, is not there for it. One that goes by positions is, "
-            "such as sink_window"
+            f"{name} {what}; policy {policy.name!r}, under which heads hold tokens of their own, is not there for it. One with "
+            "the same for all heads is, such as sink_window"
         )
     most = most_slots(model)
     if most is not None and most < policy.num_slots:

@@ -113,9 +113,9 @@ def read_rotations(model: PreTrainedModel) -> KeyRotations:
     by the rounded ones from then on.
 
     Raises:
-        UnsupportedModelError: positions enter the hidden states (learned or sinusoidal embeddings), the second tensor of the
-            cache is the one that is rotated (multi-head latent attention), or keys rotate in a way that none of the model's
-            frequencies explains; layers that are no attention.
+        UnsupportedModelError: positions enter the hidden states (learned or sinusoidal embeddings, weights that depend on
+            positions themselves), the second tensor of the cache is the one that is rotated (multi-head latent attention), or
+            keys rotate in a way that none of the model's frequencies explains; layers that are no attention.
     """
     fingerprint = _fingerprint(model)
     if model not in _rotations or _rotations[model][0] != fingerprint:
@@ -152,7 +152,7 @@ def _read(model: PreTrainedModel) -> KeyRotations:
     for index, (keys, values) in sorted(seen.items()):
         margin = _MARGIN.get(keys.dtype, 6e-2)
         if not _alike(values, values[:1], margin):
-            raise UnsupportedModelError(_moving_values(model, index, keys, margin))
+            raise UnsupportedModelError(_moving_values(model, index, keys, margin, first=not layers))
         if _alike(keys, keys[:1], margin):
             layers[index] = None
             continue
@@ -185,12 +185,19 @@ def _require_position_ids(model: PreTrainedModel, layers: dict[int, Rotation | N
         )
 
 
-def _moving_values(model: PreTrainedModel, index: int, keys: Tensor, margin: float) -> str:
+def _moving_values(model: PreTrainedModel, index: int, keys: Tensor, margin: float, *, first: bool) -> str:
+    """Why the values of a layer, ``first`` of all or not, depend on the position of a token that is alone."""
     name = type(model).__name__
     if _alike(keys, keys[:1], margin):
         return (
             f"layer {index} of {name} keeps its rotated keys in the second tensor of the cache (multi-head latent attention); "
             "rotating the first would corrupt it. Such models are not supported"
+        )
+    if not first:
+        return (
+            f"the first layer of {name} has values without positions and layer {index} has not: a token alone gives itself a "
+            "weight that depends on its position, so scores are those of positions and not of their differences, and keys "
+            "cannot keep their places. The policy 'recompute' encodes the window anew and works"
         )
     return (
         f"{name} adds positions to its hidden states (learned or sinusoidal embeddings): what is cached cannot be moved to "

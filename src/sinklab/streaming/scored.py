@@ -75,6 +75,10 @@ class ScoredCache(AttendingCache):
         self._table = table = ScoredTable(self.policy, input_device(model), model)
         self.layers = [ScoredLayer(table, rotation) for rotation in rotations.layers.values()]
 
+    @property
+    def _places_are_ranks(self) -> bool:
+        return self.policy.positions == "in_cache"
+
     def open(self, module: nn.Module, arguments: Arguments) -> Arguments:
         if arguments.get("output_attentions"):  # of a chunk there are none to be had
             split(arguments, 1)

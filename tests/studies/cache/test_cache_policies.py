@@ -322,6 +322,27 @@ class TestComparison:
         entries = compare_policies(model, policies=names, **{**SMALL, "windows": [16]}).summary["policies"]
         assert sorted((entry["num_sinks"], entry["window"]) for entry in entries) == [(0, 16), (1, 15), (4, 12)]
 
+    def test_a_window_without_sinks_is_measured_once_however_it_is_written(self, model):
+        """Its two kinds of positions are the same, and so are its two names; all of them have one label, or one reading."""
+        ways = ["window", "window:positions=original", "sink_window:num_sinks=0", "sink_window"]
+        for names in (ways, ways[:0:-1]):
+            result = compare_policies(model, policies=names, **{**SMALL, "windows": [16]})
+            assert [entry["held"] for entry in result.summary["policies"] if not entry["num_sinks"]] == [17]
+            assert not result.table.duplicated(["metric", "policy", "query_position"]).any()
+            assert all(entry["against_window"] for entry in result.summary["policies"] if entry["num_sinks"])
+            chosen = plan_of({**result.summary, "recommended": {"num_sinks": 0, "window": 16}})
+            assert chosen.found[0].startswith("Measured: ")
+
+    def test_policies_that_are_called_alike_are_refused(self, model):
+        """As two head maps that cut as many heads to the same windows: their rows would be one."""
+        budgets = [[[[1, 4], [1, 7]], [[1, 7], [1, 7]]], [[[1, 7], [1, 7]], [[1, 7], [1, 4]]]]
+        alike = [f"per_head:budgets={one}" for one in budgets]
+        with pytest.raises(
+            ConfigurationError, match=r"two policies are both called 'per_head 1 × 1\+4, 3 × 1\+7', and what is"
+        ):
+            compare_policies(model, policies=["window", *alike], **SMALL)
+        compare_policies(model, policies=["window", alike[0], alike[0]], **SMALL)
+
     def test_losses_are_those_of_the_policies(self, result, model):
         rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=3, seed=0, bos=False)
         first = result.summary["scored_from"]
@@ -388,6 +409,16 @@ class TestComparison:
         assert set(table["metric"]) == {
             "loss", "loss_by_position", "decoding_tokens_per_second", "reading_tokens_per_second", "bytes_held"
         }  # fmt: skip
+
+    def test_points_of_the_curve_count_the_tokens_that_were_scored(self, model):
+        """Of which re-computation has some, and none before the first that counts; others are weighted by all of them."""
+        sizes = {**SMALL, "windows": [16]}
+        result = compare_policies(model, policies=["window", "recompute"], **sizes)
+        points = result.table[result.table["metric"] == "loss_by_position"]
+        counts = points.groupby("policy")["count"].sum()
+        entries = {entry["label"]: entry for entry in result.summary["policies"]}
+        assert counts["recompute 16"] == entries["recompute 16"]["scored_tokens"] == 3 * 12 * 4
+        assert counts["window 0+16"] == 3 * 119
 
     def test_files(self, result):
         assert {path.name for path in result.folder.iterdir()} == {"summary.json", "table.parquet", "run.json", "loss.png"}

@@ -129,6 +129,19 @@ def test_the_count_of_a_cost_is_that_of_the_tokens_of_the_choice(loaded):
     assert (counts["per_head_gap"], counts["head_window_cost"]) == ({3 * 45}, {2 * 45})
 
 
+def test_each_cost_is_one_row_that_says_what_the_others_hold(loaded):
+    """Windows of 2 and 4 for one head are tried beside 8 tokens and beside 16, and by two sources."""
+    entries = head_budgets(loaded, ROWS, SELECTION, sources=["measured", "curves"], budgets=[9, 17], num_sinks=1)
+    table = per_head_table(entries, loaded, corpus="drawn", bos=False, run_id="r", seed=0)
+    costs = table[table["metric"] == "head_window_cost"]
+    assert not costs.duplicated(["layer", "head", "policy"]).any()
+    for entry in entries:
+        for cost in entry["costs"]:
+            policy = f"1+{entry['window'] - 1}, 1 head with a window of {cost['window']}"
+            row = costs[(costs["layer"] == cost["layer"]) & (costs["head"] == cost["head"]) & (costs["policy"] == policy)]
+            assert row["value"].tolist() == [cost["cost"]]
+
+
 def test_a_head_map_comes_back_as_the_policy(loaded, entries, tmp_path):
     write_head_maps(entries, loaded, tmp_path)
     policy = f"per_head:heads={tmp_path / 'heads-measured-16.json'}"

@@ -25,6 +25,7 @@ from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from sinklab.studies.depend.depend import depend  # noqa: E402
+from sinklab.studies.depend.evicted import SinkEvicted  # noqa: E402
 from sinklab.studies.depend.lm_eval import PolicyLM  # noqa: E402
 
 NOTHING = {"name": "window", "window": 1}
@@ -209,6 +210,34 @@ def test_integers_are_those_of_the_reader(small):
     assert found == pytest.approx(whole, rel=0.05)
 
 
+def write_generation(folder, name, documents, limit, do_sample="false"):
+    """A task of the harness that generates up to so many tokens behind each document."""
+    write_task(folder, name, documents)
+    made = (folder / f"{name}.yaml").read_text()
+    head, _, tail = made.partition("output_type: multiple_choice\n")
+    scored = tail[tail.index("metric_list") :].replace("metric: acc", "metric: exact_match")
+    (folder / f"{name}.yaml").write_text(
+        f"""{head}output_type: generate_until
+doc_to_text: "{{{{context}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs:
+  until: ["never in this text"]
+  max_gen_toks: {limit}
+  do_sample: {do_sample}
+{scored}"""
+    )
+
+
+def evaluated_as(read):
+    """In place of the harness: notes condition and policy, and scores nothing."""
+
+    def evaluate(loaded, prepared, condition, policy):
+        read.append((condition, policy))
+        return {"metric": "exact_match", "filter": "none", "scores": [0.0] * len(prepared.documents), "bos": {}}
+
+    return evaluate
+
+
 class TestDepend:
     def test_verdict_of_a_task_of_ones_own(self, embedded, task_folder):
         result = depend(embedded, [f"lm_eval:{task_folder}:defined_name"], policies=["full"], window=40, sinks=(4,), items=24)
@@ -302,6 +331,27 @@ filter_list:{filters}
         assert {row["score"]["mean"] for row in outcome["policies"]} == {expected}
         assert set(result.table[result.table["metric"] == "exact_match"]["count"]) == {8}
         assert result.record["tasks"][0]["filter"] == "first"
+
+    @pytest.mark.parametrize("limit", [2, 300])
+    def test_a_full_cache_without_its_sink_holds_what_is_generated(self, small, tmp_path, monkeypatch, limit):
+        """A token behind the last slot would take the place of another that should be seen."""
+        documents = [{"context": "x = 1\n" * (number + 4), "answer": "no"} for number in range(3)]
+        write_generation(tmp_path, "generated", documents, limit)
+        read = []
+        monkeypatch.setattr("sinklab.studies.depend.harness._evaluate", evaluated_as(read))
+        asked = {"window": 16, "sinks": (4,), "policies": ["full"], "items": 3}
+        depend(small, [f"lm_eval:{tmp_path}:generated"], bos=["none", "two"], **asked)
+        longest = max(len(small.tokenizer.encode(document["context"], add_special_tokens=False)) for document in documents)
+        (evicted,) = (policy for _, policy in read if isinstance(policy, SinkEvicted))
+        assert evicted.length >= longest + limit
+
+    def test_sampling_is_refused_before_anything_is_read(self, small, tmp_path, monkeypatch):
+        documents = [{"context": "x = 1\n" * 9, "answer": "no"}] * 3
+        write_generation(tmp_path, "drawn", documents, 2, do_sample="true")
+        monkeypatch.setattr("sinklab.studies.depend.harness._evaluate", evaluated_as(read := []))
+        with pytest.raises(ConfigurationError, match="PolicyLM decodes greedily; this task asks for"):
+            depend(small, [f"lm_eval:{tmp_path}:drawn"], window=16, sinks=(4,), policies=[], items=3)
+        assert not read
 
     def test_texts_that_cannot_be_had(self, embedded, task_folder, tmp_path):
         task = (task_folder / "defined_name.yaml").read_text().replace("dataset_path: json", "dataset_path: nobody/nothing")

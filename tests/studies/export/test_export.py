@@ -162,6 +162,14 @@ class TestVllm:
         assert words("vllm", "window", model="a b; rm -rf 'x'")[3] == "a b; rm -rf 'x'"
 
 
+@pytest.mark.parametrize("model", ["org/model", "C:\\models\\new", "mod\u00e8le", "\U0001f642 two words", "a\"b'c"])
+def test_the_script_names_the_model(model):
+    """JSON writes what is beyond 16 bits as two halves, which are two characters in Python and no name of a folder."""
+    script = ast.parse(exported(engines()["transformers"], plan("window", model=model))["text"])
+    named = {node.targets[0].id: node.value for node in script.body if isinstance(node, ast.Assign)}
+    assert ast.literal_eval(named["MODEL"]) == model
+
+
 def test_mlx_and_kvpress_hold_as_many():
     spec = "sink_window:num_sinks=4,window=15"
     mlx, press = (exported(engines()[name], plan(spec))["text"] for name in ("mlx-lm", "kvpress"))
@@ -329,6 +337,23 @@ def test_the_recommended_policy_has_the_positions_that_were_measured(measured, k
     assert chosen.found[0].startswith("Measured: 2.000 nats per token")
 
 
+@pytest.mark.parametrize("name", ["window", "sink_window"])
+def test_a_recommended_window_without_sinks_is_the_row_that_was_measured(name):
+    """Which has the name of ``sink_window`` where ``--policies`` named that alone."""
+    settings = {"name": name, "window": 12, "positions": "in_cache"} | ({"num_sinks": 0} if name == "sink_window" else {})
+    row = {
+        "policy": name, "label": f"{name} 0+12", "settings": settings, "loss": 2.0, "loss_low": None, "loss_high": None,
+        "against_window": None,
+    }  # fmt: skip
+    summary = {
+        "model": "m", "revision": None, "bos": 1, "documents": 2, "tokens": 40, "corpus": "book", "policies": [row],
+        "recommended": {"num_sinks": 0, "window": 12}, "recommendation": "No sinks needed.",
+    }  # fmt: skip
+    chosen = plan_of(summary)  # type: ignore[arg-type]
+    assert chosen.policy == policies.make(settings)
+    assert chosen.found[0].startswith("Measured: 2.000 nats per token")
+
+
 def test_integers_are_taken_where_they_change_little():
     def kind(low: float = -0.01, **ends: float) -> str | None:
         entries = [
@@ -352,6 +377,22 @@ def test_integers_are_taken_where_they_change_little():
     assert kind(int8=0.01, int4=0.021) == "int8"
     assert kind(int8=0.03, int4=0.3) is None
     assert kind(low=-0.09, int8=0.01, int4=-0.01) is None  # a loss that falls by rounding is a change and no gain
+
+
+@pytest.mark.parametrize(("num_sinks", "kind"), [(0, None), (1, "int8"), (4, "int8")])
+def test_integers_are_taken_where_the_policy_keeps_what_was_whole(num_sinks, kind):
+    """They were measured with the sink at position 0 in full precision; a window without sinks lets it go."""
+    entry = {
+        "quantized": "int8", "whole": "the sinks found", "positions": [0], "window": 12,
+        "gap": {"mean": 0.001, "low": 0.0, "high": 0.002},
+    }  # fmt: skip
+    summary = {
+        "model": "m", "revision": None, "bos": 1, "policies": [], "recommended": {"num_sinks": num_sinks, "window": 12},
+        "recommendation": "Keep it.", "quantized": [entry],
+    }  # fmt: skip
+    assert plan_of(summary).quantized == kind  # type: ignore[arg-type]
+    said = "int8 costs 0.0010 [0.0000, 0.0020]" if kind else "What int8 costs was not measured."
+    assert plan_of(summary, quantized="int8").found[-1].startswith(said)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import Decoding, decoding, estimate, losses
 from sinklab.streaming.rotation import read_rotations
-from sinklab.studies.cache.policy_plan import label, left_out_row, plan_policies, scored_from
+from sinklab.studies.cache.policy_plan import each_once, label, left_out_row, plan_policies, scored_from
 from sinklab.studies.cache.recommendation import Recommendation, recommend
 
 __all__ = ["compared", "require_next_token"]
@@ -97,6 +97,11 @@ def compared(
         found: where the sinks are, if that is known; looked for if ``None``.
         steps: single tokens that are timed.
         briefly: take policies that no recommendation rests on at the largest size only.
+
+    Raises:
+        InputError: texts of which nothing is ever evicted.
+        ConfigurationError: two policies that are called alike.
+        UnsupportedModelError: no policy can be had with the model.
     """
     require_next_token(loaded)
     length, held = rows.shape[1], max(budgets)
@@ -110,7 +115,7 @@ def compared(
     left_out: list[LeftOut] = []
     measured: list[_Measured] = []
     # Once each: settings that are given may be those that a name alone stands for, among others.
-    plan = list(dict.fromkeys(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly)))
+    plan = each_once(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly))
     for number, (policy, budget) in enumerate(plan, start=1):
         stage = f"{number}/{len(plan)} {label(policy)}"
         report = functools.partial(progress, stage)
@@ -132,7 +137,7 @@ def compared(
         progress=functools.partial(progress, "decoding"),
     )  # fmt: skip
     summary = _summary(loaded, rows, measured, timed, left_out, first, trained, budgets, corpus, bos)
-    return summary, _table(summary, loaded, corpus, bos, run_id, seed)
+    return summary, _table(summary, _counts(measured, length), loaded, corpus, bos, run_id, seed)
 
 
 # --- one policy ---------------------------------------------------------------------------------------------------------------
@@ -335,6 +340,13 @@ def _edges(length: int) -> list[int]:
     return [1 + (length - 1) * point // points for point in range(points + 1)]
 
 
+def _counts(measured: Sequence[_Measured], length: int) -> list[list[int]]:
+    """Tokens of every point of the curve that were scored, of all texts together, for each policy."""
+    points = list(itertools.pairwise(_edges(length)))
+    scored = (~entry.losses.isnan() for entry in measured)
+    return [[int(known[:, start - 1 : stop - 1].sum()) for start, stop in points] for known in scored]
+
+
 def _is_window(policy: Policy) -> bool:
     """Whether it is a window without sinks, under either name; others may pin no token and see something else."""
     return policy.name in ("window", "sink_window") and _num_sinks(policy) == 0
@@ -359,9 +371,12 @@ def _mean(part: Tensor) -> float | None:
     return None if mean != mean else mean
 
 
-def _table(summary: Comparison, loaded: LoadedModel, corpus: str, bos: bool, run_id: str, seed: int) -> pd.DataFrame:
+def _table(
+    summary: Comparison, counts: Sequence[Sequence[int]], loaded: LoadedModel, corpus: str, bos: bool, run_id: str, seed: int
+) -> pd.DataFrame:
+    """The long table of a comparison; ``counts`` as :func:`_counts` gives them."""
     rows: list[Row] = []
-    for entry in summary["policies"]:
+    for entry, by_point in zip(summary["policies"], counts, strict=True):
         of_policy: Coordinates = {"policy": entry["label"]}
         for number, metric, count in (
             (entry["loss"], LOSS, entry["scored_tokens"]),
@@ -370,9 +385,9 @@ def _table(summary: Comparison, loaded: LoadedModel, corpus: str, bos: bool, run
             (entry["bytes_held"], BYTES_HELD, 1),
         ):
             rows.append({**of_policy, "metric": metric, "value": float(number), "count": count})
-        for (start, stop), value in zip(summary["positions"], entry["loss_by_position"], strict=True):
+        for (start, _), value, scored in zip(summary["positions"], entry["loss_by_position"], by_point, strict=True):
             if value is not None:
-                columns: Coordinates = {"query_position": start - 1, "count": (stop - start) * summary["documents"]}
+                columns: Coordinates = {"query_position": start - 1, "count": scored}
                 rows.append({**of_policy, "metric": LOSS_BY_POSITION, "value": value, **columns})
     return make_table(
         rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,

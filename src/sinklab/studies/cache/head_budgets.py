@@ -310,13 +310,19 @@ def per_head_table(
 ) -> pd.DataFrame:
     """The entries in the long schema; ``policy`` says by what the budgets were chosen, and in whose bytes."""
     rows: list[Row] = []
+    costs: dict[tuple[int, int, str], Row] = {}  # each once: sources of one size measure some of the same
     for entry in entries:
         of_cache: Coordinates = {"policy": f"per_head by {entry['source']}, bytes of {entry['window']} tokens"}
         rows.append({**of_cache, "metric": GAP, "value": entry["gap"]["mean"], "count": entry["scored_tokens"]})
         rows.append({**of_cache, "metric": BYTES, "value": entry["bytes_ratio"], "count": 1})
+        uniform = f"{entry['num_sinks']}+{entry['window'] - entry['num_sinks']}"
         for cost in entry["costs"]:
-            where: Coordinates = {"layer": cost["layer"], "head": cost["head"], "policy": f"1 head with {cost['window']}"}
-            rows.append({**of_cache, **where, "metric": COST, "value": cost["cost"], "count": entry["selection_tokens"]})
+            layer, head, policy = cost["layer"], cost["head"], f"{uniform}, 1 head with a window of {cost['window']}"
+            where: Coordinates = {"layer": layer, "head": head, "policy": policy}
+            costs[layer, head, policy] = {
+                **where, "metric": COST, "value": cost["cost"], "count": entry["selection_tokens"],
+            }  # fmt: skip
+    rows += costs.values()
     return make_table(
         rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
         bos=int(bos), seed=seed, probe="per_head_budgets",

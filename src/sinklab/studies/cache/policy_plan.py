@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -11,6 +11,8 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.policies.window import Window
 from sinklab.registry import policies as policy_registry
 from sinklab.results.summaries.cache import LeftOut
 from sinklab.sinks import Sinks, find_sinks
@@ -20,9 +22,12 @@ __all__ = [
     "checked_budgets",
     "checked_names",
     "default_length",
+    "each_once",
     "label",
     "left_out_row",
+    "plain",
     "plan_policies",
+    "require_one_name",
     "scored_from",
     "sized_policy",
 ]
@@ -267,6 +272,40 @@ def _sizes(policy: Policy, chosen: Collection[str] = ()) -> dict[str, int]:
     """Settings that are sizes: whole numbers of :data:`LEAST_SIZE` or more, besides those that were ``chosen``."""
     values = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name not in chosen}
     return {name: value for name, value in values.items() if type(value) is int and value >= LEAST_SIZE}
+
+
+def plain(policy: Policy) -> Policy:
+    """One policy for all ways to write a window without sinks, whose two kinds of positions are the same."""
+    if isinstance(policy, Window) or (isinstance(policy, SinkWindow) and not policy.num_sinks):
+        return Window(window=policy.window)
+    return policy
+
+
+def each_once(plan: Iterable[tuple[Policy, int | None]]) -> list[tuple[Policy, int | None]]:
+    """Policies with their budgets, the first of those that read alike.
+
+    Raises:
+        ConfigurationError: two that do not read alike are called alike.
+    """
+    found: dict[tuple[Policy, int | None], tuple[Policy, int | None]] = {}
+    named: dict[str, Policy] = {}
+    for policy, budget in plan:
+        if found.setdefault((plain(policy), budget), (policy, budget))[0] is policy:
+            require_one_name(policy, named.setdefault(label(policy), policy))
+    return list(found.values())
+
+
+def require_one_name(policy: Policy, first: Policy) -> None:
+    """Refuse a policy that is called as another one is.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    if first != policy:
+        raise ConfigurationError(
+            f"two policies are both called {policy.describe()!r}, and what is measured of them could not be told apart: "
+            f"{first} and {policy}. Leave out the second, or measure it by itself"
+        )
 
 
 def sinks_of_texts(loaded: LoadedModel, rows: Tensor) -> Sinks:

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import Policy
-from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.window import Window
 from sinklab.registry import policies
-from sinklab.studies.cache.policy_plan import sized_policy
+from sinklab.studies.cache.policy_plan import plain, require_one_name, sized_policy
 
 __all__ = ["Contenders", "make_contenders", "parse_policy"]
 
@@ -68,23 +66,11 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
         others: list[Policy] = [policies["full"](), window, *with_sinks.values(), policies["recompute"](window=budget), floor]
     else:
         given = [parse_policy(policy, budget, sinks) if isinstance(policy, str) else policy for policy in more]
-        others = [window, judged, *map(_plain, given), floor]
+        others = [window, judged, *map(plain, given), floor]
     named: dict[str, Policy] = {}
     for policy in others:
-        first = named.setdefault(policy.describe(), policy)
-        if first != policy:
-            raise ConfigurationError(
-                f"two policies are both called {policy.describe()!r}, and their scores could not be told apart: {first} and "
-                f"{policy}. Leave out the second, or run depend for it by itself"
-            )
+        require_one_name(policy, named.setdefault(policy.describe(), policy))
     return Contenders(named, window.describe(), judged.describe(), floor.describe(), budget, max(sinks))
-
-
-def _plain(policy: Policy) -> Policy:
-    """One policy for all ways to write a window without sinks, whose two kinds of positions are the same."""
-    if isinstance(policy, Window) or (isinstance(policy, SinkWindow) and not policy.num_sinks):
-        return Window(window=policy.window)
-    return policy
 
 
 def parse_policy(text: str, budget: int, sinks: Sequence[int] = ()) -> Policy:

@@ -21,7 +21,7 @@ from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.studies.depend.clock import Clock
 from sinklab.studies.depend.conditions import Condition, ConditionPlan
-from sinklab.studies.depend.lm_eval import MAX_NEW_TOKENS, PolicyLM, TaskManager, evaluate
+from sinklab.studies.depend.lm_eval import PolicyLM, TaskManager, evaluate, read_greedy
 from sinklab.studies.depend.outcome import Measured, outcome
 
 __all__ = ["PreparedHarness", "prepare_harness", "run_harness"]
@@ -59,6 +59,7 @@ class PreparedHarness:
         tasks: what :func:`lm_eval.evaluate` takes.
         documents: in the order of their scores.
         counted: indices of those that are longer than the window.
+        generated: most tokens that are generated behind a text; 0 where texts are scored as they are.
         texts: hash of all texts.
     """
 
@@ -67,6 +68,7 @@ class PreparedHarness:
     items: int
     documents: list[_Document]
     counted: list[int]
+    generated: int
     texts: str
 
     @property
@@ -91,7 +93,7 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: 
 
     Raises:
         InputError: no such task, or one whose texts cannot be had.
-        ConfigurationError: no two documents are longer than the window.
+        ConfigurationError: no two documents are longer than the window; or sampling or beams are asked for.
     """
     folder, _, name = task.rpartition(":")
     # The harness reads thousands of files to know its own tasks, which takes seconds; those of a folder need none of them.
@@ -115,7 +117,7 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: 
         part.set_fewshot_seed(seed=seed)
     lm = PolicyLM(loaded, Full(), bos=0 if loaded.encoder.bos_token_id is not None else None)
     requests: dict[tuple[str, int], list[list[str]]] = {}
-    whole = set()
+    whole, generated = set(), 0
     for key, part in sorted(tasks["tasks"].items()):
         part.build_all_requests(limit=items, rank=0, world_size=1)
         for instance in part.instances:
@@ -123,6 +125,8 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: 
             requests.setdefault((key, int(instance.doc_id)), []).append(strings)
             if instance.request_type == "loglikelihood_rolling":
                 whole.add(key)
+            elif instance.request_type == "generate_until":
+                generated = max(generated, read_greedy(instance.args[1])[1])
     documents = []
     for (key, _), texts in sorted(requests.items()):
         lengths = [len(lm.fronted(lm.tok_encode("".join(strings)))) for strings in texts]
@@ -142,7 +146,8 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: 
             "`items`"
         )
     known = json.dumps([[*key, *texts] for key, texts in sorted(requests.items())])
-    return PreparedHarness(name, tasks, items, documents, counted, hashlib.sha256(known.encode()).hexdigest())
+    texts_known = hashlib.sha256(known.encode()).hexdigest()
+    return PreparedHarness(name, tasks, items, documents, counted, generated, texts_known)
 
 
 def run_harness(
@@ -168,7 +173,7 @@ def run_harness(
     bos: dict[str, Any] = {}
     refused: dict[Condition, str] = {}
     metric = used = ""
-    longest = max(document.longest for document in prepared.documents) + MAX_NEW_TOKENS
+    longest = max(document.longest for document in prepared.documents) + prepared.generated
     # In tokens, not in conditions: re-computation takes many times what a cache takes of the same texts.
     steps, done = sum(prepared.tokens(condition) for condition in plan.conditions), 0
     for condition in plan.conditions:

@@ -204,7 +204,7 @@ class PolicyLM(TemplateLM):
         prompts = [self.fronted(self.tok_encode(request.args[0])) for request in requests]
         texts: dict[int, str] = {}
         for batch in self._batches(prompts):
-            settings = [_greedy(requests[index].args[1]) for index in batch]
+            settings = [read_greedy(requests[index].args[1]) for index in batch]
             for index, text in zip(batch, self._generate([prompts[index] for index in batch], settings), strict=True):
                 texts[index] = text
                 self.cache_hook.add_partial("generate_until", requests[index].args, text)
@@ -301,8 +301,12 @@ def _cut(text: str, stops: Iterable[str]) -> str:
     return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
 
 
-def _greedy(settings: dict[str, Any]) -> tuple[list[str], int]:
-    """Stop texts and most new tokens of a request."""
+def read_greedy(settings: dict[str, Any]) -> tuple[list[str], int]:
+    """Stop texts and most new tokens of a request.
+
+    Raises:
+        ConfigurationError: sampling or beams.
+    """
     if settings.get("do_sample") or float(settings.get("temperature") or 0.0) > 0.0 or int(settings.get("num_beams") or 1) > 1:
         raise ConfigurationError(
             f"PolicyLM decodes greedily; this task asks for {settings}; set do_sample: false, temperature: 0"

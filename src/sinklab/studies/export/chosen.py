@@ -25,7 +25,7 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
     Args:
         policy: a row of the table by its label or its name, or ``name:setting=value`` for one that need not have been measured.
         quantized: ``auto`` takes the fewest bits that change the loss by :data:`INTEGER_MARGIN` at most where that is
-            measured, or none.
+            measured, with no token in full precision that the policy does not keep, or none.
 
     Raises:
         InputError: nothing was recommended; a name that stands for several rows, or for none.
@@ -36,8 +36,13 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
     found = [_loss(summary, entry)]
     if policy is None:
         found.append(summary["recommendation"])
-    has_ring = isinstance(made, SlotPolicy) and made.is_one_ring
-    measured = [one for one in summary.get("quantized", []) if has_ring and one["window"] is not None]
+    ring = made if isinstance(made, SlotPolicy) and made.is_one_ring else None
+    measured = [
+        one
+        for one in summary.get("quantized", [])
+        # A token that was whole there and leaves here is another cache: it is kept whole because rounding it costs most.
+        if ring is not None and one["window"] is not None and set(one["positions"]) <= set(ring.pinned)
+    ]
     if kind == "auto":
         kind = _cheapest(measured)
     elif kind is not None and made.bounded:
@@ -72,12 +77,14 @@ def _recommended(summary: Comparison) -> tuple[Policy, PolicyEntry | None]:
     advised = summary["recommended"]
     if advised is None:
         raise InputError(f"this comparison recommends no policy, name one with `policy`: {summary['recommendation']}")
-    size: dict[str, object] = {"name": "window", "window": advised["window"]}
+    num_sinks, window = advised["num_sinks"], advised["window"]
     if "pinned" in advised:
-        size |= {"name": "pinned", "pinned": tuple(advised["pinned"])}
-    elif advised["num_sinks"]:
-        size |= {"name": "sink_window", "num_sinks": advised["num_sinks"]}
-    made: list[Policy] = [policies.make({**size, "positions": kind}) for kind in get_args(Positions)]
+        sizes = [{"name": "pinned", "pinned": tuple(advised["pinned"]), "window": window}]
+    else:
+        sizes = [{"name": "sink_window", "num_sinks": num_sinks, "window": window}]
+        if not num_sinks:  # one rule under two names; the plain one is usual
+            sizes.insert(0, {"name": "window", "window": window})
+    made: list[Policy] = [policies.make({**size, "positions": kind}) for kind in get_args(Positions) for size in sizes]
     # Of one size with both kinds of positions, the recommendation is about the first kind.
     entries = ((policy, entry) for policy in made if (entry := _measured(summary, policy)) is not None)
     return next(entries, (made[0], None))

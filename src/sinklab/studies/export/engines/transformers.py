@@ -47,7 +47,7 @@ import sys
 from sinklab import Stream, load_model, open_reader
 from sinklab.streaming.perplexity import losses
 
-MODEL = {json.dumps(plan.model)}
+MODEL = {plan.model!r}
 REVISION = {_commit(plan)!r}
 POLICY = {{{settings}}}
 QUANTIZED = {quantized!r}
