@@ -95,7 +95,8 @@ def write_claims_page(results: Sequence[tuple[Path, ClaimRecord]], path: Path, s
 
 def effect_words(part: ClaimPart) -> str:
     """``25.1 [20.3, 29.9] points``; an en dash where there is no number, no brackets with fewer than three seeds."""
-    return _words(part["mean"], part["interval"], part["unit"])
+    model = f" of {part['model']}" if "model" in part and part["mean"] is not None else ""
+    return _words(part["mean"], part["interval"], part["unit"]) + model
 
 
 def _words(mean: float | None, interval: Sequence[float] | None, unit: str | None) -> str:
