@@ -225,7 +225,8 @@ def test_at_one_given_rate_the_bounds_themselves_say_what_replaces_the_sink():
     )
     assert spoken.statements["Loss"].startswith("Of the loss at 0.5 times the rate of the scale (2 comparisons,")
     assert spoken.statements["Sinks at one rate"] == (
-        "At 0.5 times the rate of the scale for all, by the heads that carry a first token: a sink is there with softmax "
+        "At 0.5 times the rate of the scale for all, by the heads that sink on the first token by weight times gate and by "
+        "share: a sink is there with softmax "
         "(40.0 %); there is none with gated (0.0 %) and relu (0.0 %)."
     )
     assert "own rate" not in " ".join([spoken.paragraph, *spoken.statements.values()])

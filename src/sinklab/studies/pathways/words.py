@@ -186,7 +186,9 @@ def _of_sinks_at_one_rate(rows: Sequence[Row], rate: float | None) -> list[str]:
             if row.at_one_rate["sink"].verdict == verdict
         ]
         parts += [f"{said} with {_list(named)}"] if named else []
-    return [f"At {_one_rate(rate)} for all, by the heads that carry a first token: {'; '.join(parts)}."]
+    # Of a search that is scale_rate_sink, and else the bound itself, on the smaller of two rates of the first token.
+    by = "carry a first token" if rate is None else "sink on the first token by weight times gate and by share"
+    return [f"At {_one_rate(rate)} for all, by the heads that {by}: {'; '.join(parts)}."]
 
 
 def _of_what_replaces(rows: Sequence[Row], rate: float | None, natural: bool) -> list[str]:
