@@ -256,7 +256,7 @@ def _train(run: Prepared) -> Result:
 
 
 def _in_front(config: PretrainingConfig) -> str:
-    """A sentence where position 0, whose sink rate is told, holds a learned token and no token of the text."""
+    """A sentence where position 0, whose sink rate is shown, holds a learned token and no token of the text."""
     front = config.model.tokens_in_front
     if not front:
         return ""
