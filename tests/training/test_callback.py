@@ -599,6 +599,7 @@ def test_a_measurement_that_fails_for_another_reason_is_an_error(monkeypatch):
         ({"rows": ROWS.float()}, r"rows must be int64 \(rows, seq_len\), got torch.float32 \(6, 24\)"),
         ({"rows": ROWS.tolist()}, r"rows must be an int64 tensor \(rows, seq_len\), got a list"),
         ({"rows": ROWS[0]}, r"rows must be int64 \(rows, seq_len\)"),
+        ({"rows": ROWS[:0]}, "rows has no row; give at least one"),
         ({"every": 0}, "every must be at least 1 step, got 0"),
         ({"window": 23}, "window 23 must be at least 1 and leave tokens beyond it: rows have 24 tokens"),
         ({"threshold": 1.0}, r"threshold 1.0 must be in \[0, 1\)"),

@@ -146,6 +146,8 @@ class SinkCallback(TrainerCallback):
         for name, tensor in (("rows", rows.ids), ("position_ids", rows.position_ids)):
             if tensor is not None and (tensor.ndim != 2 or tensor.dtype != torch.int64 or tensor.shape != rows.ids.shape):
                 raise ConfigurationError(f"{name} must be int64 (rows, seq_len), got {tensor.dtype} {tuple(tensor.shape)}")
+        if not len(rows.ids):
+            raise ConfigurationError("rows has no row; give at least one, of the text that the sinks are to be watched on")
         if every < 1:
             raise ConfigurationError(f"every must be at least 1 step, got {every}")
         if not 1 <= window < rows.ids.shape[1] - 1:
