@@ -107,6 +107,25 @@ def test_what_never_happens_is_decided_by_the_exact_interval():
     assert needed > 6
 
 
+def test_a_difference_of_outcomes_is_foretold_as_one_whichever_side_of_0_its_interval_lies():
+    part = Part("it diverges more often", Difference("diverged", "a", "b"), more_than=0.5)
+
+    def judged(count: int):
+        return judge_part(part, {seed: {"a": {"diverged": 1.0}, "b": {"diverged": 0.0}} for seed in range(count)})
+
+    decides = next(count for count in range(3, 100) if judged(count).verdict == "reproduced")
+    assert decides == 16
+    for count in range(3, decides):
+        assert judged(count).verdict == "inconclusive"
+        needed = needed_seeds(judged(count).to_dict())
+        assert needed is None or needed >= decides
+
+
+def test_outcomes_at_the_level_of_several_steps_take_more_seeds():
+    alone = found(Part("it diverges", Value("diverged", "a"), more_than=0.5), 1.0, 1.0, 1.0).to_dict()
+    assert needed_seeds(alone) < needed_seeds({**alone, "steps": 20})
+
+
 def test_steps_take_more_seeds_than_a_number_that_is_judged_alone():
     """The interval of each is at 97.5 % where there are two, which is wider by 14 to 20 %."""
     values = [1.5, -0.5, 2.5, 0.8, -1.0, 1.9]

@@ -559,6 +559,28 @@ def test_a_window_in_which_an_even_head_passes_for_a_sink_is_said(swept):
     assert few_queries_warning(8, 64, 0.3) == short_rows_warning(8, 0.3) != ""
 
 
+def test_losses_of_other_tokens_are_said_not_to_compare(swept):
+    """A loss per token of a larger vocabulary is larger by what a token holds more, whatever was learned."""
+    (warning,) = swept({"data.vocab_size": [300, 500]}, seeds=[0]).summary["warnings"]
+    assert (
+        warning == "The cells have different tokenizers, and a loss is per token: held-out losses do not compare between them."
+    )
+
+
+def test_losses_on_other_text_are_said_not_to_compare(swept):
+    (warning,) = swept({"data.eos": [True, False]}, seeds=[0]).summary["warnings"]
+    assert warning.startswith("The cells are evaluated on different held-out text: held-out losses do not compare")
+
+
+def test_a_rate_of_a_learned_token_in_front_is_said_to_be_no_rate_of_the_first_token(swept):
+    """Beside one of softmax, whose position 0 is the first token, it would pass for a sink on the text."""
+    operations = [{"name": "softmax"}, {"name": "sink_token", "count": 2}]
+    result = swept({"model.operation": operations}, seeds=[0])
+    said = "With sink_token position 0 is that of a learned token, whose sink rate this is: the text begins at position 2."
+    assert result.summary["warnings"] == [said]
+    assert [read_run(result.folder / name).get("warning") for name in cells_of(result)["cell"]] == [None, said]
+
+
 def test_one_that_diverges_is_a_result(swept):
     result = swept({"lr": [1e-2, 1e6]}, "optimizer.name=sgd", "optimizer.max_grad_norm=0")
     assert result.summary["errors"] == []

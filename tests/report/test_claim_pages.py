@@ -53,6 +53,21 @@ def test_the_page_has_every_claim_with_its_verdict_in_words_and_nothing_from_out
     assert set(VERDICT_COLOURS) == set(VERDICTS)
 
 
+def test_the_cell_of_a_model_has_the_effect_of_its_record(tmp_path):
+    """That of the part which decides: of a claim that holds the weakest, which need not be the first."""
+    plain = write_claim(tmp_path / "checkpoint" / "one", PARTS[:2])
+    weakest = plain["parts"][1]
+    model = {
+        **{key: plain[key] for key in ("verdict", "reason", "parts", "presupposes")}, "name": "org/one", "revision": "1",
+        "effect": weakest["mean"], "interval": weakest["interval"], "unit": weakest["unit"],
+    }  # fmt: skip
+    record = write_claim(tmp_path / "checkpoint" / "one", PARTS[:2], models=[model])
+    page = write_claims_page([(tmp_path / "checkpoint" / "one", record)], tmp_path / "claims.html").read_text(encoding="utf-8")
+    cells = re.findall(r'<td><span class="claim-verdict reproduced">reproduced</span>(.*?)</td>', page)
+    assert [cell.strip() for cell in cells if cell.strip()] == [effect_words(weakest)]
+    assert effect_words(weakest) != effect_words(plain["parts"][0])
+
+
 @pytest.mark.parametrize(
     ("mean", "interval", "words"),
     [(None, None, "–"), (2.0, None, "2 points"), (25.14, [20.31, 29.97], "25.1 [20.3, 30] points")],

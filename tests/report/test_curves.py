@@ -93,6 +93,25 @@ def test_runs_that_were_measured_in_different_ways_are_said_to_be(tmp_path):
     assert measured_apart(runs[:1]) == ""
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "values", "words"),
+    [
+        ("watch", "bos", (None, False), "watch.bos (null, false)"),
+        ("data", "bos", ("rows", "none"), "data.bos (rows, none)"),
+        ("data", "vocab_size", (512, 1024), "data.vocab_size (512, 1024)"),
+        ("data", "packing", ("stream", "isolated"), "data.packing (stream, isolated)"),
+        ("model", "max_position_embeddings", (64, 128), "model.max_position_embeddings (64, 128)"),
+    ],
+)
+def test_runs_on_other_rows_or_tokens_are_said_to_be(tmp_path, part, name, values, words):
+    """A loss per token of another vocabulary, and a rate at position 0 of rows with BOS and without, on one axis."""
+    folders = [make_run(tmp_path / letter) for letter in "ab"]
+    for folder, value in zip(folders, values, strict=True):
+        write_json({"config": {"data": {"corpus": "text.txt"}, **{part: {name: value}}}}, folder / "run.json")
+    runs = [read_curves(folder) for folder in folders]
+    assert measured_apart(runs).startswith(f"These runs differ in {words}: ")
+
+
 def test_a_late_key_that_few_queries_see_is_no_sink(tmp_path):
     folder = make_run(tmp_path / "run", sink=1)
     table = read_curves(folder).table

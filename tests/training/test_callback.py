@@ -15,8 +15,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import make_sinklm
 from torch import nn
 from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertLMHeadModel,
+    BertModel,
     LlamaConfig,
     LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -42,6 +49,16 @@ from sinklab.training.trainer import stack
 from sinklab.training.windowed import _Limit, limited_attention, token_losses, windowed_losses
 
 ROWS = torch.randint(2, 300, (6, 24), generator=torch.Generator().manual_seed(1))
+
+
+SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
 
 
 def make_llama(implementation: str = "sdpa", **fields) -> LlamaForCausalLM:
@@ -540,6 +557,33 @@ def test_a_model_that_computes_no_numbers_is_written_down_as_such(tmp_path):
     assert callback.last.headline == {}
 
 
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (BertForMaskedLM(BertConfig(**SMALL)), "sees later tokens"),
+        (BertModel(BertConfig(**SMALL)), "has no head that predicts tokens"),
+        (BertForSequenceClassification(BertConfig(**SMALL)), "names classes"),
+        (
+            T5ForConditionalGeneration(T5Config(vocab_size=300, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)),
+            "reads a",
+        ),
+    ],
+    ids=["masked", "no head", "classes", "two sides"],
+)
+def test_a_model_that_predicts_no_next_token_is_refused(model, why):
+    """Its next-token loss would be written down as that of any other: of a masked model, of tokens that it sees."""
+    with pytest.raises(UnsupportedModelError, match=f"next-token losses, and {type(model).__name__} {why}"):
+        measure_sinks(model.eval(), ROWS, window=8)
+    callback = SinkCallback(ROWS, window=8)
+    with pytest.raises(UnsupportedModelError):
+        callback.on_train_begin(None, TrainerState(), TrainerControl(), model=model)
+
+
+def test_a_decoder_of_an_encoder_s_family_is_measured():
+    decoder = BertLMHeadModel(BertConfig(**SMALL, is_decoder=True)).eval()
+    assert measure_sinks(decoder, ROWS, window=8).headline["probe_loss"] > 0
+
+
 def test_a_measurement_that_fails_for_another_reason_is_an_error(monkeypatch):
     def fails(*args, **kwargs):
         raise MeasurementError("differs")
@@ -555,6 +599,7 @@ def test_a_measurement_that_fails_for_another_reason_is_an_error(monkeypatch):
         ({"rows": ROWS.float()}, r"rows must be int64 \(rows, seq_len\), got torch.float32 \(6, 24\)"),
         ({"rows": ROWS.tolist()}, r"rows must be an int64 tensor \(rows, seq_len\), got a list"),
         ({"rows": ROWS[0]}, r"rows must be int64 \(rows, seq_len\)"),
+        ({"rows": ROWS[:0]}, "rows has no row; give at least one"),
         ({"every": 0}, "every must be at least 1 step, got 0"),
         ({"window": 23}, "window 23 must be at least 1 and leave tokens beyond it: rows have 24 tokens"),
         ({"threshold": 1.0}, r"threshold 1.0 must be in \[0, 1\)"),

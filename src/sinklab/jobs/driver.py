@@ -81,7 +81,7 @@ def run_sweep(
         - ``settings``, one record for every combination: ``settings``; how many cells ``finished``, ``diverged`` and did
           ``other`` things; for ``held_out_loss`` and ``sink_rate`` the ``values`` of the finished ones, and from three seeds on
           their ``mean`` and ``interval`` (95 %, Student's t);
-        - ``errors``: a sentence for every cell that failed.
+        - ``errors``: a sentence for every cell that failed; ``warnings``: what keeps numbers of cells from being compared.
 
     Raises:
         ConfigurationError: a grid that names no field, a cell that cannot be, a sweep to resume that was another, or one
@@ -320,9 +320,18 @@ def _collect(plan: SweepPlan, errors: dict[str, str]) -> Result:
         "settings": _by_settings(plan, rows),
         "cells": rows,
         "errors": [f"{name}: {error}" for name, error in errors.items()],
-        "warnings": list(dict.fromkeys(filter(None, said))),
+        "warnings": [*dict.fromkeys(filter(None, said)), *_other_text([plan.texts[row["cell"]] for row in rows])],
     }
     return Result(summary, table, read_run(plan.folder, PLAN), plan.folder, display)
+
+
+def _other_text(texts: Sequence[Mapping[str, str]]) -> list[str]:
+    """A sentence where held-out losses of the cells are means over other tokens, so that they say nothing beside each other."""
+    if len({text["tokenizer"] for text in texts}) > 1:
+        return ["The cells have different tokenizers, and a loss is per token: held-out losses do not compare between them."]
+    if len({text["held_out"] for text in texts}) > 1:
+        return ["The cells are evaluated on different held-out text: held-out losses do not compare between them."]
+    return []
 
 
 def display(result: Result) -> Iterator[RenderableType]:

@@ -25,6 +25,9 @@ __all__ = ["MOST", "leans_inside", "needed_seeds"]
 MOST = 1000
 """Seeds beyond which nothing is foretold: the middle is as good as on the bound."""
 
+ROUNDING = 1e-9
+"""Of an interval that was kept; those of differences and of the same numbers alone lie farther apart."""
+
 DRAWS = 4096
 """Of what may be true and may come, always the same ones; the chance is known to 0.006."""
 
@@ -46,7 +49,7 @@ def needed_seeds(part: ClaimPart) -> int | None:
         no number, or an interval of order statistics reaches over the bound.
     """
     values = [value for value in part["by_seed"].values() if value is not None]
-    if not values:
+    if not values or "model" in part:  # any model that comes may be the one that is said to exist
         return None
     if len(values) < SEEDS:
         return SEEDS
@@ -54,7 +57,7 @@ def needed_seeds(part: ClaimPart) -> int | None:
         return LEAST_FOR_A_MEDIAN if len(values) < LEAST_FOR_A_MEDIAN else None
     method, level = part.get("method"), 1 - 0.05 / part.get("steps", 1)
     if method == "exact, of counts":
-        return _of_counts(part, values)
+        return _of_counts(part, values, level)
     if method == "Student's t of logarithms":
         bounds = [math.log(bound) for bound in _finite_bounds(part) if bound > 0]  # no ratio passes one at 0 or below
         return _of_t([math.log(value) for value in values], bounds, _apart, level)
@@ -112,10 +115,12 @@ def _of_t(values: Sequence[float], bounds: Sequence[float], clears: _Clears, lev
     return fewest(decides, seen + 1, MOST)
 
 
-def _of_counts(part: ClaimPart, values: Sequence[float]) -> int | None:
-    """Seeds with which the exact interval reaches no bound."""
+def _of_counts(part: ClaimPart, values: Sequence[float], level: float) -> int | None:
+    """Seeds with which the exact interval at the level reaches no bound."""
     low, high = _bounds(part)
-    paired = part["interval"] is not None and part["interval"][0] < 0
+    # Of differences it is wider than of numbers that happen to be the same, since no -1 was seen and some may come.
+    alone = estimate_counts(values, level).interval
+    paired = alone is not None and part["interval"] is not None and part["interval"][0] < alone[0] - ROUNDING
     seen = [sum(value == kind for value in values) for kind in (1, -1, 0)]
     kinds = [0, 1, 2] if paired else [0, 2]  # unpaired, there is no -1
     generator = np.random.default_rng(0)
@@ -124,7 +129,7 @@ def _of_counts(part: ClaimPart, values: Sequence[float]) -> int | None:
     @functools.cache
     def decided(ones: int, minus: int, count: int) -> bool:
         alike = [1.0] * ones + [-1.0] * minus + [0.0] * (count - ones - minus)
-        interval = estimate_counts(alike, paired=paired).interval
+        interval = estimate_counts(alike, level, paired=paired).interval
         assert interval is not None, "that of counts is always there"
         return (low < interval[0] and interval[1] < high) or interval[1] <= low or interval[0] >= high
 

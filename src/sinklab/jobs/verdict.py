@@ -19,7 +19,7 @@ On checkpoints the rule is used twice: for each model, whose effects are those o
 the claim applies, whose effects are the means of their draws, and those of a model that is read on several texts the mean over
 these. The second verdict is about models; the first is about one. A claim does not apply to a model for which what it
 presupposes does not hold. A claim that there are models which show something takes one; that one of many shows it is likelier
-by chance, so the interval of each leaves out as much less (Bonferroni).
+by chance, so the interval of each leaves out as much less (Bonferroni). Its numbers are those of the model that decides.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ class Finding:
             no spread and are too few for an interval without.
         method: how the interval was taken; ``None`` without one.
         standardized: the mean over the standard deviation over seeds; ``None`` where that is 0 or unknown.
+        model: of what is said of some of several models the one that decides: mean and interval are over its draws of texts,
+            at the level with which those of all models hold together.
     """
 
     part: Part
@@ -99,6 +101,7 @@ class Finding:
     method: Method | None
     standardized: float | None
     verdict: Verdict
+    model: str = ""
 
     @property
     def undecided(self) -> bool:
@@ -128,7 +131,8 @@ class Finding:
             "by_seed": {str(seed): value for seed, value in self.by_seed.items()},
             "verdict": self.verdict,
         }
-        return {**found, "steps": steps} if steps > 1 else found
+        found = {**found, "steps": steps} if steps > 1 else found
+        return {**found, "model": self.model} if self.model else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,14 +261,25 @@ def _over_models(
     means = _by_weights({name: finding.mean for name, finding in by_model.items()}, weights)
     if not part.of_some:
         return _judged(part, means)
-    values = [mean for mean in means.values() if mean is not None]
     # Of twenty models at the bound, one shows it at 95 % in 40 % of cases, and at the level of all together in 2 %.
     level = 1 - 0.05 / len(by_model)
-    again = (judge_part(part, numbers[name], draws=True, level=level) for name in by_model)
-    verdict: Verdict = "reproduced" if any(finding.verdict == "reproduced" for finding in again) else "inconclusive"
-    if not values:
-        return Finding(part, means, None, None, None, None, verdict)
-    return Finding(part, means, statistics.fmean(values), (min(values), max(values)), "range", None, verdict)
+    again = {name: judge_part(part, numbers[name], draws=True, level=level) for name in by_model}
+    decides = _deciding(list(again.values()))
+    model = next(name for name, finding in again.items() if finding is decides)
+    verdict: Verdict = "reproduced" if decides.verdict == "reproduced" else "inconclusive"
+    return dataclasses.replace(decides, by_seed=means, verdict=verdict, model=model)
+
+
+def _deciding(findings: Sequence[Finding]) -> Finding:
+    """Of several findings about one part, one of which must show it, the one that does so most, or comes nearest to it."""
+
+    def inside(finding: Finding) -> float:
+        mean, part = finding.mean, finding.part
+        return -math.inf if mean is None else min(mean - part.more_than, part.less_than - mean)
+
+    shown = [finding for finding in findings if finding.verdict == "reproduced"]
+    left = [finding for finding in findings if finding.verdict == "inconclusive"]
+    return max(shown or left or findings, key=inside)
 
 
 def _by_weights(means: Mapping[str, float | None], weights: Mapping[str, str]) -> dict[str, float | None]:
@@ -309,9 +324,7 @@ def judge_part(part: Part, numbers: Mapping[int, Numbers], *, draws: bool = Fals
         by_seed = {seed: step(of_seed) for seed, of_seed in numbers.items()}
         finding = _judged(of_step, by_seed, draws=draws, level=1 - (1 - level) / len(steps))
         found.append(dataclasses.replace(finding, part=part))
-    shown = [finding for finding in found if finding.verdict == "reproduced"]
-    left = [finding for finding in found if finding.verdict == "inconclusive"]
-    return max(shown or left or found, key=lambda finding: -math.inf if finding.mean is None else finding.mean)
+    return _deciding(found)
 
 
 def _judged(part: Part, by_seed: Effects, *, draws: bool = False, level: float = 0.95) -> Finding:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from sinklab.report.claim_figure import VERDICT_COLOURS
 from sinklab.report.page import render, write_page
 from sinklab.report.words import number
-from sinklab.results.summaries.claims import ClaimOfModel, ClaimPart, ClaimRecord
+from sinklab.results.summaries.claims import ClaimPart, ClaimRecord
 
 __all__ = ["ClaimsSummary", "VerdictLine", "VerdictList", "effect_words", "write_claims_page"]
 
@@ -88,22 +88,22 @@ def write_claims_page(results: Sequence[tuple[Path, ClaimRecord]], path: Path, s
         "overview": None if summary is None else Markup(summary.figure),
         "words": effect_words,
         "models": list(dict.fromkeys(model["name"] for _, record in results for model in record.get("models", ()))),
-        "model_effect": _effect_of,
+        "model_words": lambda model: _words(model["effect"], model["interval"], model["unit"]),
     }
     return write_page(render("claims.html.j2", context, {"page": "claims"}, {}), path)
 
 
 def effect_words(part: ClaimPart) -> str:
     """``25.1 [20.3, 29.9] points``; an en dash where there is no number, no brackets with fewer than three seeds."""
-    if part["mean"] is None:
+    model = f" of {part['model']}" if "model" in part and part["mean"] is not None else ""
+    return _words(part["mean"], part["interval"], part["unit"]) + model
+
+
+def _words(mean: float | None, interval: Sequence[float] | None, unit: str | None) -> str:
+    if mean is None:
         return "–"
-    interval = "" if part["interval"] is None else f" [{', '.join(number(end) for end in part['interval'])}]"
-    return f"{number(part['mean'])}{interval} {part['unit']}"
-
-
-def _effect_of(model: ClaimOfModel) -> ClaimPart:
-    """The part that decides the verdict of one model."""
-    return next((part for part in model["parts"] if part["verdict"] == model["verdict"]), model["parts"][0])
+    ends = "" if interval is None else f" [{', '.join(number(end) for end in interval)}]"
+    return f"{number(mean)}{ends} {unit}"
 
 
 def _image(path: Path) -> Markup | None:

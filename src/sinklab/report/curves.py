@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -113,7 +114,8 @@ def measured_apart(runs: Sequence[RunCurves]) -> str:
     """In what the measurements of runs differ, whose lines stand in one picture; empty where in nothing."""
     parts = []
     for name in dict.fromkeys(name for run in runs for name in run.measured):
-        values = list(dict.fromkeys(str(run.measured[name]) for run in runs if name in run.measured))
+        found = [run.measured[name] for run in runs if name in run.measured]
+        values = list(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in found))
         if len(values) > 1:
             parts.append(f"{name} ({', '.join(values)})")
     differ = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)

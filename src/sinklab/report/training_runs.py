@@ -25,6 +25,13 @@ SHARE_OF_QUERIES = 0.5
 DRAWN = ("gu2024", "gu2024_null", "held_out_loss", "train_loss", "sink_loss_gap")
 """Metrics whose lines stand beside those of other runs."""
 
+MEASURED_BY = {
+    "watch": ("threshold", "window", "seq_len", "samples", "bos"),
+    "data": ("corpus", "tokenizer", "vocab_size", "bos", "eos", "packing", "held_out_rows"),
+    "model": ("max_position_embeddings",),
+}
+"""Settings that decide how a rate is taken, in which tokens a loss is, and of which rows."""
+
 MOST_NAMES = 6
 """Runs that a note names; of more, it says how many there are."""
 
@@ -45,8 +52,8 @@ class RunCurves:
             :data:`SHARE_OF_QUERIES` of the queries see.
         settings: of a run of a sweep, what the sweep varies, the seed last; empty for others.
         folder: where it was read, absolute.
-        measured: how its numbers were taken: settings of ``watch``, the text, and versions of what is drawn, as far as they
-            were recorded.
+        measured: how its numbers were taken: the settings of :data:`MEASURED_BY`, and versions of what is drawn, as far as
+            they were recorded.
     """
 
     name: str
@@ -126,7 +133,7 @@ def _measured(run: Mapping[str, object], table: pd.DataFrame) -> dict[str, objec
     config = run.get("config")
     config = config if isinstance(config, dict) else {}
     known: dict[str, object] = {}
-    for part, names in (("watch", ("threshold", "window", "seq_len", "samples")), ("data", ("corpus",))):
+    for part, names in MEASURED_BY.items():
         of_part = config.get(part)
         known |= {f"{part}.{name}": of_part[name] for name in names if isinstance(of_part, dict) and name in of_part}
     drawn = table[table["metric"].isin(DRAWN) & table["version"].notna()]

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError, MeasurementError
+from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import unwrapped
+from sinklab.models.losses import loss_kind
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
@@ -125,6 +127,7 @@ class SinkCallback(TrainerCallback):
 
     Raises:
         ConfigurationError: an argument out of its range.
+        UnsupportedModelError: at the first measurement, of a model that predicts no next token.
     """
 
     def __init__(
@@ -143,6 +146,8 @@ class SinkCallback(TrainerCallback):
         for name, tensor in (("rows", rows.ids), ("position_ids", rows.position_ids)):
             if tensor is not None and (tensor.ndim != 2 or tensor.dtype != torch.int64 or tensor.shape != rows.ids.shape):
                 raise ConfigurationError(f"{name} must be int64 (rows, seq_len), got {tensor.dtype} {tuple(tensor.shape)}")
+        if not len(rows.ids):
+            raise ConfigurationError("rows has no row; give at least one, of the text that the sinks are to be watched on")
         if every < 1:
             raise ConfigurationError(f"every must be at least 1 step, got {every}")
         if not 1 <= window < rows.ids.shape[1] - 1:
@@ -277,7 +282,11 @@ def measure_sinks(
     Args:
         rows: int64 ``(rows, seq_len)``, or with the documents in them.
         expected: where the sinks were last time; position 0 by default. Found elsewhere, they cost the rows one more pass.
+
+    Raises:
+        UnsupportedModelError: a model that predicts no next token: its losses, and its windows, would say nothing.
     """
+    _require_next_token(model)
     rows = TextRows.of(rows).to(model.device)
     length = rows.ids.shape[1]
     size = max(1, TOKENS_PER_FORWARD // length)
@@ -322,6 +331,26 @@ def measure_sinks(
     headline = dict(zip(HEADLINE, numbers, strict=True))
     kept_rows = [*(row for row in measured if _wanted(row, sinks)), *readout]
     return SinkMeasurement(kept_rows, headline, session.operation, found)
+
+
+def _require_next_token(model: PreTrainedModel) -> None:
+    kind, two_sided = loss_kind(model), bool(getattr(model.config, "is_encoder_decoder", False))
+    if kind == "next token" or (kind is None and not two_sided and _has_head(model) and not looks_ahead(model)):
+        return
+    if two_sided:
+        why = "reads a source beside its text"
+    elif kind == "class":
+        why = "names classes"
+    else:
+        why = "sees later tokens" if _has_head(model) else "has no head that predicts tokens"
+    raise UnsupportedModelError(
+        f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} {why}; measure "
+        "checkpoints of it with sinklab.measure"
+    )
+
+
+def _has_head(model: PreTrainedModel) -> bool:
+    return model.get_output_embeddings() is not None
 
 
 def _measured(

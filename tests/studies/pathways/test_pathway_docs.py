@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sinklab.errors import InputError
 from sinklab.results.metric import FRACTION, PERCENTAGE
 from sinklab.results.table import read_run
-from sinklab.studies.pathways import again
+from sinklab.studies.pathways import again, figure
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.columns import COLUMNS, GROUPS
 from sinklab.studies.pathways.operations import DEFAULT, PUBLISHED
@@ -61,6 +62,19 @@ def test_committed_results_are_what_is_judged_today(written, tmp_path, monkeypat
         assert keys == others
         assert one == (pytest.approx(other, rel=1e-9, abs=1e-12) if isinstance(other, float) else other), keys
     assert (folder / "pathways.md").read_bytes() == (written.parent / "pathways.md").read_bytes()
+
+
+def test_comparisons_side_by_side_have_the_axis_of_their_text(tmp_path, monkeypatch):
+    """Of natural text the distortion is what first tokens give back; on one axis with the loss of a window it is nothing."""
+    folders = {name: Path(shutil.copytree(ROOT / "results" / name / "pathways", tmp_path / name)) for name in ("small", "tiny")}
+    drawn = []
+    monkeypatch.setattr(again, "write_figure", lambda *arguments, **options: None)
+    monkeypatch.setattr(figure, "write_image", lambda drawing, path: drawn.append(drawing))
+    again.main([folders["small"], folders["small"]])
+    assert [axes.get_ylabel() for axes in drawn[0].axes] == ["distortion: worth of first tokens and loss by int8, nats"] * 2
+    with pytest.raises(InputError, match="the two share no axis; name them apart"):
+        again.main(list(folders.values()))
+    assert len(drawn) == 1
 
 
 def flat(value: object) -> list[tuple[object, ...]]:

@@ -197,3 +197,12 @@ def test_rows_say_who_is_on_the_front():
     softmax = {**GOOD, "held_out_loss": 1.9, "distortion": 0.5}
     rows = judged(["softmax", "good", "bad"], numbers(softmax=softmax, good=GOOD, bad={**GOOD, "distortion": 0.6}), {})
     assert [row.best for row in rows] == [True, True, False]
+
+
+def test_the_trainings_that_did_not_diverge_put_no_operation_on_the_front():
+    softmax = {**GOOD, "held_out_loss": 1.9, "distortion": 0.5}
+    for lost, best in ((1, [False, True]), (2, [True, False])):
+        found = numbers(softmax=softmax, lucky={**softmax, "held_out_loss": 1.8, "distortion": 0.1})
+        for seed in range(lost):
+            found[seed]["lucky"] = {}
+        assert [row.best for row in judged(["softmax", "lucky"], found, {})] == best

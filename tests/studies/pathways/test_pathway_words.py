@@ -225,7 +225,8 @@ def test_at_one_given_rate_the_bounds_themselves_say_what_replaces_the_sink():
     )
     assert spoken.statements["Loss"].startswith("Of the loss at 0.5 times the rate of the scale (2 comparisons,")
     assert spoken.statements["Sinks at one rate"] == (
-        "At 0.5 times the rate of the scale for all, by the heads that carry a first token: a sink is there with softmax "
+        "At 0.5 times the rate of the scale for all, by the heads that sink on the first token by weight times gate and by "
+        "share: a sink is there with softmax "
         "(40.0 %); there is none with gated (0.0 %) and relu (0.0 %)."
     )
     assert "own rate" not in " ".join([spoken.paragraph, *spoken.statements.values()])
@@ -420,3 +421,13 @@ def test_two_bases_side_by_side():
 def test_a_plot_of_nothing_is_empty():
     figure = draw(rows(softmax={}), "title")
     assert not figure.axes[0].texts
+
+
+def test_what_rounds_to_zero_has_no_sign():
+    nothing = {"false_sink_gap": -1e-5, "window_gap": -1e-5, "int8_gap": -1e-6, "sink_worth": -1e-5}
+    found = rows(softmax={**SOFTMAX, **nothing}, gated={**GATED, **nothing, "held_out_loss": SOFTMAX["held_out_loss"] - 1e-5})
+    text = page(found, said(found))
+    assert "a false sink costs softmax 0.000 nats" in text
+    assert "loses 0.000 nats in a window without sinks and 0.0000 by 8 bits" in text
+    assert "equivalent: +0.000" in text
+    assert "-0.0" not in text.replace("-0.02", "")

@@ -26,12 +26,13 @@ from sinklab.interventions.zero_value import ZeroValue
 from sinklab.jobs.checkpoint import LONGEST, Checkpoint, kind_of, not_about
 from sinklab.jobs.claim import Part
 from sinklab.jobs.effect import Value
-from sinklab.jobs.verdict import judge_model, judge_models
+from sinklab.jobs.needed import needed_seeds
+from sinklab.jobs.verdict import judge_model, judge_models, judge_part
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.read_outs.norms import norms
 from sinklab.registry import claims
-from sinklab.report.claims_page import write_claims_page
+from sinklab.report.claims_page import effect_words, write_claims_page
 from sinklab.studies.reproduce import checkpoints
 from sinklab.studies.reproduce.checkpoints import parse_model, reproduce_on
 from sinklab.studies.reproduce.kept import read_results, summary_of
@@ -189,13 +190,24 @@ def test_that_there_are_such_models_is_shown_by_one_and_refuted_by_none():
     alone = [judge_model((some,), (), draws(loss=losses)).verdict for losses in (shows, does_not, open_)]
     assert alone == ["reproduced", "not reproduced", "inconclusive"]
     found = some_of({"a": does_not, "b": shows, "c": open_}, some)
-    assert (found.verdict, found.findings[0].interval) == ("reproduced", pytest.approx((0.2, 2.1)))
+    # The numbers are those of the model that shows it, whose interval lies in the region, at the level of three together.
+    alone_b = judge_part(some, draws(loss=shows), draws=True, level=1 - 0.05 / 3)
+    part = found.findings[0]
+    assert (found.verdict, part.model, part.mean, part.interval) == ("reproduced", "b", alone_b.mean, alone_b.interval)
+    assert part.interval[0] > some.more_than
+    assert part.by_seed == pytest.approx({"a": 0.2, "b": 2.1, "c": 1.5})
+    assert part.to_dict()["model"] == "b"
+    assert effect_words(part.to_dict()).endswith(" of b")
+    falls = Part("it falls", RISES.effect, less_than=1, of_some=True)
+    assert some_of({"a": (0.5, 0.6, 0.7), "b": does_not, "c": shows}, falls).findings[0].model == "b"
     none = some_of({"a": does_not, "b": does_not, "c": does_not, "d": open_}, some)
     assert (none.verdict, none.reason) == (
         "inconclusive",
         "'it rises': none of 4 models shows it by intervals that hold for all of them together, which refutes nothing: the "
         "claim is that there are such models",
     )
+    assert none.findings[0].model == "d"
+    assert needed_seeds(none.findings[0].to_dict()) is None  # any model that comes may be the one
     assert some_of({"a": open_}, some).reason == (
         "'it rises': the model does not show it, which refutes nothing: the claim is that there are such models"
     )

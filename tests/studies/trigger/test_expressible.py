@@ -43,6 +43,10 @@ def test_without_bos_rows_that_sum_to_one_have_no_way_out():
         "value_bias",
     }
     assert obstacle(Softmax(), TriggerProblem(bos=False, target="preceding"))[1] == 0.5
+    # A tolerance that the least error meets leaves the task to be done, as with divisors.
+    assert obstacle(Softmax(), TriggerProblem(bos=False, tolerance=0.24)) is not None
+    assert obstacle(Softmax(), TriggerProblem(bos=False, tolerance=0.26)) is None
+    assert obstacle(Sigmoid(), TriggerProblem(tolerance=0.12)) is None
     assert obstacle(Gated(), TriggerProblem(bos=False)) is None  # the gate can be closed
     assert obstacle(SinkToken(), TriggerProblem(bos=False)) is None
     assert obstacle(Softmax(), TriggerProblem(bos=False, heads=2)) is None  # two heads can cancel

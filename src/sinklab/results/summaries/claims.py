@@ -30,6 +30,8 @@ class ClaimPart(TypedDict):
     verdict: str
     steps: NotRequired[int]
     """Of how many steps this is the one that decides, where there are several: the interval is 95 % for all together."""
+    model: NotRequired[str]
+    """Of what is said of some of several models the one that decides, whose draws the interval is over; likewise."""
 
 
 class Judged(TypedDict):

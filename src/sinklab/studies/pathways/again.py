@@ -74,14 +74,24 @@ def _title(record: Mapping[str, Any]) -> str:
 
 
 def main(folders: Sequence[Path]) -> None:
-    """Judge the comparisons in some folders again, and draw them side by side if they are several."""
+    """Judge the comparisons in some folders again, and draw them side by side if they are several.
+
+    Raises:
+        InputError: some are of natural text and others are not, whose distortions are not one number.
+    """
+    natural = {is_natural(read_run(folder)["scale"]) for folder in folders}
+    if len(natural) > 1:
+        raise InputError(
+            f"{', '.join(map(str, folders))}: the distortion of natural text is another number than that of a made-up "
+            "language, and the two share no axis; name them apart"
+        )
     panels = []
     for folder in folders:
         rows = judge_again(folder)
         print("\n".join(f"{folder}: {row.label}: {row.answer}" for row in rows))
         panels.append((_title(read_run(folder)), rows))
     if len(panels) > 1:
-        write_panels(panels, folders[0] / "pareto_bases.svg")
+        write_panels(panels, folders[0] / "pareto_bases.svg", natural=natural == {True})
 
 
 if __name__ == "__main__":

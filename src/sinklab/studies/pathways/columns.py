@@ -121,6 +121,10 @@ class Column:
         """What it is, as declared where it is measured."""
         return catalogue()[self.name].metric
 
+    def written(self, number: float) -> str:
+        """A number of it; what rounds to zero has no sign."""
+        return format(number, f"z{self.form}")
+
 
 COLUMNS: tuple[Column, ...] = (
     Column("held_out_loss", "loss", "chosen", "loss"),

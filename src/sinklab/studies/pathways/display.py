@@ -28,7 +28,7 @@ def display(result: Result) -> Iterator[RenderableType]:
     for column in COLUMNS:
         found = [row["numbers"].get(column.name) for row in rows]
         if any(found):
-            cells = ("–" if number is None else format(number["mean"], column.form) for number in found)
+            cells = ("–" if number is None else column.written(number["mean"]) for number in found)
             shown.add_row(f"{column.heading} ({column.metric.unit})", *cells)
     yield shown
     yield Text(f"\n{result.summary['paragraph']}")

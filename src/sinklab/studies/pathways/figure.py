@@ -119,6 +119,6 @@ def write_figure(rows: Sequence[Row], title: str, path: Path, *, natural: bool =
     write_image(draw(rows, title, natural=natural), path)
 
 
-def write_panels(panels: Sequence[tuple[str, Sequence[Row]]], path: Path) -> None:
+def write_panels(panels: Sequence[tuple[str, Sequence[Row]]], path: Path, *, natural: bool = False) -> None:
     """Draw several comparisons side by side to ``path``."""
-    write_image(draw_panels(panels), path)
+    write_image(draw_panels(panels, natural=natural), path)

@@ -129,6 +129,10 @@ AT_ONE_RATE: tuple[Bound, ...] = (
 )
 """Those of the same names, for all operations at the rate of the scale."""
 
+ON_THE_PLOT = ("held_out_loss", "distortion")
+"""Columns of which no other operation has both lower. Where more than a quarter of the trainings have none, the others do not
+speak for them, as of every bound."""
+
 REPLACING = frozenset(bound.name for bound in AT_ONE_RATE)
 """Names of the bounds by which a replacement of the sink is judged."""
 
@@ -214,7 +218,8 @@ class Row:
         at_one_rate: the same as ``findings`` for the bounds that are asked at one rate for all.
         beside: its loss beside that of softmax; ``None`` for softmax itself.
         choice: its learning rate; ``None`` where none was chosen by trainings.
-        best: no other operation has both a lower loss and a lower distortion, by their means.
+        best: no other operation has both a lower loss and a lower distortion, by their means; of operations of which enough
+            trainings have numbers.
     """
 
     label: str
@@ -269,7 +274,7 @@ def judged(
     points = {
         label: (found["held_out_loss"].mean, found["distortion"].mean)
         for label, found in summaries.items()
-        if "held_out_loss" in found and "distortion" in found
+        if all(name in found and len(numbers) - found[name].count <= MOST_LOST * len(numbers) for name in ON_THE_PLOT)
     }
     best = set(pareto(points))
     rows = []

@@ -62,19 +62,18 @@ def cell(summary: Summary | None, column: Column) -> str:
     """A number with its interval, or half the width of one with equal halves; of times with quartiles; a dash without any."""
     if summary is None:
         return "–"
-    text = format(summary.mean, column.form)
+    text = column.written(summary.mean)
     if column.source == "rates":
         return text
-    if column.source == "cost":
-        same = summary.low == summary.high
-        return text if same else f"{text} ({format(summary.low, column.form)}–{format(summary.high, column.form)})"
     if summary.low is None or summary.high is None:  # too few seeds, or values that are all alike
         return text if summary.count >= SEEDS else f"{text} (n = {summary.count})"
     if summary.low == summary.high:
         return text
+    if column.source == "cost":
+        return f"{text} ({column.written(summary.low)}–{column.written(summary.high)})"
     if summary.method == "Student's t":
-        return f"{text} ± {format((summary.high - summary.low) / 2, column.form)}"
-    return f"{text} ({format(summary.low, column.form)} to {format(summary.high, column.form)})"
+        return f"{text} ± {column.written((summary.high - summary.low) / 2)}"
+    return f"{text} ({column.written(summary.low)} to {column.written(summary.high)})"
 
 
 def beside(row: Row) -> str:
@@ -84,7 +83,7 @@ def beside(row: Row) -> str:
         return "–"
     if found.mean is None or found.interval is None:
         return found.answer
-    return f"{found.answer}: {found.mean:+.3f} ({found.interval[0]:+.3f} to {found.interval[1]:+.3f})"
+    return f"{found.answer}: {found.mean:+z.3f} ({found.interval[0]:+z.3f} to {found.interval[1]:+z.3f})"
 
 
 def _end(row: Row, column: Column) -> str:

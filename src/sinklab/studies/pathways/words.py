@@ -146,9 +146,9 @@ def _of_rates(rows: Sequence[Row]) -> list[str]:
     gains = {row.label: row.numbers["tuning_gain"].mean for row in rows if "tuning_gain" in row.numbers}
     if gains and max(gains.values()) > MARGIN:
         most = max(gains, key=gains.__getitem__)
-        own = f" and softmax {gains[REFERENCE]:.3f}" if REFERENCE in gains and most != REFERENCE else ""
+        own = f" and softmax {gains[REFERENCE]:z.3f}" if REFERENCE in gains and most != REFERENCE else ""
         sentences.append(
-            f"A rate of its own, chosen on other seeds, gives {most} {gains[most]:.3f} nats{own}, so that one rate for all "
+            f"A rate of its own, chosen on other seeds, gives {most} {gains[most]:z.3f} nats{own}, so that one rate for all "
             "would misjudge it."
         )
     elif gains:
@@ -186,7 +186,9 @@ def _of_sinks_at_one_rate(rows: Sequence[Row], rate: float | None) -> list[str]:
             if row.at_one_rate["sink"].verdict == verdict
         ]
         parts += [f"{said} with {_list(named)}"] if named else []
-    return [f"At {_one_rate(rate)} for all, by the heads that carry a first token: {'; '.join(parts)}."]
+    # Of a search that is scale_rate_sink, and else the bound itself, on the smaller of two rates of the first token.
+    by = "carry a first token" if rate is None else "sink on the first token by weight times gate and by share"
+    return [f"At {_one_rate(rate)} for all, by the heads that {by}: {'; '.join(parts)}."]
 
 
 def _of_what_replaces(rows: Sequence[Row], rate: float | None, natural: bool) -> list[str]:
@@ -202,7 +204,7 @@ def _of_what_replaces(rows: Sequence[Row], rate: float | None, natural: bool) ->
     sink, lost = (reference.at_one_rate[name].mean for name in ("sink", "window"))
     parts = [
         f"At one rate for all, {_times(rate)}that of the scale, {REFERENCE} has a sink to replace, in {sink:.1f} % of heads, "
-        + (f"worth {lost:.3f} nats in a window" if natural else f"and loses {lost:.3f} nats in a window without it")
+        + (f"worth {lost:z.3f} nats in a window" if natural else f"and loses {lost:z.3f} nats in a window without it")
     ]
     parts.append(
         f"it is replaced, with loss, sink and window inside the bounds, by {_list(by_answer['yes'])}"
@@ -236,7 +238,7 @@ def _of_robustness(rows: Sequence[Row]) -> list[str]:
         better = [label for label, more in less.items() if more < -MARGIN]
         beyond = [f"more with {_list(worse)}"] if worse else []
         beyond += [f"less with {_list(better)}"] if better else []
-        parts.append(f"{words} costs softmax {usual:.3f} nats{', and ' + ', '.join(beyond) if beyond else ''}")
+        parts.append(f"{words} costs softmax {usual:z.3f} nats{', and ' + ', '.join(beyond) if beyond else ''}")
     return (
         [f"Out of what was trained (means, a difference being more than {MARGIN} nats): {'; '.join(parts)}."] if parts else []
     )
@@ -298,10 +300,10 @@ def _of_reference(row: Row, natural: bool) -> list[str]:
     if not all(name in row.numbers for name in wanted):
         return [f"{row.label} could not be measured in full, so that nothing is compared with it."]
     loss, rate, window, int8 = (row.numbers[name].mean for name in wanted)
-    reached = f"{row.label} reaches a loss of {loss:.3f} nats with a sink rate of {rate:.1f} %"
+    reached = f"{row.label} reaches a loss of {loss:z.3f} nats with a sink rate of {rate:.1f} %"
     if natural:
-        return [f"{reached}; in a window its first four tokens give back {window:.3f} nats, and 8 bits cost {int8:.4f}."]
-    return [f"{reached}, and loses {window:.3f} nats in a window without sinks and {int8:.4f} by 8 bits."]
+        return [f"{reached}; in a window its first four tokens give back {window:z.3f} nats, and 8 bits cost {int8:z.4f}."]
+    return [f"{reached}, and loses {window:z.3f} nats in a window without sinks and {int8:z.4f} by 8 bits."]
 
 
 def _of_trigger(rows: Sequence[Row], cannot: Mapping[str, str]) -> list[str]:

@@ -101,8 +101,9 @@ def display_parts(row: ClaimAnswer) -> Iterator[RenderableType]:
     """What was found about every part of a claim."""
     for part in row["parts"]:
         effect = format_effect(part["mean"], part["interval"], part["unit"])
+        model = f" of {part['model']}" if "model" in part else ""
         yield f"\n{escape(part['says'])}: {_verdict(part['verdict'])}"
-        yield Text(f"  {part['effect']} = {effect or 'no number'}; claimed: {part['expected']}")
+        yield Text(f"  {part['effect']} = {effect or 'no number'}{model}; claimed: {part['expected']}")
     if row["reason"]:
         yield Text(f"\n{row['reason']}")
 

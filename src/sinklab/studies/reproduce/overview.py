@@ -116,7 +116,7 @@ def _line(entry: Entry) -> VerdictLine:
         says += f" (once shown, the claim fails: {entry.fails})"
     if entry.others:
         says += f" (and {entry.others} more)"
-    if entry.about == "models" and part is not None and part.get("method") == "range":
+    if part is not None and "model" in part:
         says += "; that there are such models takes one"
     count = str(entry.seeds)
     if entry.group == "open":

@@ -57,10 +57,10 @@ def obstacle(operation: Operation, problem: TriggerProblem) -> tuple[str, float]
                 error,
             )
     alone = problem.heads == 1 and not operation.tokens_in_front
-    if not problem.bos and alone and type(operation).gain is Operation.gain and full_rows(operation):
-        return "every row of weights sums to one, and without BOS there is no token that could carry nothing", (
-            0.25 if problem.target == "including" else 0.5
-        )
+    error = 0.25 if problem.target == "including" else 0.5
+    without_room = not problem.bos and alone and type(operation).gain is Operation.gain and error > problem.tolerance
+    if without_room and full_rows(operation):
+        return "every row of weights sums to one, and without BOS there is no token that could carry nothing", error
     return None
 
 
