@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.accumulate import documents_of
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics, run_of
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
@@ -213,7 +214,7 @@ def three_metrics(
     probe = _Outliers()
     with attend(model, [probe]):
         for _, part in samples.parts(batch_size):
-            model(**part.inputs)
+            model(**lean_arguments(model, part.inputs))
     heads = effects.heads
     by_head = {
         "concentration": np.array([sinks.weights[order[head]] for head in heads]),
