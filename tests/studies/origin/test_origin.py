@@ -16,6 +16,7 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.losses import IGNORED, guess_warning, hide_tokens
 from sinklab.report.origin import edit_rows
+from sinklab.report.words import number
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments, sample_losses
 from sinklab.studies.origin.ablation import Edit, new_values, run_edits
@@ -601,6 +602,21 @@ def test_a_spike_that_no_head_looks_at_goes_by_its_interval(samples):
         assert ("these samples leave open whether it goes." in verdict(found)) == (low < 0.0)
     found["units"] *= 2
     assert "Silenced, they change the spike (" in verdict(found)
+
+
+def test_of_a_spike_that_is_no_sink_none_is_said_to_go_or_stay(samples):
+    for reads in (SPIKE, MARK):
+        (found,) = locate_origins(planted(writes=3.0, reads=reads), samples, Sinks(), controls=1).summary["origins"]
+        before, after = (number(value, 2) for value in (found["weight"], edit_of(found, "units", "zero")["weight"]))
+        looked = f"and the weight of the heads that look there most goes from {before} to {after}."
+        assert "Silenced, it takes the spike away (" in found["verdict"]
+        assert looked in found["verdict"]
+        assert f"With channel {SPIKE} 0 at the spike it changes by" in found["verdict"]
+        assert "sink" not in found["verdict"]
+        # Attention that is uniform to within its scatter is kept by any share.
+        edit = edit_of(found, "units", "zero")
+        edit["weight_kept"] = {"mean": 1.7, "low": -6.2, "high": 14.4}
+        assert looked in verdict(found)
 
 
 def test_a_spike_that_is_moved_goes_by_its_interval(samples):

@@ -398,11 +398,11 @@ def _edits(
     if sublayer.kind != "block":
         zero = torch.zeros(1, 1, 1)
         whole = Edit("zero", stage=sublayer.stage, write=zero)
-        yield PlacedEdit("write", whole, "the whole write of the sublayer 0 at the sink")
+        yield PlacedEdit("write", whole, "the whole write of the sublayer 0 at the place")
     if sum(channel.share for channel in split.channels) >= 0.5:
         channels = torch.tensor([channel.channel for channel in split.channels])
         for name, state in (("zero", torch.zeros(len(channels))), ("mean", torch.tensor([c.state for c in split.channels]))):
-            what = f"the channels {'0' if name == 'zero' else 'at their mean over samples'} at the sink, behind the block"
+            what = f"the channels {'0' if name == 'zero' else 'at their mean over samples'} at the place, behind the block"
             yield PlacedEdit("channels", Edit(name, block=sublayer.block, channels=channels, state=state), what)
 
 
