@@ -117,13 +117,13 @@ class ThreeMetrics(ExperimentResult):
         parts = []
         for pair in self.correlations:
             if pair.over == "heads":
-                result = f"rho {pair.rho:+.2f} [{pair.low:+.2f}, {pair.high:+.2f}], {pair.reading}"
+                result = f"rho {pair.rho:+z.2f} [{pair.low:+z.2f}, {pair.high:+z.2f}], {pair.reading}"
                 if pair.items < 3:
                     result = "too few for a correlation"
                 elif pair.rho != pair.rho:
                     result = "one of them does not vary"
                 elif pair.items < LEAST_ITEMS:
-                    result = f"rho {pair.rho:+.2f}, {pair.reading}"
+                    result = f"rho {pair.rho:+z.2f}, {pair.reading}"
                 parts.append(f"{pair.first} and {pair.second} over {pair.items} heads: {result}")
         if self.quiet:
             words = (

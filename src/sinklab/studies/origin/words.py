@@ -292,8 +292,8 @@ def _times(value: float) -> str:
 
 
 def _percents(interval: Difference) -> str:
-    ends = "" if interval["low"] is None else f" [{100 * interval['low']:.0f}, {100 * (interval['high'] or 0.0):.0f}]"
-    return f"{100 * interval['mean']:.0f}{ends} %".replace("-", "\u2212")
+    ends = "" if interval["low"] is None else f" [{100 * interval['low']:z.0f}, {100 * (interval['high'] or 0.0):z.0f}]"
+    return f"{100 * interval['mean']:z.0f}{ends} %".replace("-", "\u2212")
 
 
 def _bounds(interval: Difference, places: int = 4) -> str:

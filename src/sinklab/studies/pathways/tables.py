@@ -84,7 +84,7 @@ def beside(row: Row) -> str:
         return "–"
     if found.mean is None or found.interval is None:
         return found.answer
-    return f"{found.answer}: {found.mean:+.3f} ({found.interval[0]:+.3f} to {found.interval[1]:+.3f})"
+    return f"{found.answer}: {found.mean:+z.3f} ({found.interval[0]:+z.3f} to {found.interval[1]:+z.3f})"
 
 
 def _end(row: Row, column: Column) -> str:
