@@ -123,7 +123,7 @@ def examine(
     )  # fmt: skip
     listed = examined_heads(labels, sinks, by_domain(model, samples, sinks, request.batch_size), effects)
     rows = [*effect_rows(effects), *head_rows(listed)]
-    groups += groups_of_labels(labels) if request.together else []
+    groups += groups_of_labels(labels, groups) if request.together else []
     together = []
     if groups:
         at_once = measured.of_groups(groups)
