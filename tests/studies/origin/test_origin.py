@@ -698,6 +698,20 @@ def test_losses_of_padded_texts_are_those_of_the_texts_alone(side):
     torch.testing.assert_close(found[scored].view(2, 11), alone, rtol=0, atol=1e-5)
 
 
+def test_texts_have_room_in_the_model():
+    """Longer ones than a table of positions are refused, and ones longer than it was trained on are said to be that."""
+    torch.manual_seed(0)
+    model = T.GPT2LMHeadModel(T.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=11, **ENDS)).eval()
+    with pytest.raises(ConfigurationError, match="has embeddings for 11 positions and a text has 12 tokens"):
+        find_origin(model, inputs=tokens())
+    for length in (12, 13):
+        model = T.LlamaForCausalLM(T.LlamaConfig(**SIZES, **ENDS, max_position_embeddings=12)).eval()
+        notes = find_origin(model, inputs=tokens(length=length), controls=1).summary["notes"]
+        assert any(note.startswith("The samples have 13 tokens and the model was made for 12") for note in notes) == (
+            length > 12
+        )
+
+
 def test_samples_of_ones_own_are_ids_what_a_tokenizer_returns_or_samples():
     model, ids = planted(writes=400.0, reads=SPIKE), tokens()
     batch = T.BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
+from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_two_sided
 from sinklab.models.registers import require_pictures
@@ -148,7 +149,7 @@ def locate_origins(
         "notes": _notes(sinks, followed, spikes, structure)
         + _numbering(found)
         + _counts(rare, partly, len(samples))
-        + list(filter(None, [guess_warning(model, mean_loss)]))
+        + list(filter(None, [guess_warning(model, mean_loss), *length_warnings(model, samples, None)]))
         + [
             f"What makes {origin['place']} stand out is not traced to neurons of one write, so nothing is moved to registers."
             for origin in found
