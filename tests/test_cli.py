@@ -17,9 +17,11 @@ import sinklab
 from sinklab.cli import wait_without_spinning
 from sinklab.cli.app import app
 from sinklab.cli.derive import folder_name
+from sinklab.cli.describe import describe
 from sinklab.models.loading import wrap_model
 from sinklab.registry import KINDS
 from sinklab.results.bars import bars
+from sinklab.results.metric import catalogue as declared
 from sinklab.results.run import Result
 from sinklab.results.table import make_table, read_run, read_table
 from sinklab.studies.audit.display import display
@@ -288,6 +290,16 @@ class TestShow:
         (record,) = json.loads(run("show", "gu2024", "--json").stdout)
         assert [metric["name"] for metric in record["metrics"]] == ["gu2024"]
         assert record["papers"] == ["2410.10781"]
+
+    def test_every_metric(self):
+        """A plug-in may have the name of a metric that something else measures, as the probe sink_rate has."""
+        for name, known in declared().items():
+            assert known.metric in [metric for description in describe(name) for metric in description.metrics], name
+
+    def test_a_plugin_and_a_metric_of_one_name_are_both_shown(self):
+        probe, metric = json.loads(run("show", "sink_rate", "--json").stdout)
+        assert (probe["kind"], metric["kind"], metric["metrics"][0]["name"]) == ("probe", "metric", "sink_rate")
+        assert "\n\nsink_rate (metric, version 1)\n" in run("show", "sink_rate").stdout
 
     def test_fields_of_a_base_are_parameters_too(self):
         (record,) = json.loads(run("show", "hide_key", "--json").stdout)

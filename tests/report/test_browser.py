@@ -439,6 +439,32 @@ def test_nothing_measured_per_head(browser: Any, tmp_path: Path) -> None:
     visit.context.close()
 
 
+def test_a_head_that_sinks_at_several_positions_together_has_their_rate(browser: Any, tmp_path: Path) -> None:
+    folder = write_audit(tmp_path / "a", layers=2, heads=3, seq_len=16)
+    summary = json.loads((folder / "summary.json").read_text())
+    corners = {
+        "kind": "group",
+        "position": None,
+        "positions": [2, 5],
+        "called": "the corner patches",
+        "name": "the corner patches",
+    }
+    corners |= {"text": None, "token": None, "token_share": None, "rate": 100.0, "sinking": 6, "mean_weight": 0.4}
+    corners["heads"] = [[layer, head, f"layers.{layer}.self_attn", 99.5] for layer in range(2) for head in range(3)]
+    summary["sinks"] = {"sinks": [corners], "silent": [], "followed": [], "weak": []}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    audit = read_audit(folder)
+    rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
+    layer, head = (int(index) for index in np.argwhere(rates.max(-1) < 99)[0])
+    visit = Visit(browser, write_report(folder))
+    cell(visit, layer, head).click()
+    visit.shown(0, layer, head)
+    assert "A sink head: in 99.5\u202f% of samples the corner patches get more than" in visit.page.text_content("#panel-lead")
+    assert "Sink rate99.5\u202f%of samples, at the corner patches" in visit.page.text_content("#numbers")
+    visit.check_quiet()
+    visit.context.close()
+
+
 def test_32_by_32_heads(browser: Any, tmp_path: Path) -> None:
     path = write_report(
         write_audit(tmp_path / "a", layers=32, heads=32, kv_heads=8, seq_len=4096, tiles=16, samples=1, position_rows=64)

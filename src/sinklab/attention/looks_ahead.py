@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import weakref
 from collections.abc import Iterator
 from typing import ClassVar
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel
 
 from sinklab.attention.anatomy import off_seam_modules, on_seam_modules
 from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.placement import input_device
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
@@ -106,8 +106,7 @@ class _Later(Watcher):
 
 
 def _arguments(model: PreTrainedModel, tokens: Tensor) -> dict[str, object]:
-    without_cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    return {"input_ids": tokens, **without_cache}
+    return lean_arguments(model, {"input_ids": tokens}, logits=True)
 
 
 def _masks_look_ahead(model: PreTrainedModel, tokens: Tensor) -> bool:

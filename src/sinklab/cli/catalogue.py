@@ -38,7 +38,7 @@ def show(name: str) -> Listing:
     """Say what a plug-in or a metric is: definition, parameters, papers.
 
     Args:
-        name: A name from 'sinklab list' (a probe, an operation, a recipe, a corpus, …), or a metric of a probe.
+        name: A name from 'sinklab list' (a probe, an operation, a recipe, a corpus, …), or a metric of a table.
 
     Examples:
         sinklab show sink_rate
@@ -61,7 +61,9 @@ def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
 
 def _descriptions(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
     """Docstring, parameters, definitions and papers of plug-ins."""
-    for description in descriptions:
+    for number, description in enumerate(descriptions):
+        if number:
+            yield ""
         version = "" if description.version is None else f", version {description.version}"
         yield f"[bold]{description.name}[/bold] ({description.kind}{version})"
         yield Text(description.summary)

@@ -71,28 +71,28 @@ def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
 
 
 def describe(name: str) -> list[Description]:
-    """The plug-ins (of any kind) called ``name``, or the probes and read-outs with a metric of that name.
+    """The plug-ins (of any kind) called ``name``, and the metric of that name where none of them declares it, with what does.
 
     Raises:
         UnknownNameError: nothing is called so; the message suggests the nearest name, or what can be done with a model.
     """
     descriptions = [_read(registry.kind, plural, name) for plural, registry in KINDS.items() if name in registry]
-    if not descriptions:
-        known = [plugin for registry in KINDS.values() for plugin in registry]
-        declared = metrics()
-        if name in declared:
-            descriptions = [_metric(declared[name])]
-        elif _is_model(name):
-            raise UnknownNameError(
-                f"{name!r} is a model, and this says what plug-ins and metrics are. 'sinklab audit {name}' measures it; in "
-                f"Python sinklab.show({name!r}, TEXT) draws its heads"
-            )
-        else:
-            known += declared
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
-    return descriptions
+    if any(metric.name == name for description in descriptions for metric in description.metrics):
+        return descriptions
+    declared = metrics()
+    if name in declared:
+        descriptions.append(_metric(declared[name]))
+    if descriptions:
+        return descriptions
+    if _is_model(name):
+        raise UnknownNameError(
+            f"{name!r} is a model, and this says what plug-ins and metrics are. 'sinklab audit {name}' measures it; in "
+            f"Python sinklab.show({name!r}, TEXT) draws its heads"
+        )
+    known = [plugin for registry in KINDS.values() for plugin in registry]
+    near = difflib.get_close_matches(name, [*known, *declared], n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
 
 
 def _is_model(name: str) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import HeadIntervention, Heads
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
@@ -55,7 +56,7 @@ class MeanHead(HeadIntervention):
         probe = _Means()
         with torch.no_grad(), attend(model, [probe]):
             for batch in batches:
-                model(**batch)
+                model(**lean_arguments(model, batch))
         return cls(heads=heads, means={module: total / probe.counts[module] for module, total in probe.sums.items()})
 
     def edit_outputs(self, call: AttentionCall, outputs: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ __all__ = [
     "learned_positions",
     "length_warning",
     "length_warnings",
+    "require_lengths",
     "require_positions",
     "short_target_warning",
     "short_text_warning",
@@ -56,6 +57,17 @@ def require_positions(model: PreTrainedModel, length: int) -> None:
             f"{type(model).__name__} has embeddings for {table:,} positions and a text has {length:,} tokens; choose a shorter "
             "`seq_len`, or a policy that re-computes its window"
         )
+
+
+def require_lengths(model: PreTrainedModel, samples: Samples) -> None:
+    """:func:`require_positions` of samples that somebody gives: of texts and of both sides of pairs.
+
+    Raises:
+        ConfigurationError: one is longer than the table.
+    """
+    for name in ("input_ids", "decoder_input_ids"):
+        if (tokens := samples.arguments.get(name)) is not None:
+            require_positions(model, tokens.shape[1])
 
 
 def length_warnings(model: PreTrainedModel, samples: Samples, threshold: float | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, TypeVar
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from sinklab.attention.accumulate import Means, by_head, filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.operation import is_largest, row_share
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
@@ -183,11 +183,9 @@ def look(model: nn.Module, rows: Tensor | TextRows, probes: Sequence[Probe]) -> 
         model: in evaluation mode.
         rows: int64 ``(rows, seq_len)``, or with the documents in them, on the model's device.
     """
-    # Encoders have no cache and do not take the word.
-    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with torch.no_grad(), attend(model, probes):
         for part in batches(TextRows.of(rows)):
-            model(**part.inputs, **options)
+            model(**lean_arguments(model, part.inputs))
 
 
 def attention_numbers(model: nn.Module, rows: Tensor | TextRows, front: int = 0) -> dict[str, float]:

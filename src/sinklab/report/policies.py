@@ -276,7 +276,7 @@ def _with_half(mean: float, low: float | None, high: float | None) -> str:
 def _signed(difference: Difference | None) -> str:
     if difference is None:
         return "–"
-    text = f"{difference['mean']:+.3f}"
+    text = f"{difference['mean']:+z.3f}"
     if difference["low"] is not None:
-        text += f" [{difference['low']:.3f}, {difference['high']:.3f}]"
+        text += f" [{difference['low']:z.3f}, {difference['high']:z.3f}]"
     return text.replace("-", "\u2212")

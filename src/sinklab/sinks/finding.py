@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.call import PARTS, Part
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError
@@ -122,7 +123,7 @@ def _reads_causally(model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
 
 def _run(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, batch_size: int) -> None:
     for chosen in rows.split(batch_size):
-        model(**{name: tensor[chosen.to(tensor.device)] for name, tensor in inputs.items()})
+        model(**lean_arguments(model, {name: tensor[chosen.to(tensor.device)] for name, tensor in inputs.items()}))
 
 
 def _placed(found: Sinks, place: SinkPlace | None, finder: SinkFinder, inputs: Mapping[str, Tensor]) -> Sinks:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
@@ -299,7 +300,7 @@ def measure_sinks(
         probes = (probes[0], entropy := Entropy().about(found), *probes[2:])
         with attend(model, [entropy], verify=False):
             for part in rows.split(size):
-                model(**part.inputs)
+                model(**lean_arguments(model, part.inputs))
     measured: list[SingleRow] = [{**row, "probe": probe.name} for probe in probes for row in unpacked(probe.rows())]
     whole = [row for row in measured if "layer" not in row]
     profile = {row["key_position"]: row["value"] for row in whole if row["metric"] == "gu2024"}

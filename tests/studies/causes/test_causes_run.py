@@ -20,6 +20,10 @@ from transformers import (
     BertModel,
     BloomConfig,
     BloomForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -41,7 +45,7 @@ from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.labels import LABELS
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples, token_samples
-from sinklab.studies.causes.texts import _padded, texts_of
+from sinklab.studies.causes.texts import _padded, texts_of, usual_length
 from sinklab.studies.causes.words import sentences
 
 QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 24, "sink": 0}
@@ -320,6 +324,22 @@ def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
         assert head["sink_weights"][domain] == pytest.approx(alone["sink_weight"], rel=1e-5)
         assert head["value_ratios"][domain] == pytest.approx(alone["value_ratio"], rel=1e-5)
     assert len(set(head["sink_weights"].values())) == 2
+
+
+def test_texts_have_room_in_the_model(tokenizer):
+    """Longer ones than a table of positions are refused, and ones longer than it was trained on are said to be that."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = RobertaForCausalLM(RobertaConfig(**sizes, max_position_embeddings=34, is_decoder=True)).eval()
+    loaded = wrap_model(model, tokenizer)
+    assert usual_length(loaded) == 32  # RoBERTa counts its positions from 2 on
+    with pytest.raises(ConfigurationError, match="has embeddings for 32 positions and a text has 33 tokens"):
+        find_causes(loaded, **QUICK | {"seq_len": 33})
+    model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=20)).eval()
+    said = "The samples have {} tokens and the model was made for 20"
+    for length in (20, 21):
+        text = find_causes(wrap_model(model, tokenizer), **QUICK | {"seq_len": length}).summary["text"]
+        assert (said.format(length) in text) == (length > 20)
 
 
 def test_a_masked_model_is_scored_at_masked_tokens(tokenizer):

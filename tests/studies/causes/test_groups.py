@@ -16,6 +16,7 @@ from sinklab.results.table import read_table
 from sinklab.sinks import Head
 from sinklab.studies.causes import resumable
 from sinklab.studies.causes.effects import HeadEdit, one_by_one
+from sinklab.studies.causes.groups import asked_for
 from sinklab.studies.causes.head_group import HeadGroup
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.request import Asked, parse_heads
@@ -72,6 +73,17 @@ def test_two_heads_that_stand_in_for_each_other():
     assert group["effects"]["zero"]["repeated"]["mean"] == pytest.approx(np.log(24), abs=1e-3)
     assert "Edited at once, 0.0+0.1 (all unneeded) are semantic." in found["text"]
     assert found["counts"]["semantic"] == 0  # heads are counted, and groups are not
+
+
+def test_heads_that_are_named_twice_are_one_group(llama):
+    """In their own name, as a layer, and as all heads of a label: what is done to them is the same."""
+    heads = [Head(layer, head) for layer in range(2) for head in range(2)]
+    _, groups = asked_for(Asked(groups=[((1, 1), (1, 0)), ((1, 0), (1, 1)), ((0, 0), (1, 0))], layers=True), heads)
+    assert [str(group) for group in groups] == ["layer 1: 1.0+1.1", "0.0+1.0", "layer 0: 0.0+0.1"]
+    found = find_causes(llama[0], **QUICK | {"texts": 11}, heads="0.0+0.1+0.2+0.3,layers", together=True).summary
+    members = [frozenset(group["members"]) for group in found["groups"]]
+    assert len(set(members)) == len(members)
+    assert [group["called"] for group in found["groups"]][:3] == ["layer 0", "layer 1", "layer 2"]
 
 
 def test_two_dormant_heads_are_dormant_together():

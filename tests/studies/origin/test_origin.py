@@ -16,6 +16,7 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.losses import IGNORED, guess_warning, hide_tokens
 from sinklab.report.origin import edit_rows
+from sinklab.report.words import number
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments, sample_losses
 from sinklab.studies.origin.ablation import Edit, new_values, run_edits
@@ -603,6 +604,21 @@ def test_a_spike_that_no_head_looks_at_goes_by_its_interval(samples):
     assert "Silenced, they change the spike (" in verdict(found)
 
 
+def test_of_a_spike_that_is_no_sink_none_is_said_to_go_or_stay(samples):
+    for reads in (SPIKE, MARK):
+        (found,) = locate_origins(planted(writes=3.0, reads=reads), samples, Sinks(), controls=1).summary["origins"]
+        before, after = (number(value, 2) for value in (found["weight"], edit_of(found, "units", "zero")["weight"]))
+        looked = f"and the weight of the heads that look there most goes from {before} to {after}."
+        assert "Silenced, it takes the spike away (" in found["verdict"]
+        assert looked in found["verdict"]
+        assert f"With channel {SPIKE} 0 at the spike it changes by" in found["verdict"]
+        assert "sink" not in found["verdict"]
+        # Attention that is uniform to within its scatter is kept by any share.
+        edit = edit_of(found, "units", "zero")
+        edit["weight_kept"] = {"mean": 1.7, "low": -6.2, "high": 14.4}
+        assert looked in verdict(found)
+
+
 def test_a_spike_that_is_moved_goes_by_its_interval(samples):
     found = copy.deepcopy(origin_of(planted(writes=3.0, reads=SPIKE), samples))
     moved = copy.deepcopy(edit_of(found, "units", "zero"))
@@ -680,6 +696,20 @@ def test_losses_of_padded_texts_are_those_of_the_texts_alone(side):
     scored = ~found.isnan()
     assert scored.sum(1).tolist() == [11, 11]
     torch.testing.assert_close(found[scored].view(2, 11), alone, rtol=0, atol=1e-5)
+
+
+def test_texts_have_room_in_the_model():
+    """Longer ones than a table of positions are refused, and ones longer than it was trained on are said to be that."""
+    torch.manual_seed(0)
+    model = T.GPT2LMHeadModel(T.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=11, **ENDS)).eval()
+    with pytest.raises(ConfigurationError, match="has embeddings for 11 positions and a text has 12 tokens"):
+        find_origin(model, inputs=tokens())
+    for length in (12, 13):
+        model = T.LlamaForCausalLM(T.LlamaConfig(**SIZES, **ENDS, max_position_embeddings=12)).eval()
+        notes = find_origin(model, inputs=tokens(length=length), controls=1).summary["notes"]
+        assert any(note.startswith("The samples have 13 tokens and the model was made for 12") for note in notes) == (
+            length > 12
+        )
 
 
 def test_samples_of_ones_own_are_ids_what_a_tokenizer_returns_or_samples():

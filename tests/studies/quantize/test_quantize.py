@@ -41,6 +41,12 @@ CALIBRATION = 8
 SPIKE = "model.layers.0.mlp.down_proj"
 
 
+def test_texts_of_ones_own_have_room_in_the_model():
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=40, n_positions=11)).eval()
+    with pytest.raises(ConfigurationError, match="has embeddings for 11 positions and a text has 12 tokens"):
+        quantize(model, inputs=torch.ones(16, 12, dtype=torch.int64), calibration=CALIBRATION)
+
+
 @pytest.fixture(scope="module")
 def spiked(tmp_path_factory):
     """The result for a model whose BOS neuron is a spike at the sink, written to a folder."""

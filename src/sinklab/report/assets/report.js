@@ -834,11 +834,22 @@
       read(locked, null);
     }
 
+    // The place at which a head sinks most often: its own position, or several, or a token: no position by itself has it.
+    function strongest(row, head) {
+      const own = data.ownSink?.[row][head];
+      let found = { share: single ? NaN : rateAt(row, head, own), at: `position ${own}`, verb: "gets", weight: received ? received.of(row, head)[binOf(own)] : NaN };
+      for (const sink of data.sinks) {
+        const rate = Number.isInteger(sink.position) ? null : sink.rates?.[row]?.[head] ?? null;
+        if (rate !== null && rate > (found.share ?? 0)) found = { share: rate, at: sink.name, verb: sink.kind === "group" ? "get" : "gets", weight: NaN };
+      }
+      return found;
+    }
+
     function paintNumbers(row, head) {
       numbers.replaceChildren();
-      const own = data.ownSink?.[row][head];
+      const own = data.ownSink?.[row][head], most = strongest(row, head);
       const add = (label, value, note) => numbers.append(el("div", {}, el("dt", { text: label }), el("dd", {}, value, note ? el("small", { text: note }) : null)));
-      if (rate && !single) add("Sink rate", percent(rateAt(row, head, own)), `of samples, at position ${own}`);
+      if (rate && !single) add("Sink rate", percent(most.share), `of samples, at ${most.at}`);
       if (received) add("Mean weight", fmt(received.of(row, head)[binOf(own)]), `received by position ${own}`);
       for (const entry of data.headNumbers) {
         const value = entry.values[row]?.[head];
@@ -884,11 +895,7 @@
       $("panel-title").textContent = name;
       const own = data.ownSink?.[row][head];
       if (single) $("panel-lead").textContent = received ? `Most on average to position ${own}${tokens()[own] === undefined ? "" : ` “${visible(tokens()[own]).slice(0, 24)}”`}: ${fmt(received.of(row, head)[binOf(own)])} of its attention.` : "";
-      let share = single ? NaN : rateAt(row, head, own), gets = `position ${own} gets`, weight = received ? received.of(row, head)[binOf(own)] : NaN;
-      for (const sink of data.sinks) { // of several positions, or a token: no position by itself has it
-        const rate = Number.isInteger(sink.position) ? null : sink.rates?.[row]?.[head] ?? null;
-        if (rate !== null && rate > (share ?? 0)) [share, gets, weight] = [rate, `${sink.name} ${sink.kind === "group" ? "get" : "gets"}`, NaN];
-      }
+      const { share, at, verb, weight } = strongest(row, head), gets = `${at} ${verb}`;
       if (!single) $("panel-lead").textContent = share === null ? "The sink rate of this head was not measured."
         : share >= 50 ? `A sink head: in ${percent(share)} of samples ${gets} more than ${data.threshold} of its attention${Number.isNaN(weight) ? "" : `, ${fmt(weight)} on average`}.`
         : share > 0 ? `Sometimes a sink head: in ${percent(share)} of samples ${gets} more than ${data.threshold} of its attention.`

@@ -51,9 +51,9 @@ def _quantized(entries: list[QuantizedEntry], texts: int) -> Iterator[Renderable
         shown.add_column(heading, justify="left" if heading in ("integers", "in full precision") else "right")
     for entry in entries:
         gap, held = entry["gap"], "all" if entry["window"] is None else f"window {entry['window']}"
-        interval = "" if gap["low"] is None or gap["high"] is None else f"{gap['low']:+.4f} to {gap['high']:+.4f}"
+        interval = "" if gap["low"] is None or gap["high"] is None else f"{gap['low']:+z.4f} to {gap['high']:+z.4f}"
         shown.add_row(
-            entry["quantized"], held, entry["whole"], f"{gap['mean']:+.4f}", interval, f"{entry['bytes_ratio']:.2f} ×"
+            entry["quantized"], held, entry["whole"], f"{gap['mean']:+z.4f}", interval, f"{entry['bytes_ratio']:.2f} ×"
         )
     yield Text("\nA cache of integers, against the same cache in the model's dtype:\n")
     yield shown
@@ -76,10 +76,10 @@ def _per_head(entries: list[PerHeadEntry]) -> Iterator[RenderableType]:
         shown.add_column(heading, justify="left" if heading == "chosen by" else "right")
     for entry in entries:
         gap, heads = entry["gap"], sum(len(layer) for layer in entry["budgets"])
-        interval = "" if gap["low"] is None or gap["high"] is None else f"{gap['low']:+.4f} to {gap['high']:+.4f}"
+        interval = "" if gap["low"] is None or gap["high"] is None else f"{gap['low']:+z.4f} to {gap['high']:+z.4f}"
         shown.add_row(
             f"{entry['window']:,} tokens", entry["source"], f"{len(entry['cut'])} of {heads}", _sizes(entry["shorter"]),
-            _sizes(entry["others"]), f"{entry['uniform_loss']:.3f}", f"{gap['mean']:+.4f}", interval,
+            _sizes(entry["others"]), f"{entry['uniform_loss']:.3f}", f"{gap['mean']:+z.4f}", interval,
             f"{entry['bytes_ratio']:.3f} ×",
         )  # fmt: skip
     yield Text("\nBudgets per key-value head, against the same for all heads in the same bytes (negative is better):\n")

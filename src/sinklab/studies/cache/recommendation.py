@@ -206,8 +206,8 @@ def _number(sinks: int) -> str:
 
 def _signed(value: Estimate) -> str:
     if value.low is None or value.high is None:
-        return f"{value.mean:.3f}"
-    return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
+        return f"{value.mean:z.3f}"
+    return f"{value.mean:z.3f} [{value.low:z.3f}, {value.high:z.3f}]"
 
 
 def _loses(difference: Estimate) -> str:

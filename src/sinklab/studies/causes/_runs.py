@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.intervention import HeadIntervention, Intervention, Place
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError
@@ -88,7 +89,7 @@ def runs(
         stop, own = start + len(part), list(probes(start, start + len(part)))
         interventions = edits(start, stop)
         with attend(model, own, interventions, verify=not interventions):
-            outputs = readout.outputs(model(**part.inputs), part)
+            outputs = readout.outputs(model(**lean_arguments(model, part.inputs, logits=True)), part)
         losses = readout.loss(outputs, part).double().cpu()
         edited = " and ".join(repr(intervention.name) for intervention in interventions)
         part.require_finite(losses, f"the loss under {edited}" if edited else CLEAN)

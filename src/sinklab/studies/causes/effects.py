@@ -13,6 +13,7 @@ from torch import nn
 from typing_extensions import TypeVar
 
 from sinklab.attention.intervention import HeadIntervention
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.session import attend
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
@@ -114,13 +115,13 @@ def one_by_one(
         stop = start + len(part)
         said = Said([head for head in heads if isinstance(head, HeadGroup)])
         with attend(model, [said], verify=False) if said.wanted else contextlib.nullcontext():
-            clean = readout.outputs(model(**part.inputs), part)
+            clean = readout.outputs(model(**lean_arguments(model, part.inputs, logits=True)), part)
         own = readout.loss(clean, part)
         clean_loss[start:stop] = part.by_domain(own, CLEAN).cpu().numpy()
         for number, variant in enumerate(variants):
             for index, head in enumerate(heads):
                 with attend(model, interventions=said.in_place(variant.on(head, start, stop), head), verify=False):
-                    edited = readout.outputs(model(**part.inputs), part)
+                    edited = readout.outputs(model(**lean_arguments(model, part.inputs, logits=True)), part)
                 of_loss, of_outputs = readout.loss(edited, part) - own, readout.divergence(edited, clean)
                 loss[number, index, start:stop] = part.by_domain(of_loss, variant.loss_on(head)).cpu().numpy()
                 divergence[number, index, start:stop] = part.by_domain(of_outputs, variant.divergence_on(head)).cpu().numpy()

@@ -48,19 +48,30 @@ def asked_for(asked: Asked, heads: Sequence[Head]) -> tuple[list[Head], list[Hea
             )
         return [known[pair] for pair in pairs]
 
-    groups = [HeadGroup(tuple(of(group))) for group in dict.fromkeys(asked.groups)]
+    groups = [HeadGroup(tuple(of(group))) for group in asked.groups]
     if asked.layers:
         layers = list(dict.fromkeys(head.layer for head in heads))
         groups += [HeadGroup(tuple(head for head in heads if head.layer == layer), f"layer {layer}") for layer in layers]
-    return list(heads) if asked.alone is None else of(asked.alone), groups
+    # Heads that were named and are all those of a layer are one group: of its place in the list, and of the layer's name.
+    once = {frozenset(group.members): group for group in groups}
+    return list(heads) if asked.alone is None else of(asked.alone), list(once.values())
 
 
-def groups_of_labels(labels: Sequence[HeadLabel]) -> list[HeadGroup]:
-    """All heads of each label but *semantic*, where there are two or more; heads that seem to do little may share the work."""
+def groups_of_labels(labels: Sequence[HeadLabel], known: Sequence[HeadGroup] = ()) -> list[HeadGroup]:
+    """All heads of each label but *semantic*, where there are two or more; heads that seem to do little may share the work.
+
+    Args:
+        known: groups that are examined anyway, and not once more.
+    """
     by_label: dict[str, list[Head]] = {}
     for label in labels:
         by_label.setdefault(label.label, []).append(label.head)
-    return [HeadGroup(tuple(heads), f"all {name}") for name, heads in by_label.items() if name != "semantic" and len(heads) > 1]
+    there = {frozenset(group.members) for group in known}
+    return [
+        HeadGroup(tuple(heads), f"all {name}")
+        for name, heads in by_label.items()
+        if name != "semantic" and len(heads) > 1 and frozenset(heads) not in there
+    ]
 
 
 def most_groups(heads: int) -> int:

@@ -11,12 +11,14 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from torch import nn
+from transformers import PreTrainedModel
 
 from sinklab.attention.placement import input_device
 from sinklab.attention.ranks import ranks_of
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
+from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, loss_kind
 from sinklab.results.metric import Row
@@ -123,7 +125,7 @@ def examine(
     )  # fmt: skip
     listed = examined_heads(labels, sinks, by_domain(model, samples, sinks, request.batch_size), effects)
     rows = [*effect_rows(effects), *head_rows(listed)]
-    groups += groups_of_labels(labels) if request.together else []
+    groups += groups_of_labels(labels, groups) if request.together else []
     together = []
     if groups:
         at_once = measured.of_groups(groups)
@@ -150,7 +152,9 @@ def examine(
     }
     of_tokens = summary["clean_loss"] if effects.unit == "nats" else {}
     guesses = [guess_warning(model, loss, text=name) for name, loss in of_tokens.items()]
-    summary["text"] = " ".join(filter(None, (sentences(summary), *guesses)))
+    tokens = samples.inputs.get("input_ids")
+    long = length_warning(model, tokens.shape[1]) if tokens is not None and isinstance(model, PreTrainedModel) else ""
+    summary["text"] = " ".join(filter(None, (sentences(summary), *guesses, long)))
     also, more = experiments(
         model, texts, sinks, effects, budget=request.budget if request.experiments else "none", threshold=request.threshold,
         minimal_effect=least, batch_size=request.batch_size, seed=request.seed, progress=progress,

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from sinklab.attention.lean import lean_arguments
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.losses import LossKind, cross_entropies, loss_kind
 from sinklab.studies.causes.replay_logits import LogitMap, TokenChanges
@@ -195,7 +196,10 @@ class OutputDivergence(Readout):
     @torch.no_grad()
     def referred(self, model: nn.Module, samples: Samples, *, batch_size: int = 16) -> Samples:
         """The samples with the outputs of the unedited model as their targets."""
-        parts = [self.outputs(model(**part.inputs), part) for _, part in samples.parts(batch_size)]
+        parts = [
+            self.outputs(model(**lean_arguments(model, part.inputs, logits=True)), part)
+            for _, part in samples.parts(batch_size)
+        ]
         return Samples(samples.inputs, samples.domains, torch.cat(parts), samples.domain_names)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, run_of
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError
 from sinklab.studies.causes.recording import Calls, Course, Recording, stacked, tensors_of
@@ -48,8 +48,7 @@ class Replay:
         self.anatomy = Anatomy(model)
         self.logits = logits
         self.maps: dict[str, Tensor] = {}
-        # A cache of keys is no use here, and would keep a copy of them.
-        self._options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+        self._options = lean_arguments(model, {}, logits=True)
 
     def logit_map(self) -> LogitMap | None:
         """The map that was left out, ``None`` if logits are formed."""

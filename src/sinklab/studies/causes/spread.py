@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.intervention import Place
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -219,7 +220,7 @@ def _traced(model: nn.Module, samples: Samples, edits: Edits, where: Tensor, new
         def hidden(tokens: Tensor, part: Samples = part, start: int = start, stop: int = stop) -> Tensor:
             probe = _Hidden()
             with attend(model, [probe], edits(start, stop), verify=False):
-                model(**{**part.inputs, "input_ids": tokens})
+                model(**lean_arguments(model, {**part.inputs, "input_ids": tokens}))
             if len({layer.shape[1] for layer in probe.layers}) != 1:
                 raise UnsupportedModelError(
                     f"{type(model).__name__}: its layers are about sequences of several lengths, between which no distance is "

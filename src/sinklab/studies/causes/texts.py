@@ -11,6 +11,7 @@ from torch import Tensor
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.corpora.records import Records
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.lengths import learned_positions, require_positions, trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.studies.causes.readout import MaskedToken, NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
@@ -34,9 +35,9 @@ class Texts:
 
 
 def usual_length(loaded: LoadedModel) -> int:
-    """256 tokens, or as many as the model was trained on if these are fewer."""
-    trained = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    return min(LENGTH, int(trained)) if trained else LENGTH
+    """256 tokens, or as many as the model was trained on, or has positions for, if these are fewer."""
+    most = learned_positions(loaded.model) or trained_length(loaded.model)
+    return min(LENGTH, most) if most else LENGTH
 
 
 def texts_of(
@@ -52,7 +53,8 @@ def texts_of(
         seq_len: tokens of every text; of records the most.
 
     Raises:
-        ConfigurationError: a corpus twice, or a mask token that the tokenizer has not.
+        ConfigurationError: a corpus twice, a mask token that the tokenizer has not, or texts that are longer than the model's
+            table of positions.
         InputError: a corpus that is too short, or that the model cannot read.
         UnsupportedModelError: a model without a loss of tokens.
     """
@@ -78,6 +80,7 @@ def texts_of(
         else:
             rows.append(_sampled(corpus, loaded, seq_len=seq_len, texts=texts, seed=seed, bos=bos).tolist())
     tokens, padding = _padded(rows, [*loaded.encoder.special_ids, *range(loaded.encoder.vocab_size)])
+    require_positions(loaded.model, tokens[0].shape[1])
     groups = list(zip(names, tokens, strict=True))
     record = [
         {"domain": name, "texts": texts, **dataclasses.asdict(corpus.identity), "token_sha256": hash_tokens(ids)}

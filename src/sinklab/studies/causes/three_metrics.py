@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.accumulate import documents_of
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics, run_of
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
@@ -116,13 +117,13 @@ class ThreeMetrics(ExperimentResult):
         parts = []
         for pair in self.correlations:
             if pair.over == "heads":
-                result = f"rho {pair.rho:+.2f} [{pair.low:+.2f}, {pair.high:+.2f}], {pair.reading}"
+                result = f"rho {pair.rho:+z.2f} [{pair.low:+z.2f}, {pair.high:+z.2f}], {pair.reading}"
                 if pair.items < 3:
                     result = "too few for a correlation"
                 elif pair.rho != pair.rho:
                     result = "one of them does not vary"
                 elif pair.items < LEAST_ITEMS:
-                    result = f"rho {pair.rho:+.2f}, {pair.reading}"
+                    result = f"rho {pair.rho:+z.2f}, {pair.reading}"
                 parts.append(f"{pair.first} and {pair.second} over {pair.items} heads: {result}")
         if self.quiet:
             words = (
@@ -213,7 +214,7 @@ def three_metrics(
     probe = _Outliers()
     with attend(model, [probe]):
         for _, part in samples.parts(batch_size):
-            model(**part.inputs)
+            model(**lean_arguments(model, part.inputs))
     heads = effects.heads
     by_head = {
         "concentration": np.array([sinks.weights[order[head]] for head in heads]),

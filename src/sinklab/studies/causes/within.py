@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.sinks import Head, Sinks
@@ -56,7 +57,7 @@ def where_it_rests(
     for _, part in samples.parts(batch_size):
         watcher = _Shares(sinks)
         with attend(model, [watcher]):
-            model(**part.inputs)
+            model(**lean_arguments(model, part.inputs))
         parts.append([_at_scored(watcher, head, part) for head in heads])
     found: list[Tensor | None] = []
     for number in range(len(heads)):

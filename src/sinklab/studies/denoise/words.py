@@ -120,5 +120,5 @@ def _percent(share: Difference) -> str:
 
 def _nats(value: Difference) -> str:
     if value["low"] is None or value["high"] is None:
-        return f"{value['mean']:.3f} nats"
+        return f"{value['mean']:z.3f} nats"
     return f"{value['mean']:z.3f} [{value['low']:z.3f}, {value['high']:z.3f}] nats"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.operation import Operation
 from sinklab.attention.placement import input_device, placement_of
 from sinklab.attention.probe import Probe, named_twice
@@ -367,11 +368,7 @@ def forward_arguments(model: PreTrainedModel, samples: Samples, *, full_logits: 
             f"{type(model).__name__} does not read {' and '.join(missing)} ({samples.kind}); measure it from Python, with "
             "attend(model, probes=[...]) round a call on its own inputs"
         )
-    arguments: dict[str, object] = {**samples.on(input_device(model), model.dtype)}
-    if "use_cache" in known:
-        arguments["use_cache"] = False
-    if "logits_to_keep" in known and not full_logits:
-        arguments["logits_to_keep"] = 1
+    arguments = lean_arguments(model, samples.on(input_device(model), model.dtype), logits=full_logits)
     if is_two_sided(model) and "input_ids" in arguments and "decoder_input_ids" not in arguments:
         raise InputError(
             f"{type(model).__name__} reads a source and a target, and the samples have no decoder_input_ids; draw_samples "

@@ -27,9 +27,9 @@ __all__ = ["MODES", "Edit", "Measured", "mean_losses", "new_values", "read_colum
 Mode = Literal["zero", "mean", "resampled", "constant"]
 MODES: dict[Mode, str] = {
     "zero": "activation 0 at every position",
-    "mean": "at the sink the mean over all other positions of all samples",
-    "resampled": "at the sink the value at another position, drawn at random, of another sample",
-    "constant": "at the sink the mean over the other samples at the sink itself",
+    "mean": "at the place the mean over all other positions of all samples",
+    "resampled": "at the place the value at another position, drawn at random, of another sample",
+    "constant": "at the place the mean over the other samples at the place itself",
 }
 """What is done with the activation of a unit."""
 

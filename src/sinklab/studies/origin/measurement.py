@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
+from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_two_sided
 from sinklab.models.registers import require_pictures
@@ -148,7 +149,7 @@ def locate_origins(
         "notes": _notes(sinks, followed, spikes, structure)
         + _numbering(found)
         + _counts(rare, partly, len(samples))
-        + list(filter(None, [guess_warning(model, mean_loss)]))
+        + list(filter(None, [guess_warning(model, mean_loss), *length_warnings(model, samples, None)]))
         + [
             f"What makes {origin['place']} stand out is not traced to neurons of one write, so nothing is moved to registers."
             for origin in found
@@ -398,11 +399,11 @@ def _edits(
     if sublayer.kind != "block":
         zero = torch.zeros(1, 1, 1)
         whole = Edit("zero", stage=sublayer.stage, write=zero)
-        yield PlacedEdit("write", whole, "the whole write of the sublayer 0 at the sink")
+        yield PlacedEdit("write", whole, "the whole write of the sublayer 0 at the place")
     if sum(channel.share for channel in split.channels) >= 0.5:
         channels = torch.tensor([channel.channel for channel in split.channels])
         for name, state in (("zero", torch.zeros(len(channels))), ("mean", torch.tensor([c.state for c in split.channels]))):
-            what = f"the channels {'0' if name == 'zero' else 'at their mean over samples'} at the sink, behind the block"
+            what = f"the channels {'0' if name == 'zero' else 'at their mean over samples'} at the place, behind the block"
             yield PlacedEdit("channels", Edit(name, block=sublayer.block, channels=channels, state=state), what)
 
 

@@ -91,6 +91,7 @@ def find_origin(
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
+    from sinklab.models.lengths import require_lengths
     from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
@@ -109,6 +110,8 @@ def find_origin(
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         require_one_place(loaded.model, "origin")
         loaded = loaded if inputs is not None else reading_part(loaded)
+        if inputs is not None:
+            require_lengths(loaded.model, inputs)
         facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
         label, with_bos = "inputs", None
         if inputs is None:

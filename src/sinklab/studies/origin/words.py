@@ -108,7 +108,7 @@ def _writers(origin: OriginFound) -> str:
 
 def _parting(origin: OriginFound) -> str:
     """Whether spike and sink go together: the sentence that the experiment is for; of a place without a spike, whether the
-    sink goes."""
+    sink goes, and of one that is no sink, whether the spike does."""
     edit = _edit(origin, "units", "zero")
     if edit is None:
         return ""
@@ -118,15 +118,16 @@ def _parting(origin: OriginFound) -> str:
     leaves = "leaves" if len(origin["units"]) == 1 else "leave"
     takes = "takes" if len(origin["units"]) == 1 else "take"
     changes = "changes" if len(origin["units"]) == 1 else "change"
-    if edit["weight_kept"] is None or edit["weight"] is None or origin["weight"] is None:
+    if origin["kind"] == "spike" or edit["weight_kept"] is None or edit["weight"] is None or origin["weight"] is None:
         if not origin["spiked"]:
             return ""
+        looks = _attention_there(origin, edit)
         if _open(edit["spike_kept"]):
             kept_of_it = f"{_percents(edit['spike_kept'])} kept"
-            return f"{silenced} {changes} the spike ({spikes}, {kept_of_it}); these samples leave open whether it goes."
+            return f"{silenced} {changes} the spike ({spikes}, {kept_of_it}){looks}; these samples leave open whether it goes."
         if spike == "gone":
-            return f"{silenced} {takes} the spike away ({spikes})."
-        return f"{silenced} {leaves} {'the' if spike == 'stays' else 'a smaller'} spike ({spikes})."
+            return f"{silenced} {takes} the spike away ({spikes}){looks}."
+        return f"{silenced} {leaves} {'the' if spike == 'stays' else 'a smaller'} spike ({spikes}){looks}."
     weight = edit["weight_kept"]
     sink = grade(weight["mean"])
     weights = (
@@ -161,6 +162,14 @@ def _parting(origin: OriginFound) -> str:
     if sink == "weakened":
         return f"{silenced} {takes} part of the sink away ({weights}); the spike {_left(spike)} ({spikes})."
     return f"{silenced} {leaves} the sink as it is ({weights}); the spike {_left(spike)} ({spikes})."
+
+
+def _attention_there(origin: OriginFound, edit: OriginEdit) -> str:
+    """What becomes of the attention to a spike, which is no sink that could go or stay."""
+    if origin["kind"] != "spike" or edit["weight"] is None or origin["weight"] is None:
+        return ""
+    before, after = number(origin["weight"], 2), number(edit["weight"], 2)
+    return f", and the weight of the heads that look there most goes from {before} to {after}"
 
 
 def _differing(origin: OriginFound, takes: str) -> tuple[str, str] | None:
@@ -234,7 +243,8 @@ def _cost(origin: OriginFound) -> str:
     if zero is not None and mean is not None and zero["loss"] is not None and mean["loss"] is not None:
         channels = [str(int(channel["channel"])) for channel in origin["channels"]]
         name = f"channel {channels[0]}" if len(channels) == 1 else f"channels {_listed(channels)}"
-        text += f". With {name} 0 at the sink it changes by {_bounds(zero['loss'])}, at the mean by {_bounds(mean['loss'])}"
+        there = f"With {name} 0 at the {origin['kind']}"
+        text += f". {there} it changes by {_bounds(zero['loss'])}, at the mean by {_bounds(mean['loss'])}"
     return f"{text}."
 
 
@@ -282,8 +292,8 @@ def _times(value: float) -> str:
 
 
 def _percents(interval: Difference) -> str:
-    ends = "" if interval["low"] is None else f" [{100 * interval['low']:.0f}, {100 * (interval['high'] or 0.0):.0f}]"
-    return f"{100 * interval['mean']:.0f}{ends} %".replace("-", "\u2212")
+    ends = "" if interval["low"] is None else f" [{100 * interval['low']:z.0f}, {100 * (interval['high'] or 0.0):z.0f}]"
+    return f"{100 * interval['mean']:z.0f}{ends} %".replace("-", "\u2212")
 
 
 def _bounds(interval: Difference, places: int = 4) -> str:

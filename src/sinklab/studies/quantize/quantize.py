@@ -94,6 +94,7 @@ def quantize(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
+    from sinklab.models.lengths import require_lengths
     from sinklab.report.quantize import write_quantize_plot
     from sinklab.results.table import make_table
     from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos
@@ -120,7 +121,9 @@ def quantize(
         require_one_place(loaded.model, "quantize")
         with_bos = uses_bos(loaded.encoder, bos)
         if inputs is not None:
-            ranges, measured = divided(as_samples(inputs), calibration)
+            own = as_samples(inputs)
+            require_lengths(loaded.model, own)
+            ranges, measured = divided(own, calibration)
             label, about = "own inputs", None
         else:
             text = given or default_corpus(loaded)

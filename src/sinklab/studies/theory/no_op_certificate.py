@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
+from sinklab.attention.lean import lean_arguments
 from sinklab.attention.operation import repeat_groups
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
@@ -264,7 +265,7 @@ def certify(model: nn.Module, batch: Tensor | Mapping[str, Tensor], **options: A
     """
     probe = NoOpCertificate(**options)
     with attend(model, [probe]):
-        model(**({"input_ids": batch} if isinstance(batch, Tensor) else batch))
+        model(**lean_arguments(model, {"input_ids": batch} if isinstance(batch, Tensor) else batch))
     if not probe.found:
         needed = "null score (a learned sink logit, a key bias)" if probe.sink_position == "null" else "self-attention"
         raise ConfigurationError(f"{type(model).__name__} has no module with {needed}, so there is no head to certify")
