@@ -22,7 +22,8 @@ __all__ = ["environment", "floors", "main"]
 ROOT = Path(__file__).parents[1]
 
 OLDEST = "oldest"
-MIDDLE = "5.19.0"
+MIDDLE = "5.23.0"
+"""The last before the argument `past_key_values` became `cache`, and GPT-J and CodeGen came to the attention interface."""
 
 TESTS = (
     *(f"tests/streaming/test_{name}.py" for name in ("cache", "families", "generate", "ordered", "padding")),

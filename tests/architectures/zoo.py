@@ -136,6 +136,25 @@ T5 = {
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
 SLIDING = ["sliding_attention", "full_attention"]
 
+
+def has_interface(entry: Entry) -> bool:
+    """Whether the installed transformers has the family on the attention interface."""
+    return hasattr(inspect.getmodule(getattr(transformers, entry.model)), "ALL_ATTENTION_FUNCTIONS")
+
+
+MOVED = tuple(
+    Entry(
+        id=family,
+        kind="decoder",
+        model=model,
+        config={**GPT2, "rotary_dim": 4},
+        calls=2,
+        notes=("before transformers 5.24 of the second tier",),
+    )
+    for family, model in (("gptj", "GPTJForCausalLM"), ("codegen", "CodeGenForCausalLM"))
+)
+"""On the attention interface since transformers 5.24, before that in code of their own."""
+
 DECODERS = (
     Entry(id="llama", kind="decoder", model="LlamaForCausalLM", config=grouped(), calls=2, notes=("grouped queries",)),
     Entry(
@@ -374,6 +393,7 @@ DECODERS = (
         calls=1,
         notes=("hybrid",),
     ),
+    *filter(has_interface, MOVED),
 )
 
 ENCODERS = (
@@ -620,23 +640,10 @@ OFF_SEAM = (
         notes=("sliding window in every other layer",),
         refused="transformer.h.0.attn.attention",
     ),
-    Entry(
-        id="gptj",
-        kind="decoder",
-        model="GPTJForCausalLM",
-        config={**GPT2, "rotary_dim": 4},
-        calls=0,
-        backends=("eager",),
-        refused="transformer.h.0.attn",
-    ),
-    Entry(
-        id="codegen",
-        kind="decoder",
-        model="CodeGenForCausalLM",
-        config={**GPT2, "rotary_dim": 4},
-        calls=0,
-        backends=("eager",),
-        refused="transformer.h.0.attn",
+    *(
+        dataclasses.replace(entry, calls=0, backends=("eager",), notes=(), refused="transformer.h.0.attn")
+        for entry in MOVED
+        if not has_interface(entry)
     ),
     Entry(
         id="xglm",
@@ -679,12 +686,6 @@ OFF_SEAM = (
 
 SECOND_TIER = tuple(entry for entry in OFF_SEAM if entry.id != "longformer")
 """Measured from the weights that they return."""
-
-
-def is_off_seam(entry: Entry) -> bool:
-    """Whether the installed transformers has it off the attention interface: GPT-J and CodeGen are on it since 5.24."""
-    module = inspect.getmodule(getattr(transformers, entry.model))
-    return not hasattr(module, "ALL_ATTENTION_FUNCTIONS")
 
 
 ZOO: dict[str, Entry] = {entry.id: entry for entry in (*MEASURED, *OFF_SEAM)}
