@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 from tests.studies.reproduce.made_results import PARTS, write_claim
 
 from sinklab.errors import InputError
+from sinklab.registry import claims
+from sinklab.studies.reproduce.engine import _requests
 from sinklab.studies.reproduce.kept import clearance, deciding_part, hardware_of, read_results, summary_of
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_newest_first_and_nothing_but_claims(tmp_path):
@@ -75,3 +80,29 @@ def test_a_damaged_record_is_refused_by_name(tmp_path, changed, complaint):
     with pytest.raises(InputError, match=r"tiny/one/run\.json is no record of a claim: .*run the claim again") as caught:
         read_results(tmp_path)
     assert complaint in str(caught.value)
+
+
+def test_the_page_of_claims_counts_what_is_run_and_what_is_committed():
+    """Its numbers of trainings are those that the command foretells, and its numbers of results those of the folder."""
+    page = " ".join((ROOT / "docs" / "claims.md").read_text(encoding="utf-8").split())
+    own, with_bos = (
+        {cell.name for request in _requests(list(claims), "tiny", range(8)) for cell in request.cells.values()},
+        {
+            cell.name
+            for request in _requests([name for name in claims if "bos" in claims[name]().bases], "tiny", range(8), "bos")
+            for cell in request.cells.values()
+        },
+    )
+    measured = sum(claims[name]().measure is not None and "tiny" in claims[name]().costs for name in claims)
+    assert f"on the base of its source, are {len(own)} trainings and {8 * measured} measurements" in page
+    assert f"`--base bos` takes another {len(with_bos - own)} trainings" in page
+    small = [kept.record for kept in read_results(ROOT / "results") if kept.record["scale"] == "small"]
+    trained = [record for record in small if record["conditions"]]
+    source = [record for record in trained if record["base"] == record["source_base"]]
+    without_bos = sum(record["base"] == "no-bos" for record in source)
+    as_they_are = [record for record in small if not record["conditions"] and record["claim"] != "masked_objective"]
+    assert (
+        f"{len(small)} results are committed: {len(source)} of trainings on the base of the source, "
+        f"{without_bos} of these without BOS; {len(trained) - len(source)} of trainings "
+        f"with BOS where the source has none; 1 of masked models that the claim trains itself; and {len(as_they_are)} about "
+    ) in page

@@ -149,13 +149,18 @@ def run_pathways(
 
 
 def _require_own(out: Path, asked: Asked) -> None:
-    """Refuse a folder of something else, or of another base or rate: a comparison that goes on writes its files again."""
+    """Refuse a folder of something else, or of another scale, base or rate: one that goes on writes its files again."""
     clear_partial(out)
     kept = read_run(out) if (out / "run.json").is_file() else {}
     own = (out / TRIGGER).is_dir() or (kept.get("kind") == "pathways" if kept else _was_begun(out))
     if out.is_dir() and any(out.iterdir()) and not own:
         raise InputError(
             f"output directory {out} holds something else than a comparison of pathways; choose another with `out`"
+        )
+    if kept.get("scale", asked.scale) != asked.scale:
+        raise InputError(
+            f"output directory {out} holds the comparison at the scale {kept['scale']}, and this one is at {asked.scale}; "
+            "choose another with `out`"
         )
     if kept.get("base", asked.base) != asked.base:
         raise InputError(
