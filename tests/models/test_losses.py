@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 import transformers
+from torch.profiler import ProfilerActivity, profile
 
 from sinklab.errors import ConfigurationError
-from sinklab.models.losses import IGNORED, guess_warning, hide_tokens, loss_kind
+from sinklab.models.losses import IGNORED, ON_A_CPU, cross_entropies, guess_warning, hide_tokens, loss_kind
+from sinklab.studies.causes.readout import _kullback_leibler
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32}
 
@@ -75,3 +77,32 @@ def test_a_loss_above_that_of_a_guess_is_said():
     )
     pictures = transformers.ViTForImageClassification(transformers.ViTConfig(**TINY, image_size=8, patch_size=4))
     assert guess_warning(pictures, 99.0) == ""  # a class is no token
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("most", [1, 40, 150, 300, 10**6])
+def test_losses_are_taken_a_part_at_a_time(dtype, most, monkeypatch):
+    """Of some samples, of some tokens of one, or of a single token: the same bits as of all at once."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 8, 16, generator=generator).to(dtype)[:, :-1]  # as for next tokens: a part of each sample
+    targets = torch.randint(16, (5, 7), generator=generator)
+    targets[1, 2] = targets[4] = IGNORED
+    monkeypatch.setattr("sinklab.models.losses.ON_A_CPU", most)
+    wide = logits.to(torch.promote_types(dtype, torch.float32))
+    whole = -wide.log_softmax(-1).gather(2, targets.clamp_min(0)[..., None])[..., 0].masked_fill(targets == IGNORED, 0.0)
+    assert torch.equal(cross_entropies(logits, targets), whole)
+    assert torch.equal(cross_entropies(wide.requires_grad_(), targets).detach(), whole)
+    left, right = wide.detach(), torch.randn(5, 7, 16, generator=generator).to(wide.dtype)
+    divergence = (left.softmax(-1) * (left.log_softmax(-1) - right.log_softmax(-1))).sum(-1)
+    torch.testing.assert_close(_kullback_leibler(left, right), divergence)
+    torch.testing.assert_close(_kullback_leibler(left[:, 0], right[:, 0]), divergence[:, 0])
+
+
+def test_no_copy_of_all_logits_is_made():
+    """Peak of what torch allocates while a loss and a divergence are taken: less than one more set of logits."""
+    logits, targets = torch.zeros(4, 64, 8192), torch.zeros(4, 64, dtype=torch.int64)  # 8 MiB in four samples of 2 MiB
+    for taken in (lambda: cross_entropies(logits, targets), lambda: _kullback_leibler(logits, logits)):
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            taken()
+        sizes = [event.cpu_memory_usage for event in seen.events()]
+        assert max(sizes) <= 2 * 4 * ON_A_CPU

@@ -79,7 +79,7 @@ def derive(function: Callable[..., object], name: str) -> cyclopts.App:
         for parameter, place in places.items():
             if arguments.get(parameter) is None:
                 given[parameter] = place.path({word: folder_name(str(value)) for word, value in arguments.items()})
-        if "say" in signature.parameters:
+        if "say" in signature.parameters and not quiet:
             given["say"] = say
         with quietly(quiet):
             if "progress" in signature.parameters:

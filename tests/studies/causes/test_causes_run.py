@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
 from tests.studies.causes.planted import planted
 from tokenizers import Tokenizer
@@ -29,6 +30,7 @@ from transformers import (
 )
 
 from sinklab import find_causes
+from sinklab.cli.app import app
 from sinklab.corpora.base import Encoder
 from sinklab.corpora.random_tokens import RandomTokens
 from sinklab.corpora.records import Records
@@ -324,6 +326,23 @@ def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
         assert head["sink_weights"][domain] == pytest.approx(alone["sink_weight"], rel=1e-5)
         assert head["value_ratios"][domain] == pytest.approx(alone["value_ratio"], rel=1e-5)
     assert len(set(head["sink_weights"].values())) == 2
+
+
+def test_how_long_it_takes_is_tried_out_for_those_who_are_told(checkpoint, monkeypatch):
+    tried = []
+    for name in ("estimate", "estimate_experiments"):
+        known = getattr(resumable, name)
+        monkeypatch.setattr(resumable, name, lambda *args, known=known, **more: tried.append(1) or known(*args, **more))
+    find_causes(str(checkpoint), **QUICK)
+    assert tried == []
+    said = []
+    find_causes(str(checkpoint), **QUICK, say=said.append)
+    assert re.fullmatch(r"\d heads × .* take .*", said[0])
+    told = len(tried)
+    assert told >= 2  # of the heads, of the experiments, and of heads that rest at some positions
+    command = ["causes", str(checkpoint), "--corpus", "random_tokens", "--texts", "10", "--seq-len", "24", "--sink", "0"]
+    assert CliRunner().invoke(app, [*command, "--quiet"]).stderr == ""
+    assert len(tried) == told
 
 
 def test_texts_have_room_in_the_model(tokenizer):

@@ -91,6 +91,7 @@ def runs(
         with attend(model, own, interventions, verify=not interventions):
             outputs = readout.outputs(model(**lean_arguments(model, part.inputs, logits=True)), part)
         losses = readout.loss(outputs, part).double().cpu()
+        del outputs  # logits of a large vocabulary, beside which the next ones would be made
         edited = " and ".join(repr(intervention.name) for intervention in interventions)
         part.require_finite(losses, f"the loss under {edited}" if edited else CLEAN)
         yield Batch(start, stop, losses.masked_fill(part.domains.cpu() < 0, math.nan), own)

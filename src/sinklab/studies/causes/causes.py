@@ -68,7 +68,7 @@ def find_causes(
     trust_remote_code: TrustRemoteCode = False,
     out: Out = None,
     overwrite: Overwrite = False,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Say what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.
@@ -104,7 +104,7 @@ def find_causes(
         seed: Seed of texts and controls; the same seed gives the same numbers.
         batch_size: Texts a forward pass.
         out: Directory for report.html, summary.json, table.parquet and run.json, whole or not at all.
-        say: called with a sentence: how long it will take.
+        say: called with a sentence: how long it will take. Without it nothing is tried out to know that.
 
     In Python:
         ``model`` may be one in memory, and with ``samples`` any module; ``heads`` may be pairs of layer and head, and lists of

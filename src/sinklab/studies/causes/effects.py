@@ -123,6 +123,7 @@ def one_by_one(
                 with attend(model, interventions=said.in_place(variant.on(head, start, stop), head), verify=False):
                     edited = readout.outputs(model(**lean_arguments(model, part.inputs, logits=True)), part)
                 of_loss, of_outputs = readout.loss(edited, part) - own, readout.divergence(edited, clean)
+                del edited  # logits of a large vocabulary, beside which the next ones would be made
                 loss[number, index, start:stop] = part.by_domain(of_loss, variant.loss_on(head)).cpu().numpy()
                 divergence[number, index, start:stop] = part.by_domain(of_outputs, variant.divergence_on(head)).cpu().numpy()
                 finished += 1

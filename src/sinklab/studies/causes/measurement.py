@@ -67,7 +67,7 @@ def examine(
     identity: Mapping[str, object],
     sinks: Sinks | None = None,
     store: Store | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None] | None = None,
     progress: Progress = silent,
 ) -> Examined:
     """Find the sink, measure every variant on every head, and label; then groups of heads at once.

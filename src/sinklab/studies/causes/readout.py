@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.lean import lean_arguments
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.losses import LossKind, cross_entropies, loss_kind
+from sinklab.models.losses import LossKind, cross_entropies, loss_kind, tokens_at_once
 from sinklab.studies.causes.replay_logits import LogitMap, TokenChanges
 from sinklab.studies.causes.samples import Samples
 
@@ -250,6 +250,13 @@ def _widened(logits: Tensor) -> Tensor:
 
 
 def _kullback_leibler(outputs: Tensor, reference: Tensor) -> Tensor:
+    # A few rows at a time: this makes five copies of its logits, of which each would be the largest tensor there is.
+    at_once = tokens_at_once(outputs)
+    rows = zip(outputs.flatten(0, -2).split(at_once), reference.flatten(0, -2).split(at_once), strict=True)
+    return torch.cat([_of_rows(*pair) for pair in rows]).view(outputs.shape[:-1])
+
+
+def _of_rows(outputs: Tensor, reference: Tensor) -> Tensor:
     left, right = _widened(outputs).log_softmax(-1), _widened(reference).log_softmax(-1)
     # A class that the model rules out (a logit of minus infinity) has probability 0 and adds 0, as 0 · ln 0 does.
     return (left.exp() * (left - right)).masked_fill(left.isneginf(), 0.0).sum(-1)

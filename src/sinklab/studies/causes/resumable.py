@@ -48,7 +48,7 @@ class Resumable:
 
     Args:
         identity: of the model and its sinks: what effects depend on besides texts, request and weights.
-        say: called with a sentence: how long it will take.
+        say: called with a sentence: how long it will take, which is tried out for it; ``None`` if nobody asks.
     """
 
     model: nn.Module
@@ -58,7 +58,7 @@ class Resumable:
     sinks: Sinks
     identity: Mapping[str, object]
     store: Store
-    say: Callable[[str], None]
+    say: Callable[[str], None] | None
     progress: Progress
 
     def __post_init__(self) -> None:
@@ -79,8 +79,8 @@ class Resumable:
         keys = [(f"layer-{part[0].layer}", {**self._settings, "heads": list(map(str, part))}, self._sources) for part in parted]
         stored = [self.store.get(*key) for key in keys]
         waiting = [head for part, saved in zip(parted, stored, strict=True) if saved is None for head in part]
-        if waiting:
-            self._announce(waiting, len(heads), groups)
+        if waiting and self.say is not None:
+            self.say(self._announcement(waiting, len(heads), groups))
         parts: list[Effects] = []
         done = 0
         for part, key, saved in zip(parted, keys, stored, strict=True):
@@ -150,7 +150,7 @@ class Resumable:
         }
         stored = {head: self.store.get(*key) for head, key in keys.items()}
         waiting = [head for head, saved in stored.items() if saved is None]
-        if waiting:
+        if waiting and self.say is not None:
             ends = list(dict.fromkeys([waiting[0], waiting[-1]]))  # the mean of which stands for all others
             batch = self.request.batch_size
             of_one = sum(
@@ -177,8 +177,8 @@ class Resumable:
                 )
         return found
 
-    def _announce(self, waiting: Sequence[Head], number: int, groups: Sequence[HeadGroup]) -> None:
-        """Say how long it takes to measure heads, groups and experiments."""
+    def _announcement(self, waiting: Sequence[Head], number: int, groups: Sequence[HeadGroup]) -> str:
+        """How long it takes to measure heads, groups and experiments, in a sentence."""
         samples, readout, request = self.texts.samples, self.texts.readout, self.request
         seconds = estimate(self.model, samples, readout, self.variants, waiting, batch_size=request.batch_size)
         also: list[str] = []
@@ -201,7 +201,7 @@ class Resumable:
         rest = f"; {there} of {number} heads are there from an earlier run" if there else ""
         heads = "1 head" if len(waiting) == 1 else f"{len(waiting)} heads"
         what = f"{heads} × {len(self.variants)} interventions × {len(samples)} texts"
-        self.say(f"{' and '.join([what, *also])} take {duration(seconds)}{more}{rest}")
+        return f"{' and '.join([what, *also])} take {duration(seconds)}{more}{rest}"
 
     def _seconds_of_an_edit(self, group: HeadGroup) -> float:
         """Seconds that one edit of a group takes on all texts, by a trial on the first batch."""

@@ -73,14 +73,60 @@ class Seen:
 
 
 def opened(model: str | LoadedModel | PreTrainedModel, **options: Any) -> LoadedModel:
-    """The model, loaded if it was named."""
+    """The model, loaded if it was named.
+
+    Args:
+        options: of :func:`~sinklab.models.loading.load_model`.
+
+    Raises:
+        ConfigurationError: the model is in memory, and an option asks for what it is not.
+    """
     if isinstance(model, str):
         loaded = load_model(model, **options)
         if uses_returned(loaded.model) and loaded.model.config._attn_implementation != "eager":
             del loaded  # Falcon on sdpa is not causal while its weights are asked for
             loaded = load_model(model, **options, attn_implementation="eager")
         return loaded
-    return model if isinstance(model, LoadedModel) else wrap_model(model)
+    loaded = model if isinstance(model, LoadedModel) else wrap_model(model)
+    require_as_it_is(loaded, **options)
+    return loaded
+
+
+def require_as_it_is(
+    loaded: LoadedModel,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    **placing: object,
+) -> None:
+    """Refuse options of loading that ask of a model in memory for what it is not, and would have no effect.
+
+    Args:
+        trust_remote_code: a permission, which asks for nothing.
+        placing: ``device_map`` and what belongs to it.
+
+    Raises:
+        ConfigurationError: one does; says what the model is.
+    """
+    asked = {
+        "device": None if device == "auto" or _is_at(loaded.device, device) else device,
+        "dtype": None if dtype == "auto" or f"torch.{dtype}" == str(loaded.dtype) else dtype,
+        "revision": None if revision == loaded.revision else revision,
+        **placing,
+    }
+    for name, value in asked.items():
+        if value is not None:
+            raise ConfigurationError(
+                f"`{name}` {value} has no effect on a model in memory, which is {loaded.dtype} on {loaded.device}: load it so, "
+                f"load_model(…, {name}={value!r}), or leave it out"
+            )
+
+
+def _is_at(there: torch.device, asked: str) -> bool:
+    """Whether a device is the one asked for, ``cuda`` being any of its kind."""
+    return asked in (str(there), there.type)
 
 
 def writes(model: str | LoadedModel | PreTrainedModel, tp: str | None = None) -> bool:

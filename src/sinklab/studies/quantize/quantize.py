@@ -117,7 +117,8 @@ def quantize(
         if inputs is None:
             require_counts(calibration, samples)
         given = None if corpus == AUTO else resolve_corpus(corpus)
-        loaded = opened(model, device=device, dtype="float32", revision=revision, trust_remote_code=trust_remote_code)
+        dtype = "float32" if isinstance(model, str) else "auto"  # of a model in memory its own
+        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         require_one_place(loaded.model, "quantize")
         with_bos = uses_bos(loaded.encoder, bos)
         if inputs is not None:

@@ -60,6 +60,10 @@ def samples_of(loaded: LoadedModel, content: str | Path | Image, target: str | N
         return draw_pictures(loaded, OnePicture(_picture(content)), samples=1, seed=0), []
     if not isinstance(content, str):
         raise InputError(f"{type(loaded.model).__name__} reads text, and was given {type(content).__name__}; give a string")
+    if loaded.tokenizer is None:
+        raise InputError(
+            f"{type(loaded.model).__name__} comes without a tokenizer to read a text with; give one with `tokenizer`"
+        )
     front, back = loaded.encoder.frame(loaded.encoder.adds_bos)
     ids, notes = _ids(loaded, content), []
     if two_sided and target is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import ConfigurationError
 
@@ -49,7 +49,7 @@ def show(
         threshold: mean weight, over the queries that see the key, from which a position is named a sink; where rows do not sum
             to one, of its share of the row too.
         seq_len: the most tokens that are read; a longer text is cut, and the page says so.
-        device, dtype, revision, trust_remote_code: as of :func:`sinklab.load_model`.
+        device, dtype, revision, trust_remote_code: as of :func:`sinklab.load_model`; of a model in memory what it is.
 
     Raises:
         SinklabError: see the errors of loading and of sessions; a model of sound, for which audits are.
@@ -59,20 +59,30 @@ def show(
     from sinklab.models.lengths import length_warnings, require_positions
     from sinklab.models.loading import LoadedModel, unwrapped, wrap_model
     from sinklab.report.heads import Shown
-    from sinklab.studies.measure.probing import opened, run_probes
+    from sinklab.studies.measure.probing import opened, require_as_it_is, run_probes
     from sinklab.studies.show.content import longest, samples_of
 
     if not 0.0 <= threshold < 1.0:
         raise ConfigurationError(f"`threshold` {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3")
     if seq_len < 2:
         raise ConfigurationError(f"`seq_len` must be at least 2 tokens, got {seq_len}")
+    options: dict[str, Any] = {
+        "device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code
+    }  # fmt: skip
     if isinstance(model, str | os.PathLike | LoadedModel):
+        if tokenizer is not None or processor is not None:
+            name = "tokenizer" if tokenizer is not None else "processor"
+            raise ConfigurationError(
+                f"`{name}` has no effect on a model that is loaded with its own; hand over the model itself: "
+                f"show(load_model(…).model, …, {name}=…)"
+            )
         model = os.fspath(model) if isinstance(model, os.PathLike) else model
-        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        loaded = opened(model, **options)
     else:
         model = unwrapped(model)
         name = getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
         loaded = wrap_model(model, tokenizer, name=name, processor=processor)
+        require_as_it_is(loaded, **options)
     loaded = reading_part(loaded)
     samples, notes = samples_of(loaded, content, target, seq_len)
     length = samples.positions or 0
