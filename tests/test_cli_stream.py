@@ -52,6 +52,17 @@ class TestOutput:
         assert " tokens/s, position 40; 2+20: 23 of 23 tokens held in " in line
         assert line.endswith("39 seen, 16 evicted, highest position 38, 0 re-bases")
 
+    def test_the_last_line_of_json_has_the_text_that_waits(self, checkpoint, expected, tmp_path):
+        """For a stop string that does not come; a saved state has it still, and goes on with it."""
+        whole = "".join(token.text for token in expected[:5])
+        options = [*SMALL, "--endless", "--max-new-tokens", 5, "--json", "--stop", f"{whole}\N{SNOWMAN}"]
+        assert run(checkpoint, "--prompt", PROMPT, *[one for one in options if one != "--json"]).stdout == whole
+        tokens, _ = lines(run(checkpoint, "--prompt", PROMPT, *options))
+        assert [token["text"] for token in tokens] == ["", "", "", "", whole]
+        saved, _ = lines(run(checkpoint, "--prompt", PROMPT, *options, "--save", tmp_path / "state"))
+        again, _ = lines(run(checkpoint, "--resume", tmp_path / "state", "--endless", "--max-new-tokens", 25, "--json"))
+        assert "".join(token["text"] for token in (*saved, *again)) == "".join(token.text for token in expected)
+
     def test_json_lines(self, checkpoint, expected):
         result = run(checkpoint, "--prompt", PROMPT, *SMALL, "--endless", "--max-new-tokens", 30, "--json")
         tokens, summary = lines(result)

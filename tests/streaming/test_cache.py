@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import threading
@@ -14,10 +15,16 @@ import transformers
 from tests.conftest import make_sinklm
 from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
 from tests.streaming.oracle import slow_logits
+from tests.streaming.test_in_front import KINDS
+from tests.streaming.test_in_front import build as build_in_front
 
 from sinklab.errors import ConfigurationError
+from sinklab.policies.per_head import PerHead
+from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.value_norm import ValueNorm
-from sinklab.streaming.cache import SinkCache
+from sinklab.streaming import slot_table
+from sinklab.streaming.cache import PolicyCache, SinkCache
+from sinklab.streaming.per_head import PerHeadCache
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.scored import ScoredCache
 
@@ -295,6 +302,37 @@ def test_memory_does_not_grow():
     assert cache.bytes_held() == held
     assert [layer.keys.data_ptr() for layer in cache.layers] == buffers
     assert cache.get_seq_length() == 503
+
+
+@pytest.mark.parametrize("kind", ["alike", "padded", "in front", "per head"])
+def test_many_pinned_tokens_are_not_copied_for_every_token_of_a_chunk(kind, monkeypatch):
+    """A chunk ends where its queries would see the pinned tokens at more distances than there is room for copies."""
+    monkeypatch.setattr(slot_table, "COPIES", 48)
+    model, tokens, pinned = decoder("llama"), text(70), 8
+    if kind == "in front":
+        model, pinned = build_in_front(KINDS["both"]), 8 + 3  # learned tokens are pinned too
+    policy = SinkWindow(num_sinks=8, window=9)
+    make = functools.partial(PolicyCache, policy, model, chunk=32)
+    if kind == "per head":
+        budgets = PerHead(budgets=(((8, 9),) * 2, ((8, 4),) * 2))
+        make = functools.partial(PerHeadCache, budgets, model, chunk=32)
+    mask = torch.ones_like(tokens)
+    if kind == "padded":
+        mask[1, :6] = 0
+    given, lengths = {} if kind != "padded" else {"attention_mask": mask}, []
+    with monkeypatch.context() as without:
+        without.setattr(slot_table, "COPIES", 2**15)
+        expected = read(model, tokens, make(), **given)
+    layer = next(module for name, module in model.named_modules() if name.endswith("layers.0"))
+    handle = layer.register_forward_hook(lambda module, args, output: lengths.append(args[0].shape[1]))
+    found = read(model, tokens, make(), **given)
+    handle.remove()
+    assert gap(found[mask.bool()], expected[mask.bool()]) < TOLERANCE
+    shown = pinned + (4 if kind == "per head" else 9) + 1  # before a token leaves there is one distance
+    first, later = (lengths[0], lengths[1:]) if kind != "padded" else (48 // 8, lengths)
+    assert first <= shown + 48 // pinned
+    assert max(later) == 48 // pinned
+    assert sum(lengths) == 70 + pinned - 8
 
 
 def test_counted_anew_is_the_same():

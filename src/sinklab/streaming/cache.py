@@ -67,7 +67,8 @@ class PolicyCache(BoundedCache):
     Args:
         policy: what is held, a :class:`SlotPolicy`.
         model: the model; if it is left out, the first one that is given the cache.
-        chunk: most tokens that are processed at once; more make a prompt faster and take more memory.
+        chunk: most tokens that are processed at once; more make a prompt faster and take more memory. They are fewer where each
+            would take copies of many pinned tokens along.
         rebase_at: positions are counted from the oldest token held as soon as they would reach this. By default 2,048, or
             twice what the policy holds and a chunk, 32,768 for keys of 16 bits and for integers; less where the model's
             frequencies change with the position or come from a table.
@@ -212,7 +213,7 @@ class PolicyCache(BoundedCache):
         outputs: list[ModelOutput] = []
         wanted = kept_logits(arguments)
         while (size := self._room(mask_of(arguments), batch, length)) < length:
-            chunk, arguments = split(arguments, size, module.config)
+            chunk, arguments = split(arguments, size, module.config, chunk=self.chunk)
             length -= size
             if wanted is not None:
                 chunk["logits_to_keep"] = 0 if wanted > length else 1
@@ -333,22 +334,23 @@ class PolicyCache(BoundedCache):
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""
-        size = min(length, self.chunk)
+        size, least = min(length, self.chunk), 1
         if self._prefix and not self.table.columns:
             valid = self._valid(mask, batch, length)
-            size = max(size, columns_of(torch.ones(1, length) if valid is None else valid, self._prefix))
+            least = columns_of(torch.ones(1, length) if valid is None else valid, self._prefix)
+            size = max(size, least)
         if isinstance(self.table, SlotTable) and self.table.maskless:
             if self._valid(mask, batch, length) is not None:
                 raise UnsupportedModelError(_no_mask("flash", "a padded batch needs"))
             return max(1, self.table.unmasked(size + self._new_in_front) - self._new_in_front)
-        if not self.table.counts_room:
+        if size == 1 or not self.table.counts_room:
             return size
         if mask is not None and length > size:
             mask = mask[:, : size - length]
         valid, front = self._valid(mask, batch, size), self._new_in_front
         if front and valid is not None:
             valid = pad(valid, (front, 0), value=True)
-        return self.table.room(size + front, valid) - front
+        return max(least, self.table.room(size + front, valid) - front)
 
     @property
     def _new_in_front(self) -> int:

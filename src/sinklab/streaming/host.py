@@ -132,11 +132,12 @@ def require_one_text(arguments: Arguments) -> None:
         )
 
 
-def split(arguments: Arguments, size: int, config: object = None) -> tuple[Arguments, Arguments]:
+def split(arguments: Arguments, size: int, config: object = None, *, chunk: int) -> tuple[Arguments, Arguments]:
     """The arguments of a forward of the first ``size`` tokens, and those of the others.
 
     Args:
         config: of the module, which says what its forward gives where the arguments do not.
+        chunk: what the cache was made with; ``size`` is less where something else takes fewer tokens.
 
     Raises:
         ConfigurationError: something that cannot be had, or given, in chunks.
@@ -145,17 +146,18 @@ def split(arguments: Arguments, size: int, config: object = None) -> tuple[Argum
     names = ("output_attentions", "output_hidden_states", "output_router_logits", "labels")
     given = {name: getattr(config, name, None) if arguments.get(name) is None else arguments[name] for name in names}
     whole = [name for name, value in given.items() if value is not None and value is not False]
+    advice = "make the cache with a larger chunk" if size >= chunk else ""
     if media := media_of(arguments):
         raise ConfigurationError(
-            f"{media[0]} cannot be divided, and {length:,} tokens at once are processed in chunks of {size:,}; make the cache "
-            "with a larger chunk"
+            f"{media[0]} cannot be divided, and {length:,} tokens at once are processed in chunks of {size:,}; "
+            f"{advice or 'give fewer'}"
         )
     if isinstance(arguments.get("logits_to_keep"), Tensor):
         whole.append("logits_to_keep as indices")
     if whole:
         raise ConfigurationError(
             f"{whole[0]} cannot be had of {length:,} tokens at once, which are processed in chunks of {size:,}; give "
-            "fewer, or make the cache with a larger chunk"
+            f"fewer{', or ' if advice else ''}{advice}"
         )
     first, rest = dict(arguments), dict(arguments)
     for name in ("input_ids", "inputs_embeds", "position_ids"):

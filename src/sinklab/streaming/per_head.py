@@ -216,6 +216,7 @@ class PerHeadTable(AwaitingTable):
         parts: one for each distinct budget, from the one that holds least to the one that holds most.
     """
 
+    counts_room: ClassVar[bool] = True
     without: ClassVar[str] = "could not compute it by groups of heads: it computes attention in its own code"
     policy: PerHead
     step: PerHeadStep | None
@@ -251,6 +252,9 @@ class PerHeadTable(AwaitingTable):
         for part in self.parts:
             part.take(rows)
         self._follow()
+
+    def room(self, length: int, valid: Tensor | None) -> int:
+        return min(part.room(length, valid) for part in self.parts)
 
     def plan(self, length: int, valid: Tensor | None) -> PerHeadStep:
         steps = [part.plan(length, valid) for part in self.parts]

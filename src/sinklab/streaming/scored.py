@@ -81,7 +81,7 @@ class ScoredCache(AttendingCache):
 
     def open(self, module: nn.Module, arguments: Arguments) -> Arguments:
         if arguments.get("output_attentions"):  # of a chunk there are none to be had
-            split(arguments, 1)
+            split(arguments, 1, chunk=self.chunk)
         arguments = super().open(module, arguments)
         self._stop_looking()
         if self.policy.needs_weights or (self.table.step is not None and self.table.step.length > 1):

@@ -15,7 +15,14 @@ from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.step import StaticStep, Step
 from sinklab.streaming.table import IndexedTable
 
-__all__ = ["SlotTable"]
+__all__ = ["COPIES", "SlotTable"]
+
+COPIES = 2**15
+"""Copies of pinned keys that a chunk has at most, unless it is a token: each query sees them at a distance of its own.
+
+They are as many as the pinned tokens times the distances, so a long text that is kept would otherwise be held hundreds of times
+in each layer, and every query would compute scores with all of that.
+"""
 
 _AHEAD = 32
 """Single tokens that are planned at once: a function of one number costs as much as one of some dozens."""
@@ -35,6 +42,7 @@ class SlotTable(IndexedTable):
         given: what the last layer has returned, as long as that is looked at.
     """
 
+    counts_room: ClassVar[bool] = True
     per_row: ClassVar[tuple[str, ...]] = ("seen", "base", "index", "anchors")
     numbers: ClassVar[tuple[str, ...]] = ("columns", "rebases", "full", "shifted", "highest")
     step: Step | StaticStep | None
@@ -96,6 +104,17 @@ class SlotTable(IndexedTable):
         if device not in moved:
             moved[device] = step.on(device)
         return moved[device]
+
+    def room(self, length: int, valid: Tensor | None) -> int:
+        """So many that their copies of the pinned keys are :data:`COPIES` at most."""
+        most = max(1, COPIES // max(1, len(self.pinned)))
+        if not self.in_cache or length <= most:
+            return length
+        if self.rows > 1:  # a copy for each column
+            return most
+        evicted = self.policy.evicted(self.tokens(valid, length)[0].clamp(min=0))
+        copies = (evicted[1:] != evicted[:-1]).any(dim=1).cumsum(dim=0) + 1
+        return 1 + int((copies <= most).sum())
 
     def unmasked(self, length: int) -> int:
         """How many of ``length`` new tokens can be taken at once by an attention function that takes no mask.

@@ -17,6 +17,7 @@ from sinklab.results.run import Run
 from sinklab.results.table import make_table, read_run, write_json
 from sinklab.studies.card.contents import _task
 from sinklab.studies.card.reproduction import public_name, public_spec
+from sinklab.studies.quantize.measurement import OWN
 
 CACHE = ["--text", "random_tokens", "--tokens", "80", "--documents", "2", "--window", "16", "--sinks", "0,1", "--seed", "3"]
 AUDIT = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--no-cache"]
@@ -70,6 +71,7 @@ def test_the_card_of_an_origin_has_every_edit_with_its_interval(checkpoint, tmp_
         ("causes", {"loss_of": "masked token"}, "fill-mask"),
         ("causes", {}, "other"),  # of a summary that was written before it said what its loss is of
         ("audit", {"loss_kind": "class", "kind": "image"}, "image-classification"),
+        ("quantize", {"loss_of": "class, the model's own answer", "kind": "image"}, "image-classification"),
         ("audit", {"loss_kind": None}, "other"),
     ],
 )
@@ -82,6 +84,15 @@ def test_the_card_of_causes_names_its_task(checkpoint, tmp_path):
     run("causes", checkpoint, *texts, "--no-experiments", "--sink", "0", "--out", out)
     results = ModelCard(run("card", out, "--yaml").stdout).data.eval_results
     assert {result.task_type for result in results} == {"text-generation"}
+
+
+def test_the_card_of_quantize_says_what_its_loss_is_of(checkpoint, tmp_path):
+    """Of pictures without classes it is that of the answer which the model itself gives, right or wrong."""
+    out, few = tmp_path / "quantize", ["--corpus", "random_tokens", "--samples", "6", "--calibration", "2", "--seq-len", "12"]
+    run("quantize", checkpoint, *few, "--out", out)
+    assert "6 samples of random_tokens, ranges from 2 others; the loss is that of the next token; " in run("card", out).stdout
+    write_json({**read_run(out, "summary.json"), "loss_of": OWN}, out / "summary.json")
+    assert f"ranges from 2 others; the loss is that of the {OWN}; " in run("card", out).stdout
 
 
 def test_the_card_of_a_comparison(runs, checkpoint):

@@ -198,7 +198,8 @@ def _quantize(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         numbers.append(CardNumber("loss", f"loss as {name}", float(entry["loss"]), str(summary["unit"])))
     limits = [
         f"{number(summary['texts'])} samples of {public_name(str(summary['corpus']))}, ranges from "
-        f"{number(summary['calibration'])} others; effects below {summary['minimal_effect']:g} {summary['unit']} count as none."
+        f"{number(summary['calibration'])} others; the loss is that of the {summary['loss_of']}; effects below "
+        f"{summary['minimal_effect']:g} {summary['unit']} count as none."
     ]
     return ["scheme", f"loss, {summary['unit']}", "gap to the model as it is, 95 %"], rows, limits, numbers
 
@@ -262,9 +263,9 @@ def _advice(kind: str, summary: Summary) -> str:
 def _task(kind: str, summary: Summary) -> str:
     if kind in OF_DECODERS:
         return "text-generation"
-    predicted = summary.get("loss_kind") or summary.get("loss_of")
-    task = TASKS.get(str(predicted))
-    if task is None and predicted == "class":
+    predicted = str(summary.get("loss_kind") or summary.get("loss_of"))
+    task = TASKS.get(predicted)
+    if task is None and predicted.partition(",")[0] == "class":  # behind a comma: whose, where samples have none
         task = {"image": "image-classification", "audio": "audio-classification"}.get(str(summary.get("kind")))
     return task or "other"
 

@@ -165,7 +165,7 @@ def stream(
     if save is not None:
         require_slots(source.reader)  # what cannot be saved is said before anything is generated
     _warn(source)
-    writer = _Writer(source, as_json, max_new_tokens)
+    writer = _Writer(source, as_json, max_new_tokens, goes_on=save is not None and not chat)
     owed = talk is not None and source.unread > 0  # the answer to a turn that was read in part
     writer.read(source.read_on if text is None else functools.partial(source.feed, text))
     try:
@@ -230,10 +230,14 @@ class _Ended(Exception):
 
 
 class _Writer:
-    """Writes tokens as they come, and at the end what there is to say of them."""
+    """Writes tokens as they come, and at the end what there is to say of them.
 
-    def __init__(self, source: Stream, as_json: bool, most: int | None) -> None:
-        self.source, self.as_json, self.most = source, as_json, most
+    Args:
+        goes_on: a saved state goes on with the text that waits; otherwise the last token as JSON comes with all of it.
+    """
+
+    def __init__(self, source: Stream, as_json: bool, most: int | None, *, goes_on: bool) -> None:
+        self.source, self.as_json, self.most, self.goes_on = source, as_json, most, goes_on
         self.tokens, self.seconds = 0, 0.0
         self.interrupted, self.terminated = False, False
 
@@ -254,14 +258,14 @@ class _Writer:
         with self._until_interrupted():
             for token in self.source:
                 self.tokens += 1
-                end = token.text
+                end, last = token.text, self.interrupted or self.tokens - before == self.most
                 if self.as_json:
-                    self._out(
-                        json.dumps({"position": token.position, "id": token.id, "text": token.text}, ensure_ascii=False) + "\n"
-                    )
-                elif token.text:
-                    self._out(token.text)
-                if self.interrupted or self.tokens - before == self.most:
+                    text = end + self.source.rest()[0] if last and not self.goes_on else end
+                    line = {"position": token.position, "id": token.id, "text": text}
+                    self._out(json.dumps(line, ensure_ascii=False) + "\n")
+                elif end:
+                    self._out(end)
+                if last:
                     break
         self.seconds += time.perf_counter() - started
         if not self.as_json:
