@@ -31,7 +31,8 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
 def rare_cost(count: int, what: str = "text") -> str:
     """How rare a cost may be that none of so many texts shows: the sentence that stands beside a verdict "no" over their means.
 
-    What one text in r has is in none of n with probability ``(1 - 1/r)^n``, which is 5 % at ``r = n / 3`` (the rule of three).
+    What one text in r has is in none of n with probability ``(1 - 1/r)^n``, which is 5 % at ``r = n / 3`` (the rule of three),
+    and of two or three texts at a share of 78 or 63 %.
     An interval of means says nothing of it: texts without it have no spread.
 
     Args:
@@ -40,6 +41,9 @@ def rare_cost(count: int, what: str = "text") -> str:
     """
     if count == 1:
         return f"One {what} was measured: a cost that others have is not seen."
+    if count < 4:  # more than half of them may have it, so the exact share
+        share = 100 * (1 - 0.05 ** (1 / count))
+        return f"A cost that fewer than {share:.0f} % of {what}s have may be in none of these {count}."
     return f"A cost that fewer than one {what} in {max(2, count // 3):,} has may be in none of these {count:,}."
 
 
