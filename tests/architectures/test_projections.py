@@ -23,7 +23,7 @@ from sinklab.studies.causes.three_metrics import _kurtosis, _Outliers
 from sinklab.studies.theory.no_op_certificate import certify
 
 from .harness import Recorder
-from .zoo import MEASURED, SLIDING, ZOO, Entry, batch_of, build, experts, grouped, image, shape
+from .zoo import MEASURED, MOVED, SLIDING, ZOO, Entry, batch_of, build, experts, grouped, has_interface, image, shape
 
 MORE = {
     entry.id: entry
@@ -80,6 +80,7 @@ FOUND: dict[str, tuple[str, ...]] = {
     "attention.dense": ("gpt_neox", "albert"),
     "self_attn.dense": ("phi", "persimmon"),
     "attn.c_proj": ("gpt2", "gpt_bigcode"),
+    "attn.out_proj": tuple(entry.id for entry in MOVED if has_interface(entry)),
     "attn.Wo": ("modernbert", "modernbert_decoder"),
     "SelfAttention.o": ("t5", "umt5"),
     "output.dense": ("bert", "roberta", "electra", "esm", "videomae"),

@@ -48,3 +48,15 @@ def test_only_normalised_rows_have_a_fixed_sum():
 def test_round_trip():
     assert operations.make({"name": "elu", "normalize": True}) == Elu(normalize=True)
     assert operations.make(Elu().to_dict()) == Elu()
+
+
+@pytest.mark.parametrize("number", [-20.0, -1.0, 0.0, 3.0])
+def test_the_slope_is_one_from_zero_on(number):
+    """At 0 itself too, where that of ``clamp`` is 1 or 0 by the version of torch."""
+    scores = torch.full((1, 1, 1, 1), number, requires_grad=True)
+    for values, slope in (
+        (Elu().weights(scores, None), math.exp(min(number, 0.0))),
+        (Elu().log_similarity(scores), 1 / (1 + max(number, 0.0))),
+    ):
+        (found,) = torch.autograd.grad(values.sum(), scores)
+        assert float(found) == pytest.approx(slope, rel=1e-6)

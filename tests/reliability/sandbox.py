@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import resource
 import signal
@@ -33,7 +34,7 @@ class Limits:
     """Of one line.
 
     Attributes:
-        seconds: after them it is interrupted, and two seconds later killed.
+        seconds: of the call; after them it is interrupted, and two seconds later killed.
         memory: bytes of address space besides what the fork server itself has.
     """
 
@@ -104,19 +105,23 @@ def _can_write(folder: Path) -> bool:
 def ran(call: Callable[[], None], work: Path, outputs: Path, limits: Limits) -> Ended:
     """Call in a forked child with ``work`` as its directory; what it prints goes to files in ``outputs``."""
     outputs.mkdir(exist_ok=True)
-    files = [outputs / name for name in ("stdout", "stderr", "network")]
-    files[2].unlink(missing_ok=True)
+    files = [outputs / name for name in ("stdout", "stderr", "network", "begun")]
+    for path in files[2:]:
+        path.unlink(missing_ok=True)
     started = time.monotonic()
     child = os.fork()
     if child == 0:
         _inside(call, work, files, limits)
     late, status = False, None
     patience = [(limits.seconds, signal.SIGINT), (2.0, signal.SIGKILL)]
-    until = started + limits.seconds
+    until = math.inf  # the time is that of the call: a fork alone may take as long where many libraries are loaded
     while status is None:
         done, waited = os.waitpid(child, os.WNOHANG)
         if done:
             status = os.waitstatus_to_exitcode(waited)
+        elif math.isinf(until):
+            until = time.monotonic() + limits.seconds if files[3].exists() else math.inf
+            time.sleep(0.002)
         elif patience and time.monotonic() > until:
             late, (_, number) = True, patience.pop(0)
             os.kill(child, number)
@@ -146,6 +151,7 @@ def _inside(call: Callable[[], None], work: Path, files: list[Path], limits: Lim
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.addaudithook(lambda event, arguments: _watch(event, arguments, files[2]))
         try:
+            files[3].touch()
             call()
             status = 0
         except SystemExit as leaving:

@@ -13,7 +13,15 @@ from sinklab.attention.paths.row_kernel import LOG2E, RowKernel, Rows
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["Elu"]
+__all__ = ["Elu", "elu_plus_one"]
+
+
+def elu_plus_one(numbers: Tensor) -> Tensor:
+    """``elu(x) + 1`` without adding 1 to what is close to -1: small numbers keep their digits and stay positive.
+
+    The slope at 0 is 1, from either side; that of ``clamp`` there is 0 since torch 2.14.
+    """
+    return torch.where(numbers < 0, torch.exp(torch.where(numbers < 0, numbers, 0.0)), numbers + 1.0)
 
 
 @operations.register("elu")
@@ -40,12 +48,11 @@ class Elu(Operation):
         if self.normalize:
             # A quotient of similarities is a softmax of their logarithms, which does not underflow where all scores are low.
             return Softmax().weights(self.log_similarity(scores), visible)
-        # Not elu(s) + 1, which loses the digits of a small weight.
-        weights = torch.exp(scores.clamp(max=0.0)) + torch.relu(scores)
+        weights = elu_plus_one(scores)
         return weights if visible is None else weights.masked_fill(~visible, 0.0)
 
     def log_similarity(self, scores: Tensor, counts: Tensor | None = None) -> Tensor:
-        return torch.where(scores < 0, scores, torch.log1p(scores.clamp(min=0.0)))
+        return torch.where(scores < 0, scores, torch.log1p(torch.where(scores < 0, 0.0, scores)))
 
     def row_kernel(self) -> RowKernel:
         return _Kernel(self.normalize)

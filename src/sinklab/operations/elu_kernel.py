@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sinklab.attention.operation import State
 from sinklab.attention.paths.feature_kernel import FeatureKernel
+from sinklab.operations.elu import elu_plus_one
 from sinklab.registry import operations
 
 __all__ = ["EluKernel"]
@@ -31,9 +30,4 @@ class EluKernel(FeatureKernel):
     normalize: bool = True
 
     def features(self, queries: Tensor, keys: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        return _positive(queries), _positive(keys)
-
-
-def _positive(states: Tensor) -> Tensor:
-    """``elu(x) + 1``, without adding 1 to what is close to -1: small features keep their digits and stay positive."""
-    return F.relu(states) + torch.exp(states.clamp(max=0.0))
+        return elu_plus_one(queries), elu_plus_one(keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import re
 from pathlib import Path
@@ -620,7 +621,7 @@ def test_planted_heads_get_their_labels_from_the_whole_run(name, tmp_path, monke
     expected = ["switch", "dormant"] if name == "key bias" else known.labels
     assert [head["label"] for head in found.summary["heads"]] == expected
     assert found.summary["sink"]["place"] == known.place
-    assert (found.record["dtype"], found.record["versions"]["torch"]) == ("float64", torch.__version__)
+    assert (found.record["dtype"], found.record["versions"]["torch"]) == ("float64", importlib.metadata.version("torch"))
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     for label in set(expected):
         assert f'class="l-{label}"' in page
