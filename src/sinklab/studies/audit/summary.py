@@ -16,6 +16,7 @@ from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
 from sinklab.report.words import bos_words, finding, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
+from sinklab.results.naming import front_warning
 from sinklab.sinks import Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
@@ -83,6 +84,7 @@ def summarize(
         "" if reading is None else reading.warning,
         *length_warnings(loaded.model, samples, threshold),
         guess_warning(loaded.model, main.loss),
+        front_warning(loaded.operation, next(iter(main.sinks.values())).front),
         f"{type(loaded.model).__name__} predicts hidden tokens, and its tokenizer has no mask token to hide them with: no loss."
         if kind == "masked token" and main.loss is None
         else "",
