@@ -133,7 +133,7 @@ def run_pathways(
         times = costs(asked.pathways, config, widths=asked.widths, progress=stages)
         labels = [pathway.label for pathway in asked.pathways]
         natural = is_natural(scale)
-        rows = judged(labels, numbers, times, found.choices, one_rate=rate is not None, natural=natural)
+        rows = judged(labels, numbers, times, found.choices, cannot=cannot, one_rate=rate is not None, natural=natural)
         words = in_words(rows, cannot, scale=scale, base=asked.base, seeds=len(seeds), rate=rate)
         run_id = new_run_id()
         table = long_table(asked.pathways, numbers, times, config.data.corpus, run_id)
