@@ -1,8 +1,13 @@
-"""Naming: what a position is called that holds no token of the text."""
+"""Naming: how many there are of a thing, and what a position is called that holds no token of the text."""
 
 from __future__ import annotations
 
-__all__ = ["front_name", "front_names", "front_warning"]
+__all__ = ["counted", "front_name", "front_names", "front_warning"]
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 text``, ``2,000 texts``: of a noun whose plural has an s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def front_name(position: int, count: int) -> str:
