@@ -28,7 +28,7 @@ from sinklab.attention.statistics.columns import capture_log_sum_exp, column_sta
 from sinklab.attention.token_text import Decoder, token_text
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
-from sinklab.results.naming import front_names
+from sinklab.results.naming import counted, front_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -224,7 +224,7 @@ class Session:
 
     def __repr__(self) -> str:
         probes = ", ".join(probe.name for probe in self.probes) or "none"
-        seen = f"{len(self.sites)} modules seen, {self.calls.total()} calls"
+        seen = f"{counted(len(self.sites), 'module')} seen, {counted(self.calls.total(), 'call')}"
         edits = f", interventions: {', '.join(edit.name for edit in self.interventions)}" if self.interventions else ""
         return f"Session({type(self.model).__name__}, {seen}, probes: {probes}{edits})"
 

@@ -18,6 +18,7 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.chosen_keys import first_keys, keys_of_document
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import MOST
+from sinklab.results.naming import counted
 
 __all__ = ["DEFINITION", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
 
@@ -194,7 +195,7 @@ class Sinks:
             for sink in self.sinks
         )
         found = "; ".join(f"{sink.describe()}{rate}" for sink, rate in zip(self.sinks, rates, strict=True))
-        read = f"{self.samples:,} samples of {self.seq_len:,} positions, threshold {self.threshold:g}"
+        read = f"{counted(self.samples, 'sample')} of {counted(self.seq_len, 'position')}, threshold {self.threshold:g}"
         return f"Sinks({found or 'none'}; {read if self.samples else 'given'})"
 
     @classmethod

@@ -244,10 +244,11 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     unit = "tokens" if text else "positions"
     # The parts of a model of pictures have positions of their own: places of the picture, and queries for what is in it.
     length = sinks.length if summary.get("part") and not text else summary["seq_len"]
+    these = "this one" if summary["samples"] == 1 else f"these {summary['samples']}"
     if main is not None:
         sentences.append(
             f"{summary['sink_heads']} of {heads} heads sink at {main.name}: in more than {percent(100 * LEAST_SHARE)} of "
-            f"samples like these {summary['samples']} of {length} {unit}, with {100 * LEVEL:g} % confidence."
+            f"samples like {these} of {length} {unit}, with {100 * LEVEL:g} % confidence."
         )
         if main.kind == "position" and main.token is not None:
             sentences.append(f"The token there is {_mostly(main)}.")
