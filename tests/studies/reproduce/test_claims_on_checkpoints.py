@@ -307,6 +307,10 @@ def test_models_against_claims_are_kept_under_their_public_names(here, llama, ch
     here.clear()
     reproduce_on(models, [FAST, "zero_sink"], seeds=(0, 1, 2, 3), **about)
     assert here == [(str(llama), FAST, 3), (str(llama), "zero_sink", 3)]  # the rest was kept
+    kept = (tmp_path / "out" / "checkpoint" / FAST / "run.json").read_text()
+    with pytest.raises(InputError, match=r"holds a result with `seeds` 3 and `models` nobody/vit, which would be lost"):
+        reproduce_on(models[:1], [FAST], **about)
+    assert (tmp_path / "out" / "checkpoint" / FAST / "run.json").read_text() == kept
     laws.show()
     shown = " ".join(capsys.readouterr().out.split())
     assert "nobody/llama nobody/vit over models" in shown
