@@ -64,7 +64,7 @@ def test_a_grid_is_announced_and_shown(checkpoint, tmp_path):
     result = run(
         checkpoint, "--task", "question_stream", *QUICK, "--bos", "one,none", "--cache-bits", "8", "--out", tmp_path / "out"
     )
-    assert result.stderr.startswith("9 cells: 1 tasks, 9 conditions, ")
+    assert result.stderr.startswith("9 cells: 1 task, 9 conditions, ")
     assert "the first cell took " in result.stderr
     lines = result.stdout.splitlines()
     pairs = [line for line in lines if line.startswith(("one BOS", "no BOS"))]

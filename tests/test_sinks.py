@@ -14,9 +14,11 @@ from tests.conftest import make_sinklm
 from transformers import BertConfig, BertModel, DynamicCache, SegformerConfig, SegformerModel
 
 from sinklab import attend
+from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.policies.pinned import Pinned
 from sinklab.report.words import finding
 from sinklab.results.intervals import LEAST_SHARE
 from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
@@ -501,3 +503,75 @@ def test_texts_so_short_that_an_even_share_passes_for_a_sink_are_said():
         find_sinks(model, tokens, threshold=0.32)
         # In both directions an even share is one of all keys, and no position is the first to be seen.
         find_sinks(bert.eval(), torch.arange(4).expand(2, 4))
+
+
+class TestInFront:
+    """Learned tokens in front have the first positions of a text and no id, and are called what they are."""
+
+    def fronted(self, count, *, loud=()):
+        """Heads of the first layer attend to the keys of some of the tokens in front, and to those of token 7."""
+        model = planted(operation={"name": "sink_token", "count": count})
+        with torch.no_grad():
+            model.front_tokens.weight[:, :2] = torch.tensor([1.0, 0.0])
+            model.front_tokens.weight[list(loud), 1] = 1.0
+        return model
+
+    @pytest.mark.parametrize("padded", [False, True])
+    def test_calls_know_which_keys_have_no_id(self, padded):
+        tokens = texts(2, 3, length=6)
+        mask = torch.ones_like(tokens)
+        if padded:
+            mask[0, :2] = 0
+        call = calls_of(self.fronted(2), input_ids=tokens, attention_mask=mask)[0]
+        assert call.front == 2
+        assert call.key_tokens.tolist() == [[-1, -1, *row] for row in tokens.masked_fill(mask == 0, -1).tolist()]
+        assert calls_of(make_sinklm(), input_ids=tokens)[0].front == 0
+
+    def test_ids_are_known_in_cached_decoding_too(self):
+        model, tokens = self.fronted(2), texts(2, length=6)
+        watcher, cache = Calls(), DynamicCache(config=model.config)
+        with torch.no_grad(), attend(model, [watcher]):
+            model(input_ids=tokens[:, :4], past_key_values=cache)
+            model(input_ids=tokens[:, 4:], past_key_values=cache)
+        assert watcher.seen[-1].key_tokens.tolist() == [[-1, -1, *tokens[0].tolist()]]
+
+    @pytest.mark.parametrize(("count", "name"), [(1, "the learned token in front"), (3, "learned token 1 of 3 in front")])
+    def test_the_sink_is_the_learned_token(self, count, name):
+        found = find_sinks(self.fronted(count, loud=[0]), torch.randint(10, 300, (4, 24)))
+        assert (found.main.position, found.main.name, found.front) == (0, name, count)
+        assert found.describe() == f"{name} (position 0)"
+        assert found.positions_in_text == []
+        assert Sinks.from_dict(found.to_dict()).front == count
+        with pytest.raises(ConfigurationError, match="which every policy keeps"):
+            Pinned.of(found, window=4)
+
+    def test_a_policy_pins_the_token_of_the_text(self):
+        tokens = texts(3, 3, 3, 3)
+        model = self.fronted(2)
+        with torch.no_grad():
+            for row in range(4):
+                tokens[row, 3] = LOUD + row
+                model.embed_tokens.weight[LOUD + row, 1] = 1.0
+        found = find_sinks(model, tokens)
+        assert (found.main.position, found.main.called, found.positions_in_text) == (5, None, [3])
+        assert Pinned.of(found, window=4).pinned == (3,)
+
+    def test_a_token_is_found_where_it_stands_behind_them(self):
+        tokens = texts(2, 5, 9, 12)
+        model = self.fronted(2)
+        found = find_sinks(model, tokens)
+        assert found.main.token == LOUD
+        assert found.place_in(tokens).flatten().tolist() == [4, 7, 11, 14]
+        assert found.place_in(tokens).flatten().tolist() == [
+            int(call[0]) for call in found.keys(calls_of(model, input_ids=tokens)[0])[:, -1:].tolist()
+        ]
+
+    def test_the_page_of_heads_has_its_own_name_for_each_key(self):
+        maps = AttentionMaps()
+        tokens = torch.randint(10, 300, (1, 12))
+        with torch.no_grad(), attend(self.fronted(1, loud=[0]), [maps]) as session:
+            session.model(input_ids=tokens)
+        view = session.show()
+        assert view.sinks[0]["name"] == "the learned token in front"
+        assert view.sinks[0]["token"] is None
+        assert "the learned token in front" in view.finding

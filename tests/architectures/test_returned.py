@@ -231,7 +231,7 @@ def changed(weights, value):
         (short, tuple, UnsupportedModelError, r"nothing for keys more than 2 away, .* of 9 tokens: a window"),
         (lambda weights: weights[..., :5], tuple, UnsupportedModelError, r"returns weights of shape \(2, 1, 9, 5\) for 9"),
         (lambda weights: weights[:, 0], tuple, UnsupportedModelError, r"returns weights of shape \(2, 9, 9\) for 9 tokens"),
-        (lambda weights: weights, lambda all: all[:1], UnsupportedModelError, r"those of 1 layers, while 2 attention"),
+        (lambda weights: weights, lambda all: all[:1], UnsupportedModelError, r"those of 1 layer, while 2 attention"),
         (lambda weights: weights, lambda all: None, UnsupportedModelError, r"those of 0 layers, while 2 attention modules ran"),
     ],
 )  # fmt: skip

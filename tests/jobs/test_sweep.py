@@ -482,7 +482,7 @@ def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path
     swept({"lr": [5e-3]}, seeds=[0, 1], resume=True)
     assert len(here) == 2  # nothing was left to do
     with pytest.raises(
-        ConfigurationError, match=r"has 1 cells that are not asked for now, such as .*seed=1-.*more may be added"
+        ConfigurationError, match=r"has cells that are not asked for now, 1 of them, such as .*seed=1-.*more may be added"
     ):
         swept({"lr": [5e-3]}, seeds=[0], resume=True)
     with pytest.raises(ConfigurationError, match=r"is a run of another configuration: training.steps was 8 and is 4"):

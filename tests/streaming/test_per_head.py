@@ -186,7 +186,7 @@ def test_a_head_map_of_another_model(model, tmp_path):
     assert open_reader(model, written()).policy.budgets == BUDGETS
     half = built().to(torch.bfloat16)
     assert open_reader(half, written()).policy.budgets == BUDGETS  # the same model
-    with pytest.raises(ConfigurationError, match=r"for 1 layers of 2 key-value heads, and this LlamaForCausalLM has 2 layers"):
+    with pytest.raises(ConfigurationError, match=r"for 1 layer of 2 key-value heads, and this LlamaForCausalLM has 2 layers"):
         open_reader(model, written(budgets=BUDGETS[:1]))
     with pytest.raises(ConfigurationError, match=r"the fingerprint 0123, and this LlamaForCausalLM has [0-9a-f]{16}: its w"):
         open_reader(model, written(fingerprint="0123"))

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import load_model
 from sinklab.results.finding import finding_of
+from sinklab.results.naming import counted
 from sinklab.results.table import read_table
 from sinklab.training.bookkeeping import Bookkeeper
 from sinklab.training.checkpoints import usable, writing
@@ -381,7 +382,7 @@ def test_a_run_that_is_stopped_and_goes_on_leaves_what_an_uninterrupted_one_leav
             stopped = run(*changes, resume=True)
         assert (stopped.summary["status"], stopped.summary["steps"]) == ("stopped", step)
         assert stopped.record["stopped_by"] == number.name
-        assert f"status    stopped after {step} steps, and can be resumed" in "\n".join(display(stopped))
+        assert f"status    stopped after {counted(step, 'step')}, and can be resumed" in "\n".join(display(stopped))
         assert usable(stopped.folder / "checkpoints")[0].name == f"checkpoint-{step}"
         # No record, no evaluation and no measurement for the stop.
         so_far = whole.table[whole.table["step"] <= step]

@@ -91,8 +91,9 @@ class AttentionCall:
         query_documents, key_documents: int64, same shapes: running number of the document inside its row (packed batches);
             -1 marks padding.
         key_tokens: int64 ``(batch, kv_len)``: id of the token of each key, cached ones included, of a model that was given
-            ``input_ids``; in cross-attention those of the source that its encoder was given in the same forward; -1 where it
-            is not known (padding, cached before the session). ``None`` elsewhere.
+            ``input_ids``; in cross-attention those of the source that its encoder was given in the same forward; -1 where
+            there is none (padding, learned tokens in front) or it is not known (cached before the session). ``None`` elsewhere.
+        front: learned tokens that the model puts in front of every text, where they have the first positions and no id.
         cached_keys: how many of the keys were there before this call; 0 for a fresh sequence.
         residual: hidden states that entered the enclosing layer ``(batch, q_len, hidden_size)``; only when a probe needs them,
             and not of several residual streams.
@@ -121,6 +122,7 @@ class AttentionCall:
     head_outputs: Tensor | None = None
     log_sum_exp: Tensor | None = None
     key_tokens: Tensor | None = None
+    front: int = 0
     cached_keys: int = 0
     residual: Tensor | None = None
     projection: Tensor | None = None

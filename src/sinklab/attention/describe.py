@@ -102,5 +102,6 @@ def describe_call(
         key_tokens=(
             forward.source_tokens(keys.positions) if site.kind == "cross" else forward.key_tokens(keys.positions, q_len, record)
         ),
+        front=forward.front if site.kind == "self" else 0,
         cached_keys=known_before if site.kind == "self" else kv_len if decoded else 0,
     )

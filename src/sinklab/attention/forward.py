@@ -37,7 +37,9 @@ class Forward:
         position_ids: position ids that the model was called with.
         cached: tokens that the innermost model that has begun had in its cache before.
         cache: that the model was called with, if any.
-        token_ids: 2-D ids that the model, and models inside it, were called with, in the order of the calls.
+        token_ids: 2-D ids that the model, and models inside it, were called with, in the order of the calls; -1 for learned
+            tokens that it puts in front.
+        front: learned tokens that the model puts in front of every text.
         source_ids: 2-D ids that the encoder of an encoder–decoder was called with in this forward.
         past_ids: int64 ``(batch, cached)``: ids of the tokens in the cache, -1 where they are not known; ``None`` without any.
     """
@@ -57,6 +59,7 @@ class Forward:
     cached: int = 0
     cache: Cache | None = None
     token_ids: list[Tensor] = dataclasses.field(default_factory=list)
+    front: int = 0
     source_ids: Tensor | None = None
     past_ids: Tensor | None = None
 

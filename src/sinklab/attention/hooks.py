@@ -184,13 +184,15 @@ class ModelHooks:
                 self.now.token_masks.append(mask.bool())
             elif self.depth == 1 and (isinstance(mask, Mapping) or (isinstance(mask, Tensor) and mask.ndim == 4)):
                 self.now.masked_by_caller = True
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in (torch.int64, torch.int32):
-            self.now.token_ids.append(ids.long())
-            if module is self.anatomy.encoder:
-                self.now.source_ids = ids.long()
         cache = given_cache(kwargs)
         self.now.cached = 0 if cache is None else int(cache.get_seq_length())
+        front = int(getattr(module, "tokens_in_front", 0))  # given with a text that begins; later its cache has them
+        self.now.front = max(self.now.front, front)
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in (torch.int64, torch.int32):
+            self.now.token_ids.append(nn.functional.pad(ids.long(), (0 if self.now.cached else front, 0), value=-1))
+            if module is self.anatomy.encoder:
+                self.now.source_ids = ids.long()
         if self.depth == 1:
             self.now.cache = cache
             if self.now.cached and self.now.token_ids:

@@ -35,7 +35,8 @@ class AttentionMaps(Probe):
 
     Attributes:
         ids: of the tokens that are the keys of self-attention, int64 ``(samples, keys)``, -1 for padding, by part of the model
-            (``""`` but for an encoder–decoder); empty where the model was given no ids.
+            (``""`` but for an encoder–decoder); empty where the model was given no ids. -1 for learned tokens in front, too.
+        front: how many of these there are, before all others.
         lengths: of the longer side of the calls that were seen.
     """
 
@@ -49,6 +50,7 @@ class AttentionMaps(Probe):
         self._scores: dict[str, Tensor] = {}
         self._columns: dict[str, dict[str, Tensor]] = {name: {} for name in ("received", "share", "seen", "queries", "null")}
         self.ids: dict[Part, Tensor] = {}
+        self.front = 0
         self.lengths: set[int] = set()
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
@@ -62,6 +64,7 @@ class AttentionMaps(Probe):
                 "every document a row of its own"
             )
         self.lengths.add(max(call.kv_len, call.q_len, self.length))
+        self.front = max(self.front, call.front)
         tile = math.ceil(max(call.kv_len, self.length) / self.tiles)
         rows = math.ceil(call.q_len / tile)
         batch, heads = call.queries.shape[:2]
@@ -107,6 +110,7 @@ class AttentionMaps(Probe):
         for own, added in ((self._weights, other._weights), (self._scores, other._scores), *kept):
             for module, maps in added.items():
                 own[module] = torch.cat((own[module], maps)) if module in own else maps
+        self.front = max(self.front, other.front)
         for part, ids in other.ids.items():
             self.ids[part] = torch.cat((self.ids[part], ids)) if part in self.ids else ids
 

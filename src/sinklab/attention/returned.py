@@ -24,6 +24,7 @@ from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal, Everything, Visibility, Window
 from sinklab.errors import MeasurementError, SessionError, UnsupportedModelError
 from sinklab.results.memory import require_memory
+from sinklab.results.naming import counted
 
 __all__ = ["TIER", "ReturnedSession", "attend_returned", "bytes_of_weights", "unavailable", "uses_returned"]
 
@@ -201,8 +202,9 @@ class ReturnedSession(Session):
         weights = [one for one in returned or () if isinstance(one, Tensor)]
         if not isinstance(output, ModelOutput) or len(weights) != len(self._ran):
             raise UnsupportedModelError(
-                f"{self._name} was asked for its attention weights and returned those of {len(weights)} layers, while "
-                f"{len(self._ran)} attention modules ran ({', '.join(self._ran[:2])}, …); it cannot be measured"
+                f"{self._name} was asked for its attention weights and returned those of {counted(len(weights), 'layer')}, "
+                f"while {counted(len(self._ran), 'attention module')} ran ({', '.join(self._ran[:2])}, …); it cannot "
+                "be measured"
             )
         with torch.no_grad(), torch.autocast(weights[0].device.type, enabled=False):
             runs: Counter[str] = Counter()

@@ -28,6 +28,7 @@ from sinklab.attention.statistics.columns import capture_log_sum_exp, column_sta
 from sinklab.attention.token_text import Decoder, token_text
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
+from sinklab.results.naming import counted, front_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -187,8 +188,10 @@ class Session:
         maps = received = None
         if drawn is not None:
             arrays = drawn.arrays()
+            front = front_names(drawn.front)
             sides = {
-                part: [[token_text(tokenizer, one) for one in row if one >= 0] for row in ids.tolist()]  # padding comes last
+                # Padding comes last.
+                part: [[*front, *(token_text(tokenizer, one) for one in row if one >= 0)] for row in ids.tolist()]
                 for part, ids in drawn.ids.items()
             }
             targets = sides.pop("decoder", [])
@@ -199,7 +202,7 @@ class Session:
                 maps = data.Maps(
                     arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets
                 )
-            received = heads.Received(drawn.modules, **drawn.columns())
+            received = heads.Received(drawn.modules, **drawn.columns(), front=drawn.front)
         view: HeadView = heads.head_view(
             [(site.layer, site.module, site.part) for site in self.sites if site.kind == "self" or site.part],
             about=about,
@@ -221,7 +224,7 @@ class Session:
 
     def __repr__(self) -> str:
         probes = ", ".join(probe.name for probe in self.probes) or "none"
-        seen = f"{len(self.sites)} modules seen, {self.calls.total()} calls"
+        seen = f"{counted(len(self.sites), 'module')} seen, {counted(self.calls.total(), 'call')}"
         edits = f", interventions: {', '.join(edit.name for edit in self.interventions)}" if self.interventions else ""
         return f"Session({type(self.model).__name__}, {seen}, probes: {probes}{edits})"
 

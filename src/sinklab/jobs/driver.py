@@ -151,7 +151,7 @@ def run_waiting(
     left = [name for name in names if plan.outcome(name) is None]
     with watching(len(names), len(names) - len(left), wanted=progress) as watch:
         if not left:
-            watch.note(f"all {len(names)} cells have ended already")
+            watch.note("the one cell has ended already" if len(names) == 1 else f"all {len(names)} cells have ended already")
             return {}
         if ray is None:
             return run_local(plan, left, jobs=jobs or default_jobs(plan), retries=retries, watch=watch)
@@ -179,8 +179,8 @@ def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> SweepPlan | 
     gone = [name for name in earlier.cells if name not in cells]
     if gone:
         raise ConfigurationError(
-            f"the sweep in {out} has {len(gone)} cells that are not asked for now, such as {gone[0]}; resume it with all of "
-            "its settings and seeds (more may be added), or choose another `out`"
+            f"the sweep in {out} has cells that are not asked for now, {len(gone)} of them, such as {gone[0]}; resume it with "
+            "all of its settings and seeds (more may be added), or choose another `out`"
         )
     for name, cell in cells.items():
         if (out / name / "run.json").is_file():

@@ -53,7 +53,7 @@ class Pinned(SlotPolicy):
 
         Raises:
             ConfigurationError: the main sink has no position: it is a token, which stands elsewhere in every text, or the null
-                score, which is always seen; or there is none.
+                score, which is always seen; or it is a learned token in front, which stays anyway; or there is none.
         """
         if sinks.main is None:
             raise ConfigurationError("sinks were found nowhere, so there is none to pin; the policy window holds no sinks")
@@ -62,7 +62,11 @@ class Pinned(SlotPolicy):
             raise ConfigurationError(
                 f"the sink is {sinks.main.name}, which has no position of its own that could be pinned; {why}"
             )
-        return cls(pinned=tuple(sinks.positions), **settings)
+        if not sinks.positions_in_text:
+            raise ConfigurationError(
+                f"the sink is {sinks.main.name}, which every policy keeps; no token of the text is to be pinned"
+            )
+        return cls(pinned=tuple(sinks.positions_in_text), **settings)
 
     @property
     def num_slots(self) -> int:

@@ -11,6 +11,7 @@ from sinklab.report.causes_figure import SHOWN, effect_of, figure_of, interval, 
 from sinklab.report.page import write_command_page
 from sinklab.report.schema import require_causes
 from sinklab.report.words import number
+from sinklab.results.naming import counted
 from sinklab.results.summaries.causes import CausesSummary, ExaminedGroup, ExaminedHead, Labelled
 
 __all__ = ["LABELS", "causes_section", "write_causes_report"]
@@ -132,7 +133,7 @@ def _three_metrics(section: object, unit: str) -> dict[str, object] | None:
         "unit": unit,
         "relations": [
             f"{METRICS[pair['first']][0]} and {_lower(METRICS[pair['second']][0])}: {pair['reading']} (rank correlation "
-            f"{_signed(pair['rho']) if pair['low'] is None else _bounds(pair, 'rho')} over {pair['items']} heads)"
+            f"{_signed(pair['rho']) if pair['low'] is None else _bounds(pair, 'rho')} over {counted(pair['items'], 'head')})"
             for pair in section["correlations"]
             if pair["over"] == "heads" and pair["rho"] is not None and {pair["first"], pair["second"]} <= METRICS.keys()
         ],
@@ -328,7 +329,7 @@ def _named(causes: CausesSummary) -> list[str]:
 def _made(causes: CausesSummary) -> str:
     unit, least = causes["unit"], f"{causes['minimal_effect']:g}"
     return (
-        f"{number(causes['texts'])} texts of {', '.join(causes['domains'])}. Numbers are changes of the loss of a text, in "
+        f"{counted(causes['texts'], 'text')} of {', '.join(causes['domains'])}. Numbers are changes of the loss of a text, in "
         f"{unit}, mean over texts with a 95 % interval; above 0 the intervention hurts. Every claim is tested over all heads "
         f"together so that at most {100 * causes['level']:g} % of the labels given are expected to be false (Benjamini and "
         f"Hochberg 1995). Effects below {least} {unit}, gains among them, count as nothing."

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.report.image import write_image
+from sinklab.results.naming import counted
 from sinklab.results.summaries.claims import ClaimPart, ClaimRecord
 from sinklab.results.table import read_run, read_table
 
@@ -77,7 +78,7 @@ def draw_claim(record: ClaimRecord, table: pd.DataFrame) -> Figure:
     figure.text(0.02, top, "\n".join(title), va="top", fontsize=11, color=INK, linespacing=1.35)
     verdict = record["verdict"]
     on = {"bos": ", BOS in rows", "no-bos": ", no BOS"}.get(record.get("base") or "", "")
-    below = f"{record['reference']} · scale {record['scale']}{on} · {len(record['seeds'])} seeds"
+    below = f"{record['reference']} · scale {record['scale']}{on} · {counted(len(record['seeds']), 'seed')}"
     at = top - (0.24 * len(title) + 0.05) / total
     figure.text(0.02, at, verdict, va="top", fontsize=10, color=VERDICT_COLOURS[verdict], weight="bold")
     figure.text(0.98, at, below, va="top", ha="right", fontsize=9, color=SOFT)

@@ -19,6 +19,7 @@ from sinklab.report.page import json_text, render, write_page
 from sinklab.report.pictures import data_address
 from sinklab.report.words import number, position_name, quote
 from sinklab.results.frame import framed
+from sinklab.results.naming import front_names
 
 __all__ = ["BUDGET", "HeadView", "Received", "Shown", "Sink", "head_view"]
 
@@ -49,6 +50,7 @@ class Received:
         queries: ``(samples, modules)``: how many there are.
         null: ``(samples, modules, heads)``: mean mass on the null score; NaN where there is none.
         share: as ``received``, of rows divided by their sums; ``None`` where that is the same.
+        front: learned tokens in front of every text, the first of the keys.
     """
 
     modules: Sequence[str]
@@ -57,6 +59,7 @@ class Received:
     queries: NDArray[np.float32]
     null: NDArray[np.float32]
     share: NDArray[np.float32] | None = None
+    front: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -174,6 +177,7 @@ def head_view(
     if received is not None:
         weights, shares, early, null = _on_grid(received, grid)
         known = about.names is not None
+        front = front_names(received.front)
         # Of several samples, and of the two sides of a pair, a position holds more than one token.
         texts = about.names or (maps.tokens[0] if maps and len(maps.tokens) == 1 and not maps.targets else None)
         parts = list(dict.fromkeys(row.part for row in grid))
@@ -190,7 +194,7 @@ def head_view(
                     weights, shares, early, null, grid, own, groups, threshold, known=known and not target, part=part, rows=rows
                 )
         else:
-            named = _sinks(weights, shares, early, null, grid, texts, about.groups, threshold, known=known)
+            named = _sinks(weights, shares, early, null, grid, texts, about.groups, threshold, known=known, front=front)
         found, named = len(named), _strongest(named)
         sinks = [sink for sink, _ in named]
         least = np.minimum(weights, shares)
@@ -245,6 +249,7 @@ def _sinks(
     threshold: float,
     *,
     known: bool,
+    front: Sequence[str] = (),
     part: str = "",
     rows: NDArray[np.bool_] | None = None,
 ) -> list[tuple[Sink, NDArray[Any]]]:
@@ -252,6 +257,7 @@ def _sinks(
 
     Args:
         texts: of the positions: tokens, or their names where ``known``.
+        front: names of the first positions, those of learned tokens in front.
         part: of an encoder–decoder, the part whose heads are looked at.
         rows: which modules are of the part, ``(modules,)``.
 
@@ -271,9 +277,10 @@ def _sinks(
     ]
     for position in np.flatnonzero((np.nan_to_num(np.minimum(by_weight, by_share)) > threshold).any((0, 1))).tolist():
         text = texts[position] if texts is not None and position < len(texts) else None
-        called = text if known and text is not None else position_name(position)
+        own = front[position] if position < len(front) else text if known else None
+        token = None if known or position < len(front) else text
         if position not in grouped:
-            given.append((called, position, None if known else text, by_weight[..., position], by_share[..., position]))
+            given.append((own or position_name(position), position, token, by_weight[..., position], by_share[..., position]))
     found: list[tuple[Sink, NDArray[Any]]] = []
     for called, at, token, values, of_row in given:
         # A weight says nothing by itself where rows have no fixed sum: that of a sigmoid is 1/2 on every key of score 0.

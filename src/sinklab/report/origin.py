@@ -9,6 +9,7 @@ from typing import TypeGuard
 from sinklab.report.page import write_command_page
 from sinklab.report.schema import require_origin
 from sinklab.report.words import number
+from sinklab.results.naming import counted
 from sinklab.results.summaries.origin import OriginFound, OriginSummary
 from sinklab.results.summaries.shared import Difference
 
@@ -58,11 +59,11 @@ def origin_section(origin: object) -> dict[str, object] | None:
         "places": [_place(found) for found in origin["origins"]],
         "notes": origin["notes"],
         "made": (
-            f"{number(origin['samples'])} samples. Loss: change in nats{_from(origin.get('loss'))}, mean over samples with "
+            f"{counted(origin['samples'], 'sample')}. Loss: change in nats{_from(origin.get('loss'))}, mean over samples with "
             "95 % interval; weight: mean over the heads behind the origin that give the place most; spike: largest over median "
             "size of a state, “–” of a place whose norm does not stand out or where the largest does not stand. Share kept: of "
             "the weight above that of uniform attention, and of the spike. Random units are as "
-            f"many of the same sublayer, mean of {number(origin['controls'])} draws."
+            f"many of the same sublayer, mean of {counted(origin['controls'], 'draw')}."
         ),
     }
 

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 from sinklab.report.data import Audit
 from sinklab.results.intervals import MOST
 from sinklab.results.metric import metrics_of
+from sinklab.results.naming import counted
 
 __all__ = [
     "TITLES",
@@ -341,7 +342,7 @@ def rest_sentence(audit: Audit) -> str:
     config = audit.config
     parts = []
     if is_number(config.get("samples")) and is_number(config.get("seq_len")):
-        parts.append(f"{number(config['samples'])} samples of {number(config['seq_len'])} {unit_of(audit.summary)}")
+        parts.append(f"{counted(config['samples'], 'sample')} of {number(config['seq_len'])} {unit_of(audit.summary)}")
     if isinstance(audit.summary.get("tier"), str):
         parts.append(audit.summary["tier"])
     if audit.numbers.main:

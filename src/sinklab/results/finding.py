@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sinklab.results.naming import counted
+
 __all__ = ["finding_of"]
 
 _SENTENCES = ("finding", "text", "recommendation", "sentence")
@@ -48,8 +50,8 @@ def _trained(record: Mapping[str, object]) -> str:
         numbers.append(f"{result['sink_rate']:.2f} % of heads and samples sink at position 0")
     divergence = record.get("divergence")
     steps = record.get("steps")
-    after = f"{steps:,}" if isinstance(steps, int) else steps
-    ended = ": ".join([f"{_capital(status)} after {after} steps", *filter(None, [", ".join(numbers)])])
+    after = counted(steps, "step") if isinstance(steps, int) else f"{steps} steps"
+    ended = ": ".join([f"{_capital(status)} after {after}", *filter(None, [", ".join(numbers)])])
     why = divergence.get("reason") if isinstance(divergence, dict) else None
     said = f"{ended}. {_capital(str(why)).removesuffix('.')}." if why else f"{ended}."
     warning = record.get("warning") if result.get("sink_rate") is not None else None

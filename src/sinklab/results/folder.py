@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -32,6 +32,7 @@ __all__ = [
     "partial_folder",
     "placed",
     "put_in_place",
+    "require_no_less",
     "require_utf8",
     "set_aside",
     "system_error",
@@ -89,6 +90,28 @@ def holds_nothing(out: Path) -> bool:
     return not out.exists() or all(
         is_partial(path) or (path.is_dir() and not path.is_symlink() and holds_nothing(path)) for path in out.iterdir()
     )
+
+
+def require_no_less(
+    folder: Path, kept: Mapping[str, Sequence[object]], asked: Mapping[str, Sequence[object]], *, choose: str = "out"
+) -> None:
+    """Refuse to put a result in the place of a larger one, in a folder to which more may be added.
+
+    Args:
+        kept: what the result that is there is of, by the name of the option: ``seeds``, ``operations``.
+        asked: the same of the new one.
+        choose: the option that names another folder.
+
+    Raises:
+        InputError: something of it is not asked for now.
+    """
+    lost = {name: [str(entry) for entry in entries if entry not in asked[name]] for name, entries in kept.items()}
+    if any(lost.values()):
+        named = " and ".join(f"`{name}` {', '.join(entries)}" for name, entries in lost.items() if entries)
+        raise InputError(
+            f"{folder} holds a result with {named}, which would be lost: ask for them too (more may be added, and what has "
+            f"been computed is not done again), or choose another `{choose}`"
+        )
 
 
 def check_free(out: Path, overwrite: bool) -> None:

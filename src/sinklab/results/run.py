@@ -35,6 +35,7 @@ from sinklab.results.folder import (
     set_aside,
 )
 from sinklab.results.frame import framed
+from sinklab.results.naming import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +134,7 @@ class Result:
 
     def __repr__(self) -> str:
         where = "not written" if self.folder is None else f"in {self.folder}"
-        return f"Result of {self.kind}, {len(self.table):,} numbers, {where}; show() prints it"
+        return f"Result of {self.kind}, {counted(len(self.table), 'number')}, {where}; show() prints it"
 
     @property
     def kind(self) -> str:

@@ -16,6 +16,7 @@ from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError
+from sinklab.results.naming import front_name
 from sinklab.sinks.places import LEAST_RATE, Hits, Place, enough_documents, places
 from sinklab.sinks.value import DEFINITION, Head, Sink, Sinks, first_of_kind
 
@@ -118,7 +119,7 @@ class SinkFinder(Watcher):
         self._names = names
         self._together = {called: tuple(sorted(positions)) for called, positions in (together or {}).items()}
         self._modules: dict[str, _Module] = {}
-        self._samples = self._seq_len = 0
+        self._samples = self._seq_len = self._front = 0
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         if call.site.part != self.part if self.part else call.site.kind != "self":
@@ -130,6 +131,7 @@ class SinkFinder(Watcher):
             heads = [Head(call.site.layer, number, call.site.module) for number in range(call.num_heads)]
             known = self._modules[call.site.module] = _Module(heads)
         known.operation = call.operation.name
+        self._front = max(self._front, call.front)
         if known is next(iter(self._modules.values())):
             self._samples, self._seq_len = self._samples + len(call.queries), max(self._seq_len, call.q_len)
         weight, share, count = statistics.column_sum, statistics.column_share, statistics.column_count
@@ -190,6 +192,7 @@ class SinkFinder(Watcher):
             mine.operation, mine.has_null = module.operation, module.has_null
             mine.add(module.sums, module.documents, module.codes, module.counts, module.ratios, module.rated, module.loud)
         self._samples, self._seq_len = self._samples + other._samples, max(self._seq_len, other._seq_len)
+        self._front = max(self._front, other._front)
 
     @property
     def has_null(self) -> bool:
@@ -271,6 +274,7 @@ class SinkFinder(Watcher):
             sinks=sinks, followed=followed, weak=weak, silent=silent, threshold=self.threshold,
             definition=DEFINITION, corpus=corpus, bos=bos, samples=self._samples,
             seq_len=self._seq_len, heads=tuple(heads), length=self._length, heads_by_weight=loud,
+            front=self._front,
         )  # fmt: skip
 
     def by_token(self, decode: Callable[[int], str]) -> list[dict[str, object]]:
@@ -323,6 +327,8 @@ class SinkFinder(Watcher):
         return sink, _is_loud(sink, by_weight, cases)
 
     def _called(self, position: int) -> str | None:
+        if position < self._front:
+            return front_name(position, self._front)
         return self._names[position] if self._names is not None and position < len(self._names) else None
 
     def _groups(self, hits: Hits, heads: Sequence[Head]) -> Iterator[tuple[Sink, bool]]:

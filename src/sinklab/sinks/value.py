@@ -18,6 +18,7 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.chosen_keys import first_keys, keys_of_document
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import MOST
+from sinklab.results.naming import counted
 
 __all__ = ["DEFINITION", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
 
@@ -51,7 +52,8 @@ class Sink:
             whose weight is taken together; ``token``; ``null`` score.
         position: of kind ``position``.
         positions: of kind ``group``, ascending.
-        called: what a position or a group is, where it is no token of a text: ``[CLS]``, ``patch (3, 4)``, ``the registers``.
+        called: what a position or a group is, where it is no token of a text: ``[CLS]``, ``patch (3, 4)``, ``the registers``,
+            ``the learned token in front``.
         token: id; of kind ``position`` the most frequent one among its sinks, if that is known.
         anywhere: of kind ``token``, whether any of its occurrences in a document plays the sink, or only the first.
         text: the token as text; of kind ``null`` what the null score is.
@@ -164,6 +166,7 @@ class Sinks:
         tried: positions and the null score with the largest mean share that a head gives to them, in falling order; where texts
             have domains, in the domain in which it is largest.
         length: positions of the texts, learned tokens in front included.
+        front: learned tokens in front of every text, which have the first positions.
         heads_by_weight: heads whose mean weight, as it is, passes the threshold at some position.
     """
 
@@ -183,6 +186,7 @@ class Sinks:
     tried: tuple[tuple[int | Literal["null"], float], ...] = dataclasses.field(default=(), compare=False)
     length: int = 0
     heads_by_weight: int = 0
+    front: int = 0
 
     def __repr__(self) -> str:
         """In a line: the heads of a large model are pages."""
@@ -191,7 +195,7 @@ class Sinks:
             for sink in self.sinks
         )
         found = "; ".join(f"{sink.describe()}{rate}" for sink, rate in zip(self.sinks, rates, strict=True))
-        read = f"{self.samples:,} samples of {self.seq_len:,} positions, threshold {self.threshold:g}"
+        read = f"{counted(self.samples, 'sample')} of {counted(self.seq_len, 'position')}, threshold {self.threshold:g}"
         return f"Sinks({found or 'none'}; {read if self.samples else 'given'})"
 
     @classmethod
@@ -208,6 +212,14 @@ class Sinks:
     def positions(self) -> list[int]:
         """Positions that are sinks, ascending."""
         return sorted(sink.position for sink in self.sinks if sink.position is not None)
+
+    @property
+    def positions_in_text(self) -> list[int]:
+        """Tokens of the text at which sinks are, ascending, without and not counting the learned tokens in front.
+
+        So cache policies count them, which keep the tokens in front always.
+        """
+        return [position - self.front for position in self.positions if position >= self.front]
 
     @property
     def secondary(self) -> list[int]:
@@ -265,7 +277,7 @@ class Sinks:
         real = torch.ones_like(tokens) if attention_mask is None else attention_mask.to(tokens.device).long()
         positions = torch.where(real > 0, real.cumsum(1) - 1, -1)
         at = self.main.mask(positions, torch.where(real > 0, 0, -1), tokens)
-        return torch.where(at, positions, -1).amax(1, keepdim=True).cpu()
+        return torch.where(at, positions + self.front, -1).amax(1, keepdim=True).cpu()
 
     def require(self) -> Sink:
         """The main sink.
@@ -306,7 +318,7 @@ class Sinks:
 
 
 _LISTS = ("sinks", "followed", "weak", "silent")
-_PLAIN = ("threshold", "definition", "corpus", "bos", "samples", "seq_len", "heads_by_weight")
+_PLAIN = ("threshold", "definition", "corpus", "bos", "samples", "seq_len", "heads_by_weight", "front")
 
 
 def sink_at(place: SinkPlace) -> Sink:

@@ -23,6 +23,7 @@ from sinklab.attention.placement import input_device
 from sinklab.attention.state import state_of
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
 from sinklab.policies.per_head import PerHead
+from sinklab.results.naming import counted
 from sinklab.streaming.attending import AttendingCache, AwaitingTable, require_unordered
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.fingerprint import fingerprint
@@ -65,7 +66,7 @@ def require_fit(policy: PerHead, model: PreTrainedModel, kv_heads: tuple[int, ..
 def _shape(heads: tuple[int, ...]) -> str:
     """Layers and key-value heads in words."""
     each = str(heads[0]) if len(set(heads)) == 1 else f"{', '.join(map(str, heads))}"
-    return f"{len(heads)} layers of {each} key-value heads"
+    return f"{counted(len(heads), 'layer')} of {each} key-value head{'' if each == '1' else 's'}"
 
 
 class PerHeadCache(AttendingCache):

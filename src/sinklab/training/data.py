@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus, Encoder, Split, drawable_ids
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.naming import counted
 from sinklab.results.run import Progress, silent
 from sinklab.training.config import DataConfig, PretrainingConfig
 from sinklab.training.rows import RandomPositions, RowDataset, TextRows, kept_rows
@@ -253,7 +254,7 @@ def _training_rows(text: TokenStream, content: int, config: PretrainingConfig) -
     numbers = kept_rows(total, data.unique_fraction, data.seed)
     if len(numbers) >= batch:
         return numbers
-    rows = f"{total:,} rows of {context:,} tokens"
+    rows = f"{counted(total, 'row')} of {context:,} tokens"
     if len(numbers) < total:
         rows += f", of which data.unique_fraction {data.unique_fraction:g} keeps {len(numbers)}"
     cut = data.max_tokens is not None and tokens == data.max_tokens

@@ -13,6 +13,7 @@ import pandas as pd
 from rich.markup import escape
 
 from sinklab.errors import InputError
+from sinklab.results.naming import counted
 from sinklab.results.run import Result
 from sinklab.results.table import read_run, read_table, write_json
 
@@ -71,7 +72,7 @@ def display(result: Result) -> Iterator[str]:
     summary, folder = result.summary, Path(result.summary["folder"])
     loss, rate, speed = (summary[name] for name in ("held_out_loss", "sink_rate", "tokens_per_second"))
     lines = {
-        "status": f"{summary['status']} after {summary['steps']:,} steps"
+        "status": f"{summary['status']} after {counted(summary['steps'], 'step')}"
         + (", and can be resumed" if summary["status"] == "stopped" else ""),
         "why": (result.record.get("divergence") or {}).get("reason", ""),
         "loss": "" if loss is None else f"{loss:.3f} nats per held-out token",

@@ -21,6 +21,7 @@ from sinklab.results.environment import environment
 from sinklab.results.file import clear_partial
 from sinklab.results.folder import FolderLock, check_free, check_name, clear, set_aside
 from sinklab.results.metric import definitions
+from sinklab.results.naming import front_warning
 from sinklab.results.run import Result, new_run_id
 from sinklab.sinks.short_rows import few_queries_warning
 from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
@@ -247,23 +248,12 @@ def _train(run: Prepared) -> Result:
     stopped_by = bookkeeper.stopped_by if status == "stopped" else None
     watch = config.watch
     few = few_queries_warning(watch.seq_len, config.model.window, watch.threshold)
-    warning = " ".join(filter(None, (few, _in_front(config))))
+    warning = " ".join(filter(None, (few, front_warning(config.model.operation["name"], config.model.tokens_in_front))))
     record.update(
         status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights, stopped_by=stopped_by,
         **({"warning": warning} if warning else {}),
     )  # fmt: skip
     return result_of(out, table.table(), record.fields)
-
-
-def _in_front(config: PretrainingConfig) -> str:
-    """A sentence where position 0, whose sink rate is shown, holds a learned token and no token of the text."""
-    front = config.model.tokens_in_front
-    if not front:
-        return ""
-    return (
-        f"With {config.model.operation['name']} position 0 is that of a learned token, whose sink rate this is: the text "
-        f"begins at position {front}."
-    )
 
 
 def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[str]) -> None:

@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from safetensors import safe_open
 from tests.conftest import make_sinklm, make_tokenizer
 
 from sinklab import audit
@@ -208,3 +209,23 @@ def test_no_sink(tmp_path):
     reasons = [one["reason"] for one in summary["cache"]["left_out"] if one["policy"] == "pinned"]
     assert reasons == ["no sink was found, so there is nothing to pin"]
     assert "places" not in printed(result)
+
+
+def test_a_learned_token_in_front(tmp_path):
+    model = loud(operation={"name": "sink_token"})
+    with torch.no_grad():
+        model.front_tokens.weight[0, :2] = 1.0
+    corpus = Rows()
+    result, page = examined(model, corpus, tmp_path)
+    name = "the learned token in front"
+    assert result.summary["sink_role"] == f"{name} (position 0)"
+    assert (result.summary["sinks"]["front"], result.summary["sinks"]["sinks"][0]["called"]) == (1, name)
+    check_finding(result, page, f"This model has an attention sink at {name}: 2 of 4 heads sink there")
+    assert about_the_sink(result) == {f"{name} (position 0)"}
+    assert "the text begins at position 1" in printed(result)["warning"]
+    with safe_open(tmp_path / "out" / "maps.safetensors", "np") as file:
+        about = file.metadata()
+        assert json.loads(about["seq_len"]) == file.get_slice("weights").get_shape()[-1] == SEQ_LEN + 1
+    (first, *texts), tokens = json.loads(about["tokens"])[0], corpus.sample(None, seq_len=SEQ_LEN, samples=1, seed=0, bos=False)
+    assert first == name
+    assert texts == [make_tokenizer().decode([token]) for token in tokens[0].tolist()]

@@ -130,9 +130,9 @@ def test_divergence_is_written_down(lab, tmp_path):
 
 
 def test_refusals(lab, tmp_path):
-    with pytest.raises(ConfigurationError, match="0 operations, 1 seeds and 8 samples"):
+    with pytest.raises(ConfigurationError, match="0 operations, 1 seed and 8 samples"):
         lab([])
-    with pytest.raises(ConfigurationError, match="1 samples; expected"):
+    with pytest.raises(ConfigurationError, match="1 sample; expected"):
         lab([Softmax()], samples=1)
     with pytest.raises(ConfigurationError, match="`operation` has softmax twice"):
         lab([Softmax(), Softmax()])

@@ -217,9 +217,7 @@ def test_a_group_of_which_a_head_was_not_examined_is_not_known_to_rest(loaded, t
 
 def test_labels_of_another_model_and_sources_that_are_none(loaded, tmp_path):
     folder = folder_of(tmp_path, loaded, {(5, 0): ("dormant", 0.0)})
-    with pytest.raises(
-        ConfigurationError, match=r"has labels of .* \(6 layers, 1 heads\) and this is .* \(2 layers, 4 heads\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"has labels of .* \(6 layers, 1 head\) and this is .* \(2 layers, 4 heads\)"):
         require_labels(folder, loaded, (2, 2))
     folder = folder_of(tmp_path, loaded, {(0, 0): ("dormant", 0.0)}, model="other", revision="sha256-0")
     with pytest.raises(ConfigurationError, match="has labels of other"):

@@ -186,7 +186,7 @@ def test_effects_that_are_not_finite_are_refused():
 def test_a_domain_of_one_text_is_refused():
     effects = effects_of({"redirect": np.zeros((1, 3))})
     effects.clean_loss[1:] = np.nan
-    with pytest.raises(ConfigurationError, match=r"domain 'domain 0': 1 texts have scored positions, and intervals need two"):
+    with pytest.raises(ConfigurationError, match=r"domain 'domain 0': 1 text has scored positions, and intervals need two"):
         evidence_of(effects, 0, 0.01)
 
 

@@ -224,7 +224,7 @@ def test_one_head_has_no_correlation():
     loss = np.ones((1, 1, 4, 1))
     one = Effects(["hide"], sink.heads[:1], ("words",), loss, loss, np.ones((4, 1)), "nats")
     found = three_metrics(model, samples, sink, one)
-    assert "concentration and outliers over 1 heads: too few for a correlation" in found.statement
+    assert "concentration and outliers over 1 head: too few for a correlation" in found.statement
     assert found.layers == [0]
 
 

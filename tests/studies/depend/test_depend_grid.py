@@ -347,7 +347,7 @@ class TestStore:
         assert json.loads(json.dumps(result.summary)) == json.loads(json.dumps(whole.summary))
         assert (tmp_path / "out" / "grid.png").is_file()
         assert read_run(tmp_path / "out", "summary.json")["tasks"][0]["grid"] == result.summary["tasks"][0]["grid"]
-        assert said[0].startswith("7 cells: 1 tasks, 7 conditions, ")
+        assert said[0].startswith("7 cells: 1 task, 7 conditions, ")
         assert said[1].startswith("the first cell took ")
 
     def test_what_was_read_under_another_configuration_is_read_again(self, loaded, tmp_path, monkeypatch):

@@ -221,7 +221,7 @@ def test_what_cannot_be_attention_weights_is_refused_in_a_line(case):
             {"probes": ["sink_rate:threshold=0.2", "entropy", {"name": "sink_rate", "threshold": 0.4}]},
             r"`probes` has 'sink_rate' 2 times; expected it once, since rows of a table have the name",
         ),
-        ({"window": [1, 2]}, r"`window` has 2 entries for 1 layers"),
+        ({"window": [1, 2]}, r"`window` has 2 numbers for 1 layer"),
         ({"probes": ["key_norm"]}, r"probe 'key_norm' reads queries, keys and values, which weights do not give"),
         ({"probes": [KeyNorm()]}, r"probe 'key_norm' reads"),
         ({"probes": ["hidden_norm"]}, r"probe 'hidden_norm' reads hidden states"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -145,6 +146,19 @@ def test_how_much_it_is(asked):
         "2 operations, base bos: 20 trainings to choose learning rates, then 14 to 22 to evaluate them, and 8 of the trigger "
         "task; about 12 to 15 minutes of one core; what is there already is not done again"
     )
+
+
+@pytest.mark.parametrize(
+    ("scale", "seeds", "words"),
+    [
+        # Trainings of 17 s and models of 6 s for read-outs.
+        ("tiny", 1, "1 training at 1 times the learning rate of the scale; about 1 minute of one core"),
+        ("tiny", 60, "60 trainings at 1 times the learning rate of the scale; about 23 minutes of one core"),
+    ],
+)
+def test_one_of_a_thing_is_no_several(asked, scale, seeds, words):
+    one = dataclasses.replace(asked, pathways=asked.pathways[:1], scale=scale, seeds=list(range(seeds)), rate=1.0)
+    assert runs.foreseen(one) == f"1 operation, base bos: {words}; what is there already is not done again"
 
 
 def test_parameters_are_matched():

@@ -8,7 +8,8 @@ import pytest
 
 from sinklab.studies.pathways.choosing import FACTORS, Choice
 from sinklab.studies.pathways.columns import COLUMNS
-from sinklab.studies.pathways.judging import BOUNDS, MARGIN, compared, judged, pareto, summarised
+from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Summary, compared, judged, pareto, summarised
+from sinklab.studies.pathways.tables import cell
 
 GOOD = {
     "held_out_loss": 2.0,
@@ -182,6 +183,25 @@ def test_summaries_by_hand():
     assert loss.high - loss.mean == pytest.approx(4.302653 / 3**0.5, rel=1e-6)  # Student's t with 2 degrees of freedom
     two = summarised("a", {0: {"a": {"held_out_loss": 1.0}}, 1: {"a": {"held_out_loss": 2.0}}})["held_out_loss"]
     assert (two.mean, two.low, two.high, two.count) == (1.5, None, None, 2)
+
+
+def test_the_trigger_task_is_counted_and_what_is_proved_has_no_interval():
+    found = {
+        seed: {
+            "softmax": {"trigger_solved": 1.0}, "relu": {"trigger_solved": float(seed > 1)}, "sigmoid": {"trigger_solved": 0.0}
+        }
+        for seed in range(8)
+    }  # fmt: skip
+    solved, partly, never = (
+        row.numbers["trigger_solved"] for row in judged(["softmax", "relu", "sigmoid"], found, {}, cannot={"sigmoid"})
+    )
+    assert (solved.mean, solved.low, solved.high) == (1.0, pytest.approx(0.025 ** (1 / 8)), 1.0)  # Clopper and Pearson
+    assert (partly.mean, partly.low, partly.high) == (0.75, pytest.approx(0.3491, abs=1e-4), pytest.approx(0.9681, abs=1e-4))
+    assert never == Summary(0.0, None, None, 8)
+    column = next(column for column in COLUMNS if column.name == "trigger_solved")
+    assert [cell(number, column) for number in (solved, partly, never)] == [
+        "1.00 (0.63 to 1.00)", "0.75 (0.35 to 0.97)", "0.00"
+    ]  # fmt: skip
 
 
 def test_the_front_by_hand():

@@ -204,6 +204,9 @@ def test_the_whole_comparison(tmp_path, short):
     assert read_run(out) == run
     with pytest.raises(InputError, match="holds the comparison at the scale tiny, and this one is at small; choose another"):
         benchmark.run_pathways([], seeds=[0], scale="small", out=out, store=tmp_path / "store")
+    with pytest.raises(InputError, match="with `operations` softmax_plus_one and `seeds` 0, which would be lost"):
+        benchmark.run_pathways([], seeds=[1], out=out, store=tmp_path / "store")
+    assert read_run(out) == run
     with pytest.raises(InputError, match="holds the comparison on base no-bos, and this one is on bos; choose another"):
         benchmark.run_pathways([], seeds=[0], base="bos", out=out, store=tmp_path / "store")
     write_json({**run, "protocol": 1}, out / "run.json")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.studies.reproduce.made_results import numbers_of
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.claim import Claim, Part, Variant
 from sinklab.jobs.effect import Difference, Value
 from sinklab.results import sources
@@ -90,6 +90,19 @@ def test_what_is_there_is_kept_and_seeds_may_be_added(claims: dict[str, Claim], 
     (found,) = reproduce(["made_up"], seeds=[0, 1, 2, 3], out=tmp_path, progress=False)
     assert CALLS == [0, 1, 2, 3]
     assert len(found.summary["parts"][0]["by_seed"]) == 4
+
+
+def test_a_result_is_not_replaced_by_one_of_fewer_seeds(claims: dict[str, Claim], tmp_path: Path) -> None:
+    reproduce(["made_up"], seeds=[0, 1, 2, 3], out=tmp_path, progress=False)
+    before = read_run(tmp_path / "tiny" / "made_up")
+    with pytest.raises(InputError, match="made_up holds a result with `seeds` 2, 3, which would be lost: ask for them too"):
+        reproduce(["made_up"], seeds=[1, 0, 4], out=tmp_path, progress=False)
+    assert CALLS == [0, 1, 2, 3]
+    assert read_run(tmp_path / "tiny" / "made_up") == before
+    (found,) = reproduce(["made_up"], seeds=[3, 2, 1, 0], out=tmp_path, progress=False)
+    assert found.record["seeds"] == [3, 2, 1, 0]
+    (tmp_path / "tiny" / "made_up" / "run.json").write_text("{")  # of which nothing can be lost
+    reproduce(["made_up"], seeds=[0], out=tmp_path, progress=False)
 
 
 def test_an_interruption_says_where_what_was_measured_is_kept(claims: dict[str, Claim], tmp_path, monkeypatch) -> None:

@@ -35,6 +35,7 @@ from sinklab.registry import claims
 from sinklab.report.claims_page import effect_words, write_claims_page
 from sinklab.studies.reproduce import checkpoints
 from sinklab.studies.reproduce.checkpoints import parse_model, reproduce_on
+from sinklab.studies.reproduce.display import display
 from sinklab.studies.reproduce.kept import read_results, summary_of
 from sinklab.studies.reproduce.work import OfModel, _work, claim_called
 from sinklab.training.windowed import token_losses
@@ -306,10 +307,20 @@ def test_models_against_claims_are_kept_under_their_public_names(here, llama, ch
     here.clear()
     reproduce_on(models, [FAST, "zero_sink"], seeds=(0, 1, 2, 3), **about)
     assert here == [(str(llama), FAST, 3), (str(llama), "zero_sink", 3)]  # the rest was kept
+    kept = (tmp_path / "out" / "checkpoint" / FAST / "run.json").read_text()
+    with pytest.raises(InputError, match=r"holds a result with `seeds` 3 and `models` nobody/vit, which would be lost"):
+        reproduce_on(models[:1], [FAST], **about)
+    assert (tmp_path / "out" / "checkpoint" / FAST / "run.json").read_text() == kept
     laws.show()
     shown = " ".join(capsys.readouterr().out.split())
     assert "nobody/llama nobody/vit over models" in shown
     assert f"{FAST}: nobody/vit: it reads images, and the claim is about tokens of a text" in shown
+    both = dataclasses.replace(laws, summary={"page": "claims.html"}, listed=[laws.summary, zero.summary], display=display)
+    both.show()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert laws.summary["reason"].startswith("'no weight is outside of its bounds'")
+    assert f"{FAST}, over models: {laws.summary['reason']}" in shown
+    assert "zero_sink, over models" not in shown  # it applies to none, which is said above
 
 
 def test_the_bounds_hold_where_keys_are_shared_and_can_fail(llama, text):

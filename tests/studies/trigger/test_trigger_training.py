@@ -142,7 +142,7 @@ def test_noise_on_a_construction_is_the_start_of_the_seed_scaled():
 @pytest.mark.parametrize(
     ("fields", "operation", "message"),
     [
-        ({"heads": 2}, "softmax", "1 layers of 2 heads, bos=True and positions 'no_position'; constructions are known for one"),
+        ({"heads": 2}, "softmax", "1 layer of 2 heads, bos=True and positions 'no_position'; constructions are known for one"),
         ({"bos": False}, "relu", "bos=False"),
         ({"positions": "rotary"}, "softmax", "positions 'rotary'"),
         ({}, "softpick", "start 'construction' with operation {'name': 'softpick'}.*constructions are known for softmax, and"),

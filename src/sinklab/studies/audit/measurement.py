@@ -32,6 +32,7 @@ from sinklab.registry import probes as probe_registry
 from sinklab.report.pictures import PICTURES_FILE
 from sinklab.report.words import bos_words
 from sinklab.results.metric import definitions
+from sinklab.results.naming import front_names
 from sinklab.results.run import Progress
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.summaries.shared import Refused
@@ -333,10 +334,12 @@ def _arrays(loaded: LoadedModel, maps: AttentionMaps, patches: OnPatches | None,
     length = _longest(shown)
     if length is None:  # modules differ in their positions, or positions are those of windows, which stand in the batch
         return
+    length += maps.front
     arrays, tokens = maps.arrays(), shown.tokens
     if arrays:
         names = [list(shown.names or ())] * len(shown)
-        texts = names if tokens is None else [token_texts(loaded, row) for row in tokens.tolist()]
+        front = front_names(maps.front)
+        texts = names if tokens is None else [front + token_texts(loaded, row) for row in tokens.tolist()]
         metadata = {
             "tokens": json.dumps(texts, ensure_ascii=False),
             "modules": json.dumps(maps.modules),

@@ -16,6 +16,7 @@ from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
 from sinklab.report.words import bos_words, finding, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
+from sinklab.results.naming import front_warning
 from sinklab.sinks import Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
@@ -83,6 +84,7 @@ def summarize(
         "" if reading is None else reading.warning,
         *length_warnings(loaded.model, samples, threshold),
         guess_warning(loaded.model, main.loss),
+        front_warning(loaded.operation, next(iter(main.sinks.values())).front),
         f"{type(loaded.model).__name__} predicts hidden tokens, and its tokenizer has no mask token to hide them with: no loss."
         if kind == "masked token" and main.loss is None
         else "",
@@ -242,10 +244,11 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     unit = "tokens" if text else "positions"
     # The parts of a model of pictures have positions of their own: places of the picture, and queries for what is in it.
     length = sinks.length if summary.get("part") and not text else summary["seq_len"]
+    these = "this one" if summary["samples"] == 1 else f"these {summary['samples']}"
     if main is not None:
         sentences.append(
             f"{summary['sink_heads']} of {heads} heads sink at {main.name}: in more than {percent(100 * LEAST_SHARE)} of "
-            f"samples like these {summary['samples']} of {length} {unit}, with {100 * LEVEL:g} % confidence."
+            f"samples like {these} of {length} {unit}, with {100 * LEVEL:g} % confidence."
         )
         if main.kind == "position" and main.token is not None:
             sentences.append(f"The token there is {_mostly(main)}.")

@@ -16,6 +16,7 @@ from sinklab.corpora._reading import corpus_record
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations as registered
+from sinklab.results.naming import counted
 from sinklab.results.run import Progress, Result, Run
 from sinklab.results.sources import digest_of
 from sinklab.results.table import make_table
@@ -64,8 +65,8 @@ def run_backcopy(
     ]
     if not grid or samples < 2:
         raise ConfigurationError(
-            f"bigram-backcopy lab: {len(operations)} operations, {len(seeds)} seeds and {samples} samples; expected at least "
-            "one, one, and two"
+            f"bigram-backcopy lab: {counted(len(operations), 'operation')}, {counted(len(seeds), 'seed')} and "
+            f"{counted(samples, 'sample')}; expected at least one, one, and two"
         )
     labels = [label_of(operation, registered.make) for operation in operations]
     require_none_twice(operation=labels, seeds=seeds, optimizer=optimizers or (), layers=layers or ())

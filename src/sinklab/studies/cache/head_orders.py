@@ -15,6 +15,7 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import LoadedModel
+from sinklab.results.naming import counted
 from sinklab.results.table import read_run
 from sinklab.studies.cache.head_windows import Head
 
@@ -94,10 +95,11 @@ def require_labels(folder: Path, loaded: LoadedModel, kv_heads: Sequence[int]) -
     same = name == loaded.name if None in (revision, loaded.revision) else revision == loaded.revision
     most = (max(int(str(head["layer"])) for head in heads) + 1, max(int(str(head["head"])) for head in heads) + 1)
     mine = (len(kv_heads), _query_heads(loaded))
+    theirs = f"{counted(most[0], 'layer')}, {counted(most[1], 'head')}"
     if not same or most[0] > mine[0] or most[1] > mine[1]:
         raise ConfigurationError(
-            f"{folder} has labels of {name} ({most[0]} layers, {most[1]} heads) and this is {loaded.name} ({mine[0]} layers, "
-            f"{mine[1]} heads); run 'sinklab causes' on this model"
+            f"{folder} has labels of {name} ({theirs}) and this is {loaded.name} ({counted(mine[0], 'layer')}, "
+            f"{counted(mine[1], 'head')}); run 'sinklab causes' on this model"
         )
 
 

@@ -141,7 +141,7 @@ def plan_policies(
     if "pinned" in bounded:
         try:
             found = sinks_of_texts(loaded, rows) if found is None else found
-            pinned = found.positions
+            pinned = found.positions_in_text
             reason = _nothing_to_pin(found) if pinned == list(range(len(pinned))) else ""
         except UnsupportedModelError as error:  # its attention cannot be seen, which no other policy needs
             reason = str(error)
@@ -161,10 +161,12 @@ def plan_policies(
 
 
 def _nothing_to_pin(sinks: Sinks) -> str:
-    if sinks.positions:
+    if sinks.positions_in_text:
         return "sinks were found at the first tokens alone, which sink_window keeps just as well"
     if sinks.main is None:
         return "no sink was found, so there is nothing to pin"
+    if sinks.positions:
+        return f"the sink is {sinks.main.name}, which every policy keeps"
     return f"the sink is {sinks.main.name}, which has no position of its own that could be pinned"
 
 

@@ -74,7 +74,7 @@ def quantized_caches(
         read_bits(kind)
     model, seen = loaded.model, most_slots(loaded.model)
     short = rows[:, : min(rows.shape[1], trained_length(model) or rows.shape[1], seen or rows.shape[1])]
-    sinks = tuple(find_sinks(model, short[:, :FOUND_IN]).positions)
+    sinks = tuple(find_sinks(model, short[:, :FOUND_IN]).positions_in_text)
     whole: dict[str, tuple[int, ...]] = {
         "nothing": (),
         "the first 4 tokens": FIRST,

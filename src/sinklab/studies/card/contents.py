@@ -15,6 +15,7 @@ from sinklab.report.origin import edit_rows, origin_title
 from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, unit_of
+from sinklab.results.naming import counted
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.table import read_run
 from sinklab.studies.card.reproduction import command_of, probe_settings, public_name, public_spec
@@ -95,7 +96,7 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         numbers.append(CardNumber("loss", str(summary.get("loss_definition") or "loss"), float(summary["loss"]), "nats"))
     main = condition_name(summary.get("corpus"), summary.get("bos"), summary)
     limits = [
-        f"{number(summary['samples'])} samples of {number(summary['seq_len'])} {unit_of(summary)}: {main}; one draw, seed "
+        f"{counted(summary['samples'], 'sample')} of {number(summary['seq_len'])} {unit_of(summary)}: {main}; one draw, seed "
         f"{record['config'].get('seed')}. Rates are those of these samples and have no interval."
     ]
     limits += [f"Weights are {summary['tier']}, not proved to be those that made the outputs."] if summary.get("tier") else []
@@ -136,8 +137,8 @@ def _causes(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         rows.append([label, f"{count} of {len(heads)}", "–" if label == "undecided" else shown or "–"])
         numbers.append(CardNumber(f"heads_{label}", f"heads labelled {label} of {len(heads)} examined", float(count), "heads"))
     limits = [
-        f"{number(summary['texts'])} texts of {', '.join(map(public_name, summary['domains']))}; a head has a label where its "
-        f"effect on the loss shows at a false discovery rate of {summary['level']:g}; effects below "
+        f"{counted(summary['texts'], 'text')} of {', '.join(map(public_name, summary['domains']))}; a head has a label where "
+        f"its effect on the loss shows at a false discovery rate of {summary['level']:g}; effects below "
         f"{summary['minimal_effect']:g} {summary['unit']} count as none. Undecided means that these texts do not tell."
     ]
     return ["label", "heads", "layer.head"], rows, limits, numbers
@@ -150,7 +151,7 @@ def _depend(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         mean, low, high = (f"{outcome['difference'][end]:+.3f}" for end in ("mean", "low", "high"))
         difference = f"{mean} [{low}, {high}]{'' if unit == 'fraction' else f' {unit}'}"
         rows.append([task, outcome["verdict"], difference, index_text(outcome["dependence"])])
-        items.append(f"{number(outcome['items'])} items of {task}")
+        items.append(f"{counted(outcome['items'], 'item')} of {task}")
         if "mean" in outcome["dependence"]:
             title = f"{task}: index of dependence, {pair[0]} against {pair[1]}"
             numbers.append(CardNumber("sink_dependence", title, float(outcome["dependence"]["mean"]), "ratio"))
@@ -197,8 +198,8 @@ def _quantize(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         rows.append([name, f"{entry['loss']:.3f}", f"{entry['gap']:+.3f} [{entry['low']:+.3f}, {entry['high']:+.3f}]"])
         numbers.append(CardNumber("loss", f"loss as {name}", float(entry["loss"]), str(summary["unit"])))
     limits = [
-        f"{number(summary['texts'])} samples of {public_name(str(summary['corpus']))}, ranges from "
-        f"{number(summary['calibration'])} others; the loss is that of the {summary['loss_of']}; effects below "
+        f"{counted(summary['texts'], 'sample')} of {public_name(str(summary['corpus']))}, ranges from "
+        f"{counted(summary['calibration'], 'other')}; the loss is that of the {summary['loss_of']}; effects below "
         f"{summary['minimal_effect']:g} {summary['unit']} count as none."
     ]
     return ["scheme", f"loss, {summary['unit']}", "gap to the model as it is, 95 %"], rows, limits, numbers
@@ -215,9 +216,9 @@ def _origin(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
                 loss = float(edit["loss"]["mean"])
                 numbers.append(CardNumber("origin_loss_change", f"{title}: change of the loss, {row[0]}", loss, "nats"))
     limits = [
-        f"{number(summary['samples'])} samples of {public_name(str(summary['corpus']))}. Loss: change in nats, with its 95 % "
-        "interval over samples; weight: mean over the heads behind the origin that give the place most, and what is kept of it "
-        "above uniform attention; spike: largest over median size of a state. Random units are the control."
+        f"{counted(summary['samples'], 'sample')} of {public_name(str(summary['corpus']))}. Loss: change in nats, with its "
+        "95 % interval over samples; weight: mean over the heads behind the origin that give the place most, and what is kept "
+        "of it above uniform attention; spike: largest over median size of a state. Random units are the control."
     ]
     return EDIT_HEADINGS, rows, limits, numbers
 

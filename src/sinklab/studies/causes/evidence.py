@@ -104,7 +104,8 @@ def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float) ->
     name = effects.domain_names[domain]
     texts = ~np.isnan(effects.clean_loss[:, domain])
     if texts.sum() < 2:
-        raise ConfigurationError(f"domain {name!r}: {int(texts.sum())} texts have scored positions, and intervals need two")
+        scored = "1 text has" if texts.sum() else "no text has"
+        raise ConfigurationError(f"domain {name!r}: {scored} scored positions, and intervals need two")
 
     def of(variant: str) -> np.ndarray:
         return effects.of(variant)[:, texts, domain]

@@ -19,6 +19,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.probes.outliers import LAYER_KURTOSIS
 from sinklab.results.intervals import Interval, means_over_items
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
+from sinklab.results.naming import counted
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes._runs import known_place
 from sinklab.studies.causes.effects import Effects
@@ -124,7 +125,7 @@ class ThreeMetrics(ExperimentResult):
                     result = "one of them does not vary"
                 elif pair.items < LEAST_ITEMS:
                     result = f"rho {pair.rho:+z.2f}, {pair.reading}"
-                parts.append(f"{pair.first} and {pair.second} over {pair.items} heads: {result}")
+                parts.append(f"{pair.first} and {pair.second} over {counted(pair.items, 'head')}: {result}")
         if self.quiet:
             words = (
                 f"give the sink {self.threshold:g} or more and lose less than {self.minimal_effect:g} {self.unit} without it"
@@ -311,9 +312,9 @@ class _Outliers(Watcher):
         if call.projection is None:
             return
         maps = call.projection.unflatten(1, (call.num_heads, -1))
-        for row, counted in enumerate(call.counted):
+        for row, asked in enumerate(call.counted):
             for head in range(call.num_heads):
-                written = outputs[row, counted, head] @ maps[:, head].T.to(outputs)
+                written = outputs[row, asked, head] @ maps[:, head].T.to(outputs)
                 self.heads.setdefault((call.site.module, head), []).append(_kurtosis(written))
 
     def head(self, head: Head) -> float:

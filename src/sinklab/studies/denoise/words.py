@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from sinklab.models.lengths import length_warning
+from sinklab.results.naming import counted
 from sinklab.results.summaries.denoise import DenoiseSummary, DenoisingStep, SinkCost
 from sinklab.results.summaries.shared import Difference
 
@@ -24,8 +25,8 @@ def sentences(summary: DenoiseSummary, threshold: float) -> str:
     if not any(state["sink_rate"] for state in states):
         return f"No head has a sink in any state: no key has more than {threshold:g} of a row on average."
     parts = [
-        f"Of {summary['heads']} heads, {first['sink_rate']:.1f} % have a sink where {first['masked']:.0f} % of the tokens are "
-        f"masked, and {last['sink_rate']:.1f} % in the whole text{_highest(states)}."
+        f"Of {counted(summary['heads'], 'head')}, {first['sink_rate']:.1f} % have a sink where {first['masked']:.0f} % of the "
+        f"tokens are masked, and {last['sink_rate']:.1f} % in the whole text{_highest(states)}."
     ]
     moves, vanishes = summary["moves"], summary["vanishes"]
     if moves is None:

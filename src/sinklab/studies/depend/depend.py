@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.results.naming import counted
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
     Device,
@@ -182,7 +183,8 @@ def depend(
         )
         if plan.grid:
             cells = len(plan.conditions)
-            say(f"{len(prepared) * cells} cells: {len(prepared)} tasks, {cells} conditions, {clock.tokens:,} tokens to compute")
+            of_what = f"{counted(len(prepared), 'task')}, {counted(cells, 'condition')}"
+            say(f"{counted(len(prepared) * cells, 'cell')}: {of_what}, {clock.tokens:,} tokens to compute")
         identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
         if run.out is not None:
             identity["weights"] = hash_weights(loaded.model)

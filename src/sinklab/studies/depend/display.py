@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sinklab.results.naming import counted
 from sinklab.results.run import Result
 from sinklab.studies.depend.words import bos_name, index_text, score_text
 
@@ -45,7 +46,7 @@ def _task(outcome: Mapping[str, Any], first: bool) -> Iterator[RenderableType]:
             shown.add_row(row["policy"], "not run")
             continue
         shown.add_row(row["policy"], *_cells(row["score"], ""), *_cells(row["difference"], "+"), _length(outcome, row))
-    yield f"{'' if first else chr(10)}[bold]{escape(outcome['task'])}[/bold], {outcome['items']:,} items"
+    yield f"{'' if first else chr(10)}[bold]{escape(outcome['task'])}[/bold], {counted(outcome['items'], 'item')}"
     yield shown
     for row in outcome["policies"]:
         if "refused" in row:

@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.results.naming import counted
 from sinklab.results.statistics import rare_cost
 from sinklab.studies.depend.conditions import Cell, Condition, ConditionPlan, pairs
 from sinklab.studies.depend.contenders import Contenders
@@ -172,7 +173,7 @@ def _sentence(facts: Facts, contenders: Contenders, judgement: Judgement, items:
     rare = f" {rare_cost(items, 'item')}" if judgement.verdict == "no" else ""  # of means, which hide what few items have
     return (
         f"{facts['task']} depends on the sink tokens: {judgement.verdict}. {contenders.with_sinks} less {contenders.without}: "
-        f"{difference.mean:+z.3f}{unit} [{difference.low:+z.3f}, {difference.high:+z.3f}] over {items:,} items; "
+        f"{difference.mean:+z.3f}{unit} [{difference.low:+z.3f}, {difference.high:+z.3f}] over {counted(items, 'item')}; "
         f"{judgement.reason}.{rare}"
     )
 

@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import Policy, Positions, SlotPolicy
 from sinklab.registry import policies
+from sinklab.results.naming import counted
 from sinklab.results.summaries.cache import Comparison, IntegerChoice, PolicyEntry, QuantizedEntry
 from sinklab.results.summaries.shared import Difference
 from sinklab.streaming.refusals import require_integers
@@ -122,7 +123,7 @@ def _loss(summary: Comparison, entry: PolicyEntry | None) -> str:
     if entry is None:
         return "Not measured: this comparison has no row of it."
     interval = "" if entry["loss_low"] is None else f" [{entry['loss_low']:.3f}, {entry['loss_high']:.3f}]"
-    texts = f"{summary['documents']:,} texts of {summary['tokens']:,} tokens of {summary['corpus']}"
+    texts = f"{counted(summary['documents'], 'text')} of {summary['tokens']:,} tokens of {summary['corpus']}"
     return f"Measured: {entry['loss']:.3f}{interval} nats per token, {texts} {'with' if summary['bos'] else 'without'} BOS."
 
 

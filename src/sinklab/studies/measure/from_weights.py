@@ -21,6 +21,7 @@ from sinklab.configuration import check_numbers
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as registry
+from sinklab.results.naming import counted
 from sinklab.results.voice import warn
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.sinks.short_rows import few_queries_warning
@@ -66,7 +67,8 @@ class MeasuredWeights:
         layers, samples, heads, queries, keys = self.shape
         main = self.sinks.main
         found = f"sink at {main.describe()}, {main.sinking} of {len(self.sinks.heads)} heads" if main else "no sink"
-        read = f"{layers} layers, {samples:,} samples, {heads} heads, {queries:,} queries, {keys:,} keys"
+        read = ", ".join(counted(*of) for of in ((layers, "layer"), (samples, "sample"), (heads, "head")))
+        read += f", {queries:,} quer{'y' if queries == 1 else 'ies'}, {counted(keys, 'key')}"
         return f"MeasuredWeights({read}; {found})"
 
 
@@ -295,7 +297,8 @@ def _rules(window: int | Sequence[int | None] | None, causal: bool, calls: Seque
             raise ConfigurationError(f"`window` is {size!r}; expected a whole number of keys, or None, or a list of these")
     if len(windows) != len(calls):
         raise ConfigurationError(
-            f"`window` has {len(windows)} entries for {len(calls)} layers; expected a number, or one a layer"
+            f"`window` has {counted(len(windows), 'number')} for {counted(len(calls), 'layer')}; expected a number, or one "
+            "a layer"
         )
     rules: list[Visibility] = []
     for size, layer in zip(windows, calls, strict=True):

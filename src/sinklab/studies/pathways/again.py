@@ -55,13 +55,16 @@ def judge_again(folder: Path) -> list[Row]:
     numbers = numbers_of_table(table[table["seed"].notna()], "model", record["seeds"])
     choices = {label: Choice.of_dict(choice) for label, choice in record["rates"].items()}
     scale, base, seeds, rate = record["scale"], record["base"], len(record["seeds"]), record.get("rate")
-    rows = judged(list(record["operations"]), numbers, times, choices, one_rate=rate is not None, natural=is_natural(scale))
-    words = in_words(rows, record["cannot_do_the_trigger_task"], scale=scale, base=base, seeds=seeds, rate=rate)
-    write_text(page(rows, words, rate, natural=is_natural(scale)), folder / "pathways.md")
+    cannot, natural = record["cannot_do_the_trigger_task"], is_natural(scale)
+    rows = judged(
+        list(record["operations"]), numbers, times, choices, cannot=cannot, one_rate=rate is not None, natural=natural
+    )
+    words = in_words(rows, cannot, scale=scale, base=base, seeds=seeds, rate=rate)
+    write_text(page(rows, words, rate, natural=natural), folder / "pathways.md")
     for suffix in ("svg", "png"):
-        write_figure(rows, _title(record), folder / f"pareto.{suffix}", natural=is_natural(scale))
+        write_figure(rows, _title(record), folder / f"pareto.{suffix}", natural=natural)
     about = {
-        "definition": definition(rate, natural=is_natural(scale)),
+        "definition": definition(rate, natural=natural),
         **words.to_dict(),
         "rows": [row.to_dict() for row in rows],
     }

@@ -15,7 +15,7 @@ from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.scale import BASES, SCALES, Base, Scale, bases_at, is_natural
 from sinklab.results.environment import environment
 from sinklab.results.file import clear_partial
-from sinklab.results.folder import FolderLock, check_place
+from sinklab.results.folder import FolderLock, check_place, require_no_less
 from sinklab.results.run import Progress, Result, new_run_id, silent
 from sinklab.results.table import make_table, read_run, read_table, write_json, write_table, write_text
 from sinklab.studies.pathways.choosing import SELECTION_SEEDS, check_apart
@@ -133,7 +133,7 @@ def run_pathways(
         times = costs(asked.pathways, config, widths=asked.widths, progress=stages)
         labels = [pathway.label for pathway in asked.pathways]
         natural = is_natural(scale)
-        rows = judged(labels, numbers, times, found.choices, one_rate=rate is not None, natural=natural)
+        rows = judged(labels, numbers, times, found.choices, cannot=cannot, one_rate=rate is not None, natural=natural)
         words = in_words(rows, cannot, scale=scale, base=asked.base, seeds=len(seeds), rate=rate)
         run_id = new_run_id()
         table = long_table(asked.pathways, numbers, times, config.data.corpus, run_id)
@@ -149,7 +149,7 @@ def run_pathways(
 
 
 def _require_own(out: Path, asked: Asked) -> None:
-    """Refuse a folder of something else, or of another scale, base or rate: one that goes on writes its files again."""
+    """Refuse a folder of something else, of another scale, base or rate, or of more: the files in it are written again."""
     clear_partial(out)
     kept = read_run(out) if (out / "run.json").is_file() else {}
     own = (out / TRIGGER).is_dir() or (kept.get("kind") == "pathways" if kept else _was_begun(out))
@@ -172,6 +172,8 @@ def _require_own(out: Path, asked: Asked) -> None:
         raise InputError(
             f"output directory {out} holds the comparison at {there}, and this one is at {here}; choose another with `out`"
         )
+    of = {"operations": list(kept.get("operations", ())), "seeds": kept.get("seeds", [])}
+    require_no_less(out, of, {"operations": [pathway.label for pathway in asked.pathways], "seeds": asked.seeds})
 
 
 def _was_begun(out: Path) -> bool:

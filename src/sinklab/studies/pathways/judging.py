@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -144,7 +144,7 @@ class Summary:
     Attributes:
         mean: over what could be measured, of a ratio the geometric one (of cost: the median).
         low, high: 95 % interval from three seeds on, as bounds have it (of cost: the quartiles; of rates: none); otherwise,
-            and of a few values that are all alike, ``None``.
+            of a few values that are all alike, and of what is proved, ``None``.
         count: seeds with a number (of rates: those of the selection; of cost: 1).
         method: how the interval was taken; ``None`` of cost and without one.
     """
@@ -255,6 +255,7 @@ def judged(
     costs: Mapping[str, Mapping[str, Mapping[str, float]]],
     choices: Mapping[str, Choice] = MappingProxyType({}),
     *,
+    cannot: Collection[str] = (),
     one_rate: bool = False,
     natural: bool = False,
 ) -> list[Row]:
@@ -264,11 +265,18 @@ def judged(
         numbers: seed to label to column to number, of the seeds of the evaluation.
         costs: label to column to ``value``, ``low`` and ``high``.
         choices: label to its learning rate.
+        cannot: labels of operations that provably cannot do the trigger task, whose seeds are no draw.
         one_rate: all were trained at one learning rate and no other, so that the numbers of the evaluation are those at it.
         natural: the text is natural, so that a window loses context, too.
     """
     bounds, at_one = (_of_text(some, natural) for some in (BOUNDS, AT_ONE_RATE))
     summaries = {label: summarised(label, numbers) | _of_costs(costs.get(label, {})) for label in labels}
+    for label in cannot:
+        summaries[label] |= {
+            name: dataclasses.replace(found, low=None, high=None, method=None)
+            for name, found in summaries[label].items()
+            if name == "trigger_solved"
+        }
     for label, choice in choices.items():
         summaries[label] |= {name: Summary(value, None, None, len(choice.seeds)) for name, value in choice.numbers.items()}
     points = {

@@ -16,6 +16,7 @@ from typing import Any
 
 from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.scale import is_natural
+from sinklab.results.naming import counted
 from sinklab.results.run import Progress, new_run_id, silent
 from sinklab.results.table import append, read_run, write_json, write_table
 from sinklab.studies.arguments import parse_seeds
@@ -117,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
     except (ConfigurationError, InputError, ResultError) as error:
         parser.exit(2, f"error: {error}\n")
-    print(f"{given.folder}: {len(read_run(given.folder)['seeds'])} seeds")
+    print(f"{given.folder}: {counted(len(read_run(given.folder)['seeds']), 'seed')}")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def pathways(
 
     Examples:
         sinklab pathways
-        sinklab pathways --operations softpick,gated --seeds 0 --jobs 2  (a first look)
+        sinklab pathways --operations softpick,gated --seeds 0 --jobs 2 --out first-look  (a first look)
         sinklab pathways --scale small --rate 0.5 --out sinklab-pathways-small  (the best rate of softmax there)
         sinklab pathways --base bos --out sinklab-pathways-bos  (where every row begins with BOS)
         sinklab pathways --operations sigmoid:length_bias=true,sink_logit --seeds 0..4 --out build/pathways

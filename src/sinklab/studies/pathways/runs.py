@@ -14,6 +14,7 @@ from sinklab.jobs.claim import Changes, Times, Variant
 from sinklab.jobs.grid import Cell
 from sinklab.jobs.scale import Base, Scale, is_natural
 from sinklab.registry import operations
+from sinklab.results.naming import counted
 from sinklab.results.run import Progress
 from sinklab.studies.pathways.choosing import FACTORS, SELECTION_SEEDS, Choice, Losses, check_apart
 from sinklab.studies.pathways.columns import COLUMNS, ON_NATURAL_TEXT, READ_OUTS, Source
@@ -153,27 +154,31 @@ def foreseen(asked: Asked) -> str:
     first = len(asked.pathways) * len(FACTORS) * len(SELECTION_SEEDS[asked.scale])
     chosen, longer = len(asked.pathways) * len(asked.seeds), len(asked.pathways) * min(LONGER_SEEDS, len(asked.seeds))
     least, most, in_trigger = first + chosen + longer, first + 2 * chosen + longer, chosen
-    words = f"{len(asked.pathways)} operations, base {asked.base}: "
+    words = f"{counted(len(asked.pathways), 'operation')}, base {asked.base}: "
     if asked.rate is None:
         words += f"{first} trainings to choose learning rates, then {least - first} to {most - first} to evaluate them, "
         words += f"and {in_trigger} of the trigger task"
     else:
         least, most, in_trigger = chosen, chosen, 0
-        words += f"{chosen} trainings at {asked.rate:g} times the learning rate of the scale"
+        words += f"{counted(chosen, 'training')} at {asked.rate:g} times the learning rate of the scale"
     seconds = SECONDS_OF_A_TRAINING.get(asked.scale)
     if seconds is not None:
         besides = chosen * SECONDS_OF_READING + in_trigger * SECONDS_OF_A_TRIGGER
-        minutes = [(of * seconds + besides) / 60 for of in (least, most)]
-        of_core = " to ".join(f"{some:,.0f}" for some in sorted(set(minutes)))
+        of_core = [of * seconds + besides for of in (least, most)]
         on_gpu = SECONDS_ON_A_GPU.get(asked.scale)
         if on_gpu is None:
-            words += f"; about {of_core} minutes of one core"
+            words += f"; about {_span(of_core, 60, 'minute')} of one core"
         else:
-            of_gpu = " to ".join(f"{of * on_gpu / 60:,.0f}" for of in sorted({least, most}))
-            hours = " to ".join(f"{some / 60:,.0f}" for some in sorted(set(minutes)))
-            words += f"; trainings take about {of_gpu} minutes of one data-centre GPU; "
-            words += f"without a GPU about {hours} hours of one core"
+            of_gpu = _span([of * on_gpu for of in (least, most)], 60, "minute")
+            words += f"; trainings take about {of_gpu} of one data-centre GPU; "
+            words += f"without a GPU about {_span(of_core, 3600, 'hour')} of one core"
     return f"{words}; what is there already is not done again"
+
+
+def _span(seconds: Sequence[float], unit: int, noun: str) -> str:
+    """From least to most, in whole units of so many seconds, one at least: ``1 minute``, ``91 to 125 minutes``."""
+    *before, last = sorted({max(1, round(some / unit)) for some in seconds})
+    return f"{before[0]:,} to {counted(last, noun)}" if before else counted(last, noun)
 
 
 def train_and_read(

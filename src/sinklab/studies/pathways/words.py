@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sinklab.jobs.scale import Base, Scale, is_natural
+from sinklab.results.naming import counted
 from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Beside, Row, replacement, sink_to_replace
 from sinklab.studies.pathways.operations import REFERENCE, is_explicit
 from sinklab.studies.reproduce.scales import DESCRIPTIONS
@@ -42,7 +43,7 @@ def definition(rate: float | None, *, natural: bool = False) -> str:
 def figure_title(scale: str, base: Base, seeds: int, rate: float | None = None) -> str:
     """What stands above the figure."""
     at_rate = "" if rate is None else f", learning rate ×{rate:g}"
-    return f"Ways to do nothing, scale {scale}, {OF_BASE[base]}{at_rate}, {seeds} seeds, 95 % intervals"
+    return f"Ways to do nothing, scale {scale}, {OF_BASE[base]}{at_rate}, {counted(seeds, 'seed')}, 95 % intervals"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ def in_words(
     """
     reference = next(row for row in rows if row.label == REFERENCE)
     others = [row for row in rows if row is not reference]
-    setting = f"At the scale {scale} ({DESCRIPTIONS[scale]}), here with {OF_BASE[base]}, over {_counted(seeds, 'seed')}:"
+    setting = f"At the scale {scale} ({DESCRIPTIONS[scale]}), here with {OF_BASE[base]}, over {counted(seeds, 'seed')}:"
     natural = is_natural(scale)
     replaced, question = _of_what_replaces(rows, rate, natural), _of_the_question(rows, rate)
     answer = [setting, *_of_reference(reference, natural), *replaced, *question, _limits(scale)]
@@ -355,10 +356,6 @@ def _times(rate: float | None) -> str:
 
 def _mean(row: Row, column: str) -> float | None:
     return row.numbers[column].mean if column in row.numbers else None
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _list(names: Sequence[str]) -> str:

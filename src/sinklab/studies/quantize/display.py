@@ -13,6 +13,7 @@ from rich.text import Text
 from sinklab.report.policies import size
 from sinklab.report.quantize import scheme_name
 from sinklab.report.words import number
+from sinklab.results.naming import counted
 from sinklab.results.run import Result
 from sinklab.results.summaries.quantize import QuantizeSummary
 from sinklab.studies.quantize.verdict import sample_noun
@@ -29,9 +30,9 @@ def display(result: Result) -> Iterator[RenderableType]:
     unit = summary["unit"]
     share = 100 * summary["quantized_share"]
     yield Text(
-        f"{summary['model']}: {summary['texts']:,} samples of {summary['corpus']}, ranges from {summary['calibration']:,} "
-        f"others; loss of the {summary['loss_of']} {summary['clean_loss']['mean']:.3f} {unit}; {share:.0f} % of parameters on "
-        f"grids, {size(summary['float_bytes'])} in 16 bits\n"
+        f"{summary['model']}: {counted(summary['texts'], 'sample')} of {summary['corpus']}, ranges from "
+        f"{counted(summary['calibration'], 'other')}; loss of the {summary['loss_of']} {summary['clean_loss']['mean']:.3f} "
+        f"{unit}; {share:.0f} % of parameters on grids, {size(summary['float_bytes'])} in 16 bits\n"
     )
     table = _table("scheme", "loss", "gap [95 %]", "verdict", "weights", "computed by")
     for scheme in summary["schemes"]:

@@ -25,14 +25,14 @@ from sinklab.jobs.scale import CHECKPOINT
 from sinklab.jobs.verdict import Conclusion, judge_model, judge_models
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.results.environment import environment
-from sinklab.results.folder import FolderLock, check_name
+from sinklab.results.folder import FolderLock, check_name, require_no_less
 from sinklab.results.metric import catalogue
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.summaries.claims import ClaimOfModel
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.streaming.fingerprint import fingerprint
 from sinklab.studies.reproduce.display import display_models, display_parts
-from sinklab.studies.reproduce.engine import answer, undeclared
+from sinklab.studies.reproduce.engine import answer, kept_of, undeclared
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part
 from sinklab.studies.reproduce.work import OfModel, claim_called, keeping, run_missing
 from sinklab.training.process import default_cache
@@ -145,6 +145,9 @@ def reproduce_on(
     out = out.expanduser().absolute()
     check_name(out)
     wanted = {name: claim_called(name) for name in dict.fromkeys(names)}
+    asked = {"seeds": seeds, "models": [name for name, _ in called]}
+    for name in wanted:
+        require_no_less(out / CHECKPOINT / name, kept_of(out / CHECKPOINT / name, "seeds", "models"), asked)
     texts = corpora if len(corpora) == len(models) else [corpora[0]] * len(models)
     subjects = [opened_subject(*of, text, list(wanted.values()), seeds, say) for of, text in zip(called, texts, strict=True)]
     _require_different(subjects)

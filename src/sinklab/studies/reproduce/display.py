@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.jobs.scale import ROWS
+from sinklab.results.naming import counted
 from sinklab.results.run import Result
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def display(result: Result) -> Iterator[RenderableType]:
         for row in rows:
             if len(rows) == 1:
                 yield from _display_each(row)
+            else:
+                yield from _display_open(row)
         yield Text(f"\npage  {result.summary['page']}")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -97,6 +100,14 @@ def _display_each(row: ClaimAnswer) -> Iterator[RenderableType]:
         yield Text(f"\nover models: {row['reason']}")
 
 
+def _display_open(row: ClaimAnswer) -> Iterator[RenderableType]:
+    """Of several claims why the verdict over models is open, and of one model why its own is."""
+    first, *others = row["models"]
+    who, open_one = (first["name"], first) if not others else ("over models", row)
+    if open_one["verdict"] == "inconclusive" and open_one["reason"]:
+        yield Text(f"\n{row['name']}, {who}: {open_one['reason']}")
+
+
 def display_parts(row: ClaimAnswer) -> Iterator[RenderableType]:
     """What was found about every part of a claim."""
     for part in row["parts"]:
@@ -119,7 +130,9 @@ def display_claims(rows: Sequence[ListedClaim], scale: str, where: str) -> Itera
         verdict = _verdict(row["verdict"]) + ("" if other is None else f"\n{_rows(other)}: {_verdict(other['verdict'])}")
         table.add_row(row["name"], row["source"], cost, verdict, row["evidence"] or "", escape(row["statement"]))
     yield table
-    yield Text(f"\n{len(rows)} claims; cost and verdict at scale {scale}. One in full: sinklab claims NAME", style="dim")
+    yield Text(
+        f"\n{counted(len(rows), 'claim')}; cost and verdict at scale {scale}. One in full: sinklab claims NAME", style="dim"
+    )
     if any(row["other_base"] for row in rows):
         yield Text("a verdict is on the base of the claim's source; that on the other stands below it", style="dim")
     words = {row["evidence"]: EVIDENCE[row["evidence"]] for row in rows if row["evidence"] is not None}
@@ -158,7 +171,7 @@ def _rows(row: ClaimVerdict) -> str:
 
 def _found(row: KeptVerdict) -> str:
     """The verdict, the effect, and on how many seeds of what these rest."""
-    seeds = f"  ({len(row['seeds'])} seeds; evidence: {row['evidence']})" if row["seeds"] else ""
+    seeds = f"  ({counted(len(row['seeds']), 'seed')}; evidence: {row['evidence']})" if row["seeds"] else ""
     return f"{_verdict(row['verdict'])}  {escape(_effect(row))}{seeds}"
 
 

@@ -8,11 +8,11 @@ import datetime
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from rich.console import RenderableType
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.claim import Claim
 from sinklab.jobs.effect import Numbers
@@ -20,7 +20,7 @@ from sinklab.jobs.grid import Cell
 from sinklab.jobs.scale import SCALES, Base, Cost, Scale, bases_at, folder_name
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
-from sinklab.results.folder import FolderLock, check_name
+from sinklab.results.folder import FolderLock, check_name, require_no_less
 from sinklab.results.metric import FRACTION, Metric, catalogue
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
@@ -131,6 +131,7 @@ def reproduce(
     with keeping(out), contextlib.ExitStack() as using:
         for request in sorted(runnable, key=lambda request: request.name):
             using.enter_context(FolderLock(out / request.folder))
+            require_no_less(out / request.folder, kept_of(out / request.folder, "seeds"), {"seeds": seeds})
         plan, errors = train_and_read(
             cells,
             read,
@@ -167,6 +168,16 @@ def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Bas
         f"claims: {len(requests)}, trainings: {trainings}, measurements: {measurements}{time}; what is there already is not "
         "done again"
     )
+
+
+def kept_of(folder: Path, *names: Literal["seeds", "models"]) -> dict[str, list[object]]:
+    """What the result in a folder is of, models by their names; nothing where none is there that can be read."""
+    try:
+        record = read_run(folder)
+    except (InputError, ResultError):
+        return {}
+    of = {"seeds": record.get("seeds", []), "models": [model["name"] for model in record.get("models", ())]}
+    return {name: of[name] for name in names}
 
 
 def plan_runs(

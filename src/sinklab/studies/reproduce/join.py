@@ -18,6 +18,7 @@ import pandas as pd
 from sinklab.errors import InputError, ResultError
 from sinklab.jobs.scale import CHECKPOINT
 from sinklab.report.claim_figure import write_claim_figure
+from sinklab.results.naming import counted
 from sinklab.results.run import new_run_id
 from sinklab.results.summaries.claims import ClaimRecord
 from sinklab.results.table import append, read_table, write_json, write_table
@@ -108,7 +109,7 @@ def add(results: Path, others: Path) -> list[str]:
         place, folder = _place(kept), results / _place(kept)
         if joined is None:
             shutil.copytree(kept.folder, folder)
-            lines.append(f"{place}: {kept.record['verdict']}, {len(kept.record['seeds'])} seeds, new here")
+            lines.append(f"{place}: {kept.record['verdict']}, {counted(len(kept.record['seeds']), 'seed')}, new here")
             continue
         record, table = joined
         before = have[place].record
@@ -117,7 +118,7 @@ def add(results: Path, others: Path) -> list[str]:
         if (folder / "figure.png").is_file():
             write_claim_figure(folder)
         change = "" if record["verdict"] == before["verdict"] else f"{before['verdict']} → "
-        lines.append(f"{place}: {change}{record['verdict']}, {len(before['seeds'])} → {len(record['seeds'])} seeds")
+        lines.append(f"{place}: {change}{record['verdict']}, {len(before['seeds'])} → {counted(len(record['seeds']), 'seed')}")
     return lines
 
 

@@ -51,7 +51,8 @@ def reproduce(
     With models nothing is trained: claims are measured on them as they are, on texts that the seeds draw. There is a verdict
     about each model, and one over models, which takes three or more that the claim applies to.
 
-    The same command again goes on where it was stopped; what is there is not run twice.
+    The same command again goes on where it was stopped; what is there is not run twice. A result is not replaced by one of
+    fewer seeds or models.
 
     Args:
         names: Names from 'sinklab claims'.

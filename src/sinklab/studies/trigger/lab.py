@@ -15,6 +15,7 @@ from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations, split_specs
 from sinklab.results.metric import STEPS, Row
+from sinklab.results.naming import counted
 from sinklab.results.run import Progress, Result, Run
 from sinklab.results.sources import digest_of
 from sinklab.results.table import finite, make_table, unpacked
@@ -115,8 +116,8 @@ def run_lab(
     problem.check()
     if not chosen or not seeds or samples < 2:
         raise ConfigurationError(
-            f"{problem.name} lab: {len(chosen)} operations, {len(seeds)} seeds and {samples} samples; expected at least one, "
-            "one, and two"
+            f"{problem.name} lab: {counted(len(chosen), 'operation')}, {counted(len(seeds), 'seed')} and "
+            f"{counted(samples, 'sample')}; expected at least one, one, and two"
         )
     require_none_twice(operation=[label_of(operation, usual) for operation in chosen], seeds=seeds)
     problem.require_memory(samples, f"{samples} `samples`")

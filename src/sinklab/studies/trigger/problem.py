@@ -17,6 +17,7 @@ from sinklab.operations.relu import Relu
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import positions
 from sinklab.results.memory import require_memory
+from sinklab.results.naming import counted
 from sinklab.studies.theory.retrieval_task import RetrievalBatch
 from sinklab.studies.theory.trigger_bounds import TriggerHeads, relu_solution, softmax_solution
 from sinklab.studies.theory.trigger_task import Target, TriggerBatch, trigger_batch
@@ -188,8 +189,9 @@ def construction(operation: Operation, problem: TriggerProblem) -> TriggerHeads:
     """
     if problem.residual or not problem.bos or problem.positions != "no_position":
         raise ConfigurationError(
-            f"start 'construction' with {problem.layers} layers of {problem.heads} heads, bos={problem.bos} and positions "
-            f"{problem.positions!r}; constructions are known for one layer with one head, with BOS and without positions"
+            f"start 'construction' with {counted(problem.layers, 'layer')} of {counted(problem.heads, 'head')}, "
+            f"bos={problem.bos} and positions {problem.positions!r}; constructions are known for one layer with "
+            "one head, with BOS and without positions"
         )
     if operation == Softmax():
         return softmax_solution(problem.width, problem.length, min(problem.tolerance, 1.0) / 2, problem.target)

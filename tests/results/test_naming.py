@@ -1,0 +1,26 @@
+"""One of a thing is no several, in whatever is printed of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sinklab.results.finding import finding_of
+from sinklab.results.naming import counted, front_names
+from sinklab.sinks import Sinks
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 texts"), (1, "1 text"), (2, "2 texts"), (12_000, "12,000 texts")])
+def test_a_count(number, words):
+    assert counted(number, "text") == words
+
+
+def test_learned_tokens_in_front():
+    assert front_names(1) == ["the learned token in front"]
+    assert front_names(2) == ["learned token 1 of 2 in front", "learned token 2 of 2 in front"]
+    assert front_names(0) == []
+
+
+def test_one_step_and_one_sample():
+    record = {"kind": "pretrain", "status": "finished", "steps": 1, "result": {"held_out_loss": 2.0}}
+    assert finding_of(record, {}) == "Finished after 1 step: 2.000 nats per held-out token."
+    assert "1 sample of 1 position, threshold" in repr(Sinks(samples=1, seq_len=1))
