@@ -274,9 +274,11 @@ def test_other_commands_refuse_in_one_line(tmp_path):
     pictures = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=8, patch_size=4))
     with pytest.raises(UnsupportedModelError, match="ViTForImageClassification predicts no next token"):
         compare_policies(wrap_model(pictures))  # before it is asked for a tokenizer
-    with pytest.raises(UnsupportedModelError, match="no loss is known for a T5ForConditionalGeneration"):
+    with pytest.raises(UnsupportedModelError, match=r"the loss of a T5\w+ is taken of a target token, .* MaskedToken"):
         find_causes(model, domains=["random_tokens"])
-    summary = audit(model, corpus="random_tokens", seq_len=8, samples=2, certificate=True).summary
+    summary = audit(model, corpus="random_tokens", seq_len=8, samples=2, certificate=True, causes=True).summary
+    assert summary["loss"] > 0
+    assert summary["causes"]["refused"].startswith("the loss of a T5ForConditionalGeneration is taken of a target token")
     assert summary["certificate"]["refused"].startswith("an encoder–decoder has three kinds of attention")
     assert "policies have no loss to compare" in summary["cache"]["refused"]
 
