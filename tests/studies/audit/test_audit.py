@@ -19,6 +19,8 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes
+from sinklab.report.data import read_audit
+from sinklab.report.head_data import head_data
 from sinklab.results.table import COLUMNS, read_table
 from sinklab.sinks import SinkFinder
 from sinklab.studies.measure.probing import check_identity, run_probes
@@ -42,6 +44,7 @@ def test_a_window_that_hides_every_position_from_half_of_the_queries(seq_len, ca
     model = wrap_model(transformers.MistralForCausalLM(config).eval(), None, name="mistral")
     summary = audit(model, out=tmp_path / "out", **SMALL | {"seq_len": seq_len}).summary
     assert summary["candidate_positions"] == candidates
+    assert summary["candidates_by_module"] == {f"model.layers.{layer}.self_attn": candidates for layer in range(2)}
     for condition in summary["conditions"]:
         assert (condition["top_position"] is None) is (condition["top_rate"] is None) is (candidates == 0)
     assert ("no position is seen by half of the queries of these samples" in summary["finding"]) is (candidates == 0)
@@ -56,8 +59,12 @@ def test_a_rate_without_a_sink_is_explained_by_the_layers_whose_window_is_short(
         head_dim=8, sliding_window=4,
     )  # fmt: skip
     model = wrap_model(transformers.Gemma2ForCausalLM(config).eval(), None, name="gemma2")
-    summary = audit(model, **SMALL | {"seq_len": 24}, threshold=0.2).summary
+    summary = audit(model, **SMALL | {"seq_len": 24}, threshold=0.2, out=tmp_path / "out").summary
     assert (summary["windowed_modules"], summary["num_modules"]) == (1, 2)
+    assert summary["candidates_by_module"] == {"model.layers.0.self_attn": 0, "model.layers.1.self_attn": 13}
+    own = head_data(read_audit(tmp_path / "out"))[0]["ownSink"]
+    assert max(own[1]) < 13
+    assert own[0] == [0, 0]  # none can be the sink there, whatever few queries give it
     assert summary["sink_rate_gu2024"] > 0
     assert "In 1 of its 2 attention modules, as where a window slides, fewer than half of the queries see" in summary["finding"]
     plain = audit(model, **SMALL).summary

@@ -29,7 +29,7 @@ class Condition:
 
     Attributes:
         sinks: of an encoder–decoder those of each part, else of all self-attention together (part "").
-        candidates: likewise, positions up to the last one that half of the queries see.
+        candidates: likewise, of each attention module the positions up to the last one that half of the queries see.
         windowed: likewise, attention modules in which fewer than half of the queries see the first position, and all of them.
     """
 
@@ -39,7 +39,7 @@ class Condition:
     table: pd.DataFrame
     token_sha256: str
     sinks: Mapping[Part, Sinks]
-    candidates: Mapping[Part, int]
+    candidates: Mapping[Part, Mapping[str, int]]
     windowed: Mapping[Part, tuple[int, int]]
 
 
@@ -133,7 +133,8 @@ def _found(
         "sink_rate_gu2024": _rate(table, 0),
         "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
         "sink_tokens": list(by_token),
-        "candidate_positions": main.candidates[part],
+        "candidate_positions": max(main.candidates[part].values(), default=0),
+        "candidates_by_module": dict(main.candidates[part]),
         "windowed_modules": main.windowed[part][0],
         "num_modules": main.windowed[part][1],
         "sink_role": "null score" if strongest is not None and strongest.kind == "null" else sinks.describe(),
@@ -219,7 +220,7 @@ def _definitions(table: pd.DataFrame) -> dict[str, float]:
 def _condition(condition: Condition, part: Part) -> dict[str, object]:
     table, sinks = _of_part(condition.table, part), condition.sinks[part]
     rows = _rows(table, "sink_rate", "gu2024", whole=True)
-    rows = rows[rows["key_position"] < condition.candidates[part]]
+    rows = rows[rows["key_position"] < max(condition.candidates[part].values(), default=0)]
     main = sinks.main
     # Under a window that is short for the samples no position is seen by half of the queries.
     top = None if rows.empty else rows.loc[rows["value"].idxmax()]
