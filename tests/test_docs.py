@@ -182,7 +182,7 @@ PRINTS = {
     ("README.md", 0): r"^$",
     ("README.md", 1): r"\n?4\+120: 1\d\d of 125 tokens",
     ("docs/measuring.md", 0): r"layer +head +value\n",
-    ("docs/measuring.md", 1): r"MeasuredWeights\(4 layers, 1 samples, 8 heads.*; no sink\)\ntorch\.Size\(\[1, 8, 4096\]\)",
+    ("docs/measuring.md", 1): r"MeasuredWeights\(4 layers, 1 sample, 8 heads.*; no sink\)\ntorch\.Size\(\[1, 8, 4096\]\)",
 }
 
 
@@ -195,7 +195,7 @@ def test_the_first_examples_run(page, number, checkpoint, capsys):
 
 @pytest.mark.parametrize(
     ("number", "prints"),
-    [(0, r"MeasuredWeights\(\d layers, 1 samples.*\n.*layer +head"), (2, r"\[2, 8, 2048\]\) torch\.Size\(\[2, 8, 2048\]\) t")],
+    [(0, r"MeasuredWeights\(\d layers, 1 sample,.*\n.*layer +head"), (2, r"\[2, 8, 2048\]\) torch\.Size\(\[2, 8, 2048\]\) t")],
 )
 def test_the_examples_on_arrays_run(number, prints, checkpoint, capsys):
     program = blocks(ROOT / "docs" / "arrays.md", "python")[number]

@@ -17,6 +17,7 @@ from sinklab.models.checkpoint import first_line
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import IGNORED
 from sinklab.results.memory import require_memory
+from sinklab.results.voice import plural
 
 __all__ = ["draw_pairs", "shifted"]
 
@@ -73,7 +74,10 @@ def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: in
         pad = 0
     source, labels = _padded(sources, pad), _padded(targets, IGNORED)
     lengths = [f"{min(map(len, rows))} to {max(map(len, rows))}" for rows in (sources, targets)]
-    definition = f"Samples are pairs: sources of {lengths[0]} tokens and targets of {lengths[1]}, {cut} texts cut to {seq_len}."
+    definition = (
+        f"Samples are pairs: sources of {lengths[0]} tokens and targets of {lengths[1]}, {plural(cut, 'text')} cut to "
+        f"{seq_len}."
+    )
     return _samples(loaded.model, source, _padded([[1] * len(row) for row in sources], 0), labels, definition)
 
 

@@ -11,6 +11,7 @@ from sinklab.report.words import number
 from sinklab.results.statistics import LEAST_PARTS
 from sinklab.results.summaries.cache import Comparison, PolicyEntry
 from sinklab.results.summaries.shared import Difference
+from sinklab.results.voice import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -147,7 +148,7 @@ def policy_curves(comparison: Comparison) -> Curves | None:
         return None
     return {
         "title": "Loss against position",
-        "axis": f"nats per token, mean over {number(comparison['documents'])} texts",
+        "axis": f"nats per token, mean over {plural(comparison['documents'], 'text')}",
         "across": "position in the text, tokens",
         "caption": _caption(comparison),
         "labels": [str(start) for start, _ in comparison["positions"]],
@@ -241,9 +242,7 @@ def parts_of(comparison: Comparison) -> str:
 
 
 def _made(comparison: Comparison) -> str:
-    texts = f"{number(comparison['documents'])} texts of {number(comparison['tokens'])} tokens of {comparison['corpus']}"
-    if comparison["documents"] == 1:
-        texts = texts.replace("texts", "text", 1)
+    texts = f"{plural(comparison['documents'], 'text')} of {number(comparison['tokens'])} tokens of {comparison['corpus']}"
     return (
         f"{texts}. The loss is that of the tokens from {number(comparison['scored_from'])} on, with half of its 95 % interval "
         f"over {parts_of(comparison)}; differences are paired, with intervals of their own. Windows count the tokens before "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["LONG", "Pace", "SinklabWarning", "duration", "is_quiet", "is_watched", "quietly", "say", "warn"]
+__all__ = ["LONG", "Pace", "SinklabWarning", "duration", "is_quiet", "is_watched", "plural", "quietly", "say", "warn"]
 
 LONG = 30.0
 """Seconds of a stage from which on it is announced how long it takes."""
@@ -39,6 +39,11 @@ def is_quiet() -> bool:
 def is_watched() -> bool:
     """Whether somebody sees what is shown: stderr is a terminal (whatever ``FORCE_COLOR`` says of colours), and not quiet."""
     return not is_quiet() and sys.stderr.isatty()
+
+
+def plural(number: int, noun: str) -> str:
+    """A number with its noun: "1 sample", "1,000 samples"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def say(text: str) -> None:

@@ -18,6 +18,7 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.chosen_keys import first_keys, keys_of_document
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import MOST
+from sinklab.results.voice import plural
 
 __all__ = ["DEFINITION", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
 
@@ -187,11 +188,11 @@ class Sinks:
     def __repr__(self) -> str:
         """In a line: the heads of a large model are pages."""
         rates = (
-            "" if sink.rate is None else f": {sink.rate:.3g} %, {sink.sinking} of {len(self.heads)} heads"
+            "" if sink.rate is None else f": {sink.rate:.3g} %, {sink.sinking} of {plural(len(self.heads), 'head')}"
             for sink in self.sinks
         )
         found = "; ".join(f"{sink.describe()}{rate}" for sink, rate in zip(self.sinks, rates, strict=True))
-        read = f"{self.samples:,} samples of {self.seq_len:,} positions, threshold {self.threshold:g}"
+        read = f"{plural(self.samples, 'sample')} of {plural(self.seq_len, 'position')}, threshold {self.threshold:g}"
         return f"Sinks({found or 'none'}; {read if self.samples else 'given'})"
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -294,3 +295,23 @@ def test_a_model_without_outputs_proves_nothing():
     model.register_forward_hook(lambda module, args, output: ())
     with pytest.raises(MeasurementError, match="SinkLM returns no tensors"):
         check_identity(model, torch.arange(8)[None])
+
+
+def test_one_sample_one_head_and_one_token_are_in_the_singular(tmp_path, capsys):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1
+    )
+    model = wrap_model(transformers.LlamaForCausalLM(config).eval(), None, name="one")
+    found = audit(model, corpus="random_tokens", seq_len=2, samples=1, cache=False, certificate=True, out=tmp_path / "out")
+    found.show()
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(softmax attention, 1 head)" in text
+    assert "without BOS, 1 sample of 2 tokens" in text
+    assert ": 1 of 1 head sinks there, and" in text
+    assert "1 of 1 head gives position 0" in text
+    assert "1 of 1 head sinks at position 0: in more than" in " ".join(found.summary["text"])
+    assert "samples like this one of 2 tokens" in " ".join(found.summary["text"])
+    page = re.sub(r"<script.*?</script>|<[^>]+>", " ", (tmp_path / "out" / "report.html").read_text(), flags=re.DOTALL)
+    assert "1 sample of 2 tokens" in page
+    assert re.findall(r"(?<![\d.,])1 (?:heads|samples|tokens|texts|layers)\b", page) == []

@@ -109,7 +109,7 @@ def test_texts_that_fit_are_not_cut(tmp_path):
     """Sources have 4 and 5 tokens with those round them, targets 5 and 6: to five tokens one text is cut, to six none."""
     (tmp_path / "a.tsv").write_text("ab\tcde\nabc\tdefg\n")
     corpus = resolve_corpus(str(tmp_path / "a.tsv"))
-    for length, said in ((5, "1 texts cut to 5"), (6, "0 texts cut to 6"), (4, "3 texts cut to 4")):
+    for length, said in ((5, "1 text cut to 5"), (6, "0 texts cut to 6"), (4, "3 texts cut to 4")):
         assert said in draw_samples(bart(), corpus, seq_len=length, samples=2, seed=0, bos=True).definition
 
 
@@ -157,7 +157,7 @@ def test_three_kinds_of_attention_are_reported_apart(result, capsys):
     text = result.summary["finding"]
     starts = [text.index(words) for words in ("The encoder has no attention sink", "The decoder has", "Cross-attention has an")]
     assert starts == sorted(starts)
-    assert "1 of 2 heads sink there" in text[starts[2] :]
+    assert "1 of 2 heads sinks there" in text[starts[2] :]
     result.show()
     shown = " ".join(capsys.readouterr().out.split())
     assert "heads: encoder 2; decoder 2; cross-attention 2" in shown

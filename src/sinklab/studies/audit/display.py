@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from sinklab.report.words import bos_words, finding, loss_unit, mostly, token_there, unit_of
+from sinklab.report.words import bos_words, finding, loss_unit, mostly, samples_of, token_there
 from sinklab.results.run import Result
+from sinklab.results.voice import plural
 
 __all__ = ["display"]
 
@@ -25,7 +26,7 @@ def display(result: Result) -> Iterator[RenderableType]:
     heading = {"image": "pictures", "audio": "sound"}.get(summary["kind"], "text")
     lines = {
         "model": f"{summary['model']} ({summary['operation']} attention, {_heads(summary)})",
-        heading: f"{_named(summary, summary)}, {summary['samples']:,} samples of {summary['seq_len']:,} {unit_of(summary)}",
+        heading: f"{_named(summary, summary)}, {samples_of(summary)}",
         "tier": _tier(summary),
         "read as": _reading(summary.get("reading")),
         "loss": _no_loss(summary) if loss is None else f"{loss:.3f} {loss_unit(summary)}{_of_what(summary)}",
@@ -49,7 +50,7 @@ def display(result: Result) -> Iterator[RenderableType]:
 def _heads(summary: Mapping[str, Any]) -> str:
     """How many heads there are, of an encoder–decoder in each part."""
     parts = summary.get("parts")
-    return f"heads: {_listed(parts, lambda part: part['num_heads'])}" if parts else f"{summary['num_heads']} heads"
+    return f"heads: {_listed(parts, lambda part: part['num_heads'])}" if parts else plural(summary["num_heads"], "head")
 
 
 def _of_parts(summary: Mapping[str, Any], words: Callable[[Mapping[str, Any]], object]) -> str:

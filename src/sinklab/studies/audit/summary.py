@@ -14,8 +14,9 @@ from sinklab.corpora.samples import Samples
 from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
-from sinklab.report.words import bos_words, finding, percent
+from sinklab.report.words import bos_words, finding, of_heads, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
+from sinklab.results.voice import plural
 from sinklab.sinks import Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
@@ -240,13 +241,15 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     """Sentences with what the finding leaves out."""
     heads, main, sentences = summary["num_heads"], sinks.main, []
     text = summary["kind"] in ("text", "pairs")
-    unit = "tokens" if text else "positions"
+    unit = "token" if text else "position"
+    these = "this one" if summary["samples"] == 1 else f"these {summary['samples']:,}"
     # The parts of a model of pictures have positions of their own: places of the picture, and queries for what is in it.
     length = sinks.length if summary.get("part") and not text else summary["seq_len"]
     if main is not None:
         sentences.append(
-            f"{summary['sink_heads']} of {heads} heads sink at {main.name}: in more than {percent(100 * LEAST_SHARE)} of "
-            f"samples like these {summary['samples']} of {length} {unit}, with {100 * LEVEL:g} % confidence."
+            f"{of_heads(summary['sink_heads'], heads, 'sinks', 'sink')} at {main.name}: in more than "
+            f"{percent(100 * LEAST_SHARE)} of samples like {these} of {plural(length, unit)}, with "
+            f"{100 * LEVEL:g} % confidence."
         )
         if main.kind == "position" and main.token is not None:
             sentences.append(f"The token there is {_mostly(main)}.")
@@ -255,7 +258,8 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     if not summary["normalized"]:
         sentences.append(
             f"The operation ({summary['operation']}) does not normalise, so rates are taken on rows divided by their sum. As "
-            f"the weights are, {sinks.heads_by_weight} of {heads} heads give some position more than {summary['threshold']:g}."
+            f"the weights are, {of_heads(sinks.heads_by_weight, heads, 'gives', 'give')} some position more than "
+            f"{summary['threshold']:g}."
         )
     for sink in sinks.sinks[1:]:
         token = f" ({_mostly(sink)})" if sink.kind == "position" and sink.token is not None else ""

@@ -21,7 +21,7 @@ from sinklab.configuration import check_numbers
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as registry
-from sinklab.results.voice import warn
+from sinklab.results.voice import plural, warn
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.sinks.short_rows import few_queries_warning
 from sinklab.studies.measure.probing import make_probe, make_probes
@@ -65,8 +65,10 @@ class MeasuredWeights:
     def __repr__(self) -> str:
         layers, samples, heads, queries, keys = self.shape
         main = self.sinks.main
-        found = f"sink at {main.describe()}, {main.sinking} of {len(self.sinks.heads)} heads" if main else "no sink"
-        read = f"{layers} layers, {samples:,} samples, {heads} heads, {queries:,} queries, {keys:,} keys"
+        found = f"sink at {main.describe()}, {main.sinking} of {plural(len(self.sinks.heads), 'head')}" if main else "no sink"
+        counts = {"layer": layers, "sample": samples, "head": heads}
+        read = ", ".join(plural(number, noun) for noun, number in counts.items())
+        read += f", {'1 query' if queries == 1 else f'{queries:,} queries'}, {plural(keys, 'key')}"
         return f"MeasuredWeights({read}; {found})"
 
 

@@ -15,6 +15,7 @@ from sinklab.report.quantize import scheme_name
 from sinklab.report.words import number
 from sinklab.results.run import Result
 from sinklab.results.summaries.quantize import QuantizeSummary
+from sinklab.results.voice import plural
 from sinklab.studies.quantize.verdict import sample_noun
 
 __all__ = ["display"]
@@ -29,9 +30,10 @@ def display(result: Result) -> Iterator[RenderableType]:
     unit = summary["unit"]
     share = 100 * summary["quantized_share"]
     yield Text(
-        f"{summary['model']}: {summary['texts']:,} samples of {summary['corpus']}, ranges from {summary['calibration']:,} "
-        f"others; loss of the {summary['loss_of']} {summary['clean_loss']['mean']:.3f} {unit}; {share:.0f} % of parameters on "
-        f"grids, {size(summary['float_bytes'])} in 16 bits\n"
+        f"{summary['model']}: {summary['texts']:,} samples of {summary['corpus']}, ranges from "
+        f"{plural(summary['calibration'], 'other')}; loss of the {summary['loss_of']} "
+        f"{summary['clean_loss']['mean']:.3f} {unit}; {share:.0f} % of "
+        f"parameters on grids, {size(summary['float_bytes'])} in 16 bits\n"
     )
     table = _table("scheme", "loss", "gap [95 %]", "verdict", "weights", "computed by")
     for scheme in summary["schemes"]:
