@@ -195,7 +195,7 @@ def test_the_first_examples_run(page, number, checkpoint, capsys):
 
 @pytest.mark.parametrize(
     ("number", "prints"),
-    [(0, r"MeasuredWeights\(\d layers, 1 sample.*\n.*layer +head"), (2, r"\[2, 8, 2048\]\) torch\.Size\(\[2, 8, 2048\]\) t")],
+    [(0, r"MeasuredWeights\(\d layers, 1 sample,.*\n.*layer +head"), (2, r"\[2, 8, 2048\]\) torch\.Size\(\[2, 8, 2048\]\) t")],
 )
 def test_the_examples_on_arrays_run(number, prints, checkpoint, capsys):
     program = blocks(ROOT / "docs" / "arrays.md", "python")[number]

@@ -228,7 +228,7 @@ class TestWhatCounts:
             "sinks": found.to_dict(), "threshold": 0.6, "num_heads": 144, "sink_rate_gu2024": found.main.rate,
         }  # fmt: skip
         assert finding(summary).startswith(
-            "This model has an attention sink at the first position: 1 of 144 heads sink there, "
+            "This model has an attention sink at the first position: 1 of 144 heads sinks there, "
         )
 
     def test_a_token_wherever_it_stands_is_no_position(self):

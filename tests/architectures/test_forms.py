@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
+from transformers import DynamicCache, StaticCache
 
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.host_arguments import read_mask
@@ -16,7 +17,9 @@ from sinklab.attention.session import attend
 from sinklab.attention.visibility import Dense
 from sinklab.errors import MeasurementError, UnsupportedModelError
 from sinklab.probes.attention_received import AttentionReceived
+from sinklab.probes.key_norm import KeyNorm
 from sinklab.probes.sink_rate import SinkRate
+from sinklab.probes.value_norm import ValueNorm
 
 from .harness import Recorded, Recorder, assert_identical, forward, tensors
 from .zoo import LENGTH, MEASURED, PADDING, ZOO, Entry, batch_of, build, model_of, shape
@@ -398,6 +401,25 @@ def test_static_cache(family: str, backend: str) -> None:
             for position, weight in expected.items():
                 # float32 with keys in another order and shape.
                 torch.testing.assert_close(found[position], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_empty_slots_of_a_static_cache_are_no_tokens(family: str, backend: str) -> None:
+    """Nobody gives a mask that would end before them: their keys and values of 0 went into norms, behind the last token."""
+    model, tokens = model_of(family, backend), batch_of(ZOO[family])["input_ids"]
+    length, tables = tokens.shape[1], []
+    for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=length + 5)):
+        recorder, probes = Recorder(), [KeyNorm(), ValueNorm()]
+        with attend(model, probes=[recorder, *probes]) as session:
+            for start, stop in ((0, 3), (3, length - 1), (length - 1, length)):
+                places = torch.arange(start, stop).expand(len(tokens), -1)
+                forward(model, {"input_ids": tokens[:, start:stop], "past_key_values": cache, "position_ids": places})
+        for record in recorder.records:
+            assert int(record.call.key_positions.max()) == int(record.call.query_positions.max())
+        tables.append(session.table()[["probe", "module", "head", "key_position", "value", "count"]])
+    assert len(tables[0]) == len(tables[1])
+    pandas.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-4)
 
 
 def test_beams_keep_padding_apart() -> None:

@@ -11,7 +11,8 @@ import pytest
 import sinklab
 from sinklab.errors import ContractError
 from sinklab.registry import KINDS
-from sinklab.results.metric import FRACTION, LOSS, PERCENTAGE, Metric, catalogue, definitions, metrics_of
+from sinklab.results.metric import FRACTION, LOSS, PERCENTAGE, Metric, catalogue, definitions, definitions_of, metrics_of
+from sinklab.results.table import make_table
 
 IMPORT = "from sinklab.results.metric import Metric\n"
 
@@ -101,3 +102,33 @@ def test_definitions_of_a_run():
     metric = Metric("a", "nats", "What.", paper="P", version=2)
     entry = {"probe": "p", "metric": "a", "version": 2, "text": "What.", "paper": "P", "unit": "nats"}
     assert definitions({"p": (metric,)}) == [entry]
+
+
+def test_definitions_of_a_table_are_those_of_the_catalogue_wherever_they_are_declared():
+    """A few names at a time, all of them at once, and one that is declared nowhere, as the end of an interval."""
+    known = catalogue()
+    names = sorted(known)
+    for some in (*([name] for name in names[::10]), names[:40], names, [*names[:3], "loss_low"]):
+        table = make_table([{"probe": "p", "metric": known[name].metric if name in known else LOSS.bound("low"), "value": 1.0}
+                            for name in some])  # fmt: skip
+        found = {entry["metric"]: entry for entry in definitions_of(table)}
+        assert found == {entry["metric"]: entry for entry in definitions({"p": [known[n].metric for n in some if n in known]})}
+
+
+def test_a_run_parses_only_the_files_that_declare_what_it_has():
+    """All of them take half a second of a slow core, more than some measurements."""
+    code = (
+        "import ast\n"
+        "from sinklab.results.metric import definitions_of, LOSS\n"
+        "from sinklab.results.table import make_table\n"
+        "from sinklab.studies.origin.rows import CHANNEL_WRITE\n"
+        "metrics = (LOSS, LOSS.bound('low'), CHANNEL_WRITE)\n"
+        "table = make_table([{'probe': 'p', 'metric': one, 'value': 1.0} for one in metrics])\n"
+        "parse, files = ast.parse, []\n"
+        "ast.parse = lambda text: files.append(text) or parse(text)\n"
+        "print(len(definitions_of(table)), len(files))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    found, parsed = map(int, shown.split())
+    assert found == 2
+    assert 2 <= parsed < 10  # with what these import from

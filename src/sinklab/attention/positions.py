@@ -104,7 +104,12 @@ def read_positions(
         packed = _documents(position_ids, visible, batch, q_len, padding, device)
         if packed is not None:
             return (packed, packed) if padding is None else (packed.without(padding), packed.without(padding))
-    return _count(padding, batch, q_offset, q_len, device), _count(padding, batch, kv_offset, kv_len, device)
+    of_keys = _count(padding, batch, kv_offset, kv_len, device)
+    written = q_offset + q_len - kv_offset
+    if padding is None and record is not None and written < kv_len and visible.state(0, q_len, written, kv_len) == "none":
+        # The empty slots of a static cache; where the host is given padding, it ends before them.
+        of_keys = of_keys.without((torch.arange(kv_len, device=device) < written).expand(batch, -1))
+    return _count(padding, batch, q_offset, q_len, device), of_keys
 
 
 def _count(tokens: Tensor | None, batch: int, start: int, length: int, device: torch.device) -> Positions:

@@ -9,6 +9,7 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.models.losses import is_causal_lm
 from sinklab.results.intervals import LEAST_SHARE
+from sinklab.results.naming import counted
 from sinklab.sinks.short_rows import even_share, from_tokens_on, short_rows_warning
 
 __all__ = [
@@ -121,9 +122,10 @@ def short_target_warning(samples: Samples, threshold: float) -> str:
     short = [length for length in lengths if even_share(length) > threshold]
     if len(short) <= LEAST_SHARE * len(lengths):
         return ""
-    tokens = f"{min(short):,} to {max(short):,}" if min(short) < max(short) else f"{max(short):,}"
-    which = f"{len(short):,} of {len(lengths):,} targets have" if len(lengths) > 1 else "The target has"
+    tokens = f"{min(short):,} to {max(short):,} tokens" if min(short) < max(short) else counted(max(short), "token")
+    verb = "has" if len(short) == 1 else "have"
+    which = f"{len(short):,} of {len(lengths):,} targets {verb}" if len(lengths) > 1 else "The target has"
     return (
-        f"{which} {tokens} tokens, where a head of the decoder that looks at all keys alike gives the first position more than "
+        f"{which} {tokens}, where a head of the decoder that looks at all keys alike gives the first position more than "
         f"{threshold:g} of its attention: that many heads do so says nothing of a sink{from_tokens_on(threshold)}."
     )

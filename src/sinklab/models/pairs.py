@@ -74,8 +74,10 @@ def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: in
         pad = 0
     source, labels = _padded(sources, pad), _padded(targets, IGNORED)
     lengths = [f"{min(map(len, rows))} to {max(map(len, rows))}" for rows in (sources, targets)]
-    shorter = f"{counted(cut, 'text')} cut to {seq_len}"
-    definition = f"Samples are pairs: sources of {lengths[0]} tokens and targets of {lengths[1]}, {shorter}."
+    definition = (
+        f"Samples are pairs: sources of {lengths[0]} tokens and targets of {lengths[1]}, {counted(cut, 'text')} cut to "
+        f"{seq_len}."
+    )
     return _samples(loaded.model, source, _padded([[1] * len(row) for row in sources], 0), labels, definition)
 
 

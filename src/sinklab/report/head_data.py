@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from sinklab.report.maps import Maps
 from sinklab.report.pack import bins_of, pack_maps, pack_unsigned, pool_positions, round_list, round_matrix, rounded
 from sinklab.report.words import silent_of, sink_column, sink_columns, sink_name, sink_positions, sinks_of, token_there
 
-__all__ = ["HEAD_NUMBERS", "add_maps", "head_data", "head_rates", "last_candidate"]
+__all__ = ["HEAD_NUMBERS", "add_maps", "candidates_of", "head_data", "head_rates"]
 
 HEAD_NUMBERS: list[tuple[str, str, str, str, str]] = [
     ("Sink score", "score_gap", "sink_score", "", "before the softmax"),
@@ -38,8 +37,9 @@ HEAD_NUMBERS: list[tuple[str, str, str, str, str]] = [
 def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[dict[str, Any], dict[str, str]]:
     """What the script needs for the sink map and the panel of a head, without the maps; and packed arrays by element id."""
     numbers, positions = audit.numbers, audit.num_positions
-    exact = frozenset(int(sink["position"]) for sink in sink_positions(audit.summary))
-    bins = bins_of(positions, exact)
+    candidates = candidates_of(audit, parts)
+    exact = {int(sink["position"]) for sink in sink_positions(audit.summary)}
+    bins = bins_of(positions, exact | set(candidates.tolist()))  # no group has a candidate and another position
     blobs: dict[str, str] = {}
     arrays: dict[str, dict[str, Any]] = {}
     shape = [len(numbers.grid), numbers.num_heads, len(bins)]
@@ -49,14 +49,14 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
         if values is not None:
             blobs[f"blob-{name}"], scale = pack_unsigned(pool_positions(values, bins))
             arrays[name] = {"shape": shape, "scale": scale}
-    own = _own_sinks(audit, rates, received)
+    own = _own_sinks(audit, rates, received, candidates)
     data: dict[str, Any] = {
         "threshold": audit.threshold,
         "grid": [dataclasses.asdict(row) for row in numbers.grid],
         "heads": numbers.num_heads,
         "bins": bins,
         "arrays": arrays,
-        "lastCandidate": last_candidate(audit),
+        "candidates": candidates.tolist(),
         "sinks": [
             {
                 "kind": sink["kind"],
@@ -161,24 +161,40 @@ def _reduction(maps: Maps, samples: int, pool: int, bits: int) -> str:
     return f"To keep this page small it shows {', '.join(parts)}." if parts else ""
 
 
-def last_candidate(audit: Audit) -> int:
-    """Positions below it are seen by at least a quarter of the queries."""
-    candidates = audit.summary.get("candidate_positions")
-    if isinstance(candidates, int) and candidates >= audit.num_positions:  # every query sees every key
-        return audit.num_positions
-    return max(1, math.ceil(0.75 * audit.num_positions))
+def candidates_of(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> NDArray[np.int64]:
+    """Of each module, the positions up to the last one that half of the queries see, so that it can be a sink. ``(modules,)``.
+
+    Audits that were made before this was recorded of modules have one number for all; the oldest have none, and are taken for
+    causal ones.
+    """
+    everywhere = audit.summary.get("candidate_positions", audit.num_positions // 2 + 1)
+    known = {
+        module: count
+        for view in (audit, *(view for _, view in parts))
+        for module, count in (view.summary.get("candidates_by_module") or {}).items()
+    }
+    return np.array([known.get(row.module, everywhere) for row in audit.numbers.grid], dtype=np.int64)
 
 
-def _own_sinks(audit: Audit, rates: NDArray[np.float64] | None, received: NDArray[np.float64] | None) -> NDArray[np.int64]:
+def _own_sinks(
+    audit: Audit,
+    rates: NDArray[np.float64] | None,
+    received: NDArray[np.float64] | None,
+    candidates: NDArray[np.int64],
+) -> NDArray[np.int64]:
     """Each head's own sink position; the model's strongest where the head has none. ``(modules, num_heads)``.
 
     Of a sink that is several positions together, it is the one that gets most of the head.
+
+    Args:
+        candidates: of :func:`candidates_of`.
     """
     column = sink_column(audit) or 0
     own = np.full((len(audit.numbers.grid), audit.numbers.num_heads), column, dtype=np.int64)
     if rates is not None and rates.size:
         # The last keys are seen by a few queries only, their own among them: a high mean there is not a sink.
-        filled = np.nan_to_num(rates[..., : last_candidate(audit)])
+        counts = np.arange(rates.shape[-1]) < candidates[:, None, None]
+        filled = np.where(counts, np.nan_to_num(rates), 0.0)
         if column >= filled.shape[-1]:
             return own
         together = np.asarray(sink_columns(audit))

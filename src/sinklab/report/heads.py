@@ -169,7 +169,7 @@ def head_view(
     data: dict[str, Any] = {
         "page": "heads", "grid": [dataclasses.asdict(row) for row in grid], "threshold": threshold, "sample": about.kind,
         "arrays": {}, "bins": [], "sinks": [], "headNumbers": [], "angle": None, "maps": None, "pictures": None,
-        "tokens": [], "targets": [], "lastCandidate": 0, "measure": "weight", "finding": "",
+        "tokens": [], "targets": [], "candidates": [], "measure": "weight", "finding": "",
     }  # fmt: skip
     blobs: dict[str, str] = {}
     notes, finding = list(about.notes), ""
@@ -374,7 +374,7 @@ def _add_received(
         blobs["blob-received"] = text
         data["arrays"] = {"received": {"shape": [*weights.shape[:2], len(bins)], "scale": scale}}
         data["bins"] = bins
-    data["lastCandidate"] = int(np.flatnonzero(early.any(0)).max(initial=-1)) + 1
+    data["candidates"] = [int(np.flatnonzero(row).max(initial=-1)) + 1 for row in early]
     own = np.where(early[:, None], np.nan_to_num(weights), -1.0).argmax(-1)
     data["ownSink"] = own.tolist()
     for sink, values in sinks:

@@ -23,10 +23,12 @@ __all__ = [
     "mostly",
     "named_rate",
     "number",
+    "of_heads",
     "percent",
     "position_name",
     "reads_text",
     "rest_sentence",
+    "samples_of",
     "silent_of",
     "sink_column",
     "sink_columns",
@@ -235,7 +237,9 @@ def finding(summary: Mapping[str, Any]) -> str:
     if sinks:
         top = sinks[0]
         token = f", {mostly(top)}{quote(top['token'])}" if token_there(top) else ""
-        heads = f"{top['sinking']} of {cells} heads sink there, and " if is_number(top.get("sinking")) and cells else ""
+        heads = ""
+        if is_number(top.get("sinking")) and cells:
+            heads = f"{of_heads(top['sinking'], cells, 'sinks', 'sink')} there, and "
         it = "them together" if top["kind"] == "group" else "it"
         text = (
             f"{subject} has an attention sink at {_place(top)}{token}: {heads}{percent(top['rate'])} of all heads "
@@ -264,7 +268,7 @@ def finding(summary: Mapping[str, Any]) -> str:
             "samples, as where every layer has a sliding window. Take samples of at most two windows (`--seq-len`)."
         )
     if is_number(rate):
-        heads = f"in none of its {cells} heads" if cells else "in no head"
+        heads = "in no head" if not cells or cells == 1 else f"in none of its {cells} heads"
         return (
             f"{subject} has no attention sink: {heads} does any position hold more than {threshold} of the attention often "
             f"enough to count; the first position does in {percent(rate)} of heads and samples.{_windowed(summary)}"
@@ -311,7 +315,7 @@ def _followed(sink: Mapping[str, Any], cells: Any) -> str:
     ratio = sink.get("value_ratio")
     value = f" Its value is {number(ratio, 2)} times as long as the mean of a text." if is_number(ratio) else ""
     return (
-        f"{sink['sinking']} of {number(cells)} heads look at {quote(sink['text'] or sink['token'])} wherever it stands "
+        f"{of_heads(sink['sinking'], cells, 'looks', 'look')} at {quote(sink['text'] or sink['token'])} wherever it stands "
         f"({percent(sink['rate'])} of all heads and samples): they may rest on it or read it, which weights do not say "
         f"(`sinklab causes` does).{value}"
     )
@@ -327,14 +331,24 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def of_heads(some: int, heads: int, one: str, many: str) -> str:
+    """How many heads do something, by its verb in the singular and the plural: "1 of 12 heads sinks", "2 of 12 heads sink"."""
+    return f"{some:,} of {counted(heads, 'head')} {one if some == 1 else many}"
+
+
 def reads_text(summary: Mapping[str, Any]) -> bool:
     """Whether an audit is of a model of texts; those made before there were others are."""
     return summary.get("kind", "text") in ("text", "pairs")
 
 
 def unit_of(summary: Mapping[str, Any]) -> str:
-    """What a sample is counted in: tokens; positions, where it is no text."""
-    return "tokens" if reads_text(summary) else "positions"
+    """What a sample is counted in, in the singular: token; position, where it is no text."""
+    return "token" if reads_text(summary) else "position"
+
+
+def samples_of(summary: Mapping[str, Any]) -> str:
+    """How many samples an audit has, and of how many tokens or positions."""
+    return f"{counted(summary['samples'], 'sample')} of {counted(summary['seq_len'], unit_of(summary))}"
 
 
 def rest_sentence(audit: Audit) -> str:
@@ -342,7 +356,7 @@ def rest_sentence(audit: Audit) -> str:
     config = audit.config
     parts = []
     if is_number(config.get("samples")) and is_number(config.get("seq_len")):
-        parts.append(f"{counted(config['samples'], 'sample')} of {number(config['seq_len'])} {unit_of(audit.summary)}")
+        parts.append(samples_of({**audit.summary, "samples": config["samples"], "seq_len": config["seq_len"]}))
     if isinstance(audit.summary.get("tier"), str):
         parts.append(audit.summary["tier"])
     if audit.numbers.main:

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -151,8 +152,8 @@ def definitions(measured_by: Mapping[str, Iterable[Metric]]) -> list[dict[str, o
 
 def definitions_of(table: pd.DataFrame) -> list[dict[str, object]]:
     """The same for the metrics of a long table, as far as they are in the catalogue."""
-    known = catalogue()
-    pairs = table[["probe", "metric"]].dropna().drop_duplicates().itertuples(index=False)
+    pairs = list(table[["probe", "metric"]].dropna().drop_duplicates().itertuples(index=False))
+    known = _known({name for _, name in pairs})
     measured_by: dict[str, list[Metric]] = {}
     for probe, name in pairs:
         if name in known:
@@ -181,15 +182,12 @@ def catalogue(source: Path = Path(__file__).parents[1]) -> dict[str, Declared]:
     Raises:
         ContractError: two declarations under one name, one inside a function, or one that cannot be read.
     """
+    return _by_name((*_declared(source), *_outside()))
+
+
+def _by_name(declared: Iterable[Declared]) -> dict[str, Declared]:
     metrics: dict[str, Declared] = {}
-    outside = (
-        Declared(metric, plugin.__module__, Path(sys.modules[plugin.__module__].__file__ or ""))
-        for plural, registry in KINDS.items()
-        for name, plugin in registry.imported.items()
-        if not plugin.__module__.startswith("sinklab.")
-        for metric in metrics_of(plural, name)
-    )
-    for new in (*_declared(source), *outside):
+    for new in declared:
         known = metrics.setdefault(new.metric.name, new)
         if known is not new:
             raise ContractError(
@@ -197,6 +195,28 @@ def catalogue(source: Path = Path(__file__).parents[1]) -> dict[str, Declared]:
                 "second another name"
             )
     return metrics
+
+
+def _outside() -> Iterator[Declared]:
+    """The metrics of plug-ins of other packages that are imported."""
+    for plural, registry in KINDS.items():
+        for name, plugin in registry.imported.items():
+            if not plugin.__module__.startswith("sinklab."):
+                file = Path(sys.modules[plugin.__module__].__file__ or "")
+                yield from (Declared(metric, plugin.__module__, file) for metric in metrics_of(plural, name))
+
+
+def _known(names: set[str], source: Path = Path(__file__).parents[1]) -> dict[str, Declared]:
+    """The metrics of these names out of :func:`catalogue`, perhaps among others.
+
+    To parse every file takes longer than some measurements: a file is not, if what it declares is written out in it and none of
+    it is asked for. A name that is written out nowhere, such as one of several in a comprehension, takes them all.
+    """
+    reader = _reader(source)
+    files = (module for module, text in _texts(source).items() if not names.isdisjoint(_WRITTEN_OUT.findall(text)))
+    known = _by_name((*(declared for module in files for declared in reader.file(module).declared), *_outside()))
+    ends = {f"{name}_{end}" for name in known for end in ("low", "high")}  # made by ``bound``, and declared nowhere
+    return known if names <= known.keys() | ends else catalogue(source)
 
 
 def metrics_of(plural: str, name: str) -> tuple[Metric, ...]:
@@ -218,10 +238,25 @@ def metrics_of(plural: str, name: str) -> tuple[Metric, ...]:
 
 @functools.cache
 def _declared(source: Path) -> tuple[Declared, ...]:
-    reader = _Reader(source)
-    paths = [path for path in sorted(source.rglob("*.py")) if "Metric(" in path.read_text(encoding="utf-8")]
-    modules = (".".join(("sinklab", *path.relative_to(source).with_suffix("").parts)) for path in paths)
-    return tuple(declared for module in modules for declared in reader.file(module).declared())
+    reader = _reader(source)
+    return tuple(declared for module in _texts(source) for declared in reader.file(module).declared)
+
+
+@functools.cache
+def _texts(source: Path) -> dict[str, str]:
+    """Module to text of the files that declare metrics, in the order of their paths."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(source.rglob("*.py"))}
+    modules = {path: ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts)) for path in texts}
+    return {modules[path]: text for path, text in texts.items() if "Metric(" in text}
+
+
+_WRITTEN_OUT = re.compile(r'\bMetric\(\s*(?:name=)?"(\w+)"')
+"""Name of a metric whose declaration has it as a literal."""
+
+
+@functools.cache
+def _reader(source: Path) -> _Reader:
+    return _Reader(source)
 
 
 class _Reader:
@@ -263,6 +298,7 @@ class _File:
             if isinstance(node, ast.Call) and _declares(node) and id(node) not in outside:
                 raise ContractError(f"{path}:{node.lineno}: a Metric is declared at the top of a file or in a class, not here")
 
+    @functools.cached_property
     def declared(self) -> list[Declared]:
         """The metrics of this file, in order."""
         for name, value in self._constants.items():

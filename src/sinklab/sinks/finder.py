@@ -206,7 +206,12 @@ class SinkFinder(Watcher):
     @property
     def candidates(self) -> int:
         """Positions up to the last one that half of the queries see in half of the documents: those that can be a sink."""
-        return max((int(module.candidates().nonzero()[0].max(initial=-1)) + 1 for module in self._modules.values()), default=0)
+        return max(self.candidates_by_module.values(), default=0)
+
+    @property
+    def candidates_by_module(self) -> dict[str, int]:
+        """:attr:`candidates` of each attention module; 0 where a window hides every position from half of the queries."""
+        return {name: int(module.candidates().nonzero()[0].max(initial=-1)) + 1 for name, module in self._modules.items()}
 
     def windowed(self) -> tuple[int, int]:
         """Modules in which too few queries see position 0 for it to count as a sink, and all modules."""

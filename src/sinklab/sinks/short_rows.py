@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sinklab.results.naming import counted
+
 __all__ = ["even_share", "few_queries_warning", "from_tokens_on", "short_rows_warning"]
 
 LONGEST = 100_000
@@ -22,8 +24,8 @@ def short_rows_warning(length: int, threshold: float) -> str:
     if share <= threshold:
         return ""
     return (
-        f"In texts of {length:,} tokens a head that looks at all keys alike gives the first position {share:.2g} of its "
-        f"attention, more than {threshold:g}: that many heads do so says nothing of a sink{from_tokens_on(threshold)}."
+        f"In texts of {counted(length, 'token')} a head that looks at all keys alike gives the first position {share:.2g} of "
+        f"its attention, more than {threshold:g}: that many heads do so says nothing of a sink{from_tokens_on(threshold)}."
     )
 
 
@@ -37,7 +39,7 @@ def few_queries_warning(length: int, window: int | None, threshold: float) -> st
     """
     if window is None or window >= length:
         return short_rows_warning(length, threshold)
-    seen = f"In a window of {window:,} tokens {window:,} of the {length:,} queries of a row see the first position"
+    seen = f"In a window of {counted(window, 'token')} {window:,} of the {length:,} queries of a row see the first position"
     share = even_share(window)
     if share > threshold:
         return (

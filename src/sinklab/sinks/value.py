@@ -191,7 +191,7 @@ class Sinks:
     def __repr__(self) -> str:
         """In a line: the heads of a large model are pages."""
         rates = (
-            "" if sink.rate is None else f": {sink.rate:.3g} %, {sink.sinking} of {len(self.heads)} heads"
+            "" if sink.rate is None else f": {sink.rate:.3g} %, {sink.sinking} of {counted(len(self.heads), 'head')}"
             for sink in self.sinks
         )
         found = "; ".join(f"{sink.describe()}{rate}" for sink, rate in zip(self.sinks, rates, strict=True))

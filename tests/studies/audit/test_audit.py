@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,8 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes
+from sinklab.report.data import read_audit
+from sinklab.report.head_data import head_data
 from sinklab.results.table import COLUMNS, read_table
 from sinklab.sinks import SinkFinder
 from sinklab.studies.measure.probing import check_identity, run_probes
@@ -42,6 +45,7 @@ def test_a_window_that_hides_every_position_from_half_of_the_queries(seq_len, ca
     model = wrap_model(transformers.MistralForCausalLM(config).eval(), None, name="mistral")
     summary = audit(model, out=tmp_path / "out", **SMALL | {"seq_len": seq_len}).summary
     assert summary["candidate_positions"] == candidates
+    assert summary["candidates_by_module"] == {f"model.layers.{layer}.self_attn": candidates for layer in range(2)}
     for condition in summary["conditions"]:
         assert (condition["top_position"] is None) is (condition["top_rate"] is None) is (candidates == 0)
     assert ("no position is seen by half of the queries of these samples" in summary["finding"]) is (candidates == 0)
@@ -56,8 +60,12 @@ def test_a_rate_without_a_sink_is_explained_by_the_layers_whose_window_is_short(
         head_dim=8, sliding_window=4,
     )  # fmt: skip
     model = wrap_model(transformers.Gemma2ForCausalLM(config).eval(), None, name="gemma2")
-    summary = audit(model, **SMALL | {"seq_len": 24}, threshold=0.2).summary
+    summary = audit(model, **SMALL | {"seq_len": 24}, threshold=0.2, out=tmp_path / "out").summary
     assert (summary["windowed_modules"], summary["num_modules"]) == (1, 2)
+    assert summary["candidates_by_module"] == {"model.layers.0.self_attn": 0, "model.layers.1.self_attn": 13}
+    own = head_data(read_audit(tmp_path / "out"))[0]["ownSink"]
+    assert max(own[1]) < 13
+    assert own[0] == [0, 0]  # none can be the sink there, whatever few queries give it
     assert summary["sink_rate_gu2024"] > 0
     assert "In 1 of its 2 attention modules, as where a window slides, fewer than half of the queries see" in summary["finding"]
     plain = audit(model, **SMALL).summary
@@ -287,3 +295,23 @@ def test_a_model_without_outputs_proves_nothing():
     model.register_forward_hook(lambda module, args, output: ())
     with pytest.raises(MeasurementError, match="SinkLM returns no tensors"):
         check_identity(model, torch.arange(8)[None])
+
+
+def test_one_sample_one_head_and_one_token_are_in_the_singular(tmp_path, capsys):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1
+    )
+    model = wrap_model(transformers.LlamaForCausalLM(config).eval(), None, name="one")
+    found = audit(model, corpus="random_tokens", seq_len=2, samples=1, cache=False, certificate=True, out=tmp_path / "out")
+    found.show()
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(softmax attention, 1 head)" in text
+    assert "without BOS, 1 sample of 2 tokens" in text
+    assert ": 1 of 1 head sinks there, and" in text
+    assert "1 of 1 head gives position 0" in text
+    assert "1 of 1 head sinks at position 0: in more than" in " ".join(found.summary["text"])
+    assert "samples like this one of 2 tokens" in " ".join(found.summary["text"])
+    page = re.sub(r"<script.*?</script>|<[^>]+>", " ", (tmp_path / "out" / "report.html").read_text(), flags=re.DOTALL)
+    assert "1 sample of 2 tokens" in page
+    assert re.findall(r"(?<![\d.,])1 (?:heads|samples|tokens|texts|layers)\b", page) == []

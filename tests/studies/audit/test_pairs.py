@@ -157,7 +157,7 @@ def test_three_kinds_of_attention_are_reported_apart(result, capsys):
     text = result.summary["finding"]
     starts = [text.index(words) for words in ("The encoder has no attention sink", "The decoder has", "Cross-attention has an")]
     assert starts == sorted(starts)
-    assert "1 of 2 heads sink there" in text[starts[2] :]
+    assert "1 of 2 heads sinks there" in text[starts[2] :]
     result.show()
     shown = " ".join(capsys.readouterr().out.split())
     assert "heads: encoder 2; decoder 2; cross-attention 2" in shown
@@ -274,9 +274,11 @@ def test_other_commands_refuse_in_one_line(tmp_path):
     pictures = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=8, patch_size=4))
     with pytest.raises(UnsupportedModelError, match="ViTForImageClassification predicts no next token"):
         compare_policies(wrap_model(pictures))  # before it is asked for a tokenizer
-    with pytest.raises(UnsupportedModelError, match="no loss is known for a T5ForConditionalGeneration"):
+    with pytest.raises(UnsupportedModelError, match=r"the loss of a T5\w+ is taken of a target token, .* MaskedToken"):
         find_causes(model, domains=["random_tokens"])
-    summary = audit(model, corpus="random_tokens", seq_len=8, samples=2, certificate=True).summary
+    summary = audit(model, corpus="random_tokens", seq_len=8, samples=2, certificate=True, causes=True).summary
+    assert summary["loss"] > 0
+    assert summary["causes"]["refused"].startswith("the loss of a T5ForConditionalGeneration is taken of a target token")
     assert summary["certificate"]["refused"].startswith("an encoder–decoder has three kinds of attention")
     assert "policies have no loss to compare" in summary["cache"]["refused"]
 

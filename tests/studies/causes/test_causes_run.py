@@ -520,6 +520,16 @@ def test_a_module_without_samples():
         find_causes(torch.nn.Linear(2, 2), **QUICK)
 
 
+@pytest.mark.parametrize("option", [{"dtype": "bfloat16"}, {"device": "cuda"}, {"revision": "main"}, {"device_map": "auto"}])
+def test_a_module_is_not_loaded_as_it_is_asked_to_be(option):
+    """It is none of transformers, and was taken as it is without a word."""
+    tokens = torch.zeros(4, 3, dtype=torch.int64)
+    samples = Samples({"input": torch.zeros(4, 3, 2)}, tokens, torch.zeros(4, 3, 2))
+    (name,) = option
+    with pytest.raises(ConfigurationError, match=f"`{name}` .* has no effect on a model in memory, .* make it so yourself"):
+        find_causes(torch.nn.Linear(2, 2), samples=samples, readout=SquaredError(), **option)
+
+
 def test_full_has_more_variants_and_every_experiment(checkpoint):
     found = find_causes(load_model(str(checkpoint)), **QUICK, budget="full", heads=[(0, 0)])
     assert {"mean", "rotated 0", "redirect control 0"} <= set(found.summary["variants"])

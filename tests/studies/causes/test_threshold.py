@@ -81,6 +81,11 @@ def test_where_attention_is_not_shown_to_be_worth_anything(costs):
     )
 
 
+def test_what_is_rounded_to_nothing_has_no_sign():
+    text = minimal_effect_of(effects_of(144, (-1e-4, 0.0), noise=1e-4))["text"]
+    assert text.endswith("an output of 0 costs 0.00 [0.00, 0.00], that of another text 0.00 [0.00, 0.00].")
+
+
 def test_other_units_have_neither_a_most_nor_a_least():
     assert minimal_effect_of(effects_of(2, (40.0, 50.0), unit="squared units"))["value"] == 1.0
     assert minimal_effect_of(effects_of(2, (0.004, 0.005), unit="squared units", noise=1e-4))["value"] == 0.0001

@@ -110,6 +110,37 @@ def test_from_left_to_right_and_by_draws():
         assert [int(filling.take_step(torch.zeros(1, 6, len(WORDS))).nonzero()[0, 1]) for _ in range(4)] == expected
 
 
+@pytest.mark.parametrize("order", ["random", "left"])
+def test_logits_that_nothing_is_taken_from_are_not_read(order):
+    """They are those of a whole vocabulary; these have no values that could be."""
+    rows = torch.tensor([[1, 6, 7, 8, 9, 2]])
+    filling = Filling(rows, letters(rows), MASK, steps=2, order=order, fill="text", draws=torch.rand(rows.shape))
+    for _ in range(2):
+        filling.take_step(torch.empty(*rows.shape, len(WORDS), device="meta"))
+    assert torch.equal(filling.ids, rows)
+
+
+@pytest.mark.parametrize("fill", ["text", "model"])
+def test_every_order_takes_the_same_tokens_as_with_probabilities_of_all_positions(fill):
+    """Sureness of masked positions alone, and a guess of filled ones alone, are those of a softmax over everything."""
+    torch.manual_seed(0)
+    rows = torch.randint(5, len(WORDS), (3, 8))
+    free, draws = torch.rand(rows.shape) < 0.7, torch.rand(rows.shape)
+    for order in ("confidence", "random", "left"):
+        filling = Filling(rows, free, MASK, steps=2, order=order, fill=fill, draws=draws)
+        for _ in range(2):
+            logits, before, masked = torch.randn(*rows.shape, len(WORDS)), filling.ids, filling.masked
+            scores = logits.clone()
+            scores[..., MASK] = float("-inf")
+            sure, best = scores.log_softmax(-1).max(-1)
+            filled = filling.take_step(logits)
+            assert torch.equal(filling.ids, torch.where(filled, rows if fill == "text" else best, before))
+            if order == "confidence":
+                left = masked & ~filled
+                for row in range(len(rows)):
+                    assert not left[row].any() or sure[row][filled[row]].min() > sure[row][left[row]].max()
+
+
 # --- what becomes of a sink ---
 
 

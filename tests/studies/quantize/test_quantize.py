@@ -645,3 +645,11 @@ def test_pictures_without_classes_are_measured_on_the_models_own_answers():
 def test_options_out_of_range(options, message):
     with pytest.raises(ConfigurationError, match=message):
         quantize(bigram(), inputs=rows(12), **{"calibration": 4, **options})
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_texts_past_the_trained_length_are_said(long):
+    loaded, length = bigram(), rows(1).tokens.shape[1]
+    loaded.model.config.max_position_embeddings = length - long
+    said = quantize(loaded, inputs=rows(16), calibration=CALIBRATION, schemes=["w8a16"]).summary["text"]
+    assert (f"The samples have {length} tokens and the model was made for {length - 1}: past that length" in said) == long

@@ -581,7 +581,7 @@
         labels: data.bins.map(([begin]) => String(begin)), series: data.positionRate,
         tip: (i) => binName(data.bins[i]),
         // Where every query sees every key, as in an encoder, the last positions count like all others.
-        caption: data.lastCandidate < data.bins.at(-1)[1] || data.positionRate.length > 1
+        caption: Math.max(...data.candidates) < data.bins.at(-1)[1] || data.positionRate.length > 1
           ? "The last positions of a causal text are seen by few queries, their own among them; a high rate at the very end is not a sink." : undefined,
       });
     } else $("profile").append(el("p", { class: "missing", text: "The sink rate was not measured per position." }));
@@ -611,14 +611,15 @@
       const [low, high] = bounds(measure());
       return value === null || value === undefined ? null : high > low ? (100 * (value - low)) / (high - low) : 50;
     }
-    const candidates = bins.findIndex(([start]) => start >= data.lastCandidate);
+    // Of each row, the groups with a position that half of the queries see: only there can a sink be.
+    const candidates = data.candidates.map((count) => bins.filter(([start]) => start < count).length);
     const rateAt = (row, head, position) => {
       if (typeof position === "string") return sinkOf(position).rates[row][head];
       if (!rate) return null;
       const list = rate.of(row, head);
       let value;
       if (position !== null) value = list[binOf(position)];
-      else value = Math.max(...Array.from(list.subarray(0, candidates < 0 ? undefined : candidates), (v) => (Number.isNaN(v) ? -1 : v)));
+      else value = Math.max(...Array.from(list.subarray(0, candidates[row]), (v) => (Number.isNaN(v) ? -1 : v)));
       return value === undefined || Number.isNaN(value) || value < 0 ? null : value;
     };
     const where = () => (chosen === null ? "some position" : sinkOf(chosen)?.name ?? `position ${chosen}`);
@@ -626,6 +627,7 @@
       if (measure()) return `${measure().label.toLowerCase()} ${fmt(measure().values[row][head])} ${measure().unit}`.trim();
       if (single) return `${chosen === null ? "one position gets" : `${where()} gets`} ${percent(rateAt(row, head, chosen))} of its attention`;
       const mean = received && typeof chosen === "number" ? received.of(row, head)[binOf(chosen)] : NaN;
+      if (chosen >= data.candidates[row]) return `${where()} gets more than ${data.threshold} in ${percent(rateAt(row, head, chosen))} of samples, of too few queries to count`;
       return `sinks at ${where()} in ${percent(rateAt(row, head, chosen))} of samples${Number.isNaN(mean) ? "" : `; mean weight ${fmt(mean)}`}`;
     } };
     source.text = (row, head) => (measure() ? fmt(measure().values[row][head], 2) : undefined);
@@ -837,7 +839,8 @@
     // The place at which a head sinks most often: its own position, or several, or a token: no position by itself has it.
     function strongest(row, head) {
       const own = data.ownSink?.[row][head];
-      let found = { share: single ? NaN : rateAt(row, head, own), at: `position ${own}`, verb: "gets", weight: received ? received.of(row, head)[binOf(own)] : NaN };
+      // A position that too few queries see is none, whatever they give it.
+      let found = { share: single ? NaN : rate && own >= data.candidates[row] ? 0 : rateAt(row, head, own), at: `position ${own}`, verb: "gets", weight: received ? received.of(row, head)[binOf(own)] : NaN };
       for (const sink of data.sinks) {
         const rate = Number.isInteger(sink.position) ? null : sink.rates?.[row]?.[head] ?? null;
         if (rate !== null && rate > (found.share ?? 0)) found = { share: rate, at: sink.name, verb: sink.kind === "group" ? "get" : "gets", weight: NaN };
@@ -849,7 +852,7 @@
       numbers.replaceChildren();
       const own = data.ownSink?.[row][head], most = strongest(row, head);
       const add = (label, value, note) => numbers.append(el("div", {}, el("dt", { text: label }), el("dd", {}, value, note ? el("small", { text: note }) : null)));
-      if (rate && !single) add("Sink rate", percent(most.share), `of samples, at ${most.at}`);
+      if (rate && !single && (most.share > 0 || own < data.candidates[row])) add("Sink rate", percent(most.share), `of samples, at ${most.at}`);
       if (received) add("Mean weight", fmt(received.of(row, head)[binOf(own)]), `received by position ${own}`);
       for (const entry of data.headNumbers) {
         const value = entry.values[row]?.[head];
@@ -899,6 +902,7 @@
       if (!single) $("panel-lead").textContent = share === null ? "The sink rate of this head was not measured."
         : share >= 50 ? `A sink head: in ${percent(share)} of samples ${gets} more than ${data.threshold} of its attention${Number.isNaN(weight) ? "" : `, ${fmt(weight)} on average`}.`
         : share > 0 ? `Sometimes a sink head: in ${percent(share)} of samples ${gets} more than ${data.threshold} of its attention.`
+        : !data.candidates[row] ? "No position can be a sink of this head: none is seen by half of the queries of these samples, as under a sliding window."
         : `Not a sink head: in no sample does any position get more than ${data.threshold} of its attention on average.`;
       curve.replaceChildren();
       if (received) {

@@ -11,6 +11,7 @@ from torch import Tensor
 from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
+from sinklab.report.words import of_heads
 from sinklab.results.run import Progress, silent
 from sinklab.results.summaries.certificate import Certificate, CertifiedHead
 from sinklab.results.summaries.shared import Refused
@@ -127,7 +128,7 @@ def _sentence(section: Certificate, operation: str) -> str:
         return f"No head gives {where} more than {threshold:g} of its weight on average, so none is forced to. {need}"
     sinks = [head for head in heads if head["sink_weight"] > threshold]
     return (
-        f"{number} of {len(heads)} heads {_verb(number, 'gives', 'give')} {where} more than {threshold:g} of "
+        f"{of_heads(number, len(heads), 'gives', 'give')} {where} more than {threshold:g} of "
         f"{_verb(number, 'its', 'their')} weight on average; {forced or 'none'} of them {_verb(forced or 1, 'is', 'are')} "
         f"forced to. {_need(section['delta'], sinks, 'such a head', 'there')}"
     )

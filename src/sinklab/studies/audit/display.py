@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from sinklab.report.words import bos_words, finding, loss_unit, mostly, token_there, unit_of
+from sinklab.report.words import bos_words, finding, loss_unit, mostly, samples_of, token_there
 from sinklab.results.naming import counted
 from sinklab.results.run import Result
 
@@ -24,10 +24,9 @@ def display(result: Result) -> Iterator[RenderableType]:
     summary = result.summary
     loss = summary["loss"]
     heading = {"image": "pictures", "audio": "sound"}.get(summary["kind"], "text")
-    samples = counted(summary["samples"], "sample")
     lines = {
         "model": f"{summary['model']} ({summary['operation']} attention, {_heads(summary)})",
-        heading: f"{_named(summary, summary)}, {samples} of {summary['seq_len']:,} {unit_of(summary)}",
+        heading: f"{_named(summary, summary)}, {samples_of(summary)}",
         "tier": _tier(summary),
         "read as": _reading(summary.get("reading")),
         "loss": _no_loss(summary) if loss is None else f"{loss:.3f} {loss_unit(summary)}{_of_what(summary)}",

@@ -165,7 +165,7 @@ def measure_audit(
                 tables.append(labelled(again, loaded, **constants))
             main = (drawn, probed, probes)
             by_token = {part: finder.by_token(decoder(loaded)) for part, finder in finders.items()}
-        candidates = {part: finder.candidates for part, finder in finders.items()}
+        candidates = {part: finder.candidates_by_module for part, finder in finders.items()}
         windowed = {part: finder.windowed() for part, finder in finders.items()}
         conditions.append(Condition(source.label, with_bos, probed.loss, table, drawn.sha256, found, candidates, windowed))
     assert main is not None  # the plan always has a first condition

@@ -14,9 +14,9 @@ from sinklab.corpora.samples import Samples
 from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
-from sinklab.report.words import bos_words, finding, percent
+from sinklab.report.words import bos_words, finding, of_heads, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
-from sinklab.results.naming import front_warning
+from sinklab.results.naming import counted, front_warning
 from sinklab.sinks import Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
@@ -30,7 +30,7 @@ class Condition:
 
     Attributes:
         sinks: of an encoder–decoder those of each part, else of all self-attention together (part "").
-        candidates: likewise, positions up to the last one that half of the queries see.
+        candidates: likewise, of each attention module the positions up to the last one that half of the queries see.
         windowed: likewise, attention modules in which fewer than half of the queries see the first position, and all of them.
     """
 
@@ -40,7 +40,7 @@ class Condition:
     table: pd.DataFrame
     token_sha256: str
     sinks: Mapping[Part, Sinks]
-    candidates: Mapping[Part, int]
+    candidates: Mapping[Part, Mapping[str, int]]
     windowed: Mapping[Part, tuple[int, int]]
 
 
@@ -135,7 +135,8 @@ def _found(
         "sink_rate_gu2024": _rate(table, 0),
         "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
         "sink_tokens": list(by_token),
-        "candidate_positions": main.candidates[part],
+        "candidate_positions": max(main.candidates[part].values(), default=0),
+        "candidates_by_module": dict(main.candidates[part]),
         "windowed_modules": main.windowed[part][0],
         "num_modules": main.windowed[part][1],
         "sink_role": "null score" if strongest is not None and strongest.kind == "null" else sinks.describe(),
@@ -221,7 +222,7 @@ def _definitions(table: pd.DataFrame) -> dict[str, float]:
 def _condition(condition: Condition, part: Part) -> dict[str, object]:
     table, sinks = _of_part(condition.table, part), condition.sinks[part]
     rows = _rows(table, "sink_rate", "gu2024", whole=True)
-    rows = rows[rows["key_position"] < condition.candidates[part]]
+    rows = rows[rows["key_position"] < max(condition.candidates[part].values(), default=0)]
     main = sinks.main
     # Under a window that is short for the samples no position is seen by half of the queries.
     top = None if rows.empty else rows.loc[rows["value"].idxmax()]
@@ -241,14 +242,15 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     """Sentences with what the finding leaves out."""
     heads, main, sentences = summary["num_heads"], sinks.main, []
     text = summary["kind"] in ("text", "pairs")
-    unit = "tokens" if text else "positions"
+    unit = "token" if text else "position"
+    these = "this one" if summary["samples"] == 1 else f"these {summary['samples']:,}"
     # The parts of a model of pictures have positions of their own: places of the picture, and queries for what is in it.
     length = sinks.length if summary.get("part") and not text else summary["seq_len"]
-    these = "this one" if summary["samples"] == 1 else f"these {summary['samples']}"
     if main is not None:
         sentences.append(
-            f"{summary['sink_heads']} of {heads} heads sink at {main.name}: in more than {percent(100 * LEAST_SHARE)} of "
-            f"samples like {these} of {length} {unit}, with {100 * LEVEL:g} % confidence."
+            f"{of_heads(summary['sink_heads'], heads, 'sinks', 'sink')} at {main.name}: in more than "
+            f"{percent(100 * LEAST_SHARE)} of samples like {these} of {counted(length, unit)}, with "
+            f"{100 * LEVEL:g} % confidence."
         )
         if main.kind == "position" and main.token is not None:
             sentences.append(f"The token there is {_mostly(main)}.")
@@ -257,7 +259,8 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     if not summary["normalized"]:
         sentences.append(
             f"The operation ({summary['operation']}) does not normalise, so rates are taken on rows divided by their sum. As "
-            f"the weights are, {sinks.heads_by_weight} of {heads} heads give some position more than {summary['threshold']:g}."
+            f"the weights are, {of_heads(sinks.heads_by_weight, heads, 'gives', 'give')} some position more than "
+            f"{summary['threshold']:g}."
         )
     for sink in sinks.sinks[1:]:
         token = f" ({_mostly(sink)})" if sink.kind == "position" and sink.token is not None else ""

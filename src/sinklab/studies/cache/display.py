@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows
+from sinklab.results.naming import counted
 from sinklab.results.run import Result
 from sinklab.results.summaries.cache import Comparison, PerHeadEntry, QuantizedEntry
 from sinklab.studies.cache.rounding import must_stay_whole
@@ -28,8 +29,7 @@ def display(result: Result) -> Iterator[RenderableType]:
     for row in policy_rows(summary):
         shown.add_row(*row)
     bos = "with BOS" if summary["bos"] else "without BOS"
-    plural = "s" if summary["documents"] > 1 else ""
-    texts = f"{summary['documents']:,} text{plural} of {summary['tokens']:,} tokens of {summary['corpus']} {bos}"
+    texts = f"{counted(summary['documents'], 'text')} of {summary['tokens']:,} tokens of {summary['corpus']} {bos}"
     yield Text(f"{summary['model']}: {texts}, scored from token {summary['scored_from']:,} on\n")
     yield shown
     for line in left_out_lines(summary):

@@ -14,7 +14,7 @@ from sinklab.report.origin import HEADINGS as EDIT_HEADINGS
 from sinklab.report.origin import edit_rows, origin_title
 from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows
 from sinklab.report.runs import IndexedRun, index_run
-from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, unit_of
+from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, samples_of
 from sinklab.results.naming import counted
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.table import read_run
@@ -96,7 +96,7 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         numbers.append(CardNumber("loss", str(summary.get("loss_definition") or "loss"), float(summary["loss"]), "nats"))
     main = condition_name(summary.get("corpus"), summary.get("bos"), summary)
     limits = [
-        f"{counted(summary['samples'], 'sample')} of {number(summary['seq_len'])} {unit_of(summary)}: {main}; one draw, seed "
+        f"{samples_of(summary)}: {main}; one draw, seed "
         f"{record['config'].get('seed')}. Rates are those of these samples and have no interval."
     ]
     limits += [f"Weights are {summary['tier']}, not proved to be those that made the outputs."] if summary.get("tier") else []
@@ -118,7 +118,7 @@ def _cache(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         for entry in comparison["policies"]
     ]
     bos = "with BOS" if comparison["bos"] else "without BOS"
-    texts = f"{number(comparison['documents'])} text{'s' if comparison['documents'] > 1 else ''}"
+    texts = counted(comparison["documents"], "text")
     limits = [
         f"{texts} of {number(comparison['tokens'])} tokens of {public_name(comparison['corpus'])} {bos}, scored from token "
         f"{number(comparison['scored_from'])} on. Losses are in nats per token with half of their 95 % interval over "
@@ -232,7 +232,8 @@ def _other(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         rows.append([title, f"{number(value)} {unit}".strip()])
         numbers.append(CardNumber(name, title, value, unit or "1"))
     corpus, samples = summary.get("corpus") or _corpus(record), run.settings.get("samples")
-    limits = [f"{f'{samples} samples of ' if samples else ''}{public_name(str(corpus))}; numbers have no interval here."]
+    of = f"{samples} sample{'' if samples == '1' else 's'} of " if samples else ""  # settings are words
+    limits = [f"{of}{public_name(str(corpus))}; numbers have no interval here."]
     return ["measurement", "value"], rows, limits if corpus else [], numbers
 
 

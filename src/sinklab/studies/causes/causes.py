@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
@@ -134,7 +134,7 @@ def find_causes(
     from sinklab.studies.causes.display import display
     from sinklab.studies.causes.measurement import examine, facts_of, texts_of_budget
     from sinklab.studies.causes.texts import Texts
-    from sinklab.studies.measure.probing import opened, uses_bos
+    from sinklab.studies.measure.probing import opened, require_as_it_is, uses_bos
 
     request = Request(
         heads=parse_heads(heads), together=together, sink=parse_sink(sink), budget=budget, level=level,
@@ -150,17 +150,19 @@ def find_causes(
     settings = {**request.to_dict(), "bos": bos} | ({} if sinks is None else {"sinks": sinks.to_dict()})
     with Run("causes", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         loaded: LoadedModel | None = None
+        loading: dict[str, Any] = {
+            "device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
+            "device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder,
+        }  # fmt: skip
         if isinstance(model, (str, LoadedModel, PreTrainedModel)):
-            loaded = opened(
-                model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
-                device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
-            )  # fmt: skip
+            loaded = opened(model, **loading)
         elif samples is None:
             raise ConfigurationError(
                 f"{type(model).__name__} is no model of transformers, so it is not known what to feed it; give samples and "
                 "readout"
             )
         else:
+            require_as_it_is(next(model.parameters(), torch.zeros(0)), **loading)
             model.eval()  # as a model of transformers is put: dropout would be taken for an effect
         with_bos: int | None = None
         if samples is not None and readout is not None:

@@ -227,14 +227,20 @@ def readout_for(model: nn.Module) -> Readout:
     """The readout of the task that a model was made for: next token, masked token or class.
 
     Raises:
-        UnsupportedModelError: a model of another task, or none.
+        UnsupportedModelError: a model of another task, or none; a loss of target tokens, of which a text alone has none.
     """
     readouts: dict[LossKind, type[Readout]] = {"next token": NextToken, "masked token": MaskedToken, "class": ClassLogits}
     kind = loss_kind(model)
     if kind in readouts:
         return readouts[kind]()
+    name = type(model).__name__
+    if kind is not None:
+        raise UnsupportedModelError(
+            f"the loss of a {name} is taken of a {kind}, and a text alone has none; give samples with the inputs of both sides "
+            "and the targets, and the readout MaskedToken(), which takes the loss of the target at every position"
+        )
     raise UnsupportedModelError(
-        f"no loss is known for a {type(model).__name__}; the tasks known are next token, masked token and classification. "
+        f"no loss is known for a {name}; the tasks known are next token, masked token, target token and classification. "
         "Load the model with its head, or give a readout: OutputDivergence for logits without targets, SquaredError for vectors"
     )
 

@@ -98,7 +98,7 @@ def _seen(worth: dict[str, dict[str, Interval]]) -> str:
 
 
 def _words(cost: Interval) -> str:
-    return f"{cost.mean:.2f} [{cost.low:.2f}, {cost.high:.2f}]"
+    return f"{cost.mean:z.2f} [{cost.low:z.2f}, {cost.high:z.2f}]"
 
 
 def _rounded(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 import torch
@@ -52,21 +53,38 @@ class Filling:
         Returns:
             Boolean ``(texts, length)``: which tokens were filled in.
         """
-        # In a row of its own each: a copy of all logits of a large vocabulary would be the largest tensor there is.
-        guessed = [_best(row, self.mask_token) for row in logits]
-        guess, sureness = (torch.stack(part) for part in zip(*guessed, strict=True))
-        rank = {"confidence": -sureness, "random": self._draws, "left": torch.arange(self.ids.shape[1]).expand_as(self.ids)}
-        first = rank[self.order].double().masked_fill(~self.masked, float("inf")).argsort(dim=1, stable=True).argsort(dim=1)
+        rank = {
+            "confidence": lambda: -self._sureness(logits),
+            "random": lambda: self._draws,
+            "left": lambda: torch.arange(self.ids.shape[1]).expand_as(self.ids),
+        }[self.order]()
+        first = rank.double().masked_fill(~self.masked, float("inf")).argsort(dim=1, stable=True).argsort(dim=1)
         self.step += 1
         wanted = (self._free * self.step / self.steps).round().long() - (self._free - self.masked.sum(1))
         filled = self.masked & (first < wanted[:, None])
-        self.ids = torch.where(filled, self.tokens if self.fill == "text" else guess, self.ids)
+        self.ids = torch.where(filled, self.tokens if self.fill == "text" else self._guess(logits, filled), self.ids)
         self.masked = self.masked & ~filled
         return filled
 
+    def _sureness(self, logits: Tensor) -> Tensor:
+        """Logarithm of the probability of the likeliest token at the masked positions, on the CPU; 0 elsewhere."""
+        sureness = torch.zeros(self.ids.shape)
+        for number, scores in self._scores(logits, self.masked):
+            sureness[number, self.masked[number]] = scores.log_softmax(-1).amax(-1).cpu()
+        return sureness
 
-def _best(logits: Tensor, mask_token: int) -> tuple[Tensor, Tensor]:
-    """The likeliest token of each position besides the mask token, and the logarithm of its probability, on the CPU."""
-    scores = logits.float().index_fill(-1, torch.tensor([mask_token], device=logits.device), float("-inf"))
-    best = scores.log_softmax(-1).max(-1)
-    return best.indices.cpu(), best.values.cpu()
+    def _guess(self, logits: Tensor, where: Tensor) -> Tensor:
+        """The likeliest token at some positions, on the CPU; 0 elsewhere."""
+        guess = torch.zeros_like(self.ids)
+        for number, scores in self._scores(logits, where):
+            guess[number, where[number]] = scores.argmax(-1).cpu()
+        return guess
+
+    def _scores(self, logits: Tensor, where: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Number of each text, and float32 logits at some of its positions; the mask token is none that is filled in.
+
+        One text at a time: a copy of all logits of a large vocabulary would be the largest tensor there is.
+        """
+        mask = torch.tensor([self.mask_token], device=logits.device)
+        for number, row in enumerate(logits):
+            yield number, row[where[number].to(row.device)].float().index_fill(-1, mask, float("-inf"))

@@ -66,9 +66,10 @@ class MeasuredWeights:
     def __repr__(self) -> str:
         layers, samples, heads, queries, keys = self.shape
         main = self.sinks.main
-        found = f"sink at {main.describe()}, {main.sinking} of {len(self.sinks.heads)} heads" if main else "no sink"
-        read = ", ".join(counted(*of) for of in ((layers, "layer"), (samples, "sample"), (heads, "head")))
-        read += f", {queries:,} quer{'y' if queries == 1 else 'ies'}, {counted(keys, 'key')}"
+        found = f"sink at {main.describe()}, {main.sinking} of {counted(len(self.sinks.heads), 'head')}" if main else "no sink"
+        counts = {"layer": layers, "sample": samples, "head": heads}
+        read = ", ".join(counted(number, noun) for noun, number in counts.items())
+        read += f", {'1 query' if queries == 1 else f'{queries:,} queries'}, {counted(keys, 'key')}"
         return f"MeasuredWeights({read}; {found})"
 
 

@@ -93,7 +93,7 @@ def opened(model: str | LoadedModel | PreTrainedModel, **options: Any) -> Loaded
 
 
 def require_as_it_is(
-    loaded: LoadedModel,
+    placed: LoadedModel | Tensor,
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -104,23 +104,26 @@ def require_as_it_is(
     """Refuse options of loading that ask of a model in memory for what it is not, and would have no effect.
 
     Args:
+        placed: the model; of a module that is none of transformers, a parameter of it.
         trust_remote_code: a permission, which asks for nothing.
         placing: ``device_map`` and what belongs to it.
 
     Raises:
         ConfigurationError: one does; says what the model is.
     """
+    known = placed.revision if isinstance(placed, LoadedModel) else None
     asked = {
-        "device": None if device == "auto" or _is_at(loaded.device, device) else device,
-        "dtype": None if dtype == "auto" or f"torch.{dtype}" == str(loaded.dtype) else dtype,
-        "revision": None if revision == loaded.revision else revision,
+        "device": None if device == "auto" or _is_at(placed.device, device) else device,
+        "dtype": None if dtype == "auto" or f"torch.{dtype}" == str(placed.dtype) else dtype,
+        "revision": None if revision == known else revision,
         **placing,
     }
     for name, value in asked.items():
         if value is not None:
+            to_do = f"load it so, load_model(…, {name}={value!r})" if isinstance(placed, LoadedModel) else "make it so yourself"
             raise ConfigurationError(
-                f"`{name}` {value} has no effect on a model in memory, which is {loaded.dtype} on {loaded.device}: load it so, "
-                f"load_model(…, {name}={value!r}), or leave it out"
+                f"`{name}` {value} has no effect on a model in memory, which is {placed.dtype} on {placed.device}: {to_do}, or "
+                "leave it out"
             )
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
 from sinklab.models.integer_linear import GROUP
+from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
 from sinklab.results.intervals import Interval, means_over_items
@@ -210,8 +211,9 @@ class _Examination:
             "recipe": None,
             "text": "",
         }
-        warning = guess_warning(self.loaded.model, float(self.clean_means.mean()))
-        summary["text"] = f"{verdict_text(summary)} {warning}".rstrip()
+        model = self.loaded.model
+        warnings = [guess_warning(model, float(self.clean_means.mean())), *length_warnings(model, self.samples, None)]
+        summary["text"] = " ".join(filter(None, (verdict_text(summary), *warnings)))
         layers = {key: site.layer for key, site in twin.sites.items()}
         rows = quantize_rows(
             summary, spikes, layers, clean_loss=float(self.clean_means.mean()), scored=int(clean.isfinite().sum())

@@ -12,6 +12,7 @@ from sinklab.corpora._overlap import RUN, token_runs
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.losses import IGNORED
+from sinklab.results.naming import counted
 
 __all__ = ["distinct", "divided", "require_counts", "two_sets"]
 
@@ -95,7 +96,7 @@ def _too_alike(found: int, wanted: int, drawn: Samples) -> str:
 
 def _run(samples: Samples) -> str:
     """What two of these samples must not have in common, in words."""
-    return "all numbers" if samples.tokens is None else f"{_run_of(samples.tokens.shape[-1])} tokens in a row"
+    return "all numbers" if samples.tokens is None else f"{counted(_run_of(samples.tokens.shape[-1]), 'token')} in a row"
 
 
 def _run_of(tokens: int) -> int:
