@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from sinklab import registry as registry_module
+from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, ContractError, UnknownNameError
 from sinklab.models.architecture import Architecture
 from sinklab.registry import (
@@ -274,6 +275,19 @@ def test_settings_are_written_behind_a_colon_and_checked():
 def test_what_cannot_be_made_says_why(registry, spec, message):
     with pytest.raises((ConfigurationError, UnknownNameError), match=message):
         registry.make(spec)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("no", "no"), ("2024", "2024"), ("0012", "0012"), ("1.10", "1.10"), ("2024-01-01", "2024-01-01"), ("@x", "@x"),
+     ("[a] b", "[a] b"), ("'no'", "no"), ('"12"', "12"), ("null", None), ("plain", "plain")],
+)  # fmt: skip
+def test_a_setting_that_is_a_text_is_one_whatever_yaml_reads(written, read):
+    """Norwegian is no truth value, and a commit of digits no number; what the setting takes besides a text stays."""
+    corpora = KINDS["corpora"]
+    assert corpora.make(f"hub_dataset:path=owner/name, subset = {written} ,revision={written}").subset == read
+    assert resolve_corpus(f"owner/name:revision={written}").revision == read
+    assert corpora.read("random_tokens:more=no") == {"name": "random_tokens", "more": False}
 
 
 def test_lists_of_plugins_are_split_between_them():

@@ -152,8 +152,16 @@ class Registry(Generic[T]):
                 raise ContractError(f"{module} must register a {self.kind} called {name!r}, the name of the file, and does not")
         return self._objects[name]
 
-    def read(self, spec: str | Mapping[str, object]) -> dict[str, Any]:
+    def read(
+        self, spec: str | Mapping[str, object], stands_for: Callable[[str], str | None] = lambda name: None
+    ) -> dict[str, Any]:
         """Name and settings of ``"name:key=value,key=value"`` (values in YAML) or ``{"name": …, key: value}``, unchecked.
+
+        Of a setting that takes a text the value is what is written where YAML reads something else: ``target=no`` is no truth
+        value, ``revision=0012345`` no number.
+
+        Args:
+            stands_for: gives the plug-in whose settings these are, where the name is that of something else, such as a path.
 
         Raises:
             ConfigurationError: it reads like neither, or is a class.
@@ -176,12 +184,19 @@ class Registry(Generic[T]):
             raise ConfigurationError(f"{spec!r} cannot be read; write name or name:setting=value,setting=value")
         import yaml
 
-        fields = {"name": name}
-        for key, _, value in (part.partition("=") for part in parts):
+        fields: dict[str, Any] = {"name": name}
+        known = (name if name in self else stands_for(name)) if parts else None
+        for key, _, value in ((piece.strip() for piece in part.partition("=")) for part in parts):
+            declared = Any if known is None else _annotation(self[known], key)
+            is_text = _takes(declared, value, strict=True)
             try:
-                fields[key.strip()] = yaml.safe_load(value)
+                fields[key] = yaml.safe_load(value)
             except (yaml.YAMLError, ValueError, RecursionError):  # dates, integers and nesting that Python has no room for, too
-                raise ConfigurationError(f"{spec!r}: the value {value.strip()!r} of {key.strip()} is not YAML") from None
+                if not is_text:
+                    raise ConfigurationError(f"{spec!r}: the value {value!r} of {key} is not YAML") from None
+                fields[key] = value
+            if is_text and not _takes(declared, fields[key]):
+                fields[key] = value
         return fields
 
     def make(self, spec: object, *arguments: object) -> Any:
@@ -376,6 +391,20 @@ def _converted(what: str, annotation: Any, value: object) -> object:
         raise ConfigurationError(f"{what} = {value!r}: {', or '.join(problems)}") from None
     check_numbers(what, converted)
     return converted
+
+
+def _takes(annotation: Any, value: object, *, strict: bool = False) -> bool:
+    """Whether a type is declared and takes a value; a text is strictly no number, though it may be read as one."""
+    import pydantic
+
+    if annotation is Any:
+        return False
+    try:
+        adapter = pydantic.TypeAdapter(annotation, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+        adapter.validate_python(value, strict=strict)
+    except (pydantic.PydanticUserError, pydantic.ValidationError):
+        return False
+    return True
 
 
 def _annotation(plugin: Any, name: str) -> Any:

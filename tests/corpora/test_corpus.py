@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 import pytest
 import torch
@@ -71,6 +72,20 @@ def test_an_endless_corpus_of_short_passages_ends():
     assert list(corpus.rows(Encoder(vocab_size=9, tokenizer=Words()), 3, 0)) == []
     corpus.passages = lambda seed: iter(["a b"] * (PASSAGES_IN_VAIN - 1) + ["a b c"])
     assert list(corpus.rows(Encoder(vocab_size=9, tokenizer=Words()), 3, 0)) == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("corpus", ["records:path={}/texts.txt", "{}/texts.jsonl", "{}/texts"])
+def test_your_own_texts_are_read_to_their_end(corpus, tmp_path):
+    """A long text behind more short ones than an endless corpus is searched through."""
+    texts = [*(f"a {number}" for number in range(PASSAGES_IN_VAIN + 200)), "a b c"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text)
+    encoder = Encoder(vocab_size=9, tokenizer=Words())
+    for seed in range(8):
+        assert list(resolve_corpus(corpus.format(tmp_path)).rows(encoder, 3, seed)) == [[1, 1, 1]]
 
 
 def test_text_without_a_tokenizer_names_what_works():

@@ -63,6 +63,29 @@ def test_passages_begin_at_paragraphs_and_follow_the_seed(folder, tokenizer):
     assert all(tokenizer.decode(row).startswith(("text", "seco")) for row in rows[0])
 
 
+def test_no_two_passages_start_at_the_same_place(folder):
+    """Rows that are drawn twice would count as two samples in every interval; a copy of a file has the same starts."""
+    (folder / "again.txt").write_bytes((folder / "part-0" / "0.TXT").read_bytes())
+    passages = list(TextFolder(folder).passages(0))
+    assert len(passages) == len(set(passages)) == 80  # of 40 files, each whole and from its second paragraph on
+    assert list(TextFolder(folder).passages(0)) == passages != list(TextFolder(folder).passages(1))
+
+
+def test_too_few_passages_are_refused(folder, tokenizer):
+    encoder = Encoder(vocab_size=300, bos_token_id=0, tokenizer=tokenizer)
+    with pytest.raises(InputError, match=r"it gives 80 of 100 samples of 4 tokens; .*, or give more texts"):
+        TextFolder(folder).sample(encoder, seq_len=4, samples=100, seed=0, bos=False)
+
+
+def test_files_of_white_space_are_left_out(folder):
+    (folder / "blank.txt").write_text("\n \u3000\n" * 5000)
+    (folder / "mark.md").write_bytes(b"\xef\xbb\xbf\n")
+    corpus = TextFolder(folder)
+    assert corpus.identity.source.endswith("(40 files)")
+    assert len(list(corpus.passages(0))) == 80
+    assert sum(len(list(corpus.documents(split))) for split in ("train", "held_out")) == 40
+
+
 def test_what_is_no_folder_of_texts_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="corpus 'text_folder' needs the setting 'path'"):
         resolve_corpus("text_folder")

@@ -71,6 +71,21 @@ def test_rows_of_one_audit_stand_where_they_stand_there(tmp_path: Path) -> None:
     assert "attention that goes to no key" not in page
 
 
+def test_weights_and_dtype_of_models_of_one_name_stand_in_the_table(tmp_path: Path) -> None:
+    one = write_audit(tmp_path / "one", layers=2, run={"dtype": "float32"}, summary={"revision": f"sha256-{'0a' * 8}"})
+    other = write_audit(tmp_path / "other", layers=2, run={"dtype": "bfloat16"}, summary={"revision": f"sha256-{'0b' * 8}"})
+    table = comparison_table([one, other])
+    assert list(table.loc["dtype"]) == ["float32", "bfloat16"]
+    assert list(table.loc["revision of the model"]) == ["sha256-0a0a0a0a", "sha256-0b0b0b0b"]
+
+
+def test_without_any_loss_there_is_no_row_of_losses(tmp_path: Path) -> None:
+    none = [write_audit(tmp_path / name, model=name, layers=2, summary={"loss": None}) for name in "ab"]
+    assert not [row for row in comparison_table(none).index if row.startswith("loss (nats")]
+    table = comparison_table([none[0], write_audit(tmp_path / "c", model="c", layers=2)])
+    assert list(table.loc["loss (nats per token)"]) == [None, 3.2134]
+
+
 def test_texts_of_other_revisions_show_what_differs(tmp_path: Path) -> None:
     """Versions of packages are whole; of a hash there is as much as tells two apart."""
     revisions = ("CPython-3.11.7 numpy-2.0 torch-2.13", "CPython-3.11.7 numpy-2.0 torch-2.14", f"sha256-{'a1b2c3d4' * 8}")

@@ -72,6 +72,17 @@ def test_at_work_is_what_a_process_holds(tmp_path):
     assert "--resume" in lab.finding
 
 
+def test_weights_and_dtype_are_among_the_settings(tmp_path):
+    """Else two audits of one name, of other weights or in another dtype, differ in numbers and in no setting."""
+    common = {"config": {"seq_len": 64}, "dtype": "float32", "model": {"name": "m", "revision": "sha256-0a"}}
+    for name, changed in (("a", {}), ("b", {"dtype": "bfloat16"}), ("c", {"model": {"name": "m", "revision": "sha256-0b"}})):
+        write_audit(tmp_path / name, run={**common, **changed})
+    settings = [run.settings for run in sorted(read_runs(tmp_path), key=lambda run: run.folder)]
+    assert settings[0] == {"seq_len": "64", "model.revision": "sha256-0a", "dtype": "float32"}
+    assert settings[1] == settings[0] | {"dtype": "bfloat16"}
+    assert settings[2] == settings[0] | {"model.revision": "sha256-0b"}
+
+
 def test_the_lock_file_of_a_dead_process_holds_nothing(tmp_path):
     line = "import os, sys; from sinklab.results.folder import FolderLock, Path; FolderLock(Path(sys.argv[1])); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", line, tmp_path / "out"], check=False).returncode == 9

@@ -22,7 +22,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.folder import FolderLock, partial_folder
 from sinklab.results.run import STORE, Result, Run, silent
 from sinklab.results.store import Store
-from sinklab.results.table import make_table, read_run, read_table
+from sinklab.results.table import COLUMNS, make_table, read_run, read_table
 
 TABLE = make_table([{"metric": "m", "value": 1.0, "unit": "weight", "count": 1}])
 
@@ -456,6 +456,14 @@ class TestResult:
         assert json.loads(result.to_json()) == {"stored": [1]}
         (line,) = Result({}, TABLE, {"kind": "trial"}, None, display).to_json().splitlines()
         assert json.loads(line)["metric"] == "m"
+
+    def test_json_lines_have_the_numbers_of_the_table(self):
+        values = [1 / 3, 1.2345678901234567e-13, None, float("inf")]
+        table = make_table({"metric": "m", "value": value, "unit": "weight", "count": 2} for value in values)
+        lines = [json.loads(line) for line in Result({}, table, {"kind": "trial"}, None, display).to_json().splitlines()]
+        assert [line["value"] for line in lines] == [*values[:3], None]
+        assert [list(line) for line in lines] == 4 * [list(COLUMNS)]
+        assert lines[0] == {**dict.fromkeys(COLUMNS), "metric": "m", "value": 1 / 3, "unit": "weight", "count": 2}
 
     def test_page(self, tmp_path):
         def page(folder):

@@ -55,7 +55,7 @@ def resolve_corpus(spec: str | os.PathLike[str] | Mapping[str, object] | Corpus,
             )
         return spec
     written = isinstance(spec, Mapping) or not Path(spec).expanduser().exists()  # a path may hold a colon
-    fields: dict[str, Any] = corpora.read(spec) if written else {"name": spec}
+    fields: dict[str, Any] = corpora.read(spec, _kind) if written else {"name": spec}
     name: str = fields["name"]
     kind = _kind(name)
     settings = {key: value for key, value in dataset.items() if value is not None}

@@ -277,6 +277,11 @@ class TextCorpus(Corpus):
     def passages(self, seed: int) -> Iterator[str]:
         """Passages in an order that depends on the seed alone."""
 
+    @property
+    def patience(self) -> float:
+        """Passages in a row that may be too short before the corpus is; infinite where its passages come to an end."""
+        return PASSAGES_IN_VAIN
+
     def rows(self, encoder: Encoder, length: int, seed: int) -> Iterator[list[int]]:
         return (ids for ids, _ in self.pieces(encoder, length, seed))
 
@@ -288,7 +293,7 @@ class TextCorpus(Corpus):
             if piece is not None:
                 passed_over = 0
                 yield piece
-            elif (passed_over := passed_over + 1) == PASSAGES_IN_VAIN:
+            elif (passed_over := passed_over + 1) >= self.patience:
                 return
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -97,6 +98,10 @@ class HubDataset(TextCorpus):
             f"give more rows: of the split {self.train_split!r} the {HELD_OUT_PERCENT} % are read that training does not read; "
             "of one that `held_out_split` names, all"
         )
+
+    @property
+    def patience(self) -> float:
+        return math.inf if self._local else super().patience
 
     @property
     def identity(self) -> Identity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,10 @@ class Records(TextCorpus):
     @property
     def identity(self) -> Identity:
         return self._file.identity
+
+    @property
+    def patience(self) -> float:
+        return math.inf
 
     def passages(self, seed: int) -> Iterator[str]:
         yield from random.Random(seed).sample(self._records, len(self._records))

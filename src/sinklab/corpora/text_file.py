@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -89,11 +90,19 @@ class TextFile(TextCorpus):
     def identity(self) -> Identity:
         return Identity(source=self.path.name, revision=f"sha256-{self._sha256}", licence="the user's own")
 
+    @property
+    def patience(self) -> float:
+        return math.inf
+
     def passages(self, seed: int) -> Iterator[str]:
+        return (self.text[start:] for start in self.starts(seed))
+
+    def starts(self, seed: int) -> Iterator[int]:
+        """Offsets at which passages begin, each once, in the order of the seed."""
         generator = random.Random(seed)
         for starts in self._starts():
             generator.shuffle(starts)
-            yield from (self.text[start:] for start in starts)
+            yield from starts
 
     def documents(self, split: Split) -> Iterator[str]:
         starts, *_ = self._starts()

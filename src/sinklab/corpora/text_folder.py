@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -20,10 +21,12 @@ __all__ = ["TextFolder"]
 
 @corpora.register("text_folder")
 class TextFolder(TextCorpus):
-    """Every ``.txt`` and ``.md`` file below a folder; hidden files and empty ones are left out.
+    """Every ``.txt`` and ``.md`` file below a folder; hidden files and those without text are left out.
 
-    Passages start at paragraphs of files drawn with replacement. For pre-training, one file in twenty is held out (at least
-    one), by the hash of its path below the folder; files with the same content are on one side, that of the first of them.
+    A passage is the next one of a file that is drawn anew for each, as of a :class:`~sinklab.corpora.text_file.TextFile`: it
+    starts at a paragraph, no two start at the same place, and a file that has no start left is drawn no more. For
+    pre-training, one file in twenty is held out (at least one), by the hash of its path below the folder; files with the same
+    content are on one side, that of the first of them.
 
     Args:
         path: the folder.
@@ -42,7 +45,7 @@ class TextFolder(TextCorpus):
         self._files = {
             name.as_posix(): self.path / name
             for name in sorted(entry.relative_to(self.path) for entry in files)
-            if not any(part.startswith(".") for part in name.parts) and (self.path / name).stat().st_size
+            if not any(part.startswith(".") for part in name.parts) and _holds_text(self.path / name)
         }
         if not self._files:
             raise InputError(
@@ -54,6 +57,14 @@ class TextFolder(TextCorpus):
         return f"{self.path.name}/"
 
     @property
+    def more(self) -> str:
+        return "give more texts"
+
+    @property
+    def patience(self) -> float:
+        return math.inf
+
+    @property
     def identity(self) -> Identity:
         revision = f"sha256-{hash_files(self.path, self._files.values())}"
         copies = len(self._files) - len(set(self._texts.values()))
@@ -63,9 +74,16 @@ class TextFolder(TextCorpus):
 
     def passages(self, seed: int) -> Iterator[str]:
         generator = random.Random(seed)
-        files = list(self._files.values())
-        while True:
-            yield next(TextFile(generator.choice(files)).passages(generator.getrandbits(32)))
+        names, given = list(self._files), defaultdict[str, set[int]](set)
+        while names:
+            name = generator.choice(names)
+            file, before = TextFile(self._files[name]), given[self._texts[name]]
+            start = next((start for start in file.starts(generator.getrandbits(32)) if start not in before), None)
+            if start is None:
+                names.remove(name)
+                continue
+            before.add(start)
+            yield file.text[start:]
 
     def documents(self, split: Split) -> Iterator[str]:
         held_out = held_out_keys(self._texts.values())
@@ -92,3 +110,9 @@ class TextFolder(TextCorpus):
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             texts[name] = first.setdefault((sizes[name], digest), name)
         return texts
+
+
+def _holds_text(path: Path) -> bool:
+    """Whether there is anything but white space; as a rule the first bytes say so."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return any(piece.strip() for piece in iter(functools.partial(file.read, 4096), ""))

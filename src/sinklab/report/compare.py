@@ -187,10 +187,13 @@ def _numbers(audit: Audit) -> dict[str, object]:
     token = token_there(top) if top.get("kind") == "position" else top.get("token")
     heads = share_of_sinking_heads(audit)
     null, gate = mean_by_head(audit, "null_mass", "null_mass"), mean_by_head(audit, "null_mass", "output_gain")
+    loss = _float(summary.get("loss"))
     numbers: dict[str, Any] = {
         "model": audit.model,
+        "revision of the model": _short(str(summary["revision"])) if summary.get("revision") else None,
+        "dtype": audit.run.get("dtype"),
         "operation": f"{audit.operation} ({summary['tier']})" if summary.get("tier") else audit.operation,
-        f"loss ({loss_unit(summary)})": _float(summary.get("loss")),
+        **({} if loss is None else {f"loss ({loss_unit(summary)})": loss}),
         "loss (bits per byte)": _float(summary.get("bits_per_byte")),
         "sink rate at position 0, gu2024 (%)": _float(summary.get("sink_rate_gu2024")),
     }

@@ -120,7 +120,8 @@ def _read(place: Path, root: Path) -> IndexedRun:
     facts: Mapping[str, object] = model if isinstance(model, dict) else {}
     names = (record.get("claim"), facts.get("name"), record.get("name"), summary.get("model"), _only(table, "model"))
     operations = (facts.get("operation"), summary.get("operation"), _only(table, "operation"))
-    settings = {**_flat(config), **({"seeds": _text(record["seeds"])} if "seeds" in record else {})}
+    computed = {"model.revision": facts.get("revision"), "dtype": record.get("dtype"), "seeds": record.get("seeds")}
+    settings = _flat(config) | {name: _text(value) for name, value in computed.items() if value is not None}
     pages = sorted(path.name for path in place.iterdir() if path.suffix in (".html", ".png") and not path.name.startswith("."))
     return IndexedRun(
         folder=name,

@@ -77,6 +77,18 @@ def _json(record: object) -> str:
     return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def _json_lines(table: pd.DataFrame) -> str:
+    """The rows of a table, one JSON object a line, null for what is not finite; pandas would round to ten decimals."""
+    from sinklab.results.table import finite
+
+    columns = [
+        [finite(value) if isinstance(value, float) else value for value in column.astype(object).where(column.notna(), None)]
+        for _, column in table.items()
+    ]
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+    return "".join(f"{encode(dict(zip(table.columns, row, strict=True)))}\n" for row in zip(*columns, strict=True))
+
+
 def _only_settings(out: Path) -> bool:
     """Whether there is nothing in a folder but the settings of a run that has begun there."""
     return {path.relative_to(out).as_posix() for path in out.rglob("*")} == {STORE, f"{STORE}/{SETTINGS}"}
@@ -150,7 +162,7 @@ class Result:
         if self.listed is not None:
             return _json(self.listed)
         if not self.summary:
-            return str(self.table.to_json(orient="records", lines=True, force_ascii=False))
+            return _json_lines(self.table)
         return _json(self.summary)
 
     def report(self) -> Path:
