@@ -10,18 +10,11 @@ from torch import Tensor
 
 from sinklab.attention.operation import Operation
 from sinklab.attention.paths.row_kernel import LOG2E, RowKernel, Rows
+from sinklab.operations._elu_plus_one import elu_plus_one
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["Elu", "elu_plus_one"]
-
-
-def elu_plus_one(numbers: Tensor) -> Tensor:
-    """``elu(x) + 1`` without adding 1 to what is close to -1: small numbers keep their digits and stay positive.
-
-    The slope at 0 is 1, from either side; that of ``clamp`` there is 0 since torch 2.14.
-    """
-    return torch.where(numbers < 0, torch.exp(torch.where(numbers < 0, numbers, 0.0)), numbers + 1.0)
+__all__ = ["Elu"]
 
 
 @operations.register("elu")

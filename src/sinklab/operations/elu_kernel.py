@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sinklab.attention.operation import State
 from sinklab.attention.paths.feature_kernel import FeatureKernel
-from sinklab.operations.elu import elu_plus_one
+from sinklab.operations._elu_plus_one import elu_plus_one
 from sinklab.registry import operations
 
 __all__ = ["EluKernel"]
