@@ -167,6 +167,19 @@ def test_another_language_has_the_same_triggers_and_copies(trained):
     assert torch.equal(rows[:, 1:] == rows[:, :-1], other[:, 1:] == other[:, :-1])
 
 
+@pytest.mark.parametrize("letters", [0, 1, 2])
+def test_there_is_no_other_language_without_two_tokens_of_letters(random_model, monkeypatch, letters):
+    """Digits alone have none, and of one token of letters the exchange would be the text as it is, at no loss."""
+    trained = random_model()
+    tokenizer = trained.data.tokenizer
+    known = [token for token in trained.text_ids.tolist() if tokenizer.decode([token]).isalpha()][:letters]
+    digits = [token for token in range(258) if tokenizer.decode([token]).isdigit()]
+    monkeypatch.setattr(type(trained), "text_ids", torch.tensor([*digits, *known]))
+    rows = trained.rows(24, 64)
+    assert (in_other_language(trained, rows) is None) == (letters < 2)
+    assert set(robustness(trained)) == {"noise_gap", "false_sink_gap"} | ({"other_language_gap"} if letters == 2 else set())
+
+
 def _bytes_of(trained, rows):
     """Code points of the tokens, which are single bytes; special ones above them."""
     tokenizer = trained.data.tokenizer

@@ -31,7 +31,8 @@ METRICS = (
         "other_language_gap",
         "nats",
         "Mean next-token loss on the held-out rows with the tokens that are letters alone exchanged by one permutation of "
-        "them, all others left, less that on the rows as they are; of bigram-backcopy text: other bigram laws, triggers kept.",
+        "them, all others left, less that on the rows as they are; of bigram-backcopy text: other bigram laws, triggers kept. "
+        "Absent where fewer than two tokens are letters alone.",
     ),
     Metric(
         "false_sink_gap",
@@ -53,25 +54,17 @@ def robustness(trained: TrainedModel) -> dict[str, float]:
     rows, positions = text.ids, text.position_ids
     noisy, replaced = with_noise(trained, rows, positions)
     plain, under_noise = _losses(trained, text), _losses(trained, text.with_ids(noisy))
-    elsewhere, misled = (
-        _losses(trained, text.with_ids(ids)) for ids in (in_other_language(trained, rows), with_false_sink(rows, positions))
-    )
+    misled, other = _losses(trained, text.with_ids(with_false_sink(rows, positions))), in_other_language(trained, rows)
     stays = ~replaced[:, 1:]  # a loss is that of the token behind its query
-    late = trained.context // 2
-    if positions is None:
-        return {
-            "noise_gap": (under_noise[stays].mean() - plain[stays].mean()).item(),
-            "other_language_gap": (elsewhere.mean() - plain.mean()).item(),
-            "false_sink_gap": (misled[:, late:].mean() - plain[:, late:].mean()).item(),
-        }
-    scored, index = torch.diff(positions, dim=1) == 1, torch.arange(rows.shape[1])
-    stays &= scored
-    sees = scored & ((index - positions)[:, :-1] <= rows.shape[1] // 4) & (index >= late)[:-1]
-    numbers = {
-        "noise_gap": (under_noise[stays].mean() - plain[stays].mean()).item(),
-        "other_language_gap": (elsewhere[scored].mean() - plain[scored].mean()).item(),
-    }
-    return numbers | ({"false_sink_gap": (misled[sees].mean() - plain[sees].mean()).item()} if sees.any() else {})
+    scored, sees = torch.ones_like(stays), torch.zeros_like(stays)
+    sees[:, trained.context // 2 :] = True
+    if positions is not None:
+        scored = torch.diff(positions, dim=1) == 1
+        sees &= (torch.arange(rows.shape[1]) - positions)[:, :-1] <= rows.shape[1] // 4
+    compared = [("noise_gap", under_noise, stays & scored), ("false_sink_gap", misled, sees & scored)]
+    if other is not None:
+        compared.append(("other_language_gap", _losses(trained, text.with_ids(other)), scored))
+    return {name: (losses[of].mean() - plain[of].mean()).item() for name, losses, of in compared if of.any()}
 
 
 def with_noise(trained: TrainedModel, rows: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -89,10 +82,15 @@ def with_noise(trained: TrainedModel, rows: Tensor, positions: Tensor | None = N
     return torch.where(replaced, ids[torch.randint(len(ids), rows.shape, generator=generator)], rows), replaced
 
 
-def in_other_language(trained: TrainedModel, rows: Tensor) -> Tensor:
-    """The rows with each token that is letters alone in the place of another such token, everywhere the same one."""
+def in_other_language(trained: TrainedModel, rows: Tensor) -> Tensor | None:
+    """The rows with each token that is letters alone in the place of another such token, everywhere the same one.
+
+    ``None`` where there are no two such tokens, as of a vocabulary of digits.
+    """
     tokenizer = trained.data.tokenizer
     letters = torch.tensor([token for token in trained.text_ids.tolist() if tokenizer.decode([token]).strip().isalpha()])
+    if len(letters) < 2:
+        return None
     # Every token goes to the next one of a random circle, so that none stays what it is.
     circle = letters[torch.randperm(len(letters), generator=torch.Generator().manual_seed(trained.draw))]
     exchanged = torch.arange(int(max(rows.max(), trained.text_ids.max())) + 1)
