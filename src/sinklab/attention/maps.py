@@ -74,10 +74,10 @@ class AttentionMaps(Probe):
         row_of = queries.argsort(dim=1) // tile  # of every query, the row of tiles that it is in
         for start, stop in call.blocks(tile):
             visible = call.visible.block(start, stop, 0, call.kv_len) & call.counted[:, None, start:stop, None]
+            raw = call.scores(start, stop) if call.has_scores else None
+            shown = call.weights(start, stop, raw).masked_fill(~visible, 0.0)
             # Where only weights are known, their logarithms: scores but for a constant of the row.
-            raw = call.scores(start, stop) if call.has_scores else call.weights(start, stop).clamp_min(_LEAST).log()
-            raw = raw.masked_fill(~visible, -math.inf)
-            shown = call.weights(start, stop).masked_fill(~visible, 0.0)
+            raw = (shown.clamp_min(_LEAST).log() if raw is None else raw).masked_fill(~visible, -math.inf)
             into = row_of[:, None, start:stop, None].cpu()
             for whole, block, fill in ((weights, shown, 0.0), (scores, raw, -math.inf)):
                 pooled = _max_pool(block.gather(3, keys[:, None, None].expand(block.shape)), tile, fill)

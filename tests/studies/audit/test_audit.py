@@ -15,6 +15,7 @@ from tests.architectures.zoo import MEASURED, build
 from tests.conftest import make_sinklm
 
 from sinklab import audit, measure
+from sinklab.attention.call import AttentionCall
 from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, MeasurementError
@@ -315,3 +316,18 @@ def test_one_sample_one_head_and_one_token_are_in_the_singular(tmp_path, capsys)
     page = re.sub(r"<script.*?</script>|<[^>]+>", " ", (tmp_path / "out" / "report.html").read_text(), flags=re.DOTALL)
     assert "1 sample of 2 tokens" in page
     assert re.findall(r"(?<![\d.,])1 (?:heads|samples|tokens|texts|layers)\b", page) == []
+
+
+def test_maps_take_the_scores_of_a_row_once(monkeypatch):
+    """Weights and scores of a map are of one product; it was made for each of them."""
+    model, rows, scores = load_model("embedded:softmax").model, 0, AttentionCall.scores
+
+    def counted(self, start, stop):
+        nonlocal rows
+        rows += stop - start
+        return scores(self, start, stop)
+
+    monkeypatch.setattr(AttentionCall, "scores", counted)
+    with torch.no_grad(), attend(model, [AttentionMaps(tiles=4)], verify=False) as session:
+        model(input_ids=torch.arange(2, 26).reshape(1, 24))
+    assert rows == 2 * 24 * len(session.sites)  # for the map, and for what every key receives
