@@ -10,7 +10,7 @@ from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, OPTConf
 
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError
-from sinklab.models.language_model import SinkLM
+from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.lengths import learned_positions, length_warning, require_positions, trained_length
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
@@ -69,3 +69,18 @@ def test_commands_refuse_it_in_one_line(command, tmp_path, tokenizer):
         "error: SinkLM has embeddings for 128 positions and a text has 129 tokens; choose a shorter --seq-len"
     )
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("operation", [{"name": "softmax"}, {"name": "sink_token", "count": 3}])
+def test_positions_of_learned_tokens_in_front_are_none_of_a_text(operation):
+    config = SinkLMConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1, head_dim=16,
+        max_position_embeddings=12, position={"name": "learned"}, operation=operation,
+    )  # fmt: skip
+    model = SinkLM(config).eval()
+    assert learned_positions(model) == 12
+    require_positions(model, 12)
+    with torch.no_grad():
+        model(input_ids=torch.zeros(1, 12, dtype=torch.int64))
+    with pytest.raises(ConfigurationError, match="SinkLM has embeddings for 12 positions and a text has 13 tokens"):
+        require_positions(model, 13)

@@ -32,11 +32,14 @@ def trained_length(model: PreTrainedModel) -> int | None:
 
 
 def learned_positions(model: PreTrainedModel) -> int | None:
-    """How many positions a model has embeddings for; ``None`` if it computes them."""
+    """How many tokens of a text a model has embeddings of positions for; ``None`` if it computes them.
+
+    Those of learned tokens that the model puts in front of a text are left out.
+    """
     scheme = getattr(model, "position", None)  # SinkLM
     if scheme is not None:
         table = getattr(scheme, "table", None)
-        return None if table is None else len(table)
+        return None if table is None else len(table) - int(getattr(model, "tokens_in_front", 0))
     named = (module for name, module in model.named_modules() if "position" in name or name.endswith("wpe"))
     tables = [module for module in named if isinstance(module, nn.Embedding)]
     limit = trained_length(model)
