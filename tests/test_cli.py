@@ -271,6 +271,26 @@ class TestList:
         assert record["probes"]["sink_rate"] == KINDS["probes"].summary("sink_rate")
         assert set(record) == {*KINDS, "models"}
 
+    def test_of_another_package_is_shown_without_markup_and_once(self, tmp_path, monkeypatch):
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / "grove.py").write_text(
+            "from sinklab.registry import corpora\nfrom sinklab.corpora.base import TextCorpus\n"
+            "@corpora.register('medlar')\nclass Medlar(TextCorpus):\n"
+            '    """Fruit of ``one``\n    kind, a :class:`~sinklab.corpora.base.Corpus`.\n\n    More of it.\n    """\n'
+            "    identity = None\n    def passages(self, seed): yield ''\n"
+        )
+        installed = tmp_path / "grove-1.0.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: grove\nVersion: 1.0\n")
+        (installed / "entry_points.txt").write_text("[sinklab.corpora]\nmedlar = grove:Medlar\n")
+        try:
+            assert run("show", "medlar").stdout.startswith(
+                "medlar (corpus)\nFruit of one kind, a Corpus.\n\nMore of it.\n\nfile\n"
+            )
+            assert "  medlar           Fruit of one kind, a Corpus.\n" in run("list", "corpora").stdout
+        finally:
+            KINDS["corpora"]._objects.pop("medlar", None)
+
     def test_an_unknown_kind(self):
         assert "Did you mean 'probes'" in run("list", "prob", status=2).stderr
 

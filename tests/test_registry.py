@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from sinklab import registry as registry_module
+from sinklab.attention.operation import Operation
+from sinklab.attention.probe import Probe
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, ContractError, UnknownNameError
 from sinklab.models.architecture import Architecture
@@ -119,6 +121,16 @@ def test_two_classes_cannot_have_one_name(fruits):
     fruits.register("apple")(type("First", (), {"__module__": "a"}))  # the same file imported again
     with pytest.raises(ContractError, match=r"two fruit plug-ins are called 'apple': a\.First and b\.Second"):
         fruits.register("apple")(type("Second", (), {"__module__": "b"}))
+
+
+def test_a_plugin_that_lacks_something_is_refused_when_it_registers():
+    """A probe without rows would end in a TypeError when it is made, one without needs in an AttributeError in a session."""
+    some = {"__module__": "orchard", "rows": lambda self: iter(()), "metrics": ()}
+    with pytest.raises(ContractError, match=r"probe 'quince': orchard\.Quince must define merge, needs$"):
+        probes.register("quince")(type("Quince", (Probe,), some))
+    with pytest.raises(ContractError, match=r"operation 'quince': orchard\.Quince must define normalized, weights$"):
+        operations.register("quince")(type("Quince", (Operation,), {"__module__": "orchard"}))
+    assert "quince" not in probes.imported
 
 
 @pytest.mark.parametrize("name", ["Apple", "2apples", "ap-ple", "", "ap ple", "_apple"])

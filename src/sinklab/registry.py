@@ -89,7 +89,8 @@ class Registry(Generic[T]):
 
         Raises:
             ConfigurationError: the name is not lower-case words joined by underscores.
-            ContractError: another class already has the name, or it does not derive from the base class of the kind.
+            ContractError: another class already has the name, or it does not derive from the base class of the kind, or lacks
+                what that leaves to it.
         """
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise ConfigurationError(f"{self.kind} name {name!r} must be lower-case words joined by underscores")
@@ -100,6 +101,8 @@ class Registry(Generic[T]):
             # Bases are compared by name, so that nothing is imported for it.
             if self.base not in ("", "function", *map(_origin, getattr(cls, "__mro__", ()))):
                 raise ContractError(f"{self.kind} {name!r}: {_origin(cls)} must be a class that derives from {self.base}")
+            if lacking := _lacking(cls):
+                raise ContractError(f"{self.kind} {name!r}: {_origin(cls)} must define {', '.join(lacking)}")
             known = self._objects.get(name)
             if known is not None and _origin(known) != _origin(cls):
                 raise ContractError(f"two {self.kind} plug-ins are called {name!r}: {_origin(known)} and {_origin(cls)}")
@@ -149,7 +152,10 @@ class Registry(Generic[T]):
                     f"{self.kind} {name!r}: its file {module} cannot be imported: {type(error).__name__}: {error}"
                 ) from error
             if name not in self._objects:
-                raise ContractError(f"{module} must register a {self.kind} called {name!r}, the name of the file, and does not")
+                whose = "entry point" if name in points else "file"
+                raise ContractError(
+                    f"{module} must register a {self.kind} called {name!r}, the name of the {whose}, and does not"
+                )
         return self._objects[name]
 
     def read(
@@ -421,6 +427,17 @@ def _annotation(plugin: Any, name: str) -> Any:
             except NameError:  # imported for type checkers only
                 return Any
     return Any
+
+
+def _lacking(cls: object) -> list[str]:
+    """Methods that a class has only in the abstract, and what its bases declare as the class's own, with no value given."""
+    declared = {
+        name
+        for base in getattr(cls, "__mro__", ())
+        for name, kind in inspect.get_annotations(base).items()
+        if str(kind).startswith("ClassVar") and name != "name" and not hasattr(cls, name)
+    }
+    return sorted({*getattr(cls, "__abstractmethods__", ()), *declared})
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from sinklab.cli.derive import plain
 from sinklab.cli.describe import Description, catalogue, describe
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
@@ -56,7 +57,7 @@ def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
     width = 2 + max((len(name) for names in listed.values() for name in names), default=0)
     for number, (kind, names) in enumerate(listed.items()):
         yield f"{chr(10) if number else ''}[bold]{kind}[/bold]"
-        yield from (Text(f"  {name:<{width}}{summary}") for name, summary in names.items())
+        yield from (Text(f"  {name:<{width}}{plain(summary)}") for name, summary in names.items())
 
 
 def _descriptions(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
@@ -66,9 +67,11 @@ def _descriptions(descriptions: Sequence[Description]) -> Iterator[RenderableTyp
             yield ""
         version = "" if description.version is None else f", version {description.version}"
         yield f"[bold]{description.name}[/bold] ({description.kind}{version})"
-        yield Text(description.summary)
-        if description.text:
-            yield Text(f"\n{description.text}")
+        first, _, rest = description.text.partition("\n\n")
+        repeated = " ".join(first.split()) == description.summary  # of a plug-in whose class says what its file would
+        yield Text(plain(description.summary))
+        if text := rest if repeated else description.text:
+            yield Text(f"\n{plain(text)}")
         if description.parameters:
             recipe = description.kind == "recipe"
             yield f"\n[bold]{'fields, for --set' if recipe else 'parameters'}[/bold]"
@@ -76,7 +79,7 @@ def _descriptions(descriptions: Sequence[Description]) -> Iterator[RenderableTyp
                 default = "" if parameter.default is None else f" = {parameter.default}"
                 yield Text(f"  {parameter.name}{default}" if recipe else f"  {parameter.name}: {parameter.type}{default}")
                 if parameter.text:
-                    yield Text(f"      {parameter.text}", style="dim")
+                    yield Text(f"      {plain(parameter.text)}", style="dim")
         if description.metrics:
             yield "\n[bold]definitions[/bold]"
             for metric in description.metrics:

@@ -28,7 +28,7 @@ from sinklab.results.bars import bars
 from sinklab.results.voice import quietly, say
 from sinklab.studies.arguments import WHOLE, AsJson, Quiet, WrittenTo
 
-__all__ = ["derive", "folder_name", "option_names", "read_docstring"]
+__all__ = ["derive", "folder_name", "option_names", "plain", "read_docstring"]
 
 OPTIONS = cyclopts.Group("Options")
 
@@ -110,7 +110,7 @@ def option_names(function: Callable[..., object]) -> dict[str, str]:
 def read_docstring(text: str) -> tuple[str, dict[str, str], str]:
     """What a docstring in Google's style says: the description, what is under ``Args:`` by name, and the examples."""
     heading = re.compile(r"^(Args|Attributes|Examples?|In Python|Next|Raises|Returns|Yields):$", re.MULTILINE)
-    description, *rest = heading.split(_plain(text))
+    description, *rest = heading.split(plain(text))
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     entries = re.split(r"^(\w+(?:, \w+)*): ?", _dedented(sections.get("Args", "")), flags=re.MULTILINE)
     texts = {
@@ -127,8 +127,8 @@ def _dedented(section: str, by: int = 0) -> str:
     return textwrap.indent(textwrap.dedent(section.strip("\n")), " " * by).rstrip()
 
 
-def _plain(text: str) -> str:
-    """Without the markup of Sphinx."""
+def plain(text: str) -> str:
+    """A docstring without the markup of Sphinx."""
     text = re.sub(r":\w+:`~?([^`]*)`", lambda match: match[1].rpartition(".")[2] if "~" in match[0] else match[1], text)
     return text.replace("``", "")
 

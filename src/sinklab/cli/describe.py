@@ -152,7 +152,7 @@ def _read(kind: str, plural: str, name: str) -> Description:
         return _function(kind, plural, name, path, tree)
     cls = next((node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and registers(node, name)), None)
     if cls is None:
-        raise ContractError(f"{path} must register a {kind} called {name!r}, the name of the file, and does not")
+        raise ContractError(f"{path} must register a {kind} called {name!r}, by which it is looked for, and does not")
     text = inspect.cleandoc(ast.get_docstring(cls) or "")
     metrics = metrics_of(plural, name) if plural == "probes" else ()
     cited = "\n".join([text, *(metric.paper for metric in metrics), ast.get_docstring(tree) or ""])
@@ -192,7 +192,7 @@ def _function(kind: str, plural: str, name: str, path: Path, tree: ast.Module) -
     """A claim, with what it states, or a read-out, with its metrics; both are functions."""
     function = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and registers(node, name)), None)
     if function is None:
-        raise ContractError(f"{path} must register a {kind} called {name!r}, the name of the file, and does not")
+        raise ContractError(f"{path} must register a {kind} called {name!r}, by which it is looked for, and does not")
     text = inspect.cleandoc(ast.get_docstring(function) or "")
     if plural == "claims":
         claim = stated(name)
