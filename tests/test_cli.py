@@ -276,7 +276,7 @@ class TestList:
         (tmp_path / "grove.py").write_text(
             "from sinklab.registry import corpora\nfrom sinklab.corpora.base import TextCorpus\n"
             "@corpora.register('medlar')\nclass Medlar(TextCorpus):\n"
-            "    \"\"\"Fruit of ``one``\n    kind, a :class:`~sinklab.corpora.base.Corpus`.\n\n    More of it.\n    \"\"\"\n"
+            '    """Fruit of ``one``\n    kind, a :class:`~sinklab.corpora.base.Corpus`.\n\n    More of it.\n    """\n'
             "    identity = None\n    def passages(self, seed): yield ''\n"
         )
         installed = tmp_path / "grove-1.0.dist-info"
