@@ -19,7 +19,9 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.seam import register_operation
 from sinklab.attention.session import attend, table_of
 from sinklab.errors import ConfigurationError, InputError, SessionError, UnsupportedModelError
+from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
+from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.attach import attach
 from sinklab.models.loading import wrap_model
 from sinklab.probes.entropy import Entropy
@@ -125,6 +127,26 @@ def test_the_table_names_model_and_operation():
     assert (str(table["model"].dtype), str(table["operation"].dtype)) == ("string", "string")
     model.config.name_or_path = "here/there"
     assert set(session.table()["model"]) == {"here/there"}
+
+
+def test_the_table_names_what_was_changed():
+    """The column is null when nothing was, also where the settings of an intervention change nothing."""
+    model = make_sinklm()
+    edits = [
+        ScaleHead(heads={0: range(1), 1: ()}, factor=0.5),
+        ZeroValue(heads={1: [0]}, place=torch.zeros(len(IDS), 1, dtype=torch.int64)),
+        ScaleHead(factor=1.0),
+    ]
+    with torch.no_grad(), attend(model, [SinkRate()], edits) as session:
+        model(input_ids=IDS)
+    assert set(session.table()["intervention"]) == {
+        'scale_head:heads={"0": [0], "1": []},factor=0.5; zero_value:heads={"1": [0]}'
+    }
+    assert set(session.table(intervention="mine")["intervention"]) == {"mine"}
+    for unchanged in ([], edits[2:]):
+        with torch.no_grad(), attend(model, [SinkRate()], unchanged) as session:
+            model(input_ids=IDS)
+        assert session.table()["intervention"].isna().all()
 
 
 def test_two_probes_of_one_name_are_measured_and_have_no_common_table():

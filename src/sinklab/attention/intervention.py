@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias, TypedDict
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, LayerOutput
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.registry import spelled
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -36,6 +38,7 @@ __all__ = [
     "KeyIntervention",
     "ModelInputs",
     "Place",
+    "described",
     "keys_at",
     "names_nothing",
     "overrides",
@@ -211,6 +214,33 @@ class InputIntervention(Intervention):
     def kept(self, seq_len: int) -> Tensor:
         """New place of every old token of a text of ``seq_len``: int64 ``(seq_len,)``, -1 for a token that is gone."""
         return torch.arange(seq_len)
+
+
+def described(interventions: Sequence[Intervention]) -> str | None:
+    """What changes something, as the column ``intervention`` has it: ``zero_value:heads={"0": [1]},place=0``, several with a
+    semicolon between; ``None`` where nothing does. Settings that are tensors or ``None`` are left out.
+    """
+    texts = [spelled({"name": edit.name, **_plain_settings(edit)}) for edit in interventions if not edit.changes_nothing]
+    return "; ".join(texts) or None
+
+
+def _plain_settings(edit: Intervention) -> dict[str, object]:
+    plain: dict[str, object] = {}
+    for field in dataclasses.fields(edit):
+        try:
+            value = json.loads(json.dumps(getattr(edit, field.name), default=_listed))
+        except TypeError:
+            continue
+        if value is not None:
+            plain[field.name] = value
+    return plain
+
+
+def _listed(value: object) -> list[object]:
+    """A sequence that JSON does not know, such as a range."""
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is left out")
 
 
 def names_nothing(place: Place) -> bool:

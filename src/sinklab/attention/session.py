@@ -18,7 +18,7 @@ from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.describe import describe_call
 from sinklab.attention.editing import Editing
 from sinklab.attention.hooks import ModelHooks
-from sinklab.attention.intervention import Intervention
+from sinklab.attention.intervention import Intervention, described
 from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
@@ -140,15 +140,19 @@ class Session:
         """Rows of all probes as a pandas table in the long schema (:data:`sinklab.results.table.COLUMNS`).
 
         Args:
-            constants: columns that are the same for all rows, such as ``run_id``; in place of what the session says of model
-                and operation where these are among them.
+            constants: columns that are the same for all rows, such as ``run_id``; in place of what the session says of model,
+                operation and interventions where these are among them.
 
         Raises:
             SessionError: two probes of one name, whose rows could not be told apart.
         """
-        table = table_of(
-            self.probes, **{"model": self._model_name, "operation": self.operation, "tier": self.tier, **constants}
-        )
+        known = {
+            "model": self._model_name,
+            "operation": self.operation,
+            "intervention": described(self.interventions),
+            "tier": self.tier,
+        }
+        table = table_of(self.probes, **(known | constants))
         parts = {site.module: site.part for site in self.sites}
         if any(parts.values()):
             named = table["module"].map(lambda name: parts.get(name) or self._anatomy.part(name), na_action="ignore")
@@ -179,7 +183,7 @@ class Session:
 
         # By name: what draws a page is no part of the source behind a number, and a change of it measures nothing again.
         data, heads = (importlib.import_module(f"sinklab.report.{name}") for name in ("data", "heads"))
-        table, about = self.table(), about or heads.Shown(model=self._model_name)
+        table, about = self.table(intervention=None), about or heads.Shown(model=self._model_name)
         if self.tier:
             about = dataclasses.replace(about, notes=[*about.notes, f"{self.tier[0].upper()}{self.tier[1:]}."])
         if note := self._without_cross():
