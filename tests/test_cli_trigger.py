@@ -91,7 +91,7 @@ def test_anyway_trains_what_cannot_be():
         (["--operation", "sofmax"], "no operation is called 'sofmax'. Did you mean 'softmax'?"),
         (["--operation", "relu:counted=1"], "operation 'relu' has no setting 'counted'"),
         (["--operation", "softmax:("], "cannot be read; write name or name:setting=value,setting=value"),
-        (["--operation", ","], "0 operations, 3 seeds and 1000 samples"),
+        (["--operation", ","], "0 operations, 3 seeds and 1,000 samples"),
         (["--position", "16"], "position 16 must be in 2 … 15, counted from 0"),
         (["--position", "1"], "position 1 must be in 2 … 15"),
         (["--length", "3"], "length 3 must be at least 4"),
