@@ -15,6 +15,7 @@ import sinklab
 from sinklab.attention.placement import held, input_device
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import hash_weights, load_model, wrap_model
+from sinklab.results.voice import quietly
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.stream import Stream
@@ -94,6 +95,14 @@ def test_a_device_map_by_name(llama, measured, tmp_path):
     assert facts["revision"] == measured.record["model"]["revision"]
     assert facts["parameters"] == measured.record["model"]["parameters"]
     assert measured.record["model"]["placement"] == "cpu"
+
+
+def test_quiet_is_quiet_about_what_goes_to_the_disk(llama, tmp_path, caplog):
+    for quiet, said in ((False, 1), (True, 0)):
+        caplog.clear()
+        with quietly(quiet):
+            load_model(str(llama), device_map=MAP, offload_folder=tmp_path)
+        assert len([record for record in caplog.records if "offloaded" in record.message]) == said
 
 
 def test_a_device_map_that_is_worked_out(llama, tmp_path):

@@ -34,6 +34,7 @@ from sinklab.models.quiet import only_errors, without_bars
 from sinklab.models.spread import DeviceMap, MaxMemory, Spread, read_spread, skeleton_of
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
+from sinklab.results.voice import is_quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -287,7 +288,7 @@ def _build(
         options["trust_remote_code"] = True
     # Parameters of an attached operation are read by restore(); transformers would list them as unexpected.
     # Of a plan it lists the layers that are no part of it.
-    noisy = getattr(config, CONFIG_FIELD, None) is not None or spread.ranks > 1
+    noisy = getattr(config, CONFIG_FIELD, None) is not None or spread.ranks > 1 or is_quiet()
     quiet = only_errors() if noisy else contextlib.nullcontext()
     try:
         with quiet, without_bars(), bounded_building(name, config, headers):

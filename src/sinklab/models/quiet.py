@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -23,15 +24,18 @@ def quiet_libraries() -> None:
 
 @contextlib.contextmanager
 def only_errors() -> Iterator[None]:
-    """Keep transformers' warnings off the screen for a ``with`` block."""
-    from transformers.utils import logging
+    """Keep warnings of transformers, and of accelerate, off the screen for a ``with`` block."""
+    from transformers.utils import logging as of_transformers
 
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+    accelerate = logging.getLogger("accelerate")
+    before = of_transformers.get_verbosity(), accelerate.level
+    of_transformers.set_verbosity_error()
+    accelerate.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        of_transformers.set_verbosity(before[0])
+        accelerate.setLevel(before[1])
 
 
 @contextlib.contextmanager
