@@ -194,7 +194,7 @@ def test_the_whole_comparison(tmp_path, short):
     assert run["operations"]["softmax_plus_one"]["source"].startswith("Miller 2023")
     assert set(run["cells"]) == {"rates", "chosen", "scale", "longer"}
     for cell in run["cells"]["rates"]["softmax"].values():
-        assert (tmp_path / "store" / "runs" / "tiny" / cell / "run.json").is_file()
+        assert read_run(tmp_path / "store" / "runs" / "tiny" / cell)["data"]["held_out"]["sha256"] == run["held_out_sha256"]
     assert (run["protocol"], run["base"], run["selection_seeds"]) == (2, "no-bos", [1000])
     assert run["operations"]["softmax_plus_one"]["intermediate_size"] == 128
     assert said == [runs.foreseen(benchmark.asked_of([{"name": "softmax_plus_one"}], [0], "tiny", None))]

@@ -19,7 +19,7 @@ from sinklab.results.run import new_run_id
 from sinklab.results.table import append, make_table, read_run, read_table, write_table
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.columns import READ_OUTS, Source
-from sinklab.studies.pathways.kept import LOSS, asked_of_record, missing_columns, parser_of, same_loss
+from sinklab.studies.pathways.kept import LOSS, asked_of_record, missing_columns, parser_of, same_loss, seeds_of_record
 from sinklab.studies.pathways.runs import Asked, evaluation_cells
 from sinklab.studies.reproduce import work
 from sinklab.training.process import default_cache
@@ -49,12 +49,14 @@ def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress:
     if not lacking:
         return []
     asked, factors = asked_of_record(record, folder)
+    seeds = seeds_of_record(record)
     rows: list[dict[str, Any]] = []
     for source, columns in lacking.items():
-        cells = evaluation_cells(asked, factors)[source]
-        if {label: {str(seed): cells[label, seed].name for seed in asked.seeds} for label, _ in cells} != record["cells"][
-            source
-        ]:
+        cells = {key: cell for key, cell in evaluation_cells(asked, factors)[source].items() if key[1] in seeds[key[0]]}
+        named: dict[str, dict[str, str]] = {}
+        for (label, seed), cell in cells.items():
+            named.setdefault(label, {})[str(seed)] = cell.name
+        if named != record["cells"][source]:
             raise InputError(f"{folder}: its trainings are not those of today's code; make another with sinklab pathways")
         place = train_and_read(folder, asked, {source: cells}, store=store, jobs=jobs, progress=progress)
         losses = table[table["metric"] == LOSS[source]].set_index(["model", "seed"])["value"]

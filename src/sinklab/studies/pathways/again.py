@@ -18,6 +18,7 @@ from sinklab.studies.pathways.choosing import Choice
 from sinklab.studies.pathways.columns import COLUMNS
 from sinklab.studies.pathways.figure import write_figure, write_panels
 from sinklab.studies.pathways.judging import PROTOCOL, Row, judged
+from sinklab.studies.pathways.kept import seeds_of_record
 from sinklab.studies.pathways.tables import page
 from sinklab.studies.pathways.words import definition, figure_title, in_words
 from sinklab.studies.reproduce.again import numbers_of_table
@@ -57,7 +58,14 @@ def judge_again(folder: Path) -> list[Row]:
     scale, base, seeds, rate = record["scale"], record["base"], len(record["seeds"]), record.get("rate")
     cannot, natural = record["cannot_do_the_trigger_task"], is_natural(scale)
     rows = judged(
-        list(record["operations"]), numbers, times, choices, cannot=cannot, one_rate=rate is not None, natural=natural
+        list(record["operations"]),
+        numbers,
+        times,
+        choices,
+        seeds=seeds_of_record(record),
+        cannot=cannot,
+        one_rate=rate is not None,
+        natural=natural,
     )
     words = in_words(rows, cannot, scale=scale, base=base, seeds=seeds, rate=rate)
     write_text(page(rows, words, rate, natural=natural), folder / "pathways.md")

@@ -260,6 +260,7 @@ def _record(
         "cannot_do_the_trigger_task": summary["cannot"],
         "trigger_setting": dataclasses.asdict(problem),
         "config": base.model_dump(mode="json"),
+        "held_out_sha256": found.held_out_sha256,
         "environment": environment(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "errors": summary["errors"],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sinklab.report.image import write_image
-from sinklab.studies.pathways.judging import Row
+from sinklab.studies.pathways.judging import ON_THE_PLOT, Row, Summary
 from sinklab.studies.pathways.operations import REFERENCE
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ def draw_panels(panels: Sequence[tuple[str, Sequence[Row]]], *, natural: bool = 
         figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0], panels, strict=True
     ):
         axes.set_title(title, fontsize=10)
-        _draw_points(axes, [row for row in rows if "held_out_loss" in row.numbers and "distortion" in row.numbers])
+        _draw_points(axes, [row for row in rows if row.point is not None])
         axes.set_ylabel(f"distortion: {'worth of first tokens' if natural else WINDOW} and loss by int8, nats")
     for axes, (_, rows) in zip(figure.axes, panels, strict=True):  # when the limits are those of all panels
-        _write_labels(axes, [row for row in rows if "held_out_loss" in row.numbers and "distortion" in row.numbers])
+        _write_labels(axes, rows)
     return figure
 
 
@@ -67,18 +68,17 @@ def _draw_points(axes: Axes, shown: Sequence[Row]) -> None:
     named: set[str] = set()
     for row in shown:
         kind = "reference" if row.label == REFERENCE else row.answer
-        loss, distortion = row.numbers["held_out_loss"], row.numbers["distortion"]
-        x_error = None if loss.low is None else [[loss.mean - loss.low], [loss.mean - loss.low]]
-        # Distortion is counted from 0 on, so its interval ends there too.
-        low = None if distortion.low is None else min(distortion.mean, max(0.0, distortion.low))
-        y_error = None if low is None else [[distortion.mean - low], [(distortion.high or distortion.mean) - distortion.mean]]
+        x, y = row.point or (math.nan, math.nan)
+        x_error, y_error = (_around(row.numbers[name]) for name in ON_THE_PLOT)
+        if y_error is not None:  # distortion is counted from 0 on, so its interval ends there too
+            y_error = [[max(0.0, min(below, y)) for below in y_error[0]], y_error[1]]
         axes.errorbar(
-            loss.mean, distortion.mean, xerr=x_error, yerr=y_error, color=COLOURS[kind], marker=MARKERS[kind],
+            x, y, xerr=x_error, yerr=y_error, color=COLOURS[kind], marker=MARKERS[kind],
             markersize=11 if kind == "reference" else 6, elinewidth=0.8, alpha=0.9, linestyle="none",
             label=None if kind in named else LEGEND[kind],
         )  # fmt: skip
         named.add(kind)
-    best = sorted((row.numbers["held_out_loss"].mean, row.numbers["distortion"].mean) for row in shown if row.best)
+    best = sorted(row.point for row in shown if row.best and row.point is not None)
     if best:
         axes.plot(*zip(*best, strict=True), color="#57606a", linewidth=1.2, linestyle="--", zorder=0, label="non-dominated")
     axes.set_ylim(bottom=-0.1 * LINEAR)
@@ -90,11 +90,18 @@ def _draw_points(axes: Axes, shown: Sequence[Row]) -> None:
         axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=5)
 
 
+def _around(number: Summary) -> list[list[float]] | None:
+    """The interval of a number as what lies below and above it."""
+    if number.low is None or number.high is None:
+        return None
+    return [[number.mean - number.low], [number.high - number.mean]]
+
+
 def _write_labels(axes: Axes, shown: Sequence[Row]) -> None:
     """Names beside the points; of points that lie close to each other, one below the other, with a thin line to its point."""
     figure = cast("Figure", axes.figure)
     figure.draw_without_rendering()
-    points = [(row.numbers["held_out_loss"].mean, row.numbers["distortion"].mean, row.label) for row in shown]
+    points = [(*row.point, row.label) for row in shown if row.point is not None]
     pixels = sorted((*axes.transData.transform((x, y)), x, y, label) for x, y, label in points)
     taken: list[tuple[float, float]] = []
     height = 9.5 * figure.dpi / 72

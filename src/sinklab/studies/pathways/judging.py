@@ -35,6 +35,10 @@ A window of natural text loses context besides the sink, whatever the operation.
 what the first four tokens give back of the loss (``sink_worth``), and so is the distortion. The made-up language of the tiny
 scale needs no more context than its window has, so that both are the same there. That was decided on 2026-11-25 with three
 trainings of nine operations at the scale small in view: by the bound on the whole loss of the window all of them failed.
+
+Operations of a comparison that was joined from two may have seeds of their own, all of them beside softmax. Differences from
+softmax are then those at the operation's own seeds, as they always are, and so is its loss on the plot: that of softmax over
+all seeds, and the mean difference on top. Where all have the same seeds that is the mean of the operation itself.
 """
 
 from __future__ import annotations
@@ -57,6 +61,7 @@ __all__ = [
     "AT_ONE_RATE",
     "BOUNDS",
     "MARGIN",
+    "ON_THE_PLOT",
     "PROTOCOL",
     "Answer",
     "Beside",
@@ -218,8 +223,11 @@ class Row:
         at_one_rate: the same as ``findings`` for the bounds that are asked at one rate for all.
         beside: its loss beside that of softmax; ``None`` for softmax itself.
         choice: its learning rate; ``None`` where none was chosen by trainings.
-        best: no other operation has both a lower loss and a lower distortion, by their means; of operations of which enough
+        best: no other operation has both a lower loss and a lower distortion, by their points; of operations of which enough
             trainings have numbers.
+        seeds: of its trainings.
+        beyond: column in nats to the mean of what it has more than softmax with the same seed.
+        point: loss and distortion on the plot, the loss being that of softmax plus ``beyond``; ``None`` where one is missing.
     """
 
     label: str
@@ -230,6 +238,9 @@ class Row:
     beside: Comparison | None = None
     choice: Choice | None = None
     at_one_rate: dict[str, Finding] = dataclasses.field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    beyond: dict[str, float] = dataclasses.field(default_factory=dict)
+    point: tuple[float, float] | None = None
 
     def named(self, verdict: str) -> list[str]:
         """Names of the bounds with that verdict."""
@@ -239,8 +250,10 @@ class Row:
         """For JSON."""
         return {
             "label": self.label,
+            "seeds": list(self.seeds),
             "low_distortion": self.answer,
             "non_dominated": self.best,
+            "point": None if self.point is None else list(self.point),
             "beside_softmax": None if self.beside is None else self.beside.to_dict(),
             "rate": None if self.choice is None else self.choice.to_dict(),
             "bounds": {name: finding.to_dict() for name, finding in self.findings.items()},
@@ -255,6 +268,7 @@ def judged(
     costs: Mapping[str, Mapping[str, Mapping[str, float]]],
     choices: Mapping[str, Choice] = MappingProxyType({}),
     *,
+    seeds: Mapping[str, Collection[int]] = MappingProxyType({}),
     cannot: Collection[str] = (),
     one_rate: bool = False,
     natural: bool = False,
@@ -265,12 +279,14 @@ def judged(
         numbers: seed to label to column to number, of the seeds of the evaluation.
         costs: label to column to ``value``, ``low`` and ``high``.
         choices: label to its learning rate.
+        seeds: label to the seeds that it was trained with; by default all.
         cannot: labels of operations that provably cannot do the trigger task, whose seeds are no draw.
         one_rate: all were trained at one learning rate and no other, so that the numbers of the evaluation are those at it.
         natural: the text is natural, so that a window loses context, too.
     """
     bounds, at_one = (_of_text(some, natural) for some in (BOUNDS, AT_ONE_RATE))
-    summaries = {label: summarised(label, numbers) | _of_costs(costs.get(label, {})) for label in labels}
+    own = {label: {seed: numbers[seed] for seed in numbers if seed in seeds.get(label, numbers)} for label in labels}
+    summaries = {label: summarised(label, own[label]) | _of_costs(costs.get(label, {})) for label in labels}
     for label in cannot:
         summaries[label] |= {
             name: dataclasses.replace(found, low=None, high=None, method=None)
@@ -279,24 +295,60 @@ def judged(
         }
     for label, choice in choices.items():
         summaries[label] |= {name: Summary(value, None, None, len(choice.seeds)) for name, value in choice.numbers.items()}
-    points = {
-        label: (found["held_out_loss"].mean, found["distortion"].mean)
-        for label, found in summaries.items()
-        if all(name in found and len(numbers) - found[name].count <= MOST_LOST * len(numbers) for name in ON_THE_PLOT)
+    beyond = {label: _beyond(label, own[label]) for label in labels}
+    points = {label: _point(summaries[label], summaries.get(REFERENCE, {}), beyond[label]) for label in labels}
+    enough = {
+        label: point
+        for label, point in points.items()
+        if point is not None
+        and all(len(own[label]) - summaries[label][name].count <= MOST_LOST * len(own[label]) for name in ON_THE_PLOT)
     }
-    best = set(pareto(points))
+    best = set(pareto(enough))
     rows = []
     asked = [bound for bound in bounds if bound.name in REPLACING] if one_rate else at_one
     # Of an operation without numbers there, whose trainings all diverged, they are open, as those at its own rate are.
     measured = all(bound.column in summaries.get(REFERENCE, {}) for bound in asked)
     for label in labels:
-        findings = _findings(bounds, label, numbers)
-        at_one_rate = _findings(asked, label, numbers) if measured else {}
-        beside = None if label == REFERENCE else compared(label, numbers)
+        findings = _findings(bounds, label, own[label])
         rows.append(
-            Row(label, summaries[label], findings, together(findings), label in best, beside, choices.get(label), at_one_rate)
+            Row(
+                label,
+                summaries[label],
+                findings,
+                together(findings),
+                label in best,
+                beside=None if label == REFERENCE else compared(label, own[label]),
+                choice=choices.get(label),
+                at_one_rate=_findings(asked, label, own[label]) if measured else {},
+                seeds=tuple(own[label]),
+                beyond=beyond[label],
+                point=points[label],
+            )
         )
     return rows
+
+
+def _beyond(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
+    """Mean difference from softmax at the same seed, of every column in nats that both have there."""
+    found = {}
+    for column in COLUMNS:
+        if column.metric.unit == "nats":
+            difference = Difference(column.name, label, REFERENCE)
+            values = [value for of_seed in numbers.values() if (value := difference(of_seed)) is not None]
+            if values:
+                found[column.name] = statistics.fmean(values)
+    return found
+
+
+def _point(
+    own: Mapping[str, Summary], reference: Mapping[str, Summary], beyond: Mapping[str, float]
+) -> tuple[float, float] | None:
+    """Where an operation lies on the plot; by its own mean loss where softmax has none to start from."""
+    if not all(name in own for name in ON_THE_PLOT):
+        return None
+    loss, distortion = ON_THE_PLOT
+    across = reference[loss].mean + beyond[loss] if loss in reference and loss in beyond else own[loss].mean
+    return across, own[distortion].mean
 
 
 def _of_text(bounds: Sequence[Bound], natural: bool) -> list[Bound]:

@@ -24,7 +24,7 @@ from sinklab.studies.pathways.operations import REFERENCE, Pathway, pathways_of
 from sinklab.studies.pathways.runs import Asked, evaluation_cells, factors_of
 from sinklab.studies.reproduce import work
 
-__all__ = ["LOSS", "Kept", "asked_of_record", "missing_columns", "parser_of", "same_loss", "whole"]
+__all__ = ["LOSS", "Kept", "asked_of_record", "missing_columns", "parser_of", "same_loss", "seeds_of_record", "whole"]
 
 SAME_LOSS = 1e-4
 """Nats by which the loss of a training may differ from the one in the table: another order of sums, and no other training."""
@@ -51,7 +51,7 @@ class Kept:
     @property
     def control(self) -> tuple[Source, Cell]:
         """The training of softmax on the first seed by which today's trainings are recognised, and what it is one of."""
-        source = control_of(self.asked)
+        source = control_of(self.asked.rate)
         first = dataclasses.replace(self.asked, seeds=self.asked.seeds[:1])
         return source, evaluation_cells(first, self.factors)[source][REFERENCE, first.seeds[0]]
 
@@ -88,19 +88,21 @@ class Kept:
         return [*self.record.get("added", []), made]
 
 
-def parser_of(module: str, about: str | None) -> argparse.ArgumentParser:
-    """What the commands that add to a comparison are all given: its folder, the store, and how many processes.
+def parser_of(module: str, about: str | None, *, trains: bool = True) -> argparse.ArgumentParser:
+    """What the commands that add to a comparison are all given: its folder, and where they train the store and processes.
 
     Args:
         module: last part of the name of the command's module.
         about: its documentation, the first line of which says what it does.
+        trains: models are trained for it.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m sinklab.studies.pathways.{module}", description=(about or "").split("\n")[0]
     )
     parser.add_argument("folder", type=Path, help="of a comparison, with run.json and table.parquet")
-    parser.add_argument("--store", type=Path, default=Path("sinklab-claims"), help="where trained models are kept")
-    parser.add_argument("--jobs", type=int, help="processes at a time; by default one per GPU or core")
+    if trains:
+        parser.add_argument("--store", type=Path, default=Path("sinklab-claims"), help="where trained models are kept")
+        parser.add_argument("--jobs", type=int, help="processes at a time; by default one per GPU or core")
     return parser
 
 
@@ -176,15 +178,21 @@ def _with_settings(label: str, of: Mapping[str, Any], folder: Path) -> Pathway:
     return pathway
 
 
-def control_of(asked: Asked) -> Source:
+def control_of(rate: float | None) -> Source:
     """The trainings that every comparison of its kind has of every operation, and by which those of today are recognised."""
-    return "scale" if asked.rate is None else "chosen"
+    return "scale" if rate is None else "chosen"
+
+
+def seeds_of_record(record: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Label to the seeds of the evaluation that it was trained with; all, but for a comparison that was joined from two."""
+    cells = record["cells"][control_of(record.get("rate"))]
+    return {label: [int(seed) for seed in of] for label, of in cells.items()}
 
 
 def _dtype_of(record: Mapping[str, Any], asked: Asked, factors: Mapping[str, float]) -> str | None:
     """In which its models were trained, on whatever machine, as their names tell; ``None`` where no such name is known."""
     label, seed = asked.pathways[0].label, asked.seeds[0]
-    source = control_of(asked)
+    source = control_of(asked.rate)
     name = record["cells"].get(source, {}).get(label, {}).get(str(seed))
     for dtype in ("bfloat16", "float32"):
         first = dataclasses.replace(asked, seeds=[seed], dtype=dtype)

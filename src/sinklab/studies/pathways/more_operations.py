@@ -4,7 +4,8 @@
 new operation a learning rate of its own, as the comparison did (of a comparison at one given rate: takes that), trains and
 reads it on all its seeds, times it in turns with softmax, and judges all operations again. One training of softmax that the
 comparison has is made again as a control: if its loss is another, this processor rounds otherwise, or today's code trains
-other models, and nothing is added.
+other models, and nothing is added; operations can be compared with softmax on other seeds then, and that be joined
+(:mod:`sinklab.studies.pathways.joined`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab.errors import ResultError, SinklabError
+from sinklab.errors import InputError, ResultError, SinklabError
 from sinklab.registry import operations as registry
 from sinklab.registry import split_specs
 from sinklab.results.run import Progress, new_run_id, silent
@@ -23,7 +24,7 @@ from sinklab.studies.pathways.added import train_and_read as train_control
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.benchmark import long_table, operations_of
 from sinklab.studies.pathways.cost import costs
-from sinklab.studies.pathways.kept import Kept, parser_of, whole
+from sinklab.studies.pathways.kept import Kept, parser_of, seeds_of_record, whole
 from sinklab.studies.pathways.matching import matched_widths
 from sinklab.studies.pathways.operations import all_settings, pathways_of
 from sinklab.studies.pathways.runs import Asked, Found, join_numbers, train_and_read, trigger_numbers
@@ -57,10 +58,16 @@ def add_operations(
     Raises:
         UnknownNameError: no such operation.
         ConfigurationError: a setting that cannot be, or an operation whose parameters cannot be matched.
-        InputError: a comparison by another protocol, or one that lacks columns.
+        InputError: a comparison by another protocol, one that lacks columns, or one that was joined from two.
         ResultError: trainings that failed, or a control that ends at another loss.
     """
     kept = whole(folder)
+    if len(set(map(tuple, seeds_of_record(kept.record).values()))) > 1:
+        raise InputError(
+            f"{folder} was joined from comparisons of different machines, so that no machine has softmax with all its seeds; "
+            "compare the new operations with softmax on other seeds (sinklab pathways --seeds) and join that "
+            "(python -m sinklab.studies.pathways.joined)"
+        )
     reference, *named = pathways_of(operations)
     there = [all_settings(pathway) for pathway in kept.asked.pathways]
     new = [pathway for pathway in named if all_settings(pathway) not in there]

@@ -84,12 +84,14 @@ class Found:
         choices: label to the learning rate of the operation.
         cells: training to label to seed to the name of its cell in the store; of ``rates`` factor and seed, ``2 seed 1000``.
         errors: trainings and read-outs that failed, one sentence each.
+        held_out_sha256: of the tokens that losses are of; "" where no model was trained.
     """
 
     numbers: Numbers
     choices: dict[str, Choice]
     cells: dict[Source, dict[str, dict[str, str]]]
     errors: list[str]
+    held_out_sha256: str
 
 
 def cells_of(
@@ -250,7 +252,9 @@ def train_and_read(
             names["rates"].setdefault(label, {})[f"{factor:g} seed {seed}"] = cell.name
     told = [f"{name}: {why}" for name, why in (errors | later).items()]
     told += [f"{label}: {_why_none(choice)}" for label, choice in choices.items() if choice.factor is None]
-    return Found(combined(raw, asked.seeds, natural=is_natural(asked.scale)), choices, names, told)
+    trained = next((plan.folder / names[source][label][str(seed)] for source, of in raw.items() for label, seed in of), None)
+    text = "" if trained is None else work.held_out_text(trained)
+    return Found(combined(raw, asked.seeds, natural=is_natural(asked.scale)), choices, names, told, text)
 
 
 def _losses(label: str, tried: Mapping[float, Mapping[tuple[str, int], Cell]], plan: SweepPlan) -> Losses:

@@ -28,6 +28,8 @@ def page(rows: Sequence[Row], words: Words, rate: float | None = None, *, natura
 def deciding_table(rows: Sequence[Row], rate: float | None = None, *, natural: bool = False) -> str:
     """What is asked of every operation, with the answers and the numbers on which they rest."""
     answers = [("low-distortion", [_answer(row) for row in rows])]
+    if len({row.seeds for row in rows}) > 1:
+        answers.append(("seeds", [seeds_in_words(row.seeds) for row in rows]))
     if sink_to_replace(rows):
         answers.append((f"replaces the sink at ×{1 if rate is None else rate:g}", [_replaces(row) for row in rows]))
     answers.append(("loss beside softmax (nats)", [beside(row) for row in rows]))
@@ -84,6 +86,17 @@ def beside(row: Row) -> str:
     if found.mean is None or found.interval is None:
         return found.answer
     return f"{found.answer}: {found.mean:+z.3f} ({found.interval[0]:+z.3f} to {found.interval[1]:+z.3f})"
+
+
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    """Runs of seeds as their ends: ``0–2``, ``0–2, 5``."""
+    runs: list[list[int]] = []
+    for seed in sorted(seeds):
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def _end(row: Row, column: Column) -> str:

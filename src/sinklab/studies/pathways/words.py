@@ -75,7 +75,7 @@ def in_words(
     """
     reference = next(row for row in rows if row.label == REFERENCE)
     others = [row for row in rows if row is not reference]
-    setting = f"At the scale {scale} ({DESCRIPTIONS[scale]}), here with {OF_BASE[base]}, over {counted(seeds, 'seed')}:"
+    setting = f"At the scale {scale} ({DESCRIPTIONS[scale]}), here with {OF_BASE[base]}, over {_of_seeds(others, seeds)}:"
     natural = is_natural(scale)
     replaced, question = _of_what_replaces(rows, rate, natural), _of_the_question(rows, rate)
     answer = [setting, *_of_reference(reference, natural), *replaced, *question, _limits(scale)]
@@ -90,6 +90,15 @@ def in_words(
         "Time": _of_cost(others),
     }
     return Words(" ".join(answer), {about: " ".join(found) for about, found in statements.items() if found})
+
+
+def _of_seeds(others: Sequence[Row], seeds: int) -> str:
+    """How many seeds there are, and how many each operation has where it has not all."""
+    own = sorted({len(row.seeds) for row in others}) or [seeds]
+    if own == [seeds]:
+        return counted(seeds, "seed")
+    span = f"{own[0]}" if len(own) == 1 else f"{own[0]} to {own[-1]}"
+    return f"{counted(seeds, 'seed')}, each operation on {span} of them beside {REFERENCE}"
 
 
 def _of_bounds(others: Sequence[Row]) -> list[str]:
@@ -227,14 +236,14 @@ ROBUSTNESS = {
 
 
 def _of_robustness(rows: Sequence[Row]) -> list[str]:
-    """Operations that bear a change of the text worse or better than softmax by more than the margin, by the means."""
+    """Operations that bear a change of the text worse or better than softmax by more than the margin, by mean differences."""
     reference = next(row for row in rows if row.label == REFERENCE)
     parts = []
     for column, words in ROBUSTNESS.items():
         usual = _mean(reference, column)
         if usual is None:
             continue
-        less = {row.label: found - usual for row in rows if row is not reference and (found := _mean(row, column)) is not None}
+        less = {row.label: row.beyond[column] for row in rows if row is not reference and column in row.beyond}
         worse = [label for label, more in less.items() if more > MARGIN]
         better = [label for label, more in less.items() if more < -MARGIN]
         beyond = [f"more with {_list(worse)}"] if worse else []

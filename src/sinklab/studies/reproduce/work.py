@@ -44,8 +44,8 @@ from sinklab.studies.reproduce.cells import open_store, train_cells
 __all__ = [
     "Measurement",
     "OfModel",
-    "Reading",
     "claim_called",
+    "held_out_text",
     "keeping",
     "main",
     "name_of",
@@ -294,6 +294,11 @@ def read_numbers(folder: Path, wanted: Sequence[str]) -> dict[str, float]:
         cached = Reading(folder, read_out).cached()
         numbers |= {} if cached is None else {key: value for key, value in cached["numbers"].items() if value is not None}
     return numbers
+
+
+def held_out_text(folder: Path) -> str:
+    """The sha256 of the held-out tokens of a training; "" without a training."""
+    return str(read_run(folder)["data"]["held_out"]["sha256"]) if (folder / "run.json").is_file() else ""
 
 
 def train_and_read(
