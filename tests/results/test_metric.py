@@ -69,6 +69,15 @@ def test_constants_f_strings_and_what_is_imported(tmp_path):
     assert list(found) == ["first", "at_0", "at_1", "at_2"]
 
 
+def test_metrics_of_a_file_are_in_its_order_whichever_another_file_asks_for(tmp_path):
+    found = read(
+        tmp_path,
+        a='from sinklab.b import SECOND\nclass P:\n    metrics = (SECOND,)\n    own = Metric("own", "nats", "t")\n',
+        b='FIRST = Metric("first", "nats", "t")\nSECOND = Metric("second", "nats", "t")\n',
+    )
+    assert list(found) == ["own", "first", "second"]
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

@@ -281,7 +281,7 @@ class _File:
 
     def __init__(self, module: str, path: Path, reader: _Reader) -> None:
         self.module, self.path, self.reader = module, path, reader
-        self._metrics: list[Metric] = []
+        self._metrics: list[tuple[int, Metric]] = []
         self._values: dict[str, object] = {}
         tree = ast.parse(path.read_text(encoding="utf-8"))
         self._imports = {
@@ -300,14 +300,15 @@ class _File:
 
     @functools.cached_property
     def declared(self) -> list[Declared]:
-        """The metrics of this file, in order."""
+        """The metrics of this file, in the order of their lines, whichever of them were asked for before."""
         for name, value in self._constants.items():
             if any(map(_declares, ast.walk(value))):
                 self.value(name)
         for number, (name, value) in enumerate(self._fields):
             if any(map(_declares, ast.walk(value))):
                 self._values[f"{name} {number}"] = self._evaluated(value)
-        return [Declared(metric, self.module, self.path) for metric in self._metrics]
+        in_order = sorted(self._metrics, key=lambda declared: declared[0])
+        return [Declared(metric, self.module, self.path) for _, metric in in_order]
 
     def metrics(self) -> tuple[Metric, ...]:
         """``METRICS`` of the file or ``metrics`` of its classes."""
@@ -330,7 +331,7 @@ class _File:
 
     def _evaluated(self, node: ast.expr) -> Any:
         bound = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-        known: dict[str, Any] = {**_PLAIN, "Metric": self._declare, "__builtins__": {}}
+        known: dict[str, Any] = {**_PLAIN, "Metric": functools.partial(self._declare, node.lineno), "__builtins__": {}}
         try:
             for part in ast.walk(node):
                 if isinstance(part, ast.Name) and part.id not in known and part.id not in bound:
@@ -342,9 +343,10 @@ class _File:
                 f"can be read without running the file; not understood: {error}"
             ) from error
 
-    def _declare(self, *args: Any, **fields: Any) -> Metric:
-        self._metrics.append(Metric(*args, **fields))
-        return self._metrics[-1]
+    def _declare(self, line: int, /, *args: Any, **fields: Any) -> Metric:
+        metric = Metric(*args, **fields)
+        self._metrics.append((line, metric))
+        return metric
 
 
 _PLAIN = {"range": range, "float": float, "tuple": tuple, "dict": dict}
