@@ -24,6 +24,19 @@ def test_a_row_that_sees_nothing_gives_nothing():
     assert weights[0, 0, 0, 2] == 0.0
 
 
+def test_a_null_score_of_minus_infinity_is_no_null_score():
+    """In a row that sees nothing, too: there is no mass to give, and no NaN forward or backward."""
+    scores = torch.randn(1, 1, 3, 3, requires_grad=True)
+    visible = torch.tensor([[True, True, False], [False, False, False], [True, True, True]])
+    null = torch.full((1, 1, 3), -math.inf)
+    weights = Softmax().weights(scores, visible, null)
+    torch.testing.assert_close(weights, Softmax().weights(scores, visible))
+    weights[..., 0].sum().backward()
+    assert bool(torch.isfinite(scores.grad).all())
+    assert Softmax().null_mass(scores.detach(), visible, null).eq(0.0).all()
+    assert Softmax().null_mass(scores.detach(), visible, torch.zeros(1, 1, 3))[0, 0, 1] == 1.0
+
+
 def test_round_trip_of_name_and_parameters():
     assert Softmax().to_dict() == {"name": "softmax"}
     assert operations.make({}) == Softmax()

@@ -154,7 +154,8 @@ class Operation(abc.ABC):
             return None
         scores = scores if scores.dtype == torch.float64 else scores.float()
         total = torch.logsumexp(scores if visible is None else scores.masked_fill(~visible, float("-inf")), dim=-1)
-        return torch.sigmoid(null_scores.to(total.dtype) - total)
+        # Finite in a row that sees nothing, so that a null score of -inf has no mass there, as everywhere.
+        return torch.sigmoid(null_scores.to(total.dtype) - total.clamp(min=torch.finfo(total.dtype).min))
 
     def null_value(self, state: State) -> Tensor | None:
         """Value ``(num_heads or 1, value_dim)`` that the null mass carries to the output; ``None`` means 0."""

@@ -32,10 +32,12 @@ class Softmax(Operation):
         if null_scores is not None:
             hidden = scores if visible is None else scores.masked_fill(~visible, float("-inf"))
             null = null_scores.to(scores.dtype)
-            # The largest score of the row, the null term included: finite whatever is hidden, and a constant to the gradient.
-            top = torch.maximum(hidden.amax(dim=-1), null).detach()[..., None]
+            # The largest score of the row, the null term included, and a constant to the gradient. It is finite whatever is
+            # hidden, but where the null score is -inf, too: such a row has no mass to give.
+            top = torch.maximum(hidden.amax(dim=-1), null).detach()[..., None].clamp(min=torch.finfo(scores.dtype).min)
             exponentials = torch.exp(hidden - top)
-            return exponentials / (exponentials.sum(dim=-1, keepdim=True) + torch.exp(null[..., None] - top))
+            total = exponentials.sum(dim=-1, keepdim=True) + torch.exp(null[..., None] - top)
+            return exponentials / total.masked_fill(total == 0.0, 1.0)
         if visible is None:
             return torch.softmax(scores, dim=-1)
         weights = torch.softmax(scores.masked_fill(~visible, torch.finfo(scores.dtype).min), dim=-1)

@@ -311,6 +311,13 @@ def test_models_against_claims_are_kept_under_their_public_names(here, llama, ch
     with pytest.raises(InputError, match=r"holds a result with `seeds` 3 and `models` nobody/vit, which would be lost"):
         reproduce_on(models[:1], [FAST], **about)
     assert (tmp_path / "out" / "checkpoint" / FAST / "run.json").read_text() == kept
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text(encoding="utf-8")[::-1], encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"holds the result of nobody/llama on .*, which one on other.txt, sha256-\w* would repl"
+    ):
+        reproduce_on(models, [FAST], seeds=(0, 1, 2, 3), **{**about, "corpora": (str(other),)})
+    assert (tmp_path / "out" / "checkpoint" / FAST / "run.json").read_text() == kept
     laws.show()
     shown = " ".join(capsys.readouterr().out.split())
     assert "nobody/llama nobody/vit over models" in shown

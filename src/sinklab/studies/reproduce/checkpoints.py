@@ -127,7 +127,8 @@ def reproduce_on(
         say: gets warnings about texts.
 
     Raises:
-        InputError: a model or a text that cannot be used, or that is too short.
+        InputError: a model or a text that cannot be used, or that is too short; a result of a model on another text, which
+            would be lost.
         ConfigurationError: a number of corpora that is neither one nor that of the models, one model twice, seeds twice.
         KeyboardInterrupt: what has been measured is kept.
     """
@@ -151,6 +152,8 @@ def reproduce_on(
     texts = corpora if len(corpora) == len(models) else [corpora[0]] * len(models)
     subjects = [opened_subject(*of, text, list(wanted.values()), seeds, say) for of, text in zip(called, texts, strict=True)]
     _require_different(subjects)
+    for name in wanted:
+        _require_same_texts(out / CHECKPOINT / name, subjects)
     folder = out / "measured" / CHECKPOINT
     tasks = [
         subject.task(name, seed, folder)
@@ -179,6 +182,18 @@ def _require_different(subjects: Sequence[Subject]) -> None:
         if other != subject.name:
             raise ConfigurationError(
                 f"`models` {other} and {subject.name} are one model on one text, which would count as two; give it once"
+            )
+
+
+def _require_same_texts(folder: Path, subjects: Sequence[Subject]) -> None:
+    """Refuse to put what a model does on one text in the place of what it does on another."""
+    kept = kept_of(folder, "models", "texts")
+    texts = dict(zip(kept.get("models", ()), kept.get("texts", ()), strict=True))
+    for subject in subjects:
+        if texts.get(subject.name, subject.text) != subject.text:
+            raise InputError(
+                f"{folder} holds the result of {subject.name} on {texts[subject.name]}, which one on {subject.text} would "
+                "replace: choose another `out`, or name the model on this text by NAME=DIR"
             )
 
 

@@ -170,13 +170,18 @@ def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Bas
     )
 
 
-def kept_of(folder: Path, *names: Literal["seeds", "models"]) -> dict[str, list[object]]:
-    """What the result in a folder is of, models by their names; nothing where none is there that can be read."""
+def kept_of(folder: Path, *names: Literal["seeds", "models", "texts"]) -> dict[str, list[object]]:
+    """What the result in a folder is of, models by their names and beside these their texts; nothing where none can be read."""
     try:
         record = read_run(folder)
     except (InputError, ResultError):
         return {}
-    of = {"seeds": record.get("seeds", []), "models": [model["name"] for model in record.get("models", ())]}
+    models = record.get("models", ())
+    of: dict[str, list[object]] = {
+        "seeds": record.get("seeds", []),
+        "models": [model["name"] for model in models],
+        "texts": [model["text"] for model in models],
+    }
     return {name: of[name] for name in names}
 
 
