@@ -8,7 +8,6 @@ comparisons have softmax, and no seed of one is in the other: within a seed ever
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
