@@ -76,6 +76,15 @@ def test_too_short_says_how_many_of_how_many(book):
         read(book, seq_len=length, samples=3)
 
 
+def test_too_short_says_how_many_samples_a_long_line_gives(tmp_path):
+    (tmp_path / "line.txt").write_text("word " * 500)
+    with pytest.raises(InputError, match=r"gives 3 of 4 .* a long line gives one sample for each 1,000 characters$"):
+        read(tmp_path / "line.txt", seq_len=8, samples=4)
+    (tmp_path / "lines.txt").write_text("a word in a line\n" * 2)
+    with pytest.raises(InputError, match=r"or give a longer text$"):
+        read(tmp_path / "lines.txt", seq_len=8, samples=4)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -94,6 +94,12 @@ class TextFile(TextCorpus):
     def patience(self) -> float:
         return math.inf
 
+    @property
+    def more(self) -> str:
+        if any(len(line) > LONG_LINE for line in self.text.splitlines()):
+            return f"give a longer text, or one in more lines: a long line gives one sample for each {LONG_LINE:,} characters"
+        return super().more
+
     def passages(self, seed: int) -> Iterator[str]:
         return (self.text[start:] for start in self.starts(seed))
 
