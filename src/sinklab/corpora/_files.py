@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from sinklab.corpora.base import Identity, MediaCorpus, hash_files
 from sinklab.errors import InputError
+from sinklab.results.naming import counted
 
 __all__ = ["Files"]
 
@@ -53,7 +54,7 @@ class Files(MediaCorpus):
     @property
     def identity(self) -> Identity:
         root = self.path if self.path.is_dir() else self.path.parent
-        files = f" ({len(self._files)} files)" if self.path.is_dir() else ""
+        files = f" ({counted(len(self._files), 'file')})" if self.path.is_dir() else ""
         return Identity(
             source=f"{self.label}{files}", revision=f"sha256-{hash_files(root, self._files.values())}", licence="the user's own"
         )
