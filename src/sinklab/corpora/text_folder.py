@@ -15,6 +15,7 @@ from sinklab.corpora.base import Identity, Split, TextCorpus, hash_files, hash_o
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import InputError
 from sinklab.registry import corpora
+from sinklab.results.naming import counted
 
 __all__ = ["TextFolder"]
 
@@ -69,7 +70,7 @@ class TextFolder(TextCorpus):
         revision = f"sha256-{hash_files(self.path, self._files.values())}"
         copies = len(self._files) - len(set(self._texts.values()))
         # Said here because it also names the encoded text: another division of the files is another one.
-        files = f"{len(self._files)} files" + (f", {copies} of them copies" if copies else "")
+        files = counted(len(self._files), "file") + (f", {copies} of them copies" if copies else "")
         return Identity(source=f"{self.path.name}/ ({files})", revision=revision, licence="the user's own")
 
     def passages(self, seed: int) -> Iterator[str]:
