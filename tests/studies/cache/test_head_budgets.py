@@ -25,6 +25,7 @@ from sinklab.studies.cache.head_budgets import (
     require_head_maps,
     require_room,
     selection_texts,
+    sinks_with_room,
     write_head_maps,
 )
 from sinklab.studies.cache.head_orders import attention_order, checked_sources, labels_order, require_labels
@@ -264,6 +265,18 @@ def test_a_window_without_room_is_refused_before_anything_is_measured():
         ConfigurationError, match=r"a window of 23 tokens leaves no room for budgets per head: .* of 23 at most"
     ):
         require_room(narrow, ROWS, sources=["random"], budgets=[12, 23], sinks=[0, 1])
+
+
+def test_heads_keep_fewer_first_tokens_where_the_advised_number_leaves_no_room():
+    model = wrap_model(build(ZOO["llama"], "sdpa").eval())
+    about = {"sources": ["random"], "sinks": [0, 2, 8]}
+    require_room(model, ROWS, sources=["random"], budgets=[9, 12], sinks=[0, 2, 8])
+    with pytest.raises(ConfigurationError, match="leaves no room"):
+        head_budgets(model, ROWS, SELECTION, sources=["random"], budgets=[9], num_sinks=8)
+    assert sinks_with_room(model, ROWS, budgets=[9, 12], advised=8, **about) == 2
+    assert sinks_with_room(model, ROWS, budgets=[12], advised=2, **about) == 2
+    assert sinks_with_room(model, ROWS, budgets=[9], advised=8, **{**about, "sources": ["curves"]}) == 8
+    head_budgets(model, ROWS, SELECTION, sources=["random"], budgets=[9], num_sinks=2)
 
 
 def test_a_model_whose_heads_cannot_be_computed_apart_is_refused_before_anything_is_measured():

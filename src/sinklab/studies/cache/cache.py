@@ -118,6 +118,7 @@ def compare_policies(
         require_head_maps,
         require_room,
         selection_texts,
+        sinks_with_room,
         write_head_maps,
     )
     from sinklab.studies.cache.head_orders import checked_sources
@@ -169,6 +170,7 @@ def compare_policies(
         if sources:
             advised = summary["recommended"]
             kept = max(sinks) if advised is None or "pinned" in advised else advised["num_sinks"]  # heads keep first tokens
+            kept = sinks_with_room(loaded, rows, sources=sources, budgets=budgets, sinks=sinks, advised=kept)
             summary["per_head"] = head_budgets(
                 loaded, rows, selection, sources=sources, budgets=budgets, num_sinks=kept, seed=seed, progress=run.progress
             )

@@ -82,7 +82,10 @@ def _per_head(entries: list[PerHeadEntry]) -> Iterator[RenderableType]:
             _sizes(entry["others"]), f"{entry['uniform_loss']:.3f}", f"{gap['mean']:+z.4f}", interval,
             f"{entry['bytes_ratio']:.3f} ×",
         )  # fmt: skip
-    yield Text("\nBudgets per key-value head, against the same for all heads in the same bytes (negative is better):\n")
+    sinks = counted(entries[0]["num_sinks"], "first token") if entries else ""
+    yield Text(
+        f"\nBudgets per key-value head, each with {sinks}, against the same for all in the same bytes (negative is better):\n"
+    )
     yield shown
 
 

@@ -43,7 +43,15 @@ from sinklab.studies.cache.head_windows import CUT, LONG, SHORT, Head, Windows, 
 from sinklab.studies.cache.long_texts import long_texts
 from sinklab.studies.cache.policy_plan import scored_from
 
-__all__ = ["head_budgets", "per_head_table", "require_head_maps", "require_room", "selection_texts", "write_head_maps"]
+__all__ = [
+    "head_budgets",
+    "per_head_table",
+    "require_head_maps",
+    "require_room",
+    "selection_texts",
+    "sinks_with_room",
+    "write_head_maps",
+]
 
 GAP = Metric(
     "per_head_gap",
@@ -95,13 +103,30 @@ def require_room(
     Raises:
         ConfigurationError: there is one.
     """
-    if set(sources) <= {"curves"}:  # which shares out by costs, and may leave all heads as they are
-        return
-    heads = all_heads(read_rotations(loaded.model).kv_heads)
     for budget in budgets:
-        mosts = {number: _longest_window(loaded, rows, number) for number in sinks}
-        if not any(any(shared_by_order(heads, budget - number, most)) for number, most in mosts.items()):
-            raise ConfigurationError(_no_room(budget, max(mosts.values())))
+        if not any(_has_room(loaded, rows, sources, budget, number) for number in sinks):
+            raise ConfigurationError(_no_room(budget, max(_longest_window(loaded, rows, number) for number in sinks)))
+
+
+def sinks_with_room(
+    loaded: LoadedModel, rows: Tensor, *, sources: Sequence[str], budgets: Sequence[int], sinks: Sequence[int], advised: int
+) -> int:
+    """How many first tokens every head keeps: as many as advised, or the most below that leave a choice at every budget.
+
+    Args:
+        sinks: what may be taken; :func:`require_room` has passed them, and fewer leave more room.
+    """
+    below = sorted({advised, *(number for number in sinks if number < advised)}, reverse=True)
+    with_room = (number for number in below if all(_has_room(loaded, rows, sources, budget, number) for budget in budgets))
+    return next(with_room, advised)
+
+
+def _has_room(loaded: LoadedModel, rows: Tensor, sources: Sequence[str], budget: int, num_sinks: int) -> bool:
+    """Whether some heads can hold less and others more; ``curves`` shares out by costs, and may leave all as they are."""
+    if set(sources) <= {"curves"}:
+        return True
+    heads, most = all_heads(read_rotations(loaded.model).kv_heads), _longest_window(loaded, rows, num_sinks)
+    return any(shared_by_order(heads, budget - num_sinks, most))
 
 
 def _no_room(budget: int, most: int) -> str:
