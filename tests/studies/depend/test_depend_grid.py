@@ -80,8 +80,8 @@ class TestPlanted:
             assert pair["visible"]["lost"]["mean"] == pair["hidden"]["lost"]["mean"] == 0.0
         assert outcome["grid"][0]["visible"]["lost"] == {"mean": 0.0, "low": 0.0, "high": 0.0}  # against itself
         assert outcome["dependence_sentence"] == (
-            "needle: index of dependence +0.00 [-0.28, +0.28]: none to 28% of the score above chance (0.1) goes with the sink, "
-            "or up to 28% of it while the sink stays."
+            "needle: index of dependence +0.00 [-0.28, +0.28]: none to 28 % of the score above chance (0.1) goes with the sink, "
+            "or up to 28 % of it while the sink stays."
         )
 
     def test_a_score_that_needs_bos(self, planted):
@@ -177,20 +177,20 @@ class TestSentence:
     @pytest.mark.parametrize(
         ("visible", "hidden", "chance", "words"),
         [
-            (0.7, 0.4, 0.1, "+0.50 [+0.49, +0.51]: 50% of the score above chance (0.1) goes with the sink"),
-            (0.4, 0.7, 0.1, "-0.50 [-0.51, -0.49]: 50% of the score above chance (0.1) goes while the sink stays"),
+            (0.7, 0.4, 0.1, "+0.50 [+0.49, +0.51]: 50 % of the score above chance (0.1) goes with the sink"),
+            (0.4, 0.7, 0.1, "-0.50 [-0.51, -0.49]: 50 % of the score above chance (0.1) goes while the sink stays"),
             (
                 0.5,
                 0.5,
                 0.1,
-                "+0.00 [-0.02, +0.02]: none to 2% of the score above chance (0.1) goes with the sink, or up to 2% of it "
+                "+0.00 [-0.02, +0.02]: none to 2 % of the score above chance (0.1) goes with the sink, or up to 2 % of it "
                 "while the sink stays",
             ),
             (
                 -2.0,
                 -3.0,
                 None,
-                "+0.25 [+0.25, +0.25]: 25% of the score above what one token of context gives goes with the sink",
+                "+0.25 [+0.25, +0.25]: 25 % of the score above what one token of context gives goes with the sink",
             ),
             (0.1, 0.1, 0.1, "at chance: says nothing about sinks"),
             (-6.0, -6.0, None, "not shown to be better than with one token in the cache: no share of it can be given"),
@@ -205,12 +205,12 @@ class TestSentence:
     @pytest.mark.parametrize(
         ("index", "words"),
         [
-            ((0.004, 0.001, 0.006), "0.4% of the score above chance (0.1) goes with the sink."),
-            ((-0.0004, -0.0006, -0.0001), "0.04% of the score above chance (0.1) goes while the sink stays."),
+            ((0.004, 0.001, 0.006), "0.4 % of the score above chance (0.1) goes with the sink."),
+            ((-0.0004, -0.0006, -0.0001), "0.04 % of the score above chance (0.1) goes while the sink stays."),
             ((0.0, 0.0, 0.0), "none of the score above chance (0.1) goes with the sink."),
-            ((0.0, -0.002, 0.3), "none to 30% of the score above chance (0.1) goes with the sink, or up to 0.2% of it while "
+            ((0.0, -0.002, 0.3), "none to 30 % of the score above chance (0.1) goes with the sink, or up to 0.2 % of it while "
              "the sink stays."),
-            ((0.00999, 0.009, 0.0101), "1% of the score above chance (0.1) goes with the sink."),
+            ((0.00999, 0.009, 0.0101), "1 % of the score above chance (0.1) goes with the sink."),
         ],
     )  # fmt: skip
     def test_a_share_that_is_not_nothing_is_not_said_to_be(self, index, words):

@@ -199,4 +199,4 @@ def dependence_sentence(task: str, chance: float | None, dependence: Dependence)
 
 def _percent(share: float) -> str:
     """Whole percents, of less than one the first digit: what an interval keeps apart from 0 is not said to be 0."""
-    return f"{share:.0%}" if share >= 0.00995 else f"{100 * share:.1g}%"
+    return f"{100 * share:.0f} %" if share >= 0.00995 else f"{100 * share:.1g} %"
