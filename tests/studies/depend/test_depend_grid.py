@@ -80,8 +80,8 @@ class TestPlanted:
             assert pair["visible"]["lost"]["mean"] == pair["hidden"]["lost"]["mean"] == 0.0
         assert outcome["grid"][0]["visible"]["lost"] == {"mean": 0.0, "low": 0.0, "high": 0.0}  # against itself
         assert outcome["dependence_sentence"] == (
-            "needle: index of dependence +0.00 [-0.28, +0.28]: none to 28 % of the score above chance (0.1) goes with the sink, "
-            "or up to 28 % of it while the sink stays."
+            "needle: index of dependence +0.00 [-0.28, +0.28]: none to 28 % of the score above chance (0.1) goes with the sink"
+            ", or up to 28 % of it while the sink stays."
         )
 
     def test_a_score_that_needs_bos(self, planted):

@@ -44,7 +44,8 @@ def matched_widths(pathways: Sequence[Pathway], config: PretrainingConfig) -> di
             if narrower < 1 or abs(left) > TOLERANCE * reference:
                 raise ConfigurationError(
                     f"operation {pathway.label} has {extra:+,} parameters beside the {reference:,} of softmax, and no width of "
-                    f"the feed-forward layer below {width} brings them within {100 * TOLERANCE:.1f} %; compare it at another scale"
+                    f"the feed-forward layer below {width} brings them within {100 * TOLERANCE:.1f} %; compare it at "
+                    "another scale"
                 )
             widths[pathway.label] = narrower
     return widths
