@@ -24,8 +24,9 @@ METRICS = (
     Metric(
         "noise_gap",
         "nats",
-        f"Mean next-token loss over the tokens that stay when {100 * NOISE:.0f} % of the tokens of a row, the first and a fixed "
-        "one excepted, are replaced by tokens drawn uniformly from those of the text, less the loss of the same tokens without.",
+        f"Mean next-token loss over the tokens that stay when {100 * NOISE:.0f} % of the tokens of a row, the first and a "
+        "fixed one excepted, are replaced by tokens drawn uniformly from those of the text, less the loss of the same tokens "
+        "without.",
     ),
     Metric(
         "other_language_gap",
