@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.conftest import make_sinklm, make_tokenizer
 from tests.studies.depend.induction import InductionReader
+from tests.test_sinks import planted, texts
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
@@ -21,11 +22,12 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
 from sinklab.registry import policies, tasks
 from sinklab.results.table import read_run, read_table
+from sinklab.sinks import Sinks
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend import runner
 from sinklab.studies.depend.contenders import make_contenders, parse_policy
 from sinklab.studies.depend.depend import depend
-from sinklab.studies.depend.measurement import default_window, window_warning
+from sinklab.studies.depend.measurement import default_window, sink_warning, window_warning
 from sinklab.studies.depend.score import score_sheet
 from sinklab.tasks.base import Question, Sheet
 
@@ -106,6 +108,35 @@ def test_a_window_beyond_the_training_is_warned_of(loaded, capsys):
         assert window_warning(loaded, 10**6) == ""
     finally:
         loaded.model.config.max_position_embeddings = trained
+
+
+@pytest.mark.parametrize(
+    ("places", "sinks", "sink"),
+    [
+        ([2, 2, 2, 2], 4, None),
+        ([2, 2, 2, 2], 1, "position 2"),
+        ([9, 5, 13, 7], 4, "the first '7'"),
+        (None, 4, None),
+    ],
+)
+def test_a_sink_beyond_the_first_tokens_that_are_compared_is_named(places, sinks, sink):
+    """Verdict and index would be read as being about it."""
+    model = planted(loud=40.0 if places else 0.0)
+    said = sink_warning(wrap_model(model), "long_text", texts(*(places or [3, 4, 5])), make_contenders(20, (sinks,)))
+    if sink is None:
+        assert said == ""
+    else:
+        assert said.startswith(f"long_text: the strongest sink of these texts is {sink}, and what is compared are the first ")
+        assert f"the first {sinks} token{'' if sinks == 1 else 's'}: verdict and index say nothing of that sink" in said
+
+
+def test_that_sink_is_named_beside_the_verdict(loaded, monkeypatch, capsys):
+    monkeypatch.setattr("sinklab.studies.depend.measurement.find_sinks", lambda *inputs, **options: Sinks.at(9))
+    result = depend(loaded, ["long_text:contexts=[1.2],scored=4"], **{**QUICK, "policies": [], "items": 2})
+    (warning,) = (one for one in result.summary["warnings"] if "sink" in one)
+    assert warning.startswith("long_text: the strongest sink of these texts is position 9, and")
+    result.show()
+    assert f"warning: {warning}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("window", "expected"), [(None, 64), (20, 19), (100, 64)])

@@ -127,7 +127,14 @@ def depend(
     from sinklab.studies.depend.contenders import make_contenders
     from sinklab.studies.depend.display import display
     from sinklab.studies.depend.heatmap import write_heatmap
-    from sinklab.studies.depend.measurement import default_window, loss_warning, repeats_warning, summarise_task, window_warning
+    from sinklab.studies.depend.measurement import (
+        default_window,
+        loss_warning,
+        repeats_warning,
+        sink_warning,
+        summarise_task,
+        window_warning,
+    )
     from sinklab.studies.depend.plot import write_plots
     from sinklab.studies.depend.rows import index_rows
     from sinklab.studies.depend.runner import PreparedTask, prepare_task, run_task
@@ -176,6 +183,8 @@ def depend(
             else:
                 prepared.append(own := prepare_task(loaded, task, label, plan, items, seed))
                 warnings += [warning] if (warning := repeats_warning(own)) else []
+                texts = own.sheets[plan.reference][0].tokens
+                warnings += [warning] if (warning := sink_warning(loaded, label, texts, contenders)) else []
         clock = Clock(
             ((condition.kind, task.tokens(condition)) for task in prepared for condition in plan.conditions),
             say if plan.grid else lambda text: None,

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
+from sinklab.attention.token_text import token_text
 from sinklab.corpora._overlap import RUN, count_repeats
 from sinklab.corpora.base import hash_tokens
+from sinklab.errors import UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning
 from sinklab.results.metric import Row
+from sinklab.results.naming import counted
+from sinklab.results.voice import SinklabWarning
+from sinklab.sinks import find_sinks
 from sinklab.streaming.refusals import most_slots
 from sinklab.studies.depend.conditions import ConditionPlan
+from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.outcome import Facts, Measured, outcome
 from sinklab.studies.depend.runner import PreparedTask, ScoredTask, curve, effective_lengths, per_item, table_rows
 from sinklab.studies.depend.score import METRICS
 
-__all__ = ["default_window", "loss_warning", "repeats_warning", "summarise_task", "window_warning"]
+__all__ = ["default_window", "loss_warning", "repeats_warning", "sink_warning", "summarise_task", "window_warning"]
+
+FOUND_IN = 64
+"""Tokens of a text in which sinks are looked for."""
 
 MOST_REPEATS = 0.1
 """Share of texts scored on tokens of another one up to which their intervals stand without a warning."""
@@ -70,6 +82,32 @@ def repeats_warning(prepared: PreparedTask) -> str:
         f"{prepared.label}: {repeats} of {texts} texts are scored on tokens that another one is scored on, too (and the "
         f"{RUN - 1} before are alike). Intervals take texts for independent, and are too narrow here: take fewer `items` or a "
         "longer `corpus`."
+    )
+
+
+def sink_warning(loaded: LoadedModel, label: str, tokens: Tensor, contenders: Contenders) -> str:
+    """A sentence where the strongest sink of some texts is not among the first tokens that are compared; empty otherwise.
+
+    Args:
+        label: of the task.
+        tokens: its texts, int64 ``(rows, length)``, in whose first 64 tokens sinks are looked for.
+    """
+    try:
+        read, tokenizer = tokens[:, :FOUND_IN].to(loaded.device), loaded.tokenizer
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SinklabWarning)  # of texts so short that the first token is called a sink
+            found = find_sinks(loaded.model, read, decode=lambda token: token_text(tokenizer, token))
+    except UnsupportedModelError:  # its attention cannot be seen, which no policy needs
+        return ""
+    sink = found.main
+    if sink is None or sink.kind == "null":
+        return ""
+    if sink.position is not None and sink.position - found.front < contenders.num_sinks:
+        return ""
+    return (
+        f"{label}: the strongest sink of these texts is {sink.name}, and what is compared are the first "
+        f"{counted(contenders.num_sinks, 'token')}: verdict and index say nothing of that sink. `sinklab cache` compares "
+        "policies that keep other tokens."
     )
 
 
