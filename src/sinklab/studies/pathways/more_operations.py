@@ -34,6 +34,12 @@ from sinklab.training.process import default_cache
 
 __all__ = ["add_operations"]
 
+JOIN = (
+    "compare the new operations with softmax on other seeds (sinklab pathways --seeds) and join that "
+    "(python -m sinklab.studies.pathways.joined)"
+)
+"""What can be done on a machine that trains another softmax with the same seed."""
+
 
 def add_operations(
     folder: Path,
@@ -64,9 +70,8 @@ def add_operations(
     kept = whole(folder)
     if len(set(map(tuple, seeds_of_record(kept.record).values()))) > 1:
         raise InputError(
-            f"{folder} was joined from comparisons of different machines, so that no machine has softmax with all its seeds; "
-            "compare the new operations with softmax on other seeds (sinklab pathways --seeds) and join that "
-            "(python -m sinklab.studies.pathways.joined)"
+            f"{folder} was joined from comparisons of different machines, so that no machine has softmax with all its "
+            f"seeds; {JOIN}"
         )
     reference, *named = pathways_of(operations)
     there = [all_settings(pathway) for pathway in kept.asked.pathways]
@@ -76,7 +81,8 @@ def add_operations(
     config = base_config(kept.asked.scale, kept.asked.base)
     widths = matched_widths([reference, *new], config)
     _, control = kept.control
-    kept.require_control(train_control(folder, kept.asked, {}, store=store, jobs=jobs, progress=progress, also=[control]))
+    place = train_control(folder, kept.asked, {}, store=store, jobs=jobs, progress=progress, also=[control])
+    kept.require_control(place, f"; if it is the processor, {JOIN}")
     asked = dataclasses.replace(kept.asked, pathways=new, widths=widths)
     found = train_and_read(asked, store=store, cache=default_cache(), jobs=jobs, retries=2, ray=None, progress=progress)
     if found.errors:
