@@ -113,6 +113,7 @@ def test_files_are_named_in_records_and_told_apart_by_their_hash(tmp_path):
         ("records:path={}/text.txt", {"name": "records", "path": "{}/text.txt"}),
         ("bigrams:of={}/text.txt,tokens=100", {"name": "bigrams", "of": "{}/text.txt", "tokens": 100}),
         ("org/texts:subset=de", {"name": "org/texts", "subset": "de"}),
+        ("hub_dataset:path=texts", {"name": "hub_dataset", "path": "texts"}),
     ],
 )
 def test_a_corpus_is_written_as_it_is_read(tmp_path, spec, written):

@@ -10,6 +10,7 @@ from itertools import islice
 
 from sinklab.corpora import kind_of_spec
 from sinklab.corpora.base import Corpus, Encoder, TextCorpus
+from sinklab.errors import SinklabError
 from sinklab.registry import corpora
 from sinklab.results.metric import Metric
 
@@ -132,10 +133,18 @@ def written_corpus(corpus: Corpus) -> dict[str, object] | None:
         return None
     settings = corpora.settings(corpus)
     left = {key: value for key, value in settings.items() if key == "name" or value != parameters[key].default}
-    if isinstance(path := left.get("path"), str) and kind_of_spec(path) == corpus.name:
+    if isinstance(path := left.get("path"), str) and _reads_as(path) == corpus.name:
         del left["path"]
         left["name"] = path
     return left
+
+
+def _reads_as(path: str) -> str | None:
+    """The corpus that reads a path or a name by itself; ``None`` where none does, as a dataset of the hub without an owner."""
+    try:
+        return kind_of_spec(path)
+    except SinklabError:
+        return None
 
 
 def lines_of(text: str) -> list[str]:
