@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.session import attend
 from sinklab.probes.attention_received import AttentionReceived
+from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.key_norm import KeyNorm
 from sinklab.probes.sink_rate import SinkRate
 
@@ -81,3 +83,22 @@ def test_the_three_parts_are_kept_apart(model):
     whole = table.query("metric == 'gu2024' and layer.isna()")
     counts = whole.groupby("part")["count"].sum().to_dict()
     assert counts == {"encoder": 2 * 2 * 4, "decoder": 2 * 2 * 3, "cross-attention": 2 * 2 * 4}  # layers, heads, keys
+
+
+def test_a_layer_is_a_block_and_no_sublayer_of_it(model):
+    """Hidden states are those that the model itself gives, under the number of the self-attention before them."""
+    assert list(Anatomy(model).layers) == [f"{side}.block.{number}" for side in ("encoder", "decoder") for number in range(2)]
+    ids = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), attend(model, [HiddenNorm(), SinkRate()]) as session:
+        output = model(input_ids=ids, decoder_input_ids=ids, output_hidden_states=True)
+    # The last state of each side has the final norm behind it, which a layer's output has not.
+    states = [*output.encoder_hidden_states[:-1], None, *output.decoder_hidden_states[1:-1], None]
+    table = session.table()
+    norms = table[(table["metric"] == "hidden_norm") & (table["key_position"] == 4)].set_index("layer")
+    assert list(norms.index) == [-1, 0, 1, 2, 3]
+    for layer, state in zip(norms.index, states, strict=True):
+        if state is not None:
+            assert norms.loc[layer, "value"] == pytest.approx(float(state[:, 4].norm(dim=-1).mean()), rel=1e-5)
+    attending = table[(table["metric"] == "gu2024") & table["module"].str.contains("SelfAttention").fillna(False)]
+    for module, layer in attending[["module", "layer"]].drop_duplicates().itertuples(index=False):
+        assert module.startswith(f"{norms.loc[layer, 'module']}.")

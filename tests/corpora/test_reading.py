@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._reading import corpus_record, read_samples
+from sinklab.corpora._reading import corpus_record, read_samples, written_corpus
 from sinklab.corpora.base import Encoder
+from sinklab.corpora.random_tokens import RandomTokens
 from sinklab.corpora.text_file import TextFile
 from sinklab.training.tokenizer import train_bpe
 
@@ -99,3 +100,36 @@ def test_files_are_named_in_records_and_told_apart_by_their_hash(tmp_path):
     assert corpus_record(first).items() >= {"name": "text.txt", "kind": "text_file", "source": "text.txt"}.items()
     assert resolve_corpus(str(tmp_path / "else")).label == "else/"
     assert resolve_corpus("python_source").label == "python_source"
+
+
+@pytest.mark.parametrize(
+    ("spec", "written"),
+    [
+        ("python_source", {"name": "python_source"}),
+        ("{}/text.txt", {"name": "{}/text.txt"}),
+        ("{}", {"name": "{}"}),
+        ("{}/pairs.tsv", {"name": "{}/pairs.tsv"}),
+        ("pairs:path={}/pairs.tsv,source=en,target=de", {"name": "{}/pairs.tsv", "source": "en", "target": "de"}),
+        ("records:path={}/text.txt", {"name": "records", "path": "{}/text.txt"}),
+        ("bigrams:of={}/text.txt,tokens=100", {"name": "bigrams", "of": "{}/text.txt", "tokens": 100}),
+        ("org/texts:subset=de", {"name": "org/texts", "subset": "de"}),
+        ("hub_dataset:path=texts", {"name": "hub_dataset", "path": "texts"}),
+    ],
+)
+def test_a_corpus_is_written_as_it_is_read(tmp_path, spec, written):
+    (tmp_path / "text.txt").write_text("one house\nanother house\n")
+    (tmp_path / "other.txt").write_text("a door\n")
+    names = "en\tde" if "source=en" in spec else "source\ttarget"
+    (tmp_path / "pairs.tsv").write_text(f"{names}\na house\tein Haus\n")
+    corpus = resolve_corpus(spec.format(tmp_path))
+    found = written_corpus(corpus)
+    assert found == {key: value.format(tmp_path) if isinstance(value, str) else value for key, value in written.items()}
+    again = resolve_corpus(found)
+    assert (type(again), again.label, written_corpus(again)) == (type(corpus), corpus.label, found)
+
+
+def test_a_corpus_that_cannot_be_written_says_so():
+    class Own(RandomTokens):
+        """Of a class that is not registered."""
+
+    assert written_corpus(Own()) is None

@@ -281,6 +281,26 @@ def test_other_texts_are_said_whatever_they_are_called(folders: list[Path], tmp_
     assert comparison_warning([a, a]) == ""
 
 
+def test_one_file_that_was_read_in_two_ways_is_two_texts(tmp_path: Path) -> None:
+    """Line by line, and from anywhere on; by another column of a dataset."""
+    corpus = {"name": "x.txt", "kind": "text_file", "settings": {"name": "/data/me/x.txt"}, "revision": "sha256-0123456789"}
+    lines = {**corpus, "kind": "records", "settings": {"name": "records", "path": "/data/me/x.txt"}}
+    column = {**corpus, "kind": "hub_dataset", "settings": {"name": "/data/me/x.txt", "text_column": "other"}}
+    config = {"config": {"corpus": "x.txt"}}
+    audits = [
+        write_audit(tmp_path / name, model=name, layers=2, run={"corpus": read, **config})
+        for name, read in (("file", corpus), ("lines", lines), ("column", column))
+    ]
+    names = ["x.txt", "x.txt as records", 'x.txt as hub_dataset:text_column="other"']
+    assert list(comparison_table(audits).loc["setting: corpus"]) == names
+    assert "These audits read different texts: x.txt (sha256-01234567) and x.txt as records" in comparison_warning(audits[:2])
+    assert comparison_warning([audits[0], audits[0]]) == ""
+    older = write_audit(
+        tmp_path / "older", model="older", layers=2, run={"corpus": {"revision": "sha256-0123456789"}, **config}
+    )
+    assert comparison_warning([audits[0], older]) == ""  # nothing is known of how it was read
+
+
 def test_tokenizers_that_differ_are_compared_per_byte(tmp_path: Path) -> None:
     """Three nats a token of long tokens are less than two of short ones."""
     corpus = {"corpus": {"revision": "sha256-1"}}

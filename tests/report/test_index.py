@@ -19,7 +19,7 @@ from sinklab.report.index import write_index
 from sinklab.report.runs import MOST_POINTS, read_runs
 from sinklab.results.finding import finding_of
 from sinklab.results.folder import FolderLock, in_use
-from sinklab.results.table import make_table, write_json, write_table
+from sinklab.results.table import append, make_table, write_json, write_table
 
 
 def write_training(folder: Path, *, steps: int = 300, status: str = "finished", **record: Any) -> Path:
@@ -128,6 +128,39 @@ def test_numbers_of_another_condition_say_so(tmp_path):
         "gu2024 · random_tokens": (5.0, "percent"),
         "loss · window": (1.5, "nats"),
     }
+
+
+def test_a_number_has_one_name_with_the_sections_of_an_audit_and_without(tmp_path):
+    """Sections have more rows about the whole model than the audit, on other corpora or on none."""
+    audit = {"model": "org/model", "operation": "softmax", "corpus": "book", "bos": 1, "probe": "sink_rate", "unit": "%"}
+    rows = [{"metric": "gu2024", "value": 25.0}]
+    section = make_table([{"metric": f"rho_{number}", "value": 0.5} for number in range(5)], probe="causes_read_outs", unit="1")  # type: ignore[arg-type]
+    names = []
+    for name, tables in (("plain", []), ("with", [section])):
+        (tmp_path / name).mkdir()
+        write_json({"kind": "audit", "status": "finished", "config": {}}, tmp_path / name / "run.json")
+        write_json({"model": "org/model", "corpus": "book", "bos": 1}, tmp_path / name / "summary.json")
+        write_table(append([make_table(rows, **audit), *tables]), tmp_path / name / "table.parquet")  # type: ignore[arg-type]
+        names.append([name for name in read_runs(tmp_path / name)[0].numbers if name.startswith("gu2024")])
+    assert names == [["gu2024"], ["gu2024"]]
+
+
+def test_numbers_of_several_sinks_and_states_are_told_apart(tmp_path):
+    """A mean over the places of several origins is the number of none; a state of a text is no end of a training."""
+    spikes = [{"metric": "spike", "value": value, "sink": sink} for value, sink in ((900.0, "corner patches"), (4.0, "[CLS]"))]
+    norms = [{"metric": "norm", "value": 2.0, "sink": "[CLS]"}]
+    losses = [{"metric": "masked_token_loss", "value": 9.0 - step, "step": step} for step in range(4)]
+    for kind, rows in (("origin", spikes + norms), ("denoise", losses)):
+        (tmp_path / kind).mkdir()
+        write_json({"kind": kind, "status": "finished", "config": {}}, tmp_path / kind / "run.json")
+        write_table(make_table(rows, model="org/model", probe=kind, unit="1"), tmp_path / kind / "table.parquet")  # type: ignore[arg-type]
+    origin, denoise = (read_runs(tmp_path / kind)[0].numbers for kind in ("origin", "denoise"))
+    assert {name: value for name, (value, _) in origin.items()} == {
+        "spike · corner patches": 900.0,
+        "spike · [CLS]": 4.0,
+        "norm": 2.0,
+    }
+    assert {name: value for name, (value, _) in denoise.items()} == {"masked_token_loss · step 3": 6.0}
 
 
 def test_runs_say_by_which_definition_a_number_was_measured(tmp_path):

@@ -11,19 +11,20 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic import HOSTILE, TableMaker, write_audit
 
 from sinklab.errors import InputError, ResultError
 from sinklab.report.data import read_audit
 from sinklab.report.html import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
-from sinklab.report.layers import layer_figures
+from sinklab.report.layers import layer_figures, layer_table
 from sinklab.report.page import environment, facts_of
 from sinklab.report.summary_cards import cards, part_cards
 from sinklab.report.words import TITLES, display_token, number, percent, verdict
 from sinklab.results.frame import framed
 from sinklab.results.metric import metrics_of
-from sinklab.results.table import write_json
+from sinklab.results.table import write_json, write_table
 
 
 def page_data(path: Path) -> dict:
@@ -442,3 +443,25 @@ def test_what_one_types_is_code_and_a_token_with_backticks_is_not() -> None:
         .render(words="“```” and <b>“`”</b>: `sinklab causes` or `--seq-len`")
     )
     assert shown == "“```” and &lt;b&gt;“`”&lt;/b&gt;: <code>sinklab causes</code> or <code>--seq-len</code>"
+
+
+@pytest.mark.parametrize("attending", [(1, 3), (0, 1)])
+def test_what_is_of_attention_stands_at_the_layer_that_holds_it(tmp_path, attending):
+    """Where every second layer attends, attention module 0 is in layer 1, beside whose hidden states its numbers belong."""
+    folder = write_audit(tmp_path / "audit", layers=4, heads=2)
+    table = pd.read_parquet(folder / "table.parquet", dtype_backend="numpy_nullable")
+    of_attention = table["module"].str.endswith(".self_attn").fillna(False)
+    table = table[~of_attention | table["layer"].isin([0, 1])]
+    names = {f"model.layers.{number}.self_attn": f"model.layers.{layer}.self_attn" for number, layer in enumerate(attending)}
+    write_table(table.assign(module=table["module"].replace(names)), folder / "table.parquet")
+    audit = read_audit(folder)
+    assert audit.numbers.skips_layers == (attending == (1, 3))
+    figures = {figure["title"]: figure for figure in layer_figures(audit.by_part)}
+    assert figures["Entropy of attention"]["labels"] == list(map(str, attending))
+    assert figures["Key norm"]["labels"] == list(map(str, attending))
+    assert figures["Hidden state norm"]["labels"] == ["in", "0", "1", "2", "3"]
+    headings, rows = layer_table(list(figures.values()))
+    column = headings.index("Entropy of attention: all keys") + 1
+    assert [row[0] for row in rows if row[column]] == list(map(str, attending))
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert ("Not every layer attends" in page) == (attending == (1, 3))

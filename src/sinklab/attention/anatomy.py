@@ -73,7 +73,8 @@ class Anatomy:
     Attributes:
         attention: qualified name to attention module, in the order of the model.
         names: ``id`` of an attention module to its qualified name.
-        layers: qualified name to layer: the members of every ``ModuleList`` that holds an attention module.
+        layers: qualified name to layer: the members of every ``ModuleList`` whose members hold attention modules, if they are
+            no sublayers.
         layer_of: name of an attention module to the name of its layer.
         models: the model and every ``PreTrainedModel`` inside it.
         depth: how many layers the configuration counts, each run of one that runs several times (ALBERT); 0 where it does not
@@ -201,11 +202,21 @@ class Anatomy:
         return between if called else ""
 
     def _layer(self, name: str) -> str | None:
+        """The member of the innermost list round a module, but for lists of the sublayers of one layer (T5).
+
+        Such a list stands in a member of another and holds several modules, no two of one class; stages (Swin) and groups
+        (ALBERT) hold layers.
+        """
         parts = name.split(".")
-        for end in range(len(parts), 0, -1):
-            if isinstance(self.modules.get(".".join(parts[: end - 1])), nn.ModuleList):
+        inside = [end for end in range(len(parts), 0, -1) if isinstance(self._owner(parts, end), nn.ModuleList)]
+        for end in inside:
+            kinds = [type(member) for member in self.modules[".".join(parts[: end - 1])].children()]
+            if end == inside[-1] or not 1 < len(kinds) == len(set(kinds)):
                 return ".".join(parts[:end])
         return None
+
+    def _owner(self, parts: list[str], end: int) -> nn.Module | None:
+        return self.modules.get(".".join(parts[: end - 1]))
 
 
 def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:

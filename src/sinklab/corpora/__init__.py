@@ -16,7 +16,7 @@ from sinklab.registry import corpora
 if TYPE_CHECKING:
     from sinklab.corpora.base import Corpus
 
-__all__ = ["PICTURES", "SOUNDS", "resolve_corpus"]
+__all__ = ["PICTURES", "SOUNDS", "kind_of_spec", "resolve_corpus"]
 
 DATA_FILE = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 TEXTS = (".txt", ".md")
@@ -55,9 +55,9 @@ def resolve_corpus(spec: str | os.PathLike[str] | Mapping[str, object] | Corpus,
             )
         return spec
     written = isinstance(spec, Mapping) or not Path(spec).expanduser().exists()  # a path may hold a colon
-    fields: dict[str, Any] = corpora.read(spec, _kind) if written else {"name": spec}
+    fields: dict[str, Any] = corpora.read(spec, kind_of_spec) if written else {"name": spec}
     name: str = fields["name"]
-    kind = _kind(name)
+    kind = kind_of_spec(name)
     settings = {key: value for key, value in dataset.items() if value is not None}
     if settings and (kind or name) != "hub_dataset":
         raise ConfigurationError(f"{', '.join(settings)}: only datasets have these settings, and corpus {name!r} is none")
@@ -65,7 +65,7 @@ def resolve_corpus(spec: str | os.PathLike[str] | Mapping[str, object] | Corpus,
     return corpora.make({**settings, **fields, **of_path})
 
 
-def _kind(name: str) -> str | None:
+def kind_of_spec(name: str) -> str | None:
     """The registered corpus that reads the path or dataset ``name``; ``None`` if ``name`` is itself a registered name."""
     if name in corpora:
         return None

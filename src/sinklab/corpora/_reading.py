@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import math
 from itertools import islice
 
+from sinklab.corpora import kind_of_spec
 from sinklab.corpora.base import Corpus, Encoder, TextCorpus
+from sinklab.errors import SinklabError
+from sinklab.registry import corpora
 from sinklab.results.metric import Metric
 
-__all__ = ["BITS_PER_BYTE", "MOST_UNREAD", "Reading", "corpus_record", "lines_of", "read_samples"]
+__all__ = ["BITS_PER_BYTE", "MOST_UNREAD", "Reading", "corpus_record", "lines_of", "read_samples", "written_corpus"]
 
 BITS_PER_BYTE = Metric(
     "bits_per_byte",
@@ -109,10 +113,38 @@ def _letters(text: str) -> int:
     return sum(not letter.isspace() for letter in text)
 
 
-def corpus_record(corpus: Corpus, reading: Reading | None = None) -> dict[str, str | float]:
-    """``corpus`` of ``run.json``: name, source, revision and licence, and how the tokenizer read it."""
-    record: dict[str, str | float] = {"name": corpus.label, "kind": corpus.name, **dataclasses.asdict(corpus.identity)}
+def corpus_record(corpus: Corpus, reading: Reading | None = None) -> dict[str, object]:
+    """``corpus`` of ``run.json``: name, settings, source, revision and licence, and how the tokenizer read it."""
+    record: dict[str, object] = {"name": corpus.label, "kind": corpus.name, "settings": written_corpus(corpus)}
+    record |= dataclasses.asdict(corpus.identity)
     return record if reading is None else record | dataclasses.asdict(reading)
+
+
+def written_corpus(corpus: Corpus) -> dict[str, object] | None:
+    """Name and settings that :func:`~sinklab.corpora.resolve_corpus` reads as this corpus, without those by default.
+
+    A file, a folder or a dataset that is read so by its path alone has the path as its name. ``None`` for a corpus that cannot
+    be written: one of a class that is not registered, or that does not keep its settings as attributes.
+    """
+    if corpus.name not in corpora or corpora[corpus.name] is not type(corpus):
+        return None
+    parameters = inspect.signature(type(corpus)).parameters
+    if not all(hasattr(corpus, name) for name in parameters):
+        return None
+    settings = corpora.settings(corpus)
+    left = {key: value for key, value in settings.items() if key == "name" or value != parameters[key].default}
+    if isinstance(path := left.get("path"), str) and _reads_as(path) == corpus.name:
+        del left["path"]
+        left["name"] = path
+    return left
+
+
+def _reads_as(path: str) -> str | None:
+    """The corpus that reads a path or a name by itself; ``None`` where none does, as a dataset of the hub without an owner."""
+    try:
+        return kind_of_spec(path)
+    except SinklabError:
+        return None
 
 
 def lines_of(text: str) -> list[str]:

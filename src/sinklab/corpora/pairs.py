@@ -54,6 +54,7 @@ class Pairs(Corpus):
         split: str = "train",
     ) -> None:
         self.path, self.source, self.target = Path(path).expanduser(), source, target
+        self.subset, self.revision, self.split = subset, revision, split
         self._dataset: HubDataset | None = None
         if self.path.suffix.lower() not in _FILES:
             self._dataset = HubDataset(path, subset=subset, revision=revision, train_split=split)

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from sinklab.errors import ConfigurationError
+from sinklab.registry import spelled
 from sinklab.report.data import Audit, read_audit
 from sinklab.report.head_data import head_rates
 from sinklab.report.layers import LOOKS, layer_figures, look_of
@@ -395,10 +396,15 @@ def _setting(audit: Audit, name: str) -> str | None:
 
 
 def _text(audit: Audit) -> tuple[str, str]:
-    """Name and revision (the hash of a file) of the text that was read."""
+    """Name, with how it was read if that needs settings, and revision (the hash of a file) of the text that was read."""
     corpus = audit.run.get("corpus")
     corpus = corpus if isinstance(corpus, dict) else {}
-    return str(audit.config.get("corpus")), str(corpus.get("revision"))
+    name, settings = str(audit.config.get("corpus")), corpus.get("settings")
+    if isinstance(settings, dict) and len(settings) > 1:
+        # The name says which file it is; folders are those of a machine.
+        how = {key: value for key, value in settings.items() if key not in ("path", "of")}
+        name += f" as {spelled({**how, 'name': corpus.get('kind')})}"
+    return name, str(corpus.get("revision"))
 
 
 def _short(revision: str) -> str:

@@ -109,6 +109,7 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
     }
     figures = layer_figures(audit.by_part)
     context["layer_headings"], context["layer_rows"] = layer_table(figures)
+    context["skips_layers"] = any(view.numbers.skips_layers for _, view in audit.by_part)
     data, blobs = head_data(audit, parts)
     context["pictures"] = data["pictures"] = picture_data(audit.folder)
     data.update(page="report", figures=figures, policies=_policies(audit.summary.get("cache")))

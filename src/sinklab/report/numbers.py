@@ -158,6 +158,7 @@ class Numbers:
             layer, attention = integers["layer"][chosen], np.isin(self._module[chosen], self._attention)
             first, second = (layer[kind & (layer >= 0)] for kind in (attention, ~attention))
             self._first = int(first.min(initial=RANGES["layer"][1])), int(second.min(initial=RANGES["layer"][1]))
+        self._held_in = self._layers_that_attend()
 
     def rows(self, probe: str, metric: str, condition: CorpusAndBos | None = None) -> MetricRows | None:
         """The rows of a metric, by default under the main condition; ``None`` when it was not measured."""
@@ -215,6 +216,9 @@ class Numbers:
     ) -> dict[int, float] | None:
         """Layer to number, heads averaged; layers of a part of an encoder–decoder are counted in it, as in maps.
 
+        What was measured of an attention module stands at the layer that holds it, where the table has hidden states of layers:
+        not every layer attends, and attention modules are numbered among themselves.
+
         Of all parts at once it is that of self-attention and of layers: cross-attention is counted by itself, so that a number
         of its layers is that of others, too.
 
@@ -235,7 +239,7 @@ class Numbers:
         rows = rows.where(chosen & (rows.layer != ABSENT))
         if not rows.value.size:
             return None
-        layers, index = np.unique(self._counted_in_part(rows), return_inverse=True)
+        layers, index = np.unique(self._depth(rows), return_inverse=True)
         means = rows.mean(index, len(layers))
         return {int(layer): float(mean) for layer, mean in zip(layers, means, strict=True) if np.isfinite(mean)}
 
@@ -310,6 +314,40 @@ class Numbers:
         first = np.where(np.isin(rows.module, self._attention), *self._first)
         # What enters the first layer (-1) stays in front of it.
         return np.where(rows.layer >= 0, rows.layer - first, rows.layer)
+
+    def _depth(self, rows: MetricRows) -> NDArray[np.int64]:
+        """Where the rows stand over depth; see :meth:`by_layer`."""
+        found = self._counted_in_part(rows)
+        for module, layer in self._held_in.items():
+            found[rows.module == module] = layer
+        return found
+
+    @property
+    def skips_layers(self) -> bool:
+        """Whether attention modules have other numbers than the layers that hold them."""
+        numbers = {module: layer - self._first[0] for layer, module in self._place}
+        return any(numbers[module] != layer for module, layer in self._held_in.items())
+
+    def _layers_that_attend(self) -> dict[int, int]:
+        """Attention module to the layer that holds it, counted in the part; none where that is not known of all."""
+        rows = self.rows("hidden_norm", "hidden_norm")
+        if rows is None:
+            return {}
+        rows = rows.where((rows.layer >= 0) & (rows.module >= 0))
+        modules, at = np.unique(rows.module, return_index=True)
+        layers = {
+            self._module_names[module]: int(layer)
+            for module, layer in zip(modules.tolist(), self._counted_in_part(rows)[at].tolist(), strict=True)
+        }
+        held = {}
+        for module in self._attention:
+            name, call, run = (self._module_names[module] if module >= 0 else "").partition("#")
+            owners = itertools.accumulate(name.split("."), "{}.{}".format)
+            inside = [layers[owner + call + run] for owner in owners if owner + call + run in layers]
+            if not inside:
+                return {}
+            held[module] = inside[-1]
+        return held
 
     def _part_of(self, module: int) -> str:
         code = self._parts.get(module, -1)

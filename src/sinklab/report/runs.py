@@ -206,9 +206,10 @@ def _whole(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object]) -> dict[str, tuple[float, str]]:
-    """Numbers at the last step by name; what differs from the condition that most rows are about is part of the name.
+    """Numbers at the last step by name; what differs from the main condition of the run is part of the name.
 
-    So is the model, or its operation, where the table is about several: a mean over these is a number of none of them.
+    So is the model, or its operation, where the table is about several, the sink of a metric that is about several, and the
+    step of one that is a state of a text and none of a training: a mean over these is a number of none of them.
     """
     numbers: dict[str, tuple[float, str]] = {}
     loss = summary.get("loss")
@@ -220,8 +221,13 @@ def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object]) -> dict[
     if rows["step"].notna().any():
         newest = rows.groupby("metric")["step"].transform("max")
         rows = rows[rows["step"].isna() | (rows["step"] == newest)]
-    condition = rows.groupby(["corpus", "bos"], dropna=False, sort=False).size().idxmax()
-    keys = [*_telling(rows), "metric", "corpus", "bos", "policy", "intervention", "unit"]
+    condition = _condition(rows, summary)
+    sinks = rows.groupby("metric")["sink"].transform("nunique")
+    rows = rows.assign(
+        sink=rows["sink"].where(sinks > 1),
+        state=("step " + rows["step"].astype("string")).where(rows["probe"].eq("denoise").fillna(False)),
+    )
+    keys = [*_telling(rows), "sink", "state", "metric", "corpus", "bos", "policy", "intervention", "unit"]
     for key, group in rows.groupby(keys, dropna=False, sort=False):
         *about, metric, corpus, bos, policy, intervention, unit = key
         others = [value for value in (*about, policy, intervention) if not pd.isna(value)]
@@ -233,6 +239,18 @@ def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object]) -> dict[
         if np.isfinite(value) and len(numbers) < MOST_NUMBERS:
             numbers.setdefault(name, (value, "" if pd.isna(unit) else str(unit)))
     return numbers
+
+
+def _condition(rows: pd.DataFrame, summary: Mapping[str, object]) -> tuple[object, object]:
+    """Corpus and BOS that a run is about: those that it says, else those of most rows.
+
+    Sections of an audit have rows of their own corpora or of none, and may have most of them.
+    """
+    said = summary.get("corpus"), summary.get("bos")
+    if ((rows["corpus"] == said[0]) & (rows["bos"] == said[1])).any():
+        return said
+    corpus, bos = rows.groupby(["corpus", "bos"], dropna=False, sort=False).size().idxmax()
+    return corpus, bos
 
 
 def _telling(rows: pd.DataFrame) -> list[str]:

@@ -8,6 +8,7 @@ import re
 import shlex
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 from tests.command_line import CliRunner
 
@@ -16,8 +17,10 @@ from sinklab.report.card import Card, CardNumber, front_matter, markdown, plain
 from sinklab.results.run import Run
 from sinklab.results.table import make_table, read_run, write_json
 from sinklab.studies.card.contents import _task
-from sinklab.studies.card.reproduction import public_name, public_spec
+from sinklab.studies.card.reproduction import command_of, public_name, public_spec
+from sinklab.studies.origin.origin import find_origin
 from sinklab.studies.quantize.measurement import OWN
+from sinklab.studies.quantize.quantize import quantize
 
 CACHE = ["--text", "random_tokens", "--tokens", "80", "--documents", "2", "--window", "16", "--sinks", "0,1", "--seed", "3"]
 AUDIT = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--no-cache"]
@@ -247,6 +250,84 @@ def test_json_has_all_of_it(runs):
     record = json.loads(run("card", runs / "audit", "--json").stdout)
     assert record["text"].startswith("## Attention sinks")
     assert record["numbers"][0]["metric"] == "gu2024"
+
+
+MEASURE = ["--probe", "entropy", "--samples", "3", "--seq-len", "12"]
+
+
+def test_the_command_names_the_corpus_as_it_was_read(checkpoint, tmp_path, monkeypatch):
+    """A file that is read line by line is not the text of that name, nor are bigrams of it, and a dataset has a column."""
+    letters = [chr(97 + number % 26) * 2 + chr(97 + number // 26 % 26) * 3 for number in range(200)]
+    lines = [" ".join(letters[(step * number) % 200] for step in range(1, 30)) for number in range(1, 60)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    rows = [{"text": line, "other": line[::-1]} for line in lines]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / checkpoint.name).symlink_to(checkpoint)
+    hashes = set()
+    specs = ["lines.txt", "records:path={}/lines.txt", "bigrams:of={}/lines.txt", "{}/rows.jsonl:text_column=other"]
+    for number, spec in enumerate(spec.format(tmp_path) for spec in specs):
+        monkeypatch.chdir(tmp_path)
+        run("measure", checkpoint, *MEASURE, "--corpus", spec, "--out", tmp_path / f"first{number}")
+        text = run("card", tmp_path / f"first{number}").stdout
+        assert str(tmp_path) not in text
+        words = shlex.split(text.split("```")[1].removeprefix("console\n"))
+        run(*words[1:], "--out", tmp_path / f"again{number}")
+        first, again = (read_run(tmp_path / f"{name}{number}") for name in ("first", "again"))
+        assert first["token_sha256"] == again["token_sha256"]
+        hashes.add(first["token_sha256"])
+    assert len(hashes) == len(specs)
+
+
+def test_domains_are_named_as_they_were_read(checkpoint, tmp_path):
+    (tmp_path / "lines.txt").write_text("\n".join(f"a{number}" for number in range(60)))
+    settings = ["--texts", "12", "--seq-len", "12", "--heads", "0.0", "--no-experiments"]
+    domains = f"records:path={tmp_path}/lines.txt,random_tokens"
+    run("causes", checkpoint, *settings, "--sink", "0", "--corpus", domains, "--out", tmp_path / "causes")
+    words = shlex.split(run("card", tmp_path / "causes").stdout.split("```")[1].removeprefix("console\n"))
+    assert '--domains=records:path="lines.txt",random_tokens' in words
+
+
+def test_inputs_of_python_have_no_command(checkpoint, tmp_path):
+    ids = torch.randint(3, 30, (8, 12), generator=torch.Generator().manual_seed(0))
+    quantize(str(checkpoint), schemes=["w8a8"], inputs=ids, calibration=2, out=tmp_path / "quantize")
+    find_origin(str(checkpoint), inputs=ids, out=tmp_path / "origin")
+    for name in ("quantize", "origin"):
+        record, summary = (read_run(tmp_path / name, file) for file in ("run.json", "summary.json"))
+        assert command_of(record, summary, "model") == ""
+
+
+def test_the_command_has_the_sections_of_an_audit(checkpoint, tmp_path):
+    run("audit", checkpoint, *AUDIT, "--origin", "--certificate", "--out", tmp_path / "audit")
+    words = shlex.split(run("card", tmp_path / "audit").stdout.split("```")[1].removeprefix("console\n"))
+    assert {"--origin", "--certificate", "--no-cache"} <= set(words)
+    assert "--causes" not in words
+
+
+def test_the_card_of_a_denoising(tmp_path):
+    """A loss of masked tokens is one of a state, and there is none of the model as a whole."""
+    states = [
+        {"masked": 100 - 2.0 * step, "sink_rate": 1.5 * step, "loss": None if step == 50 else 10 - step / 8}
+        for step in range(51)
+    ]
+    summary = {
+        "model": "org/model", "operation": "softmax", "corpus": "random_tokens", "samples": 6, "seq_len": 40, "steps": 50,
+        "order": "left", "fill": "text", "threshold": 0.3, "by_step": states, "notes": [], "text": "It wanders.",
+    }  # fmt: skip
+    with Run("denoise", out=tmp_path / "run", settings={"steps": 50, "order": "left"}) as made:
+        rows = [{"metric": "masked_token_loss", "value": 10 - step / 8, "unit": "nats", "step": step} for step in range(50)]
+        table = make_table(rows, model="org/model", operation="softmax", corpus="random_tokens", probe="denoise")  # type: ignore[arg-type]
+        about = {"name": "random_tokens", "settings": {"name": "random_tokens"}}
+        made.finish(table=table, summary=summary, display=lambda result: [], corpus=about)
+    card = ModelCard(run("card", tmp_path / "run", "--yaml").stdout)
+    lines = [line for line in card.text.splitlines() if line.startswith("| ")][2:]
+    assert len(lines) == 20
+    assert lines[0] == "| 100.0 | 0.0 | 10.000 |"
+    assert lines[-1] == "| 0.0 | 75.0 | – |"
+    results = card.data.eval_results
+    assert {result.task_type for result in results} == {"fill-mask"}
+    losses = [result for result in results if result.metric_type == "masked_token_loss"]
+    assert (len(losses), losses[0].metric_name) == (19, "loss of masked tokens, 100.0 % of the tokens masked, nats")
+    assert "sinklab denoise org/model --steps=50 --order=left --corpus=random_tokens" in card.text
 
 
 def test_a_run_of_another_kind_shows_its_numbers(tmp_path):

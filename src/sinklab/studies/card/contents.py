@@ -144,6 +144,26 @@ def _causes(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     return ["label", "heads", "layer.head"], rows, limits, numbers
 
 
+def _denoise(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
+    rows, numbers = [], []
+    states = summary["by_step"]
+    last, shown = len(states) - 1, min(len(states), MOST_ROWS) - 1  # evenly, the first and the last among them
+    for state in (states[row * last // shown] for row in range(shown + 1)):
+        where, loss = f"{state['masked']:.1f} % of the tokens masked", state["loss"]
+        rows.append([f"{state['masked']:.1f}", f"{state['sink_rate']:.1f}", "–" if loss is None else f"{loss:.3f}"])
+        numbers.append(CardNumber("denoising_sink_rate", f"heads with a sink, {where}", float(state["sink_rate"]), "percent"))
+        if loss is not None:
+            numbers.append(CardNumber("masked_token_loss", f"loss of masked tokens, {where}", float(loss), "nats"))
+    filled = "with the tokens of the text" if summary["fill"] == "text" else "as the model writes"
+    limits = [
+        f"{samples_of(summary)} of {public_name(str(summary['corpus']))} in {counted(summary['steps'], 'step')}, filled in by "
+        f"{summary['order']}, {filled}; a head has a sink where a key has more than {summary['threshold']:g} of its rows on "
+        "average. Numbers by state have no interval here.",
+        *summary["notes"],
+    ]
+    return ["tokens masked, %", "heads with a sink, %", "loss, nats per masked token"], rows, limits, numbers
+
+
 def _depend(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     rows, numbers, items = [], [], []
     for outcome in summary["tasks"]:
@@ -248,8 +268,8 @@ def _settings_of_metrics(record: Summary) -> dict[str, str]:
 
 
 KINDS: dict[str, Callable[[Summary, Summary, IndexedRun], Filled]] = {
-    "audit": _audit, "cache": _cache, "causes": _causes, "depend": _depend, "origin": _origin, "pretrain": _pretrain,
-    "quantize": _quantize,
+    "audit": _audit, "cache": _cache, "causes": _causes, "denoise": _denoise, "depend": _depend, "origin": _origin,
+    "pretrain": _pretrain, "quantize": _quantize,
 }  # fmt: skip
 """Command to what a card says of its runs."""
 
@@ -265,6 +285,8 @@ def _advice(kind: str, summary: Summary) -> str:
 def _task(kind: str, summary: Summary) -> str:
     if kind in OF_DECODERS:
         return "text-generation"
+    if kind == "denoise":
+        return "fill-mask"
     predicted = str(summary.get("loss_kind") or summary.get("loss_of"))
     task = TASKS.get(predicted)
     if task is None and predicted.partition(",")[0] == "class":  # behind a comma: whose, where samples have none

@@ -17,12 +17,19 @@ FUNCTIONS = {
     "audit": "sinklab.studies.audit.audit:audit",
     "cache": "sinklab.studies.cache.cache:compare_policies",
     "causes": "sinklab.studies.causes.causes:find_causes",
+    "denoise": "sinklab.studies.denoise.denoise:denoise",
     "depend": "sinklab.studies.depend.depend:depend",
     "measure": "sinklab.studies.measure.measure:measure",
     "origin": "sinklab.studies.origin.origin:find_origin",
     "quantize": "sinklab.studies.quantize.quantize:quantize",
 }
 """Commands about one model whose record has all that makes the run again."""
+
+TEXTS = ("corpus", "domains")
+"""Options that name corpora."""
+
+OWN_INPUTS = ("inputs", "own inputs")
+"""What stands in the place of a corpus where a run was given inputs from Python."""
 
 ELSEWHERE = {"causes": {"positions": "seq_len"}}
 """Settings that a record has under another name than the option."""
@@ -46,6 +53,10 @@ def command_of(record: Mapping[str, object], summary: Mapping[str, object], mode
     for old, new in ELSEWHERE.get(kind, {}).items():
         given[new] = given.pop(old, None)
     given |= {"domains": summary.get("domains")} if kind == "causes" else {}
+    if (texts := _texts(record, str(given.get("corpus")))) is not None:
+        if None in texts:  # inputs and corpora of Python have no line
+            return ""
+        given |= {"domains": texts} if kind == "causes" else {"corpus": texts[0]}
     if kind == "measure":  # the config of older runs has the names of the probes alone
         given["probes"] = [spelled(settings) for settings in probe_settings(record)] or given.get("probes")
     specs = [*given.get("tasks", [None]), *(given.get("policies") or [])]
@@ -58,6 +69,8 @@ def command_of(record: Mapping[str, object], summary: Mapping[str, object], mode
         given["revision"] = revision
     if kind == "audit" and not isinstance(summary.get("cache"), dict):
         given["cache"] = False
+    for section in ("certificate", "causes", "origin") if kind == "audit" else ():
+        given[section] = section in summary
     words = ["sinklab", kind, model]
     for option, value in given.items():
         if option in parameters and value is not None and not _is_default(value, parameters[option].default):
@@ -82,7 +95,33 @@ def _option(name: str, value: object) -> list[str]:
     if isinstance(value, list):
         return [f"--{option}={','.join(public_spec(str(one)) for one in value)}"]
     text = str(value)
-    return [f"--{option}={public_name(text)}" if "/" in text else f"--{option}={text}"]
+    return [f"--{option}={public_name(text)}" if "/" in text and name not in TEXTS else f"--{option}={text}"]
+
+
+def _texts(record: Mapping[str, object], named: str) -> list[str | None] | None:
+    """What the corpora of a run are written as, without the folders of the machine; ``None`` for what no line can name.
+
+    Args:
+        named: the corpus in the settings of the run.
+
+    Returns:
+        ``None`` for a record that does not say: of an older run, of which the name is known alone, or of one without corpora.
+    """
+    corpus, domains = record.get("corpus"), record.get("domains")
+    if corpus is None and domains is None:
+        return [None] if named in OWN_INPUTS else None
+    entries = domains if isinstance(domains, list) else [corpus]
+    about = [one for one in entries if isinstance(one, dict) and ("settings" in one or "source" not in one)]
+    if len(about) < len(entries):
+        return None
+    return [_written(one.get("settings")) for one in about]
+
+
+def _written(settings: object) -> str | None:
+    """A corpus as it is typed: a name or path by itself, or with settings."""
+    if not isinstance(settings, dict):
+        return None
+    return public_name(str(settings["name"])) if len(settings) == 1 else public_spec(spelled(settings))
 
 
 def public_spec(text: str) -> str:

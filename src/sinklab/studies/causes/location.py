@@ -26,14 +26,21 @@ __all__ = ["Location", "Strong", "TextCondition", "location"]
 AT_PLACE = Metric(
     "weight_at_place",
     "fraction",
-    "Mean share of a row on the place that the sink has in the texts as they are.",
+    "Mean share of a row on the place that the sink has in the texts as they are, over the queries that see it and do not "
+    "stand on it.",
     range=FRACTION,
 )
 AT_FIRST_TOKEN = Metric(
-    "weight_at_first_token", "fraction", "Mean share of a row on the first token, where it now stands.", range=FRACTION
+    "weight_at_first_token",
+    "fraction",
+    "Mean share of a row on the first token, where it now stands, over the queries that see it and do not stand on it.",
+    range=FRACTION,
 )
 STRONG_POSITION = Metric(
-    "strong_position", "fraction", "Mean share of a row on a position, of the head that gives it most.", range=FRACTION
+    "strong_position",
+    "fraction",
+    "Mean share of a row on a position, over the queries that see it and do not stand on it, of the head that gives it most.",
+    range=FRACTION,
 )
 
 

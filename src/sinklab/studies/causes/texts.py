@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sinklab.corpora._reading import written_corpus
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.corpora.records import Records
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
@@ -83,7 +84,13 @@ def texts_of(
     require_positions(loaded.model, tokens[0].shape[1])
     groups = list(zip(names, tokens, strict=True))
     record = [
-        {"domain": name, "texts": texts, **dataclasses.asdict(corpus.identity), "token_sha256": hash_tokens(ids)}
+        {
+            "domain": name,
+            "texts": texts,
+            "settings": written_corpus(corpus),
+            **dataclasses.asdict(corpus.identity),
+            "token_sha256": hash_tokens(ids),
+        }
         for (name, corpus), ids in zip(corpora, tokens, strict=True)
     ]
     if isinstance(readout, MaskedToken):

@@ -29,7 +29,12 @@ from sinklab.studies.causes.samples import Samples
 __all__ = ["Correlation", "ThreeMetrics", "three_metrics"]
 
 BY_HEAD: dict[str, Metric] = {
-    "concentration": Metric("concentration", "fraction", "Mean share of a row on the sink.", range=FRACTION),
+    "concentration": Metric(
+        "concentration",
+        "fraction",
+        "sink_share, over all texts: mean share of a row on the sink, over the queries that see it and do not stand on it.",
+        range=FRACTION,
+    ),
     "outliers": Metric("outliers", "ratio", "Mean over texts of the kurtosis of what the head writes to the residual stream."),
     "need of the sink": Metric("need_of_the_sink", "nats", "Mean over texts of the change of the loss from hiding the sink."),
     "use of the head": Metric("use_of_the_head", "nats", "The same from redirecting all weight of the head to the sink."),

@@ -76,6 +76,7 @@ def denoise(
         sinklab audit {model}  (its sinks on whole texts, on a page)
     """
     from sinklab.corpora import resolve_corpus
+    from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
     from sinklab.results.table import make_table
     from sinklab.studies.denoise.display import display
@@ -117,5 +118,6 @@ def denoise(
             loaded=loaded,
             config={"corpus": text.label, "mask_token": mask},
             model=model_facts(loaded, followed.session),
+            corpus=corpus_record(text),
             token_sha256=drawn.sha256,
         )  # fmt: skip

@@ -90,6 +90,7 @@ def find_origin(
         sinklab quantize {model}  (what it costs where numbers are few)
     """
     from sinklab.corpora import resolve_corpus
+    from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
     from sinklab.models.lengths import require_lengths
     from sinklab.report.html import write_report
@@ -113,11 +114,11 @@ def find_origin(
         if inputs is not None:
             require_lengths(loaded.model, inputs)
         facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
-        label, with_bos = "inputs", None
+        label, with_bos, about = "inputs", None, None
         if inputs is None:
             text = given or default_corpus(loaded)
             with_bos = uses_bos(loaded.encoder, bos)
-            label = text.label
+            label, about = text.label, corpus_record(text)
             inputs = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
             require_length(loaded, inputs, seq_len)
         if sinks is None:
@@ -138,5 +139,6 @@ def find_origin(
             loaded=loaded,
             config={"corpus": label, "samples": len(inputs)},
             model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},
+            corpus=about,
             token_sha256=inputs.sha256,
         )

@@ -37,15 +37,17 @@ SPIKE = Metric(
 PLACE_WEIGHT = Metric(
     "place_weight",
     "weight",
-    "Mean over samples and queries of the weight on all places of one origin together; with a head of that head, else over the "
-    "heads behind the origin that give at least half as much as the strongest of them.",
+    "Mean over samples, and over the queries that see a place and stand on none, of the weight on all places of one origin "
+    "together; with a head of that head, else over the heads behind the origin that give at least half as much as the "
+    "strongest of them.",
     range=(0.0, 1.0),
 )
 ORIGIN_LOSS = Metric("origin_loss_change", "nats", "Mean over samples of the change of their mean loss under the edit.")
 REGISTER_WEIGHT = Metric(
     "register_weight",
     "weight",
-    "Mean over samples, queries and the heads behind the origin of the weight on all added registers together.",
+    "Mean over samples, the queries that are no register and the heads behind the origin of the weight on all added registers "
+    "together.",
     range=(0.0, 1.0),
 )
 DIVERGENCE = Metric(
