@@ -11,12 +11,13 @@ import transformers
 from tests.conftest import make_sinklm
 from torch import nn
 
-from sinklab import measure, show
+from sinklab import SinkCache, measure, show
 from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.attach import save_model
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import load_model, wrap_model
+from sinklab.models.wrappers import out_of_peft, unwrapped
 
 SMALL = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32}
 TINY = {
@@ -315,6 +316,36 @@ def test_a_model_is_taken_out_of_what_wraps_it(wrap):
     assert wrap_model(wrap(model)).model is model
     table = measure(wrap(model), probes=["null_mass"], corpus="random_tokens", samples=2, seq_len=8, bos="none").table
     assert set(table["module"].dropna()) <= {name for name, _ in model.named_modules()}
+
+
+class Adapted(nn.Module):
+    """As PEFT holds a model: of adapters that are in its layers, or with a prompt that is not."""
+
+    __module__ = "peft.peft_model"
+
+    def __init__(self, model, *, prompt):
+        super().__init__()
+        self.base_model, self.config = model, model.config
+        self.active_peft_config = type("Config", (), {"is_prompt_learning": prompt})
+
+    def get_base_model(self):
+        return self.base_model
+
+    def forward(self, *args, **kwargs):
+        return self.base_model(*args, **kwargs)
+
+
+def test_a_model_with_adapters_is_taken_out_of_what_holds_them_and_one_with_a_prompt_is_not():
+    model, tokens = make_sinklm(), torch.arange(24)[None]
+    adapted, prompted = Adapted(model, prompt=False), Adapted(model, prompt=True)
+    assert unwrapped(nn.DataParallel(adapted)) is wrap_model(adapted).model is out_of_peft(adapted) is model
+    assert out_of_peft(prompted) is unwrapped(prompted) is prompted
+    table = measure(adapted, probes=["null_mass"], corpus="random_tokens", samples=2, seq_len=8, bos="none").table
+    assert set(table["module"].dropna()) <= {name for name, _ in model.named_modules()}
+    with torch.no_grad():
+        whole = adapted(input_ids=tokens).logits
+        held = adapted(input_ids=tokens, past_key_values=SinkCache(adapted, num_sinks=2, window=30)).logits
+    torch.testing.assert_close(held, whole)
 
 
 @pytest.mark.parametrize("given", [nn.Sequential(make_sinklm()), None, [1]])

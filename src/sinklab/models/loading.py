@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
@@ -33,6 +33,7 @@ from sinklab.models.processor import Processor, kind_of, load_processor
 from sinklab.models.quiet import only_errors, without_bars
 from sinklab.models.spread import DeviceMap, MaxMemory, Spread, read_spread, skeleton_of
 from sinklab.models.tokenizer import load_tokenizer
+from sinklab.models.wrappers import unwrapped
 from sinklab.registry import operations
 from sinklab.results.voice import is_quiet
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-__all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "unwrapped", "wrap_model"]
+__all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "wrap_model"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -176,8 +177,8 @@ def wrap_model(
 ) -> LoadedModel:
     """A model that is already in memory, for :func:`sinklab.audit`; it is put into evaluation mode.
 
-    A model of pictures or of sound needs its ``processor`` too. What ``torch.compile``, DataParallel or DistributedDataParallel
-    has wrapped is taken out.
+    A model of pictures or of sound needs its ``processor`` too. What ``torch.compile``, DataParallel, DistributedDataParallel
+    or PEFT has wrapped is taken out, adapters such as LoRA's in it.
 
     Raises:
         InputError: no model of transformers, or NaN or infinity in its weights.
@@ -199,13 +200,6 @@ def wrap_model(
         num_parameters=_num_parameters(model),
         processor=processor,
     )
-
-
-def unwrapped(model: Any) -> Any:
-    """The model itself, out of what ``torch.compile``, DataParallel and DistributedDataParallel put round it."""
-    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
-        model = inner
-    return model
 
 
 def hash_weights(model: nn.Module) -> str:

@@ -17,8 +17,8 @@ from sinklab.attention.lean import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
-from sinklab.models.loading import unwrapped
 from sinklab.models.losses import loss_kind
+from sinklab.models.wrappers import unwrapped
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation

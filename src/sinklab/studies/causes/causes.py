@@ -129,6 +129,7 @@ def find_causes(
     from transformers import PreTrainedModel
 
     from sinklab.models.loading import LoadedModel
+    from sinklab.models.wrappers import unwrapped
     from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.studies.causes.display import display
@@ -154,6 +155,7 @@ def find_causes(
             "device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
             "device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder,
         }  # fmt: skip
+        model = unwrapped(model) if samples is None else model
         if isinstance(model, (str, LoadedModel, PreTrainedModel)):
             loaded = opened(model, **loading)
         elif samples is None:
