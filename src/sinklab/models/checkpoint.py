@@ -120,7 +120,8 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
     if not path.exists():
         if (folder / "adapter_config.json").is_file():
             raise InputError(
-                f"{name} is an adapter, not a model; merge it into its base model first and give the merged directory"
+                f"{name} is an adapter, not a model; merge it into its base model first and give the merged directory, or from "
+                "Python hand over the model that PEFT has loaded"
             )
         inside = [place.parent for place in sorted(folder.glob("*/config.json"))]
         hint = f"; {inside[0]} is one" if inside else ""  # that of a training run holds the model it made, and its checkpoints
