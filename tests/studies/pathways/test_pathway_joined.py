@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
+from tests.studies.pathways.comparisons import of_first_machine, part
 
 from sinklab.errors import InputError
 from sinklab.results.table import read_run, read_table, write_json, write_table
@@ -23,35 +23,13 @@ def no_figures(monkeypatch):
     monkeypatch.setattr(again, "write_figure", lambda *arguments, **options: None)
 
 
-def part(whole, folder, labels, seeds):
-    """Of a kept comparison the operations and seeds that one machine would have made."""
-    shutil.copytree(whole, folder)
-    record, table = read_run(folder), read_table(folder / "table.parquet")
-    kept = {key: {label: of for label, of in record[key].items() if label in labels} for key in ("operations", "rates")}
-    cells = {
-        source: {
-            label: {seed: name for seed, name in of.items() if source == "rates" or int(seed) in seeds}
-            for label, of in by_label.items()
-            if label in labels
-        }
-        for source, by_label in record["cells"].items()
-    }
-    cannot = {label: why for label, why in record["cannot_do_the_trigger_task"].items() if label in labels}
-    changed = {**kept, "seeds": list(seeds), "cells": cells, "cannot_do_the_trigger_task": cannot}
-    write_json({**record, **changed}, folder / "run.json")
-    there = table["model"].isin(labels) & (table["seed"].isna() | table["seed"].isin(seeds))
-    write_table(table[there].reset_index(drop=True), folder / "table.parquet")
-    judge_again(folder)
-    return folder
-
-
 def halves(name):
     return (range(4), range(4, 8)) if name.startswith("tiny") else (range(1), range(1, 3))
 
 
 @pytest.fixture(params=["tiny-bos", "small"])
-def whole(request):
-    return RESULTS / request.param / "pathways"
+def whole(request, tmp_path):
+    return of_first_machine(request.param, tmp_path / request.param)
 
 
 def plain(row):
@@ -60,7 +38,7 @@ def plain(row):
 
 
 def test_seeds_of_two_machines_are_judged_as_those_of_one(whole, tmp_path, capsys):
-    labels, (early, late) = list(read_run(whole)["operations"]), halves(whole.parts[-2])
+    labels, (early, late) = list(read_run(whole)["operations"]), halves(whole.name)
     one, other = part(whole, tmp_path / "one", labels, early), part(whole, tmp_path / "other", labels, late)
     untouched = read_run(other)
     main([str(one), str(other)])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
+from tests.studies.pathways.comparisons import of_first_machine
 
 from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.results.table import read_run, read_table, write_json, write_table
@@ -24,7 +24,7 @@ TAKEN = "clipped_softmax"
 @pytest.fixture(params=["tiny-bos", "small"])
 def folder(request, tmp_path):
     """A comparison with rates of its own, which lacks an operation, or one at one rate for all, as it is."""
-    path = Path(shutil.copytree(RESULTS / request.param / "pathways", tmp_path / "kept"))
+    path = of_first_machine(request.param, tmp_path / "kept")
     record, table = read_run(path), read_table(path / "table.parquet")
     for of in (record["operations"], record["rates"], record["cannot_do_the_trigger_task"], *record["cells"].values()):
         of.pop(TAKEN, None)
