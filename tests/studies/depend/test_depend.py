@@ -131,7 +131,7 @@ def test_a_sink_beyond_the_first_tokens_that_are_compared_is_named(places, sinks
 
 
 def test_that_sink_is_named_beside_the_verdict(loaded, monkeypatch, capsys):
-    monkeypatch.setattr("sinklab.studies.depend.measurement.find_sinks", lambda *inputs, **options: Sinks.at(9))
+    monkeypatch.setattr("sinklab.studies.depend.measurement.sinks_of_texts", lambda *inputs: Sinks.at(9))
     result = depend(loaded, ["long_text:contexts=[1.2],scored=4"], **{**QUICK, "policies": [], "items": 2})
     (warning,) = (one for one in result.summary["warnings"] if "sink" in one)
     assert warning.startswith("long_text: the strongest sink of these texts is position 9, and")

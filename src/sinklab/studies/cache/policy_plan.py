@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from sinklab.attention.token_text import token_text
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
@@ -29,6 +30,7 @@ __all__ = [
     "plan_policies",
     "require_one_name",
     "scored_from",
+    "sinks_of_texts",
     "sized_policy",
 ]
 
@@ -312,7 +314,8 @@ def require_one_name(policy: Policy, first: Policy) -> None:
 
 def sinks_of_texts(loaded: LoadedModel, rows: Tensor) -> Sinks:
     """Where the sinks of a model are in the first 64 tokens of some texts: at these places a policy would keep them."""
-    return find_sinks(loaded.model, rows[:, :64].to(loaded.device))
+    read, tokenizer = rows[:, :64].to(loaded.device), loaded.tokenizer
+    return find_sinks(loaded.model, read, decode=lambda token: token_text(tokenizer, token))
 
 
 def label(policy: Policy) -> str:

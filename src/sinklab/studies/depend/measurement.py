@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from sinklab.attention.token_text import token_text
 from sinklab.corpora._overlap import RUN, count_repeats
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import UnsupportedModelError
@@ -19,8 +18,8 @@ from sinklab.models.losses import guess_warning
 from sinklab.results.metric import Row
 from sinklab.results.naming import counted
 from sinklab.results.voice import SinklabWarning
-from sinklab.sinks import find_sinks
 from sinklab.streaming.refusals import most_slots
+from sinklab.studies.cache.policy_plan import sinks_of_texts
 from sinklab.studies.depend.conditions import ConditionPlan
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.outcome import Facts, Measured, outcome
@@ -28,9 +27,6 @@ from sinklab.studies.depend.runner import PreparedTask, ScoredTask, curve, effec
 from sinklab.studies.depend.score import METRICS
 
 __all__ = ["default_window", "loss_warning", "repeats_warning", "sink_warning", "summarise_task", "window_warning"]
-
-FOUND_IN = 64
-"""Tokens of a text in which sinks are looked for."""
 
 MOST_REPEATS = 0.1
 """Share of texts scored on tokens of another one up to which their intervals stand without a warning."""
@@ -93,10 +89,9 @@ def sink_warning(loaded: LoadedModel, label: str, tokens: Tensor, contenders: Co
         tokens: its texts, int64 ``(rows, length)``, in whose first 64 tokens sinks are looked for.
     """
     try:
-        read, tokenizer = tokens[:, :FOUND_IN].to(loaded.device), loaded.tokenizer
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SinklabWarning)  # of texts so short that the first token is called a sink
-            found = find_sinks(loaded.model, read, decode=lambda token: token_text(tokenizer, token))
+            found = sinks_of_texts(loaded, tokens)
     except UnsupportedModelError:  # its attention cannot be seen, which no policy needs
         return ""
     sink = found.main
