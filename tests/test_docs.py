@@ -56,7 +56,7 @@ AVOIDED = {
 
 def test_the_words_are_those_of_the_field():
     texts = [*DOCUMENTS, *(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.j2")]
-    exempt = {ROOT / "CHANGELOG.md", ROOT / "docs" / "log.md"}  # they say what was
+    exempt = {ROOT / "docs" / "before-0.1.0.md", ROOT / "docs" / "log.md"}  # they say what was
     found = [
         f"{path.relative_to(ROOT)}: {match[0]!r}, rather {instead!r}"
         for path in texts

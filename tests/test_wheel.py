@@ -86,7 +86,15 @@ def test_the_notes_of_a_release_are_its_section():
 def test_the_version_stands_in_one_place():
     assert release.version() == __version__
     assert "version" in PROJECT["project"]["dynamic"]
-    assert release.notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), __version__)[1].startswith("- ")
+
+
+def test_the_notes_of_this_version_say_what_it_has():
+    """By the doors of the README, and short enough to be read: what changed on the way is on a page of its own."""
+    notes = release.notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), __version__)[1]
+    assert re.findall(r"^### (.+)$", notes, re.MULTILINE)[:4] == ["Measure", "Explain", "Train without", "Stream with"]
+    assert len(notes) < 10_000
+    commands = {path.name for path in (ROOT / "src" / "sinklab" / "studies").iterdir() if (path / "__init__.py").is_file()}
+    assert commands - set(re.findall(r"\w+", notes)) == set()
 
 
 def test_extras_say_what_they_are_for():
