@@ -6,7 +6,12 @@ import contextlib
 import ctypes
 import gc
 import os
+import signal
 import sys
+
+# What a script starts in the background ignores Ctrl-C, and so would all that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports a hub client: a test that reaches for the network is a test that fails on a train.
 os.environ["HF_HUB_OFFLINE"] = "1"

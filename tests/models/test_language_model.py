@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tests.conftest import TINY, make_sinklm
+from tests.conftest import TINY, make_sinklm, make_tokenizer
 from tests.models.small_models import EXACT, SIGMOID, TOKENS, logits_of, make
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, pipeline
 
 from sinklab.attention.operation import HeadShape, State
 from sinklab.attention.session import attend
@@ -318,3 +318,23 @@ def test_a_session_sees_and_verifies_every_axis(fields, arguments, implementatio
         during = logits_of(model, **arguments)
     assert torch.equal(before, during)
     assert session.checks["calls_verified"] == 2
+
+
+def test_a_pipeline_of_transformers_takes_the_model():
+    """Which puts a ``prefix`` that it finds in the config in front of every prompt, as a text."""
+    model, tokenizer = make_sinklm(), make_tokenizer()
+    prompt = tokenizer("the cat", return_tensors="pt")["input_ids"]
+    expected = model.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=-1)
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    (given,) = pipe("the cat", max_new_tokens=5, do_sample=False, eos_token_id=-1)
+    assert given["generated_text"] == tokenizer.decode(expected[0], skip_special_tokens=True)
+
+
+def test_a_config_takes_the_prefix_under_either_name():
+    saved = make_sinklm().config.to_dict()
+    assert saved["prefix_length"] == 0
+    assert "prefix" not in saved
+    before = {name: value for name, value in saved.items() if name != "prefix_length"}
+    for given in ({**before, "prefix": 3}, {**saved, "prefix_length": 3}):
+        config = SinkLMConfig(**given)
+        assert (config.prefix_length, config.architecture.prefix, hasattr(config, "prefix")) == (3, 3, False)

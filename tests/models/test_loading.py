@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
 import shutil
+import threading
 
 import pytest
 import torch
 import transformers
-from tests.conftest import make_sinklm
+from tests.conftest import make_sinklm, make_tokenizer
 from torch import nn
 
 from sinklab import SinkCache, measure, show
@@ -16,7 +18,7 @@ from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.attach import save_model
 from sinklab.models.language_model import SinkLM
-from sinklab.models.loading import load_model, wrap_model
+from sinklab.models.loading import hash_weights, load_model, wrap_model
 from sinklab.models.wrappers import out_of_peft, unwrapped
 
 SMALL = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32}
@@ -371,3 +373,39 @@ def test_a_loaded_model_is_shown_in_a_line():
     assert re.fullmatch(
         r"LoadedModel\('embedded:softmax', SinkLM, softmax attention, 1,\d{3},\d{3} parameters, torch\.float32, on cpu\)", shown
     )
+
+
+def test_models_are_loaded_in_threads(checkpoint):
+    """transformers' own loading is not safe in threads: tied weights are missing from then on."""
+    expected, found = load_model(str(checkpoint)).revision, []
+
+    def load():
+        for _ in range(5):
+            found.append(hash_weights(load_model(str(checkpoint)).model))
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 15
+    assert len(set(found)) == 1
+    assert expected.startswith("sha256-")
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+def test_maps_that_torch_has_packed_have_an_identity_and_are_measured():
+    """``quantize_dynamic`` packs weight and bias into one object, which is no tensor."""
+    plain = make_sinklm()
+    packed = torch.ao.quantization.quantize_dynamic(copy.deepcopy(plain), {nn.Linear}, dtype=torch.qint8)
+    other = torch.ao.quantization.quantize_dynamic(make_sinklm({"name": "sink_logit"}), {nn.Linear}, dtype=torch.qint8)
+    loaded = wrap_model(packed, make_tokenizer())
+    assert loaded.revision == wrap_model(copy.deepcopy(packed), make_tokenizer()).revision
+    assert len({loaded.revision, hash_weights(plain), hash_weights(other)}) == 3
+    with torch.no_grad():
+        packed.layers[0].mlp.down_proj.set_weight_bias(
+            torch.quantize_per_tensor(plain.layers[0].mlp.down_proj.weight * 2, 0.01, 0, torch.qint8), None
+        )
+    assert hash_weights(packed) != loaded.revision
+    table = measure(loaded, corpus="random_tokens", probes=["sink_rate"], seq_len=16, samples=2).table
+    assert table["value"].notna().any()

@@ -60,7 +60,7 @@ def small(model=None, **settings) -> SinkCache:
 
 def pieces_of(model, length=LENGTH) -> list[int]:
     """Token by token, as far as the prefix lets one."""
-    first = max(1, model.config.prefix)
+    first = max(1, model.config.prefix_length)
     return [first, *[1] * (length - first)]
 
 
@@ -68,7 +68,7 @@ def pieces_of(model, length=LENGTH) -> list[int]:
 def test_as_published(models, kind):
     """The slow rule keeps the learned tokens with the sinks; at once, in chunks and token by token it is the same."""
     model, tokens = models[kind], text(LENGTH)
-    published = slow_logits(model, tokens, SINKS, WINDOW, front=model.tokens_in_front, first=max(1, model.config.prefix))
+    published = slow_logits(model, tokens, SINKS, WINDOW, front=model.tokens_in_front, first=max(1, model.config.prefix_length))
     assert gap(read(model, tokens, small(model), pieces=pieces_of(model)), published) < TOLERANCE
     assert gap(read(model, tokens, small(model)), published) < TOLERANCE
     assert gap(read(model, tokens, small(model), pieces=[19, 1, 1, 7, 12]), published) < TOLERANCE
@@ -78,7 +78,7 @@ def test_as_published(models, kind):
     assert tight.table.rebases >= 3 or tight.table.in_order
     # Without the learned tokens, or the prefix, it would be something else.
     if model.tokens_in_front:
-        other = slow_logits(model, tokens, SINKS, WINDOW, front=0, first=max(1, model.config.prefix))
+        other = slow_logits(model, tokens, SINKS, WINDOW, front=0, first=max(1, model.config.prefix_length))
         assert gap(other, published) > 0.1
 
 
@@ -107,7 +107,7 @@ def test_original_positions_are_a_mask(models, kind, policy):
     model, tokens = models[kind], text(LENGTH)
     index = torch.arange(LENGTH)
     mask = policy.visible(index[:, None], index)
-    inside = index < model.config.prefix
+    inside = index < model.config.prefix_length
     mask |= inside[:, None] & inside
     with torch.no_grad():
         masked = model(input_ids=tokens, attention_mask=mask.expand(2, 1, -1, -1), use_cache=False).logits
@@ -143,7 +143,7 @@ def test_generate_and_stream(models, kind):
     model, prompt, cache = models[kind], text(20), small()
     found = model.generate(prompt, past_key_values=cache, **GREEDY)
     assert cache.get_seq_length() == found.shape[1] - 1
-    settings = {"front": model.tokens_in_front, "first": max(1, model.config.prefix)}
+    settings = {"front": model.tokens_in_front, "first": max(1, model.config.prefix_length)}
     said = slow_logits(model, found[:, :-1], SINKS, WINDOW, **settings)[:, -15:].argmax(dim=-1)
     assert (said == found[:, -15:]).all()
     again = model.generate(torch.cat((found, text(4, seed=9)), dim=1), past_key_values=cache, **GREEDY)

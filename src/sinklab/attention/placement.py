@@ -73,9 +73,19 @@ def held(model: nn.Module, name: str) -> Tensor:
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of ``state_dict()`` by name, sorted, with its numbers, one at a time; see :func:`held`."""
-    for name in sorted(model.state_dict()):
-        yield name, held(model, name)
+    """Every tensor of ``state_dict()`` by name, sorted, with its numbers, one at a time; see :func:`held`.
+
+    Of a linear map that ``torch.ao.quantization`` has packed this is its weight and its bias, as numbers.
+    """
+    for name, value in sorted(model.state_dict().items()):
+        if isinstance(value, tuple):
+            for place, part in enumerate(value):
+                if isinstance(part, Tensor):
+                    yield f"{name}.{place}", part.detach().dequantize() if part.is_quantized else part.detach()
+        elif isinstance(value, Tensor):
+            owner, _, key = name.rpartition(".")
+            own = isinstance(getattr(model.get_submodule(owner), key, None), Tensor)
+            yield name, held(model, name) if own else value.detach()
 
 
 def _offloading(model: nn.Module, name: str) -> Iterator[tuple[AlignDevicesHook, str]]:

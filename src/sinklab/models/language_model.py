@@ -78,7 +78,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         # Said here because transformers would guess it from the name of the class, fail, and warn at every start.
         self.loss_type = "ForCausalLM"
         # Trainer counts the targets of all micro-batches itself, and would count those of the prefix.
-        self.accepts_loss_kwargs = not config.prefix
+        self.accepts_loss_kwargs = not config.prefix_length
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -248,8 +248,8 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden_states[:, added:][:, last])
         loss = None
         if labels is not None:
-            if self.config.prefix:
-                labels = labels.masked_fill(layout.inside_prefix(self.config.prefix), -100)
+            if self.config.prefix_length:
+                labels = labels.masked_fill(layout.inside_prefix(self.config.prefix_length), -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -270,7 +270,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             layout,
             cache,
             window=self.config.window,
-            prefix=self.config.prefix,
+            prefix=self.config.prefix_length,
             explicit=self.position.biased and not own,
         )
         if not self.position.biased:

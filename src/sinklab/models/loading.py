@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,10 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 """What ``dtype`` may be, besides ``"auto"``."""
+
+_one_at_a_time = threading.RLock()
+"""Held while transformers builds a model: it takes methods of all models away for that time, and two threads at once leave them
+away for good, so that no tied weight is found any more."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -285,7 +290,7 @@ def _build(
     noisy = getattr(config, CONFIG_FIELD, None) is not None or spread.ranks > 1 or is_quiet()
     quiet = only_errors() if noisy else contextlib.nullcontext()
     try:
-        with quiet, without_bars(), bounded_building(name, config, headers):
+        with _one_at_a_time, quiet, without_bars(), bounded_building(name, config, headers):
             if spread.options:
                 options |= spread.options_for(name, skeleton_of(cls, config))
             if spread.ranks > 1 and not torch.distributed.is_initialized():

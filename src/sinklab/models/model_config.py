@@ -21,12 +21,17 @@ FOREIGN_FIELDS = frozenset(field.name for field in dataclasses.fields(PreTrained
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
 }
 
+SAVED_AS = {"prefix": "prefix_length"}
+"""Fields of the architecture that are called otherwise in a config. Pipelines of transformers take the ``prefix`` of a config
+for a text, and put it in front of every prompt."""
+
 
 class SinkLMConfig(PreTrainedConfig):
     """Config of a :class:`SinkLM`: the fields of :class:`~sinklab.models.architecture.Architecture`, flat.
 
-    ``head_dim`` and ``num_key_value_heads`` are resolved. The operation and the position scheme are saved with the checkpoint,
-    because transformers does not save the name of an attention implementation.
+    Its ``prefix`` is ``prefix_length`` here, and taken under either name. ``head_dim`` and ``num_key_value_heads`` are
+    resolved. The operation and the position scheme are saved with the checkpoint, because transformers does not save the name
+    of an attention implementation.
 
     Args:
         fields: those of the architecture, and those that every config of transformers takes.
@@ -41,6 +46,7 @@ class SinkLMConfig(PreTrainedConfig):
     keys_to_ignore_at_inference = [CACHE]
 
     def __init__(self, **fields: object) -> None:
+        fields |= {name: fields.pop(saved) for name, saved in SAVED_AS.items() if saved in fields}
         known = set(Architecture.model_fields)
         unknown = sorted(name for name in fields if name not in known | FOREIGN_FIELDS and not name.startswith("_"))
         if unknown:
@@ -52,7 +58,7 @@ class SinkLMConfig(PreTrainedConfig):
             )
         architecture = Architecture(**{name: fields.pop(name) for name in known if name in fields})
         for name, value in architecture.model_dump().items():
-            setattr(self, name, value)
+            setattr(self, SAVED_AS.get(name, name), value)
         self.head_dim = architecture.head_size
         self.num_key_value_heads = architecture.kv_heads
         super().__init__(**fields)
@@ -65,7 +71,7 @@ class SinkLMConfig(PreTrainedConfig):
     @property
     def architecture(self) -> Architecture:
         """The architecture, validated anew: attributes of a config can be set to anything."""
-        return Architecture(**{name: getattr(self, name) for name in Architecture.model_fields})
+        return Architecture(**{name: getattr(self, SAVED_AS.get(name, name)) for name in Architecture.model_fields})
 
 
 AutoConfig.register("sinklm", SinkLMConfig)

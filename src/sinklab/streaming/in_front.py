@@ -17,7 +17,7 @@ def tokens_in_front(model: PreTrainedModel) -> int:
 
 def tokens_of_prefix(model: PreTrainedModel) -> int:
     """How many of the first tokens of a text see each other both ways."""
-    return int(getattr(model.config.get_text_config(), "prefix", 0) or 0)  # SinkLM
+    return int(getattr(model.config.get_text_config(), "prefix_length", 0) or 0)  # SinkLM
 
 
 def columns_of(valid: Tensor, count: int) -> int:

@@ -268,7 +268,7 @@ def held_out_loss(model: PreTrainedModel, rows: Dataset) -> tuple[float, int]:
     Every token counts once, however rows are batched; labels of -100 and those inside the prefix of a prefix LM do not.
     """
     total, count = 0.0, 0
-    prefix = getattr(model.config, "prefix", 0)
+    prefix = getattr(model.config, "prefix_length", 0)
     per_forward = max(1, TOKENS_PER_FORWARD // len(rows[0]["input_ids"]))
     for start in range(0, len(rows), per_forward):  # type: ignore[arg-type]
         batch = stack([rows[index] for index in range(start, min(start + per_forward, len(rows)))])  # type: ignore[arg-type]

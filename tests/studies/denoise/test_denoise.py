@@ -455,7 +455,7 @@ def test_a_decoder_that_was_trained_to_fill_gaps_is_believed_with_its_mask_token
         Exception, match="SinkLM predicts the next token and sees none behind a gap; give a model that fills gaps"
     ):
         denoise(wrap_model(model, make_tokenizer()), corpus=str(text), mask_token=300)
-    both_ways = type(model)(type(model.config)(**{**model.config.to_dict(), "prefix": 127})).eval()
+    both_ways = type(model)(type(model.config)(**{**model.config.to_dict(), "prefix_length": 127})).eval()
     loaded = wrap_model(both_ways, make_tokenizer())
     found = denoise(loaded, corpus=str(text), mask_token=300, seq_len=12, samples=3, steps=2)
     assert found.summary["mask_token"] == 300
