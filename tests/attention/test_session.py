@@ -321,3 +321,11 @@ def test_a_compiled_model_is_measured_without_tracing_what_measures(recwarn):
     assert ours.equals(theirs)
     assert len(graphs) <= 4 * len(plain.layers)  # broken at the mask and at every attention; 43 where ours is traced
     assert not [warning for warning in recwarn if "torch/_dynamo" in str(warning.filename)]
+
+
+def test_an_export_inside_a_session_is_refused():
+    model = make_sinklm()
+    with pytest.raises(SessionError, match=r"self_attn is being exported, .*outside of"), attend(model, probes=[SinkRate()]):
+        torch.export.export(model, (IDS,), strict=False)
+    exported = torch.export.export(model, (IDS,), strict=False).module()
+    assert torch.allclose(exported(IDS).logits, model(IDS).logits, atol=1e-6)

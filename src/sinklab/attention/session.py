@@ -308,6 +308,8 @@ class Session:
             raise SessionError(
                 f"{name} was called while gradients are recomputed; switch gradient checkpointing off to measure"
             )
+        if torch.compiler.is_exporting():
+            raise SessionError(f"{name} is being exported, which has no numbers to measure; export outside of attend()")
         unknown = host_arguments.unknown_keywords(kwargs)
         if unknown:
             raise UnsupportedModelError(
