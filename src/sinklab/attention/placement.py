@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from sinklab.errors import InputError
 
@@ -50,16 +51,42 @@ def held(model: nn.Module, name: str) -> Tensor:
     """A parameter or buffer by its qualified name, with its numbers, wherever accelerate keeps them; detached.
 
     An offloaded one is read from the disk, or copied from the CPU, to the device that it is computed with. Of one that is
-    spread over ranks this is the part of this one.
+    spread over ranks this is the part of this one. Of one that is kept as codes (torchao, quanto) it is what these stand for.
 
     Raises:
         InputError: a tensor on the meta device of which nothing says where its numbers are.
     """
     owner, _, key = name.rpartition(".")
-    tensor: Tensor = getattr(model.get_submodule(owner), key)
-    if hasattr(tensor, "to_local"):
-        with torch.no_grad():
+    return _numbers(model, name, getattr(model.get_submodule(owner), key))
+
+
+def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of ``state_dict()`` by name, sorted, with its numbers, one at a time; see :func:`held`.
+
+    What is there without being a parameter or a buffer belongs to it: scales of bitsandbytes, packed weights of torch.
+    """
+    for name, kept in sorted(model.state_dict().items()):
+        owned = _tensor(model, name)
+        for part in (kept if isinstance(kept, (tuple, list)) else (kept,)) if owned is None else (owned,):
+            if isinstance(part, Tensor):
+                yield name, _numbers(model, name, part)
+
+
+def _tensor(model: nn.Module, name: str) -> Tensor | None:
+    """The parameter or buffer of that name, if there is one."""
+    owner, _, key = name.rpartition(".")
+    with contextlib.suppress(AttributeError):  # the owner may be no module: bitsandbytes writes "weight.absmax"
+        found = getattr(model.get_submodule(owner), key)
+        return found if isinstance(found, Tensor) else None
+    return None
+
+
+def _numbers(model: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        if hasattr(tensor, "to_local"):
             tensor = tensor.to_local()
+        if tensor.is_quantized or is_traceable_wrapper_subclass(tensor):
+            tensor = tensor.dequantize()
     tensor = tensor.detach()
     if not tensor.is_meta:
         return tensor
@@ -70,22 +97,6 @@ def held(model: nn.Module, name: str) -> Tensor:
         f"{type(model).__name__} has no weights: {name} is on the meta device, and nothing says where its numbers are; load it "
         "with from_pretrained"
     )
-
-
-def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of ``state_dict()`` by name, sorted, with its numbers, one at a time; see :func:`held`.
-
-    Of a linear map that ``torch.ao.quantization`` has packed this is its weight and its bias, as numbers.
-    """
-    for name, value in sorted(model.state_dict().items()):
-        if isinstance(value, tuple):
-            for place, part in enumerate(value):
-                if isinstance(part, Tensor):
-                    yield f"{name}.{place}", part.detach().dequantize() if part.is_quantized else part.detach()
-        elif isinstance(value, Tensor):
-            owner, _, key = name.rpartition(".")
-            own = isinstance(getattr(model.get_submodule(owner), key, None), Tensor)
-            yield name, held(model, name) if own else value.detach()
 
 
 def _offloading(model: nn.Module, name: str) -> Iterator[tuple[AlignDevicesHook, str]]:

@@ -22,6 +22,7 @@ from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, run_of
 from sinklab.attention.lean import lean_arguments
+from sinklab.attention.placement import held
 from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError
 from sinklab.studies.causes.recording import Calls, Course, Recording, stacked, tensors_of
@@ -54,7 +55,7 @@ class Replay:
         """The map that was left out, ``None`` if logits are formed."""
         if self.logits is None:
             return None
-        return LogitMap(self.logits.weight.detach(), None if self.logits.bias is None else self.logits.bias.detach())
+        return LogitMap(held(self.logits, "weight"), None if self.logits.bias is None else self.logits.bias.detach())
 
     def record(self, part: Samples, runs: Collection[str] | None = None, room: float = float("inf")) -> Recording:
         """Run the unedited model.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from sinklab.attention.placement import held
 from sinklab.studies.origin.structure import Sublayer, is_experts, is_linear
 
 __all__ = ["Experts", "Linear", "Routing", "Weight", "Writer", "writer_of"]
@@ -97,8 +98,7 @@ class Linear(Writer):
 
     def __init__(self, name: str, module: nn.Module, heads: int | None, readers: dict[str, nn.Module]) -> None:
         self.path, self.module, self.readers = name, module, readers
-        assert isinstance(module.weight, Tensor)
-        weight = module.weight.detach()
+        weight = held(module, "weight")
         self._weight = weight if isinstance(module, Conv1D) else weight.T  # (columns, width)
         columns = self._weight.shape[0]
         self.kind = "neuron" if heads is None else "head"
@@ -128,8 +128,7 @@ class Linear(Writer):
             return [_weight(f"{self.path}.weight", f"[{part}]" if transposed else f"[:, {part}]", "writes", whole, unit)]
         found = [_weight(f"{self.path}.weight", f"[{unit}]" if transposed else f"[:, {unit}]", "writes", self._weight, unit)]
         for name, module in self.readers.items():
-            assert isinstance(module.weight, Tensor)
-            rows = module.weight.detach().T if isinstance(module, Conv1D) else module.weight.detach()
+            rows = held(module, "weight").T if isinstance(module, Conv1D) else held(module, "weight")
             for row in range(unit, len(rows), self.units):  # fused gate and up: the same neuron in both halves
                 part = f"[:, {row}]" if isinstance(module, Conv1D) else f"[{row}]"
                 found.append(_weight(f"{name}.weight", part, "reads", rows, row))
@@ -273,8 +272,8 @@ def writer_of(model: nn.Module, sublayer: Sublayer, heads: int | None) -> Writer
 def _reads(module: nn.Module, width: int, columns: int) -> bool:
     """Whether a linear map takes hidden states and gives the neurons, or gate and neurons in one."""
     assert isinstance(module.weight, Tensor)
-    shape = module.weight.shape if isinstance(module, Conv1D) else module.weight.T.shape
-    return shape[0] == width and shape[1] in (columns, 2 * columns)
+    taken, given = module.weight.shape if isinstance(module, Conv1D) else reversed(module.weight.shape)
+    return taken == width and given in (columns, 2 * columns)
 
 
 def _beside(name: str, writer: str) -> bool:
