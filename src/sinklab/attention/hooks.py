@@ -37,6 +37,7 @@ class _Hook:
     def __init__(self, model: str, function: Callable[..., object]) -> None:
         self.model, self.function = model, function
 
+    @seam.not_compiled
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self.function(*args, **kwargs)
 

@@ -199,7 +199,8 @@ def operation_of(module: nn.Module, function: Native) -> Operation:
 
 _observers: contextvars.ContextVar[tuple[Observer, ...]] = contextvars.ContextVar("sinklab_observers", default=())
 _lock = threading.Lock()
-_shadows = 0
+_everywhere: tuple[Observer, ...] = ()
+"""Observers of all contexts: a context variable cannot be read while a graph is captured."""
 
 
 @contextlib.contextmanager
@@ -209,10 +210,10 @@ def shadow(observer: Observer) -> Iterator[None]:
     The tables are wrapped while at least one observer is active anywhere, and restored when the last one leaves, also after an
     exception. Calls that no observer of the calling context owns go straight to the model's own function.
     """
-    global _shadows
+    global _everywhere
     with _lock:
-        _shadows += 1
-        if _shadows == 1:
+        _everywhere = (*_everywhere, observer)
+        if len(_everywhere) == 1:
             _install()
     token = _observers.set((*_observers.get(), observer))
     try:
@@ -220,14 +221,21 @@ def shadow(observer: Observer) -> Iterator[None]:
     finally:
         _observers.reset(token)
         with _lock:
-            _shadows -= 1
-            if _shadows == 0:
+            at = next(index for index, other in enumerate(_everywhere) if other is observer)
+            _everywhere = _everywhere[:at] + _everywhere[at + 1 :]
+            if not _everywhere:
                 _remove()
 
 
 def active_observers() -> tuple[Observer, ...]:
     """Observers of the calling context, outermost first."""
     return _observers.get()
+
+
+not_compiled = torch.compiler.disable(
+    reason="sinklab looks at this model, and looking is not compiled: leave fullgraph=True out, or give the model itself"
+)
+"""What a graph is broken for, in place of being traced through it: of an observed model, what is told to its observers."""
 
 
 def _install() -> None:
@@ -262,13 +270,22 @@ def _wrap_attention(native: Native) -> Native:
     if hasattr(native, "_sinklab_native"):
         return native
 
-    def attention(module: nn.Module, *args: object, **kwargs: object) -> Attended:
+    def shown(module: nn.Module, *args: object, **kwargs: object) -> Attended:
         for observer in _observers.get():
             if observer.owns(module):
                 if "attention_mask" in kwargs:  # AFMoE and Doge name it; for observers it is the fourth
                     others = {name: value for name, value in kwargs.items() if name != "attention_mask"}
                     return observer.on_attention(native, module, *args, kwargs["attention_mask"], **others)
                 return observer.on_attention(native, module, *args, **kwargs)
+        return native(module, *args, **kwargs)
+
+    broken_for = not_compiled(shown)
+
+    def attention(module: nn.Module, *args: object, **kwargs: object) -> Attended:
+        if not torch.compiler.is_compiling():
+            return shown(module, *args, **kwargs)
+        if any(observer.owns(module) for observer in _everywhere):
+            return broken_for(module, *args, **kwargs)
         return native(module, *args, **kwargs)
 
     attention._sinklab_native = native  # type: ignore[attr-defined]
@@ -280,7 +297,7 @@ def _wrap_mask(native: Callable[..., object]) -> Callable[..., object]:
         return native
     signature = inspect.signature(native)
 
-    def mask(*args: object, **kwargs: object) -> object:
+    def shown(*args: object, **kwargs: object) -> object:
         result = native(*args, **kwargs)
         # A running model builds its own masks. Before a forward, generate() builds those of a static cache; whose they are
         # shows only when the very object reaches an attention call, so every observer is called.
@@ -300,6 +317,15 @@ def _wrap_mask(native: Callable[..., object]) -> Callable[..., object]:
             for observer in observers:
                 observer.on_mask(record)
         return result
+
+    broken_for = not_compiled(shown)
+
+    def mask(*args: object, **kwargs: object) -> object:
+        if not torch.compiler.is_compiling():
+            return shown(*args, **kwargs)
+        if any(observer.running for observer in _everywhere):
+            return broken_for(*args, **kwargs)
+        return native(*args, **kwargs)
 
     mask._sinklab_native = native  # type: ignore[attr-defined]
     return mask

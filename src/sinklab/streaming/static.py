@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from sinklab.attention import seam
 from sinklab.attention.cache_argument import given_cache
 from sinklab.errors import ConfigurationError
 from sinklab.streaming.step import StaticStep
@@ -48,7 +49,8 @@ def compile_steps(model: PreTrainedModel, **options: Any) -> None:
     @functools.wraps(eager)
     def forward(*args: object, **kwargs: object) -> ModelOutput:
         static = isinstance(getattr(given_cache(kwargs), "step", None), StaticStep)
-        return (compiled if static else eager)(*args, **kwargs)
+        # What looks at a model breaks a graph, and these are of one piece.
+        return (compiled if static and not seam.active_observers() else eager)(*args, **kwargs)
 
     decoder.forward = forward
     setattr(decoder, _MARK, True)
