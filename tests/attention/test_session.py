@@ -301,28 +301,6 @@ def test_nothing_is_captured_of_the_hosts_own_flex_attention():
     assert session._may_give_log_sum_exp(ALL_ATTENTION_FUNCTIONS["sdpa"], module, query, None)
 
 
-def test_a_compiled_model_is_measured_without_tracing_what_measures(recwarn):
-    """Of a model that is compiled, only its own code is: tracing ours took a hundred times as long, and warned of it."""
-    plain = make_sinklm()
-    graphs = []
-
-    def keep(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled = torch.compile(make_sinklm(), backend=keep)
-    with torch.no_grad(), attend(plain, probes=[SinkRate()]) as expected:
-        outputs = plain(IDS).logits
-    with torch.no_grad(), attend(compiled, probes=[SinkRate()]) as found:
-        again = compiled(IDS).logits
-    assert torch.equal(outputs, again)
-    ours, theirs = (table.drop(columns=["model", "module"]) for table in (found.table(), expected.table()))
-    assert ours.equals(theirs)
-    assert len(graphs) <= 4 * len(plain.layers)  # broken at the mask and at every attention; 43 where ours is traced
-    assert not [warning for warning in recwarn if "torch/_dynamo" in str(warning.filename)]
-
-
 def test_an_export_inside_a_session_is_refused():
     model = make_sinklm()
     with pytest.raises(SessionError, match=r"self_attn is being exported, .*outside of"), attend(model, probes=[SinkRate()]):

@@ -284,14 +284,10 @@ class Session:
         """Whether the model is inside its forward."""
         return self._hooks.running
 
-    # Both read numbers, which no graph can: a compiled model breaks its graph here, and measuring is not traced.
-
-    @torch.compiler.disable
     def on_mask(self, record: seam.MaskRecord) -> None:
         """Keep what the host said about a mask until the forward ends."""
         self._hooks.on_mask(record)
 
-    @torch.compiler.disable
     def on_attention(
         self,
         native: seam.Native,
