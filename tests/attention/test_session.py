@@ -10,7 +10,16 @@ import torch
 from tests.conftest import make_sinklm
 from tests.operators import Operators
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention import session
@@ -307,3 +316,31 @@ def test_an_export_inside_a_session_is_refused():
         torch.export.export(model, (IDS,), strict=False)
     exported = torch.export.export(model, (IDS,), strict=False).module()
     assert torch.allclose(exported(IDS).logits, model(IDS).logits, atol=1e-6)
+
+
+def test_keys_in_slots_are_not_measured_by_their_places():
+    """With copies of the sinks in front, a prompt's last query stood at the prompt's length plus theirs."""
+    model, tokens = make_sinklm().eval(), torch.arange(12)[None]
+    pair = T5ForConditionalGeneration(
+        T5Config(vocab_size=64, num_layers=1, num_heads=2, d_model=16, d_kv=8, d_ff=16, decoder_start_token_id=0)
+    ).eval()
+
+    def read(model, cache):
+        if model is pair:
+            return model(tokens, decoder_input_ids=tokens, past_key_values=EncoderDecoderCache(cache, DynamicCache())).logits
+        return model(tokens, past_key_values=cache).logits
+
+    for one in (model, pair):
+        decoder = 0 if one is model else 1
+        for asked in ({"probes": [Entropy(sink_position=0)]}, {"interventions": [ZeroHead(heads={decoder: (0,)})]}):
+            with (
+                pytest.raises(UnsupportedModelError, match=r"a SinkCache gives attention its keys by slots.* its own cache"),
+                torch.no_grad(),
+                attend(one, **asked),
+            ):
+                read(one, SinkCache(one, num_sinks=2, window=20))
+        with torch.no_grad(), attend(one) as session:
+            found = read(one, SinkCache(one, num_sinks=2, window=20))
+        assert session.checks["calls_verified"]
+        with torch.no_grad():
+            torch.testing.assert_close(found, read(one, DynamicCache()))

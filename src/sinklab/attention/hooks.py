@@ -57,6 +57,7 @@ class ModelHooks:
         needs: of the probes; hooks that no probe needs are not registered.
         active: whether the context that runs the model is the one that records. Hooks fire in every thread.
         show: takes hidden states and attention outputs.
+        asked: whether there are probes or interventions, which go by positions.
 
     Attributes:
         now: what is known of the forward that runs, or ran last.
@@ -73,8 +74,9 @@ class ModelHooks:
         needs: frozenset[str],
         active: Callable[[], bool],
         show: Callable[[LayerOutput], None],
+        asked: bool = False,
     ) -> None:
-        self.model, self.anatomy, self.editing, self.needs = model, anatomy, editing, needs
+        self.model, self.anatomy, self.editing, self.needs, self.asked = model, anatomy, editing, needs, asked
         self.active, self.show = active, show
         self.now = Forward()
         self.depth = self.forwards = 0
@@ -195,6 +197,7 @@ class ModelHooks:
             if module is self.anatomy.encoder:
                 self.now.source_ids = ids.long()
         if self.depth == 1:
+            self._require_places(cache)
             self.now.cache = cache
             if self.now.cached and self.now.token_ids:
                 known, given = self._written.get(cache), self.now.token_ids[-1]
@@ -203,6 +206,17 @@ class ModelHooks:
                 self.now.past_ids = known[:, : self.now.cached]
         if self.now.position_ids is None and isinstance(kwargs.get("position_ids"), Tensor):
             self.now.position_ids = kwargs["position_ids"]
+
+    def _require_places(self, cache: Cache | None) -> None:
+        """Refuse a cache whose keys are not in the order of the text where somebody asks at which positions they are."""
+        held = getattr(cache, "self_attention_cache", cache)
+        if getattr(held, "keys_in_slots", False) and self.asked:
+            self.depth = 0
+            raise UnsupportedModelError(
+                f"a {type(held).__name__} gives attention its keys by slots, with copies of those that are pinned, so that "
+                "what is asked of a position would be answered of another; measure or edit the model with its own cache "
+                "(sinklab cache and cache.telemetry() say what a bounded one does), or open the session without probes"
+            )
 
     def _end_forward(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if not self.active() or self.depth == 0:

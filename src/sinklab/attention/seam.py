@@ -235,7 +235,7 @@ def active_observers() -> tuple[Observer, ...]:
 not_compiled = torch.compiler.disable(
     reason="sinklab looks at this model, and looking is not compiled: leave fullgraph=True out, or give the model itself"
 )
-"""What a graph is broken for, in place of being traced through it: of an observed model, what is told to its observers."""
+"""What a graph is broken for, in place of being traced through it: what the observers of a model are given of it."""
 
 
 def _install() -> None:

@@ -126,7 +126,13 @@ class Session:
         self._longest = 0
         self._operations: set[Operation] = set()
         self._hooks = ModelHooks(
-            model, self._anatomy, self._editing, self._needs, lambda: self in seam.active_observers(), self._show_layer
+            model,
+            self._anatomy,
+            self._editing,
+            self._needs,
+            lambda: self in seam.active_observers(),
+            self._show_layer,
+            asked=bool(self.probes or self.interventions),
         )
         self.sites = self._hooks.sites
 

@@ -69,6 +69,7 @@ class AttendingCache(PolicyCache, seam.Observer, abc.ABC):
     """A cache that is an observer of its model's attention while the model is in its forward, and at no other time."""
 
     table: AwaitingTable
+    keys_in_slots: ClassVar[bool] = False  # a session gets nothing to see of it, and is refused for that
 
     def __init__(
         self, policy: BoundedPolicy, model: PreTrainedModel | None = None, *, chunk: int = 128, rebase_at: int | None = None

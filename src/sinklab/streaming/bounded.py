@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex
 
 import pandas as pd
 import torch
@@ -31,9 +31,11 @@ class BoundedCache(Cache, Planner):
     Attributes:
         policy: what is held.
         layers: one for each layer of the model; empty until there is one.
+        keys_in_slots: what attention is given is not in the order of the text, which a session asks for.
     """
 
     layers: list[HeldLayer]
+    keys_in_slots: ClassVar[bool] = True
 
     def __init__(self, policy: BoundedPolicy) -> None:
         super().__init__(layers=[])
