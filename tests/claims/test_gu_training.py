@@ -67,7 +67,7 @@ def trained_like(**fields):
     torch.manual_seed(0)
     shape = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = SinkLM(SinkLMConfig(**shape, max_position_embeddings=64, **fields)).eval()
-    config = SimpleNamespace(model=model.config, data=SimpleNamespace(held_out_rows=8))
+    config = SimpleNamespace(model=model.config.architecture, data=SimpleNamespace(held_out_rows=8))
     rows = torch.randint(40, (8, 64))
     return SimpleNamespace(
         config=config, loaded=SimpleNamespace(model=model), rows=lambda samples, length: rows[:samples, :length]
