@@ -16,7 +16,7 @@ import time
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TextIO, TypeVar, cast
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.bars import Progress, notebook_bars, silent
@@ -61,13 +61,27 @@ def new_run_id() -> str:
     return f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
+class _PlainSpaces:
+    """Standard output without the narrow space of pages in "16 %", which nobody types who searches for it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text.replace("\u202f", " "))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def _show(parts: Iterable[RenderableType]) -> None:
     from rich.console import Console
 
     from sinklab.results.narrow import fitted
 
     # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
-    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    stream = cast("TextIO", _PlainSpaces(sys.stdout))
+    console = Console(file=stream, soft_wrap=True, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
     for part in parts:
         for piece in fitted(part, console):
             console.print(piece)
