@@ -7,10 +7,12 @@ docstrings, so it takes a second.
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import sinklab
 from sinklab.cli.commands import find_commands
@@ -22,6 +24,7 @@ from sinklab.report.claims_page import VerdictLine, VerdictList
 from sinklab.results.metric import Metric, catalogue, metrics_of
 from sinklab.results.summaries.claims import ClaimPart, ClaimRecord
 from sinklab.results.table import COLUMNS
+from sinklab.studies.pathways.words import DEFINITION, OF_BASE
 from sinklab.studies.reproduce.display import format_effect
 from sinklab.studies.reproduce.entries import Entry, entries_of, in_group
 from sinklab.studies.reproduce.kept import StoredClaim, evidence_of, hardware_of, read_results, summary_of
@@ -44,6 +47,7 @@ FILES = (
     "docs/results.md",
     "docs/metrics.md",
     "docs/operations.md",
+    "docs/pathways.md",
     "docs/policies.md",
     "docs/pretraining.md",
     "docs/reference-sinks.md",
@@ -438,6 +442,63 @@ def reference_sinks() -> str:
     )
 
 
+PATHWAYS = ("tiny", "tiny-bos", "small", "small-bos")
+"""Folders of the committed comparisons of pathways."""
+
+
+def pathways_summary() -> str:
+    """One row a comparison: whether softmax has a sink at one rate for all, and which operations replace it."""
+    lines = ["| models | sink of softmax | replaced by | not replaced by | undecided |", "|---|---|---|---|---|"]
+    for folder in PATHWAYS:
+        record = _pathways_record(folder)
+        reference, *others = record["rows"]
+        sink, window = (reference["bounds_at_one_rate"][name] for name in ("sink", "window"))
+        models = f"[{folder.removesuffix('-bos')}, {OF_BASE[record['base']]}](#result-at-the-scale-{_anchor(record)})"
+        what = f"{sink['mean']:.1f} % of heads; {window['mean']:z.3f} nats in a window"
+        if {sink["verdict"], window["verdict"]} != {"not reproduced"}:
+            lines.append(f"| {models} | {what}: none to replace | – | – | – |")
+            continue
+        by = {answer: [f"`{row['label']}`" for row in others if row["replacement"]["answer"] == answer] for answer in ANSWERS}
+        lines.append(f"| {models} | {what} | {' | '.join(', '.join(by[answer]) or 'none' for answer in ANSWERS)} |")
+    return "\n".join(lines)
+
+
+ANSWERS = ("yes", "no", "undecided")
+
+
+def _pathways_record(folder: str) -> dict[str, Any]:
+    return json.loads((RESULTS / folder / "pathways" / "run.json").read_text(encoding="utf-8"))
+
+
+def _anchor(record: Mapping[str, Any]) -> str:
+    return f"{record['scale']}-{OF_BASE[record['base']].replace(' ', '-').lower()}"
+
+
+def pathways_answers(folder: str) -> str:
+    """What decides, of one comparison."""
+    before, _, _ = _pathways_page(folder).partition(_pathways_record(folder)["paragraph"])
+    return "\n".join(line for line in before.splitlines() if line.startswith("|"))
+
+
+def pathways_words(folder: str) -> str:
+    """What the numbers of one comparison say, by the rules of the command."""
+    record = _pathways_record(folder)
+    return "\n".join(
+        [f"> {record['paragraph']}", "", *(f"- **{about}.** {text}" for about, text in record["statements"].items())]
+    )
+
+
+def pathways_numbers(folder: str) -> str:
+    """Every number of one comparison."""
+    page = _pathways_page(folder)
+    last = list(_pathways_record(folder)["statements"].values())[-1]
+    return page.partition(last)[2].strip()
+
+
+def _pathways_page(folder: str) -> str:
+    return (RESULTS / folder / "pathways" / "pathways.md").read_text(encoding="utf-8")
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "public_names": public_names,
@@ -469,6 +530,12 @@ PARTS: dict[str, Callable[[], str]] = {
     "headline": headline,
     "other_metrics": other_metrics,
     "reference_sinks": reference_sinks,
+    "pathways_summary": pathways_summary,
+    "pathways_definition": lambda: "\n".join(f"> {line}".rstrip() for line in DEFINITION.splitlines()),
+} | {
+    f"pathways_{what}_{folder.replace('-', '_')}": functools.partial(of_folder, folder)
+    for folder in PATHWAYS
+    for what, of_folder in (("answers", pathways_answers), ("words", pathways_words), ("numbers", pathways_numbers))
 }
 
 

@@ -84,7 +84,7 @@ def test_an_operation_of_another_machine_is_compared_with_the_softmax_of_that_ma
     assert point[0] == pytest.approx(softmax + rows["sink_logit"]["beside_softmax"]["mean"])
     assert abs(point[0] - rows["gated"]["point"][0]) < 0.1
     assert point[1] == rows["sink_logit"]["numbers"]["distortion"]["mean"]
-    assert "over 8 seeds, each operation on 4 of them beside softmax:" in record["paragraph"]
+    assert "over 8 seeds (each operation on 4 of them, beside softmax):" in record["paragraph"]
     written = (one / "pathways.md").read_text(encoding="utf-8")
     assert "| operation | low-distortion | seeds |" in written
     assert "| `sink_logit` | no: sink, window | 4–7 |" in written
@@ -95,14 +95,14 @@ def test_an_operation_of_another_machine_is_compared_with_the_softmax_of_that_ma
 def test_what_text_costs_is_compared_within_the_seeds_of_an_operation(tmp_path):
     whole = RESULTS / "tiny-bos" / "pathways"
     one, other = part(whole, tmp_path / "one", FIRST, range(4)), part(whole, tmp_path / "other", SECOND, range(4, 8))
-    before = read_run(other)["statements"]["Text that it was not trained for"]
-    assert "sink_logit" not in before.split("a tenth of the tokens replaced")[1].split(";")[0], "less than the margin apart"
+    before = read_run(other)["statements"]["Out of distribution"]
+    assert "sink_logit" not in before.split("replacing a tenth of the tokens")[1].split(";")[0], "less than the margin apart"
     table = read_table(other / "table.parquet")
     table.loc[table["metric"] == "noise_gap", "value"] += 1.0  # of softmax there, too
     write_table(table, other / "table.parquet")
     join(one, other)
-    after = read_run(one)["statements"]["Text that it was not trained for"]
-    assert "sink_logit" not in after.split("a tenth of the tokens replaced")[1].split(";")[0]
+    after = read_run(one)["statements"]["Out of distribution"]
+    assert "sink_logit" not in after.split("replacing a tenth of the tokens")[1].split(";")[0]
 
 
 @pytest.mark.parametrize(

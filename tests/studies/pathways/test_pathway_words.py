@@ -64,28 +64,30 @@ def test_the_words():
     rates = {"softmax": USUAL, "gated": BROKEN, "relu": AT_END}
     text = words(rows(rates=rates, softmax=SOFTMAX, gated=GATED, relu=RELU), {"sigmoid": "why"})
     for sentence in (
-        "here with no BOS, over 6 seeds: softmax reaches a loss of 1.900 nats with a sink rate of 40.0 %, and loses 0.500 nats "
-        "in a window without sinks and 0.0100 by 8 bits.",
-        "Of the loss at the own rates (2 comparisons, each by two tests at 5 %, not corrected for their number): it is higher "
-        "by 0.02 nats or more with relu; it is equivalent to softmax's, within 0.02 nats, with gated.",
-        "A rate of its own, chosen on other seeds, gives relu 0.180 nats and softmax 0.000, so that one rate for all would",
-        "The best rate is the end of the range, and one outside may be better, with relu (highest).",
-        "Over the rates the loss spans least with gated (0.050 nats) and most with softmax (0.400).",
+        "without BOS, over 6 seeds: softmax reaches a loss of 1.900 nats; 40.0 % of its heads sink. 8 bits cost it "
+        "0.0100 nats, "
+        "a window without sinks 0.500.",
+        "Beside softmax's, the loss at the own rates is higher by 0.02 nats or more with relu; equivalent, within 0.02 "
+        "nats, with "
+        "gated. These are 2 comparisons, each by two tests at 5 %, not corrected for their number.",
+        "A rate of its own, chosen on other seeds, gains relu 0.180 nats and softmax 0.000: one rate for all would "
+        "misjudge relu.",
+        "The best rate is the end of the range, so that one outside may be better, with relu (highest).",
+        "Over the rates the loss varies least with gated (0.050 nats) and most with softmax (0.400).",
         "Some trainings of the selection diverged with gated.",
-        "Not low-distortion, with what fails in brackets: relu (loss).",
-        "By the means, no other operation has both a lower loss and a lower distortion than gated;",
-        "Out of what was trained (means, a difference being more than 0.02 nats): a tenth of the tokens replaced costs softmax "
-        "0.300 nats, and more with relu.",
+        "Not low-distortion (the failing bounds in brackets): relu (loss).",
+        "By the means, no operation has both a lower loss and a lower distortion than gated.",
+        "By means, and where more than 0.02 nats differ: replacing a tenth of the tokens costs softmax 0.300 nats, "
+        "more with relu.",
         "The trigger task is learned with every seed by softmax and gated.",
-        "Not with every seed within the cap: relu.",
-        "That sigmoid cannot do it is provable",
-        "An explicit way to do nothing that leaves little distortion exists here: gated.",
-        "(loss < 0.02 nats, sink < 5 percent, activations < 2 ratio, window < 0.02 nats, int8 < 0.02 nats) and the margin were "
-        "fixed before",
+        "Not with every seed within the limit of steps: relu.",
+        "sigmoid provably cannot learn it",
+        "An explicit way to do nothing that is low-distortion exists here: gated.",
+        "The bounds and the margin were fixed before the runs.",
     ):
         assert sentence in text
-    assert "Without one" not in text
-    assert "is lower than" not in text
+    assert "Of the others" not in text
+    assert "is lower by" not in text
     found = said(rows(rates=rates, softmax=SOFTMAX, gated=GATED, relu=RELU), {"sigmoid": "why"})
     assert found.paragraph.startswith("At the scale tiny (")
     assert "exists here: gated." in found.paragraph
@@ -94,9 +96,10 @@ def test_the_words():
         "Learning rates",
         "Bounds at the own rates",
         "Loss and distortion together",
-        "Text that it was not trained for",
+        "Out of distribution",
         "Trigger task",
         "Time",
+        "Limits",
     ]
     assert found.statements["Bounds at the own rates"].startswith("Inside all of them: gated. Not low-distortion")
     assert found.to_dict() == {"paragraph": found.paragraph, "statements": dict(found.statements)}
@@ -104,7 +107,8 @@ def test_the_words():
 
 def test_no_pathway_is_good():
     text = words(rows(softmax=SOFTMAX, relu=RELU))
-    assert "The one explicit way to do nothing does not leave little distortion here." in text
+    assert "The one explicit way to do nothing is not low-distortion here." in text
+    assert "None of the 2 explicit ways to do nothing is low" in words(rows(softmax=SOFTMAX, relu=RELU, softpick=RELU))
     assert "provable" not in text
     assert "end of the range" not in text
 
@@ -112,10 +116,9 @@ def test_no_pathway_is_good():
 def test_what_has_no_explicit_way_does_not_answer_the_question():
     text = words(rows(softmax=SOFTMAX, relu=RELU, sigma_reparam=SIGMA))
     assert (
-        "The one explicit way to do nothing does not leave little distortion here. Without one, sigma_reparam is low-dis"
-        in text
+        "The one explicit way to do nothing is not low-distortion here. Of the others, sigma_reparam is low-distortion." in text
     )
-    assert "it is lower than softmax's by 0.02 nats or more with sigma_reparam" in text
+    assert "is lower by 0.02 nats or more with sigma_reparam; higher by 0.02 nats or more with relu" in text
     again = {"sigmoid(normalize=True)": GATED}  # its rows sum to one again
     assert "explicit" not in words(rows(softmax=SOFTMAX, **again))
 
@@ -123,11 +126,11 @@ def test_what_has_no_explicit_way_does_not_answer_the_question():
 def test_where_softmax_has_no_distortion_nothing_is_said_to_replace_it():
     text = words(rows(softmax=GATED, gated=GATED, softpick=GATED, relu=RELU))
     assert (
-        "At its own rate softmax itself is inside every bound, so there is no sink to replace, and whether an explicit way to "
-        "do nothing would replace one is not tested at such rates: that gated and softpick are inside too says little." in text
+        "At its own rate softmax itself is inside every bound and has no sink to replace, so that explicit ways to do nothing "
+        "are not tested there. It says little that gated and softpick are inside too." in text
     )
     assert "exists here" not in text
-    assert "would replace one is not tested at such rates." in words(rows(softmax=GATED, relu=RELU))
+    assert "says little" not in words(rows(softmax=GATED, relu=RELU))
 
 
 AT_SCALE = {
@@ -158,8 +161,8 @@ def test_at_one_rate_for_all_a_sink_is_there_or_not_or_open_by_its_interval():
     windows = {"softmax": 0.5, "gated": 0.01, "relu": 0.01, "softpick": 0.4}
     text = words(at_scale(windows, softmax=SOFTMAX, gated=GATED, relu=RELU))
     assert (
-        "At the rate of the scale for all, by the heads that carry a first token: a sink is there with softmax (26.0 %); "
-        "there is none with gated (0.2 %); it is open with relu (4.5 %)." in text
+        "At the rate of the scale for all, counting heads that have the first token as a sink: there is a sink with softmax "
+        "(26.0 %); there is none with gated (0.2 %); it is undecided with relu (4.5 %)." in text
     )
     assert "rate of the scale for all" not in words(rows(softmax=SOFTMAX, gated=GATED))
 
@@ -175,8 +178,11 @@ def test_an_operation_that_diverged_at_the_one_rate_is_open_there_and_not_left_o
     }
     found = judged(["softmax", "gated", "relu"], numbers, {})
     text = words(found)
-    assert "by gated; open is relu (loss, sink, window)." in text
-    assert "there is none with gated (0.2 %); it is open with relu (not measured)." in text
+    assert (
+        "gated replaces it, with loss, sink and window inside the bounds. Undecided (the open bounds in brackets): "
+        "relu (loss, sink, window)." in text
+    )
+    assert "there is none with gated (0.2 %); it is undecided with relu (not measured)." in text
     assert deciding_table(found).splitlines()[-1].split(" | ")[2] == "undecided: loss, sink, window"
 
 
@@ -185,11 +191,12 @@ def test_what_replaces_the_sink_of_softmax_at_one_rate():
     windows = {"softmax": 0.5, "gated": 0.01, "relu": 0.01, "softpick": 0.4}
     found = at_scale(windows, softmax=SOFTMAX, gated=GATED, relu=RELU, softpick=GATED)
     assert (
-        "At one rate for all, that of the scale, softmax has a sink to replace, in 26.0 % of heads, and loses 0.513 nats in a "
-        "window without it; it is replaced, with loss, sink and window inside the bounds, by gated; not by softpick (loss, "
-        "window), with what fails in brackets; open is relu (sink). "
-        "(That these bounds are asked at one rate too was decided with results at that rate in view.)" in said(found).paragraph
+        "At one rate for all, that of the scale, softmax has a sink to replace: 26.0 % of heads sink, and a window without it "
+        "costs 0.513 nats. gated replaces it, with loss, sink and window inside the bounds. Not replaced (the failing "
+        "bounds in "
+        "brackets): softpick (loss, window). Undecided (the open bounds in brackets): relu (sink)." in said(found).paragraph
     )
+    assert "judged at one rate too was decided with results at that rate in view" in said(found).statements["Limits"]
     heading, _, softmax, gated, relu, softpick = deciding_table(found).splitlines()
     assert heading.startswith(
         "| operation | low-distortion | replaces the sink at ×1 | loss beside softmax (nats) | loss (nats) |"
@@ -197,7 +204,11 @@ def test_what_replaces_the_sink_of_softmax_at_one_rate():
     answers = [line.split(" | ")[2] for line in (softmax, gated, relu, softpick)]
     assert answers == ["–", "yes", "undecided: sink", "no: loss, window"]
     none = said(at_scale({**windows, "gated": 0.3}, softmax=SOFTMAX, gated=GATED)).paragraph
-    assert "it is shown to be replaced, with loss, sink and window inside the bounds, by none; not by gated (window)" in none
+    assert (
+        "No operation is shown to replace it, with loss, sink and window inside the bounds. Not replaced (the failing "
+        "bounds in "
+        "brackets): gated (window)." in none
+    )
 
 
 def test_at_one_given_rate_the_bounds_themselves_say_what_replaces_the_sink():
@@ -206,9 +217,10 @@ def test_at_one_given_rate_the_bounds_themselves_say_what_replaces_the_sink():
     found = judged(["softmax", "gated", "relu"], numbers, {}, one_rate=True)
     spoken = in_words(found, {}, scale="tiny", base="no-bos", seeds=6, rate=0.5)
     assert (
-        "At one rate for all, 0.5 times that of the scale, softmax has a sink to replace, in 40.0 % of heads, and loses 0.500 "
-        "nats in a window without it; it is replaced, with loss, sink and window inside the bounds, by gated; not by relu "
-        "(loss), with what fails in brackets. An explicit way" in spoken.paragraph
+        "At one rate for all, 0.5 times that of the scale, softmax has a sink to replace: 40.0 % of heads sink, and a window "
+        "without it costs 0.500 nats. gated replaces it, with loss, sink and window inside the bounds. Not replaced "
+        "(the failing "
+        "bounds in brackets): relu (loss). An explicit way" in spoken.paragraph
     )
     assert list(spoken.statements) == [
         "Loss",
@@ -216,24 +228,25 @@ def test_at_one_given_rate_the_bounds_themselves_say_what_replaces_the_sink():
         "Sinks at one rate",
         "Bounds",
         "Loss and distortion together",
-        "Text that it was not trained for",
+        "Out of distribution",
         "Trigger task",
+        "Limits",
     ]
+    assert "at one rate too" not in spoken.statements["Limits"], "it is the only rate"
     assert spoken.statements["Learning rates"] == (
-        "All operations are trained at 0.5 times the rate of the scale, and no rate is searched for: one that is inside the "
-        "bounds is so without having been tuned, and one that is outside may be inside at a rate of its own."
+        "All operations are trained at 0.5 times the rate of the scale, without a search for better ones. An operation inside "
+        "the bounds is there untuned; one outside may be inside at a rate of its own."
     )
-    assert spoken.statements["Loss"].startswith("Of the loss at 0.5 times the rate of the scale (2 comparisons,")
+    assert spoken.statements["Loss"].startswith("Beside softmax's, the loss at 0.5 times the rate of the scale is higher")
     assert spoken.statements["Sinks at one rate"] == (
-        "At 0.5 times the rate of the scale for all, by the heads that sink on the first token by weight times gate and by "
-        "share: a sink is there with softmax "
-        "(40.0 %); there is none with gated (0.0 %) and relu (0.0 %)."
+        "At 0.5 times the rate of the scale for all, counting heads that sink on the first token by weight times gate and by "
+        "share: there is a sink with softmax (40.0 %); there is none with gated (0.0 %) and relu (0.0 %)."
     )
     assert "own rate" not in " ".join([spoken.paragraph, *spoken.statements.values()])
     assert deciding_table(found, 0.5).startswith("| operation | low-distortion | replaces the sink at ×0.5 |")
-    assert "and at 0.5 times the rate of the scale, the held-out loss" in page(found, spoken, 0.5)
+    assert "as many parameters as softmax's, 0.5 times the rate of the scale) is" in page(found, spoken, 0.5)
     assert figure_title("small", "no-bos", 3, 0.5) == (
-        "Ways to do nothing, scale small, no BOS, learning rate ×0.5, 3 seeds, 95 % intervals"
+        "Ways to do nothing, scale small, without BOS, learning rate ×0.5, 3 seeds, 95 % intervals"
     )
 
 
@@ -246,17 +259,17 @@ def test_on_natural_text_a_window_is_judged_by_what_the_first_tokens_give_back()
     assert [row.answer for row in found] == ["no", "yes", "no"]
     assert found[2].named("not reproduced") == ["window"]
     assert [row.answer for row in judged(["softmax", "gated"], numbers, {}, one_rate=True)] == ["no", "no"]
-    spoken = in_words(found, {}, scale="small", base="no-bos", seeds=6, rate=0.5).paragraph
-    assert (
-        "with a sink rate of 40.0 %; in a window its first four tokens give back 0.140 nats, and 8 bits cost 0.0100." in spoken
-    )
-    assert "has a sink to replace, in 40.0 % of heads, worth 0.140 nats in a window; it is replaced" in spoken
-    assert "since a window of natural text loses context besides, was decided with results in view" in spoken
+    words_of_it = in_words(found, {}, scale="small", base="no-bos", seeds=6, rate=0.5)
+    spoken = words_of_it.paragraph
+    assert "40.0 % of its heads sink. 8 bits cost it 0.0100 nats; in a window its first four tokens give back 0.140." in spoken
+    assert "has a sink to replace: 40.0 % of heads sink, which is worth 0.140 nats in a window. gated replaces it" in spoken
+    assert "decided with results in view, since a window of natural text loses context" in words_of_it.statements["Limits"]
     assert "sink worth (nats) |" in deciding_table(found, 0.5, natural=True)
     assert "window gap" not in deciding_table(found, 0.5, natural=True)
     asked = definition(None, natural=True)
     assert (
-        "of what a window of a quarter of the context costs, the first four tokens give back less than 0.02 nats; and" in asked
+        "- **window**: of the cost of a window of a quarter of the context, the first four tokens give back less than "
+        "0.02 nats;" in asked
     )
     assert "without sinks costs" not in asked
     axes = draw(found, "title", natural=True).axes[0]
@@ -275,16 +288,15 @@ def test_at_one_given_rate_without_a_sink_there_is_nothing_to_replace():
     found = judged(["softmax", "gated"], numbers, {}, one_rate=True)
     text = in_words(found, {}, scale="tiny", base="no-bos", seeds=6, rate=1.0).paragraph
     assert (
-        "At the rate of the scale softmax itself is inside every bound, so there is no sink to replace, and whether an "
-        "explicit way to do nothing would replace one is not tested at such a rate: that gated is inside too says little."
-        in text
+        "At the rate of the scale softmax itself is inside every bound and has no sink to replace, so that explicit ways to do "
+        "nothing are not tested by this. It says little that gated is inside too." in text
     )
 
 
 def test_where_softmax_loses_nothing_in_a_window_nothing_is_said_to_be_replaced():
     found = at_scale({"softmax": 0.01, "gated": 0.01}, softmax=SOFTMAX, gated=GATED)
-    assert "a sink is there with softmax (26.0 %)" in words(found)
-    assert "a sink to replace, in" not in words(found)
+    assert "there is a sink with softmax (26.0 %)" in words(found)
+    assert "a sink to replace:" not in words(found)
     assert "replaces the sink" not in deciding_table(found)
 
 
@@ -309,14 +321,14 @@ def test_where_the_sink_of_softmax_is_open_nothing_is_put_down_to_the_operation_
 
 def test_a_better_one_is_said():
     text = words(rows(softmax=SOFTMAX, softpick=SIGMA))
-    assert "exists here: softpick; softpick has a lower loss too." in text
+    assert "exists here: softpick. softpick has a lower loss too." in text
 
 
 def test_with_few_seeds_nothing_is_claimed():
     text = words(rows(2, softmax=SOFTMAX, gated=GATED), seeds=2)
-    assert "stays open here: it is shown of none, and refuted of 0 of 1." in text
-    assert "Undecided, with what is open in brackets: gated (loss, sink, activations, window, int8)." in text
-    assert "it leaves it open with gated." in text
+    assert "Whether an explicit way to do nothing is low-distortion is open here: shown of none, refuted of 0 of 1." in text
+    assert "Undecided (the open bounds in brackets): gated (loss, sink, activations, window, int8)." in text
+    assert "is undecided with gated." in text
 
 
 def test_a_reference_without_numbers_is_said():
@@ -362,7 +374,7 @@ def test_the_tables():
     assert "| `gated` | 1.50 (1.40–1.70) |" in text
     whole = page(found, said(found))
     assert whole.index("**Loss.**") < whole.index("**Loss and learning rate**"), "words before numbers"
-    assert "- **Time.** In long rows" in whole
+    assert "- **Time.** The time of a training step" in whole
 
 
 def test_every_column_stands_in_one_table_and_all_that_decides_is_a_column():
@@ -394,7 +406,7 @@ def test_the_plot_has_every_point_and_the_front(tmp_path):
 
 def test_the_time_of_one_operation_is_said_once():
     text = words(rows(softmax=SOFTMAX, gated=GATED))
-    assert "takes 1.50 times as long as with softmax with gated (median, in turns on one machine" in text
+    assert "over that with softmax, is 1.50 with gated (median of this code, in turns on one machine)" in text
 
 
 @pytest.mark.parametrize("distortions", [(0.011, 0.035), (0.001, 0.51), (0.02, 1.4)])
@@ -428,6 +440,6 @@ def test_what_rounds_to_zero_has_no_sign():
     found = rows(softmax={**SOFTMAX, **nothing}, gated={**GATED, **nothing, "held_out_loss": SOFTMAX["held_out_loss"] - 1e-5})
     text = page(found, said(found))
     assert "a false sink costs softmax 0.000 nats" in text
-    assert "loses 0.000 nats in a window without sinks and 0.0000 by 8 bits" in text
+    assert "8 bits cost it 0.0000 nats, a window without sinks 0.000." in text
     assert "equivalent: +0.000" in text
     assert "-0.0" not in text.replace("-0.02", "")

@@ -258,6 +258,7 @@ class Row:
             "rate": None if self.choice is None else self.choice.to_dict(),
             "bounds": {name: finding.to_dict() for name, finding in self.findings.items()},
             "bounds_at_one_rate": {name: finding.to_dict() for name, finding in self.at_one_rate.items()},
+            "replacement": dict(zip(("answer", "bounds"), replacement(self), strict=True)) if self.at_one_rate else None,
             "numbers": {name: dataclasses.asdict(number) for name, number in self.numbers.items()},
         }
 
