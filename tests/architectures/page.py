@@ -23,92 +23,98 @@ KINDS = {
 
 OPENING = """# Which models work
 
-sinklab looks at attention where transformers dispatches it: in the attention interface, through which most
-architectures call their attention function. There are two tiers.
+sinklab measures attention at the attention interface of transformers, through which most architectures call their
+attention function. There are two tiers.
 
-- **On the interface**: measured. Outputs are bit-identical with and without a session, every call is counted, and on
+- **On the interface**: measured in full. Outputs are bit-identical with and without a session, every call is counted, and on
   a few rows of every call the measured scores, masks, biases and sink logits must reproduce the model's own head
   outputs.
-- **Off the interface**: measured by `measure`, `audit` and `attend_returned`, as far as the weights go that the model
-  returns itself. Every table, summary, page and terminal says so: *second tier: from the weights that the model returns*.
+- **Off the interface**: measured from the weights that the model returns, by `measure`, `audit` and `attend_returned`.
+  Every table, summary, page and terminal is marked *second tier: from the weights that the model returns*.
   `attend`, and with it everything that edits attention or needs its scores and values, refuses such a model with
-  `UnsupportedModelError`. A model of which only some modules are off the interface belongs to the first tier, and these modules
-  are named; a model that returns nothing that could be checked is refused in both.
+  `UnsupportedModelError`.
+
+A model with only some modules off the interface belongs to the first tier, and these modules are named. A model that
+returns nothing that could be checked is refused in both.
 
 | | on the interface | second tier |
 |---|---|---|
 | where weights come from | recomputed, in linear memory | returned by the model (`output_attentions`) |
-| memory | linear in the length | quadratic; said before it is taken, and refused where there is less |
+| memory | linear in the length | quadratic; announced in advance, and refused where there is less |
 | outputs of the model | bit-identical with and without | bit-identical with and without |
 | every call | counted | as many tensors as attention modules that ran |
-| proved of it | head outputs from scores, masks, biases, sink logits | row sums; nothing hidden is seen; no unknown window |
-| not proved | | that the returned weights are those that made the output |
+| checked | head outputs from scores, masks, biases, sink logits | row sums; no weight on hidden keys; no unknown window |
+| not checked | | that the returned weights are those that made the output |
 | probes | all | {served}; not {unserved} |
 | certificate, causes, interventions | yes | no, and they say so |
 | cache policies | yes | where the cache itself can serve the model |
 | implementation | any in the table | `eager`, which `measure` and `audit` load by themselves |
 | encoder–decoders, masks of four dimensions | yes | no |
 
-The {measured} families of the first table are built at toy size from their real configs in the test suite and pass
-all of it: unpadded, padded, with a cache where they decode, on every backend in the table. A family that is not here
-most likely works too: `attend` finds out by itself and says so if it does not.
+The {measured} families on the interface listed below are built at toy size from their real configs in the test suite and pass
+all of it: unpadded, padded, with a cache where they decode, on every backend in the table. A family that is not listed
+most likely works too: `attend` checks it and raises an error if it does not.
 
-**Calls** is the number of attention calls in one forward of the toy model, which has two layers (ALBERT and
+**Calls** is the number of attention calls in one forward pass of the toy model, which has two layers (ALBERT and
 Qwen3-Next four; two on each side of an encoder–decoder). **Replace** says whether an operation such as
-`sinklab_sigmoid` can take the place of the attention; where it cannot, running it raises.
+`sinklab_sigmoid` can replace the attention; where it cannot, running it raises.
 
-What an audit shows them: **masked encoders** read samples with both tokens of their tokenizer (`[CLS]` … `[SEP]`), and
-their loss is a masked-LM loss, taken in a pass of its own with 15 % of the tokens hidden. XLM,
-Flaubert and the LM heads of the BERT family are among them where their attention looks ahead, which is found out by
-running them and not read from a config. **Encoder–decoders** read
-[pairs](corpora.md) of a source and a target, or the two halves of a text; encoder, decoder and cross-attention are
-reported apart, and the loss is that of the target's tokens. Neither has a cache policy; encoder–decoders have no causes
-and no certificate either, and every command that cannot serve them says so in one line.
+Two kinds of models are audited differently:
+
+- **Masked encoders** read samples with both special tokens of their tokenizer (`[CLS]` … `[SEP]`). Their loss is a masked-LM
+  loss from a separate pass with 15 % of the tokens masked. XLM, Flaubert and the LM heads of the BERT family count as masked
+  encoders if their attention looks ahead, which is tested by running them and not read from a config.
+- **Encoder–decoders** read [pairs](corpora.md) of a source and a target, or the two halves of a text. Encoder, decoder and
+  cross-attention are reported separately, and the loss is that of the target's tokens.
+
+Neither has a cache policy. Encoder–decoders have no causes and no certificate either. A command that cannot serve a
+model says so in one line.
 """
 
 PICTURES = """## Pictures and sound from the command line
 
 `sinklab audit` and `measure` read pictures and recordings through the processor of the checkpoint ([corpora](corpora.md#pictures)). Positions
-are named from the configuration, and the number of them is checked on a sample: where the two do not agree, positions have numbers only.
+are named from the configuration, and their number is checked on a sample. If the two disagree, positions have numbers only.
 
 | models | positions | what is special |
 |---|---|---|
 | ViT, DeiT, DINOv2 (with and without registers), DINOv3, BEiT | `[CLS]`, `[DIST]`, `register 0` …, `patch (row, column)` | corner patches and registers are also looked at together, where they are at most a tenth of all positions |
-| CLIP, SigLIP | as these | of a model with two towers that of pictures is measured; the pooling head of SigLIP is off the interface and named as such |
-| Swin | `place (row, column) of a window` | windows stand in the batch: a position is one inside its window, and a sink one of windows; Swin v2 is off the interface |
+| CLIP, SigLIP | as above | the vision tower is measured; the pooling head of SigLIP is off the interface and named as such |
+| Swin | `place (row, column) of a window` | windows are in the batch axis: positions and sinks are those within a window; Swin v2 is off the interface |
 | wav2vec2, HuBERT | `frame 12` | `--seq-len` frames |
 | Whisper | `frame 12` | its encoder, half a minute at a time |
 | spectrogram transformers (AST) | `[CLS]`, `[DIST]`, `patch (frequency, time)` | the length of their processor |
 | VideoMAE | | refused: corpora hold no videos |
-| ViT-MAE | | refused: it hides patches at random, so that no two forwards agree |
+| ViT-MAE | | refused: it hides patches at random, so that no two forward passes agree |
 
-Artefacts of backbones without registers often stand on another patch in every picture (Darcet et al. 2023, arXiv 2309.16588). Such a patch is no
-position, and is not found as a sink; norms and activations show it.
+In backbones without registers, artefacts often stand on a different patch in every picture (Darcet et al. 2023, arXiv 2309.16588). Such an
+artefact has no fixed position and is not found as a sink; norms and activations show it.
 """
 
 CLOSING = """## Refused at run time
 
 | what | why | instead |
 |---|---|---|
-| Doge | looks its function up in a table of its own | none |
-| GPT-2 with `reorder_and_upcast_attn` on `eager` | takes a path of its own on this backend | `attn_implementation="sdpa"` |
+| Doge | looks its function up in its own table | none |
+| GPT-2 with `reorder_and_upcast_attn` on `eager` | takes its own code path on this backend | `attn_implementation="sdpa"` |
 | FlexAttention | its block mask cannot be read | `sdpa` or `eager` |
 | continuous batching | the keys are filled in inside the kernel | a plain batch |
 | a boolean mask of four dimensions on `eager` | eager attention of most models adds it as 0 and 1 and hides nothing | an additive mask, or `sdpa` |
 | gradient checkpointing with gradients | every call would be counted twice | `torch.no_grad()`, or switch it off |
-| an unknown keyword of the attention function | it may carry mathematics | report the model |
+| an unknown keyword of the attention function | it may change the result | report the model |
 
-Models with several residual streams (Gemma 3n, DeepSeek-V4, GLM-5 Next, HY-V4) are measured: a hidden state is all streams of a token, one
-beside the other, so that its norm is that of all of them and a channel is stream × width + channel. `head_output` has no `relative_norm`
-there, edits of hidden states are refused, and `origin` cannot follow them.
+## Special cases
 
-Models that multiply heads by a gate of their own in front of the output projection (Qwen3-Next, Qwen3.5, AFMoE) are measured in front
-of it, but for `output_norm` and `relative_norm`, which are those of what the gate lets through. What stands behind the projection is in
-neither: a norm of the sum over all heads (Gemma 2 and 3, OLMo 2), which has no part for each head, or a factor (Granite, DINOv2).
+**Several residual streams** (Gemma 3n, DeepSeek-V4, GLM-5 Next, HY-V4) are measured. A hidden state is the concatenation of all streams of a
+token: its norm covers all of them, and a channel is stream × width + channel. `head_output` has no `relative_norm` there, edits of hidden
+states are refused, and `origin` cannot follow them.
 
-Sparse models that choose their keys (DeepSeek-V3.2) branch on the literal names `eager` and `sdpa`. A session leaves
-these names in place, so the model attends to its chosen keys and nothing else, and the weights that are measured are
-zero everywhere else.
+**Gates on heads before the output projection** (Qwen3-Next, Qwen3.5, AFMoE): attention is measured before the gate, `output_norm` and
+`relative_norm` after it. Neither includes what comes after the projection: a norm of the sum over all heads (Gemma 2 and 3, OLMo 2),
+which cannot be split by head, or a factor (Granite, DINOv2).
+
+**Sparse models that choose their keys** (DeepSeek-V3.2) branch on the literal names `eager` and `sdpa`. A session keeps these names, so
+the model attends only to its chosen keys, and the measured weights are zero everywhere else.
 """
 
 
