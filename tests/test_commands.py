@@ -198,6 +198,21 @@ def test_every_command_has_help_for_every_option(name):
     assert f"sinklab {name} " in f"{examples} "
 
 
+def test_a_description_keeps_its_paragraphs_and_lists():
+    text = (
+        "One sentence.\n\nA paragraph\nof two lines.\n\n- first: of\n  two lines;\n- second.\n\n"
+        "    indented\n      more\n\nArgs:\n    x: what."
+    )
+    description, texts, _ = read_docstring(text)
+    assert description.split("\n\n") == [
+        "One sentence.",
+        "A paragraph of two lines.",
+        "- first: of two lines;\n- second.",
+        "    indented\n      more",
+    ]
+    assert texts == {"x": "what."}
+
+
 def test_further_names_of_options_are_words():
     derived = [derive(place.load(), name) for name, place in commands.find_commands().items()]
     further = {name for app in derived for argument in app.assemble_argument_collection() for name in argument.names[1:]}

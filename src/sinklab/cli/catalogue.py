@@ -18,7 +18,7 @@ __all__ = ["list_", "show"]
 
 @command("list")
 def list_(kind: str | None = None) -> Listing:
-    """List what there is to name on the command line, with one sentence each.
+    """List all names that the command line takes, with a sentence on each.
 
     Args:
         kind: probes, operations, interventions, positions, policies, corpora, tasks, recipes, read_outs, claims or models; by
@@ -46,7 +46,7 @@ def show(name: str) -> Listing:
         sinklab show gu2024
 
     Next:
-        sinklab list  (all that has a name)
+        sinklab list  (all names)
     """
     descriptions = describe(name)
     return Listing([description.to_dict() for description in descriptions], lambda record: _descriptions(descriptions))

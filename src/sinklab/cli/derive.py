@@ -119,8 +119,14 @@ def read_docstring(text: str) -> tuple[str, dict[str, str], str]:
         for name in names.split(", ")
     }
     examples = next((f"{word}:\n\n{_dedented(sections[word], 2)}" for word in ("Example", "Examples") if word in sections), "")
-    paragraphs = (block if block.startswith(" ") else " ".join(block.split()) for block in description.strip().split("\n\n"))
-    return "\n\n".join(paragraphs), texts, examples
+    return "\n\n".join(map(_rejoined, description.strip().split("\n\n"))), texts, examples
+
+
+def _rejoined(block: str) -> str:
+    """A paragraph or the entries of a list, each on one line; what is indented stays as it is."""
+    if block.startswith(" "):
+        return block
+    return "\n".join(" ".join(entry.split()) for entry in re.split(r"\n(?=- )", block))
 
 
 def _dedented(section: str, by: int = 0) -> str:

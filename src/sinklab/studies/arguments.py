@@ -109,52 +109,52 @@ class WrittenTo:
         return default_out(self.template.format_map(words))
 
 
-AsJson = Annotated[bool, "--json", Doc("Print JSON on stdout and nothing else there.")]
+AsJson = Annotated[bool, "--json", Doc("Print JSON on stdout, and nothing else.")]
 ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
-CorpusSource = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', with settings if need be, or a UTF-8 text file.")]
-CorpusOfModel = Annotated[_Corpus, Doc("As in 'sinklab list corpora', or a path; auto goes by what the model reads.")]
+CorpusSource = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', optionally with settings, or a UTF-8 text file.")]
+CorpusOfModel = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', or a path; auto chooses by what the model reads.")]
 SeqLen = Annotated[int, Doc("Tokens in a sample, the beginning-of-sequence token included; of sound, frames.")]
 SEQ_LEN = 64
 """Where no other is given."""
 Samples = Annotated[int, Doc("Samples to average over.")]
 Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weight there exceeds this.")]
-Device = Annotated[str, Doc("auto (CUDA if there is any), cpu, cuda, cuda:1, …")]
+Device = Annotated[str, Doc("auto (CUDA if available), cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str, Doc("auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")]
 DeviceMap = Annotated[
     _DeviceMap | None,
-    Doc("In place of a device: auto spreads the model over devices, memory and disk; or JSON, as accelerate's."),
+    Doc("Instead of a device: auto spreads the model over devices, memory and disk; or JSON as for accelerate."),
 ]
-MaxMemory = Annotated[_MaxMemory | None, Doc("With --device-map auto, the most for each place: 0=20GiB,cpu=64GiB.")]
+MaxMemory = Annotated[_MaxMemory | None, Doc("With --device-map auto, the limit for each device: 0=20GiB,cpu=64GiB.")]
 OffloadFolder = Annotated[
-    Path | None, Doc("With --device-map: directory for weights that go to the disk and are not in the checkpoint as they are.")
+    Path | None, Doc("With --device-map: directory for weights on disk that the checkpoint does not have in this form.")
 ]
 Tp = Annotated[
-    Literal["auto"] | None, Doc("auto: share the heads among the processes of torchrun, by the plan of transformers.")
+    Literal["auto"] | None, Doc("auto: split the heads over the processes of torchrun, by the plan of transformers.")
 ]
 Seed = Annotated[int, Doc("Seed of the sampling; the same seed gives the same tokens.")]
 Operations = Annotated[
-    _Operations, Doc("From 'sinklab list operations', with settings if need be: softmax,relu:uncounted=0; or all.")
+    _Operations, Doc("From 'sinklab list operations', optionally with settings: softmax,relu:uncounted=0; or all.")
 ]
-Seeds = Annotated[_Seeds, Doc("Of initial weights and data: 0..2 (both ends included), or a list such as 0,3,7.")]
+Seeds = Annotated[_Seeds, Doc("Seeds of initial weights and data: 0..2 (both ends included), or a list such as 0,3,7.")]
 Jobs = Annotated[int | None, Doc("Processes at a time; by default one per GPU, or cores over training.threads.")]
-Retries = Annotated[int, Doc("How often a training that was killed goes on from its last checkpoint.")]
-StepSamples = Annotated[int, Doc("Fresh samples a step.")]
-Tolerance = Annotated[float, Doc("Training stops when no coordinate of a batch is off by as much.")]
+Retries = Annotated[int, Doc("How often a killed training continues from its last checkpoint.")]
+StepSamples = Annotated[int, Doc("Fresh samples per step.")]
+Tolerance = Annotated[float, Doc("Training stops when every coordinate of a batch has a smaller error.")]
 StepCap = Annotated[int, Doc("Largest number of steps.")]
-FreshSamples = Annotated[int, Doc("Fresh samples that a model is evaluated on.")]
-Anyway = Annotated[bool, Doc("Train operations that provably cannot do the task too; they run to the cap.")]
+FreshSamples = Annotated[int, Doc("Fresh samples for the evaluation.")]
+Anyway = Annotated[bool, Doc("Also train operations that provably cannot do the task; they run to the limit of steps.")]
 Bos = Annotated[
     Literal["auto", "always", "none"],
-    Doc("Beginning-of-sequence token in front: what the tokenizer does by itself, always, or none."),
+    Doc("Beginning-of-sequence token in front: as the tokenizer does by default, always, or none."),
 ]
-BatchSize = Annotated[int | None, Doc("Samples a forward pass; chosen from the lengths by default.")]
+BatchSize = Annotated[int | None, Doc("Samples in a forward pass; by default chosen from the lengths.")]
 Revision = Annotated[str | None, Doc("Branch, tag or commit of a hub repository.")]
 TrustRemoteCode = Annotated[bool, Doc("Run model code that comes with the checkpoint.")]
-Out = Annotated[Path | None, Doc("Output directory; it is there whole or not at all.")]
+Out = Annotated[Path | None, Doc("Output directory; it appears complete or not at all.")]
 Overwrite = Annotated[bool, Doc("Replace the output directory if it exists.")]
 OverwriteFile = Annotated[bool, Doc("Replace the output file if it exists.")]
-Quiet = Annotated[bool, "--quiet", "-q", Doc("Show neither progress nor hints; the result and errors are shown.")]
-Resume = Annotated[bool, Doc("Go on with the run in the output directory; what is done is kept.")]
+Quiet = Annotated[bool, "--quiet", "-q", Doc("Show only the result and errors, no progress or hints.")]
+Resume = Annotated[bool, Doc("Continue the run in the output directory; finished work is kept.")]
 
 
 F = TypeVar("F", bound=Callable[..., Any])

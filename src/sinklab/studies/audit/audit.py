@@ -63,19 +63,19 @@ def audit(
 ) -> Result:
     """Find the sinks of a model: at which positions and tokens, in which layers and heads, under which conditions.
 
-    Writes run.json, table.parquet, summary.json, maps.safetensors and report.html into the output directory. The defaults are
+    Writes report.html, summary.json, table.parquet, maps.safetensors and run.json into the output directory. The defaults are
     those of Gu et al. 2024 (arXiv 2410.10781): 100 samples of 64 tokens, threshold 0.3. All registered probes run on the
-    corpus; the sink rate and the loss are also taken on random tokens, on one repeated token, and with or without the
-    beginning-of-sequence token; those of a model of pictures or sound on noise, and on one grey or one tone.
+    corpus. The sink rate and the loss are also measured on random tokens, on one repeated token, and with or without the
+    beginning-of-sequence token; for pictures and sound, on noise and on one grey or one tone.
 
     embedded:softmax takes half a minute of one core, and a third less with --no-cache.
 
     Args:
-        cache: Read a few long texts under cache policies too: what a window loses without the sinks, and with them.
+        cache: Also read a few long texts under cache policies: what a window loses without the sinks, and with them.
         certificate: Certify on a few samples which heads could not be silent without their sink (docs/theory.md).
-        causes: Find out what every head does with the sink, by taking it away (docs/causes.md); a minute or more.
-        origin: Find out where the sinks are born, and what goes without it (docs/origin.md).
-        out: Output directory, whole or not at all.
+        causes: Find out what every head does with the sink, by interventions (docs/causes.md); takes a minute or more.
+        origin: Find out where the sinks are born, and what depends on that (docs/origin.md).
+        out: Output directory; it appears complete or not at all.
 
     In Python:
         Without ``out`` nothing is written; the page is in the result.

@@ -33,20 +33,20 @@ def backcopy(
     overwrite: Overwrite = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Train small models to copy behind triggers and predict bigrams elsewhere, and say what their heads do.
+    """Train small models to copy behind triggers and predict bigrams elsewhere, and measure what their heads do.
 
-    Gives for every run the loss above the floor, the three numbers of extreme tokens (weight on BOS, norm of its value, norm of
-    its residual), whether the copying head is active at triggers and dormant elsewhere, and what the model is without it. The
-    task is that of Guo et al. 2024 (arXiv 2410.13835), smaller by default; docs/backcopy.md explains the columns.
+    Shows for every run the loss above the floor, the three numbers of extreme tokens (weight on BOS, norm of its value, norm of
+    its residual), whether the copying head is active at triggers and dormant elsewhere, and the loss without it. The task is
+    that of Guo et al. 2024 (arXiv 2410.13835), smaller by default; docs/backcopy.md explains the columns.
 
     Args:
         optimizer: adamw, sgd, or both.
-        layers: Layers of a model; several depths are several models.
-        heads: Heads a layer.
-        steps: Updates; by default 4,000 at the scale small and 10,000 at the scale paper.
+        layers: Number of layers; several depths are several models.
+        heads: Heads per layer.
+        steps: Number of updates; by default 4,000 at the scale small and 10,000 at the scale paper.
         scale: Sizes: 64 tokens and width 64, or the paper's 256 and 256.
-        learning_rate: The same for all runs; by default it goes by scale, optimizer and operation.
-        triggers: So many of the most frequent characters are triggers.
+        learning_rate: The same for all runs; by default chosen by scale, optimizer and operation.
+        triggers: How many of the most frequent characters are triggers.
         no_attention: Layers without attention, counted from 0.
         no_feed_forward: Layers without feed-forward, counted from 0.
         out: Directory for table.parquet, summary.json, run.json and curves.png; finished runs in it are not trained again.

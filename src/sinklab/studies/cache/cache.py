@@ -54,32 +54,31 @@ def compare_policies(
     overwrite: Overwrite = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Compare cache policies on long texts: what each loses, how fast it is, what it holds, and which one to use.
+    """Compare cache policies on long texts: loss, speed and memory of each, and which one to use.
 
-    Dense attention, a window, sinks and a window, the window computed anew for every token, and every other policy at the same
-    size: the sinks are part of the window's budget, as in Table 2 of Xiao et al. 2023 (arXiv 2309.17453). Of a corpus with
-    documents those held out of training are read, in their order. The sentence below the table is the recommendation.
+    Compares dense attention, a window, sinks and a window, the window recomputed for every token, and every other policy at
+    the same size. The sinks are part of the window's budget, as in Table 2 of Xiao et al. 2023 (arXiv 2309.17453). From a
+    corpus with documents, those held out of training are read, in order. The sentence below the table is the recommendation.
 
     embedded:softmax takes about a minute of one core.
 
     Args:
         corpus: A UTF-8 text, or a name from 'sinklab list corpora'.
-        policies: Names from 'sinklab list policies', with settings that are to hold if need be: sink_window:num_sinks=2; all
-            by default, those that no recommendation rests on at the largest
-            size only.
+        policies: Names from 'sinklab list policies', optionally with fixed settings: sink_window:num_sinks=2. By default all;
+            those that no recommendation rests on at the largest size only.
         windows: Tokens held before the query, sinks included; by default a quarter and half of the trained length, at most
             1024.
         sinks: Numbers of first tokens that sink_window keeps; 0 is the plain window.
         tokens: Tokens of a text, BOS included; by default 4 times the trained length, at most 8192, at least 4 windows.
-        documents: Texts to average over, at most.
-        quantized: Measure a cache of integers too, int8 or int4: what it costs, by the tokens that stay in full precision.
-        export: Engines that the recommended policy is written for: kvpress, llama.cpp, mlx-lm, transformers, vllm; see
+        documents: Largest number of texts to average over.
+        quantized: Also measure a quantised cache, int8 or int4: what it costs, by the tokens that stay in full precision.
+        export: Engines to write the recommended policy for: kvpress, llama.cpp, mlx-lm, transformers, vllm; see
             'sinklab export'.
-        per_head: Share the same bytes out among key-value heads too; which of them hold less is chosen by 'measured' (the loss
+        per_head: Also distribute the same bytes over key-value heads. Which heads hold less is chosen by 'measured' (the loss
             with one head at a time cut short), 'curves' (the same with six windows for each), 'attention' (what a short window
             hides), 'random' (a control), or a run folder of 'sinklab causes' (its labels). Each gives a head map, heads-….json,
             for the policy per_head.
-        seed: Seed of corpora that are drawn from.
+        seed: Seed of corpora that are sampled.
         out: Directory for summary.json, table.parquet, run.json, loss.png and export; none by default.
 
     Raises:

@@ -13,14 +13,14 @@ __all__ = ["card"]
 
 @command
 def card(run: Path, *, yaml: bool = False) -> Listing:
-    """Print the section for a model's card: what a run found, with its numbers, conditions and limits, and how to repeat it.
+    """Print a section for the model's card: what a run found, with numbers, conditions and limits, and how to repeat it.
 
-    Works on runs of audit, cache, causes, depend and pretrain, and on every other run that has a finding or numbers of the
-    whole model. No model is opened, and nothing is measured.
+    Works on runs of audit, cache, causes, depend and pretrain, and on every other run with a finding or numbers of the whole
+    model. No model is opened and nothing is measured.
 
     Args:
         run: Output directory of a finished run.
-        yaml: Put the metadata in front that the hub reads (model-index), so that it is a README.md.
+        yaml: Begin with the metadata that the hub reads (model-index), which makes it a README.md.
 
     Raises:
         InputError: no finished run there, or one that says nothing about a model.

@@ -71,40 +71,45 @@ def find_causes(
     say: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Say what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.
+    """Label what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.
 
-    Changes one head at a time, or several at once, and takes the loss again. With an output directory a run that is killed goes
-    on where it was. How long it takes is said before it starts; embedded:softmax takes 80
-    seconds of one core with --no-experiments.
+    Edits one head at a time, or several at once, and measures the loss again. The duration is shown before it starts;
+    embedded:softmax takes 80 seconds of one core with --no-experiments. With an output directory, an interrupted run continues
+    where it was.
 
-    semantic: silencing a head costs loss, and so does what it says on another text. constant: it says the same on all. dormant:
-    sending all of its attention to the sink costs nothing, and losing the sink does. broadcast: there the sink's value is used.
-    unneeded: nothing costs. switch: semantic on some domains, dormant on others. undecided: anything else, at the error rate
-    asked for, with the reason. Beside the label stands whether a head needs its sink. docs/causes.md has the rules.
+    - semantic: silencing the head costs loss, and so does replacing its output by that on another text.
+    - constant: silencing it costs loss, replacing its output by that on another text does not.
+    - dormant: sending all of its attention to the sink costs nothing, hiding the sink costs loss.
+    - broadcast: sending all of its attention to the sink costs nothing, zeroing the sink's value costs loss.
+    - unneeded: none of these costs loss.
+    - switch: semantic on some domains, or at some positions, and dormant on the others.
+    - undecided: anything else at the error rate asked for; the reason is shown.
+
+    Beside the label stands whether the head needs its sink. docs/causes.md has the rules.
 
     Args:
         model: embedded:softmax, embedded:sigmoid, a directory, or a hub id.
         heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
             alone, and layers all of each layer.
-        together: Edit all heads of a label at once too, of each but semantic: heads that can stand in for each other.
+        together: Also edit all heads of a label at once, except semantic: heads that can replace each other.
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
         domains: Names from 'sinklab list corpora' or text files; each is a domain.
-        texts: Texts of each domain; more decide more heads; by default 64, or 384 in full: that something costs nothing
+        texts: Texts of each domain; more decide more heads. By default 64, or 384 in full; to show that an edit costs nothing
             takes 250 or more.
         seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less.
         budget: full: more texts, so that dormant heads can be found, more controls, all experiments.
         level: Expected share of false labels among those given (Benjamini and Hochberg, over all heads and hypotheses).
         minimal_effect: Change of the loss, in nats, below which it counts as nothing; auto: a twentieth of what a head is worth
-            on average, all attention together by the number of heads, and at most 0.01.
-        experiments: Ask besides what the sink itself is: its location, its value, massive activations.
+            on average (the worth of all attention over the number of heads), at most 0.01.
+        experiments: Also examine the sink itself: its location, its value, massive activations.
         samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
             models and anything that does not read tokens.
         seed: Seed of texts and controls; the same seed gives the same numbers.
-        batch_size: Texts a forward pass.
-        out: Directory for report.html, summary.json, table.parquet and run.json, whole or not at all.
-        say: called with a sentence: how long it will take. Without it nothing is tried out to know that.
+        batch_size: Texts in a forward pass.
+        out: Directory for report.html, summary.json, table.parquet and run.json, which appear complete or not at all.
+        say: called with a sentence: how long it will take. Without it the duration is not estimated.
 
     In Python:
         ``model`` may be one in memory, and with ``samples`` any module; ``heads`` may be pairs of layer and head, and lists of

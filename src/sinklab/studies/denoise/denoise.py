@@ -49,19 +49,19 @@ def denoise(
     overwrite: Overwrite = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Follow the sinks of a masked language model from a masked text to a whole one.
+    """Follow the sinks of a masked language model from a masked text to a complete one.
 
-    Every step fills in some of the masked tokens, as masked diffusion language models write. In every state it is found on
-    which keys each head has a sink: a special token, a masked one or text. From one state to the next sinks stay, move to
-    another position or vanish. Hiding the strongest from every head, beside random keys of as much mass, says what it is worth.
-    For BERT, ALBERT, ModernBERT and others that fill gaps; docs/denoising.md has the definitions.
+    Every step fills in some of the masked tokens, as masked diffusion language models do. In every state, each head's sink keys
+    are found: special tokens, masked tokens or text. From one state to the next sinks stay, move to another position or vanish.
+    Hiding the strongest from every head, compared with hiding random keys of equal mass, measures what it is worth. For BERT,
+    ALBERT, ModernBERT and others that fill gaps; docs/denoising.md has the definitions.
 
     Args:
         steps: Denoising steps, from all tokens masked to none.
         prompt: Tokens at the start of a text that are never masked, besides special ones.
-        order: Which masked tokens are filled in first: those the model is surest of, random ones, or from left to right.
-        fill: text puts in the text's own tokens, so that there is a loss; model puts in what the model thinks likeliest.
-        mask_token: Id of the mask token, of a model whose tokenizer names none.
+        order: Which masked tokens are filled in first: the most confident, random ones, or from left to right.
+        fill: text puts in the text's own tokens, which gives a loss; model puts in the model's most likely ones.
+        mask_token: Id of the mask token, for a model whose tokenizer names none.
         out: Directory for denoising.png, summary.json, table.parquet and run.json; none by default.
 
     Raises:

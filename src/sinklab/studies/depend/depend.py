@@ -64,37 +64,36 @@ def depend(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
-    """Say which scores depend on the sink: every task under every condition, with paired intervals and an index of dependence.
+    """Test which scores depend on the sink: every task under every condition, with paired intervals and an index of dependence.
 
-    Gives a table, a verdict (yes, no, undecided) and an index of dependence for each task, and up to where context is of use
+    Gives for each task a table, a verdict (yes, no, undecided) and an index of dependence, and up to which length context helps
     under each policy.
 
-    The verdict compares two caches of the same size, one with sinks and one without, over those questions that are asked after
-    the cache is full and whose fact both still hold. yes: the score is better with sinks by more than the task's minimal
-    effect, whole interval. no: the whole interval lies within the minimal effect. undecided: neither, or a score at chance.
-    The index is the share of what the score has above chance that goes when the sink is hidden.
+    The verdict compares two caches of the same size, one with sinks and one without, on the questions that are asked after the
+    cache is full and whose fact both still hold. yes: the score is better with sinks by more than the task's minimal effect
+    (the whole interval). no: the whole interval lies within the minimal effect. undecided: neither, or a score at chance. The
+    index is the share of the score above chance that is lost when the sink is hidden.
 
     Several values of --bos or --cache-bits make a grid: one factor at a time differs from the reference, each with the sink
     visible and hidden; --cross takes every combination. docs/scores-that-depend-on-the-sink.md has the rules.
 
     Args:
-        tasks: From 'sinklab list tasks', with settings if need be: needle:corpus=FILE; or lm_eval:TASK.
-        corpus: Text of the tasks that read one and name none of their own: a UTF-8 text, a folder, or a name from 'sinklab list
-            corpora'; by default python_source.
+        tasks: From 'sinklab list tasks', optionally with settings: needle:corpus=FILE; or lm_eval:TASK.
+        corpus: Text for tasks that read one and name none: a UTF-8 text, a folder, or a name from 'sinklab list corpora'; by
+            default python_source.
         bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one, two; or several.
-        visibility: Of the sink, away from the reference, where both are measured: visible, hidden.
-        policies: What to run besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings, which
-            holds as many tokens as these where its size is left open; by default full, every number of sinks, recompute, and
-            in a grid full.
-        cache_bits: Also with a cache of integers, 8 or 4 bits a number; 32,8,4 says that the model's own are the reference.
+        visibility: Of the sink, in conditions other than the reference, which has both: visible, hidden.
+        policies: Policies besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings, which holds
+            as many tokens as these if it sets no size; by default full, every number of sinks, recompute, and in a grid full.
+        cache_bits: Also with a quantised cache of 8 or 4 bits a number; in 32,8,4 the model's own precision is the reference.
         cross: Every combination of BOS, visibility, policy and bits.
-        window: Tokens before the query that a cache holds, sinks included; by default half the trained length, ≤ 1024,
-            or what the narrowest layer sees where that is less.
-        sinks: First tokens that are kept; the verdict is on the largest.
+        window: Tokens before the query that a cache holds, sinks included; by default half the trained length, at most 1024, or
+            what the narrowest layer sees if that is less.
+        sinks: Numbers of first tokens to keep; the verdict is on the largest.
         items: Independent texts, or documents of the harness; more make intervals shorter.
         seed: Seed of the texts; the same seed gives the same tokens.
-        level: Of all intervals.
-        out: Directory for table.parquet, summary.json, run.json and plots; a run that was killed goes on from what it had done.
+        level: Confidence level of all intervals.
+        out: Directory for table.parquet, summary.json, run.json and plots; an interrupted run continues from what is there.
         say: called with a sentence: how many cells there are, and how long they take.
 
     In Python:

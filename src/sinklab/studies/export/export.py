@@ -23,16 +23,15 @@ def export(
 ) -> Listing:
     """Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.
 
-    What an engine does only nearly, or not at all, is said part by part, on the terminal and in the file. An engine that
-    can do nothing of a policy is refused.
+    Where an engine follows the policy only in part, the terminal and the file list the differences. An engine that cannot
+    follow it at all is refused.
 
     Args:
         run: Output directory of 'sinklab cache', or of an audit with its section on policies.
         to: kvpress, llama.cpp, mlx-lm, transformers, vllm.
-        policy: A row of the run's table by its name or label, or name:setting=value; the recommended one by default.
-        quantized: A cache of integers; auto takes the fewest bits that the run measured to change the loss by 0.02 nats
-            at most.
-        out: Directory for the files; export inside RUN by default. Files of the same names are replaced.
+        policy: A row of the run's table by its name or label, or name:setting=value; by default the recommended one.
+        quantized: Quantise the cache; auto takes the fewest bits that changed the loss by 0.02 nats at most in the run.
+        out: Directory for the files; by default export inside RUN. Files of the same names are replaced.
 
     Raises:
         InputError: no run of that kind, nothing recommended, or a policy that the run does not have.

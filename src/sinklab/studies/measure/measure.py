@@ -65,11 +65,11 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
 ) -> Result:
-    """Run chosen probes over a model. With --json: one row of the table a line.
+    """Run chosen probes over a model. With --json: one row of the table per line.
 
     Args:
-        probes: Names from 'sinklab list probes', with settings if need be: entropy:sink_position=2.
-        out: Directory for table.parquet and run.json; nothing is written without.
+        probes: Names from 'sinklab list probes', optionally with settings: entropy:sink_position=2.
+        out: Directory for table.parquet and run.json; by default nothing is written.
 
     In Python:
         ``probes`` may be objects too. ``say`` gets warnings about texts that are too short, or longer than in training,

@@ -59,19 +59,20 @@ def find_origin(
     overwrite: Overwrite = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Find out where each sink is born, what writes it, and what goes when that is taken away: attention, spike, loss.
+    """Find where each sink is born, what writes it, and what disappears without it: attention, spike, loss.
 
-    For every sink, and every position whose norm stands out though no head looks at it alone: the block and sublayer in which
-    its norm jumps (or that its key's scores come from), the channels that carry it, the neurons, heads or experts that write
-    them and how much of it, and the weights behind these. The units are then silenced, set to the mean of other positions and
-    resampled, beside as many random units of the same layer. docs/origin.md has the definitions and their limits.
+    Covers every sink, and every position whose norm stands out although no head has a sink there. Reports the block and
+    sublayer in which its norm jumps (or from which its key's scores come), the channels that carry it, the neurons, heads or
+    experts that write them and how much of it, and the weights behind these. The units are then silenced, set to the mean of
+    other positions and resampled, compared with as many random units of the same layer. docs/origin.md has the definitions and
+    their limits.
 
     embedded:softmax takes some 20 seconds of one core.
 
     Args:
-        controls: Draws of random units of the same layer, as many as were found.
-        registers: Tokens to add to a model of pictures, to which what neurons write at its spikes is moved; attention, spike
-            and outputs with them are measured too.
+        controls: Number of random draws of as many units of the same layer.
+        registers: Tokens to add to a model of pictures, which receive what its neurons write at spikes; attention, spike and
+            outputs are measured with them too.
         inputs: samples of your own instead of a corpus: token ids (samples, seq_len), what a tokenizer returns, or Samples of
             any kind that the model reads.
         sinks: what find_sinks found on samples like these; they are searched for otherwise.

@@ -35,28 +35,29 @@ def pathways(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
-    """Train operations that let a head do nothing, and say what each costs and distorts.
+    """Train operations that let a head do nothing, and measure what each costs and distorts.
 
-    Each operation gets a learning rate of its own: the best of five on seeds of a selection. At that rate it is trained on
-    other seeds, with as many parameters as softmax, and its loss is compared with softmax's by tests of equivalence. How many
-    trainings that is, and how long they take, is said before they start; what has been trained and read out is kept: the same
-    command goes on. Prints one table and a paragraph. Status 1: trainings failed, and the others' results are kept.
+    Each operation gets its own learning rate, the best of five on separate seeds. At that rate it is trained on the seeds of
+    the evaluation, with as many parameters as softmax, and its loss is compared with softmax's by tests of equivalence. The
+    number of trainings and the time they take are shown before they start. Finished trainings and evaluations are kept: the
+    same command continues. Prints a table and a summary in words. Status 1: some trainings failed; the results of the others
+    are kept.
 
     docs/pathways.md has the protocol, the columns, the settings of the operations, and what low-distortion means.
 
     Args:
-        operations: From 'sinklab list operations'; a name alone has the settings of its paper. Softmax is always there; by
+        operations: From 'sinklab list operations'; a name alone has the settings of its paper. Softmax is always included; by
             default the twelve of docs/pathways.md.
-        seeds: Of the evaluation, both ends included, or a list; three or more for an answer. By default 0..7 at the tiny scale
-            and 0..2 elsewhere. Rates are chosen on seeds 1000 and 1001 (at the tiny scale) or 1000.
+        seeds: Seeds of the evaluation, both ends included, or a list; an answer needs three or more. By default 0..7 at the
+            tiny scale and 0..2 elsewhere. Rates are chosen on seeds 1000 and 1001 (at the tiny scale) or 1000.
         scale: What is trained; tiny needs one core, some 17 seconds a training.
-        base: What the rows begin with: BOS, or nothing of the kind. By default no BOS where the scale has that, since a BOS in
-            every row is a place to rest whatever the operation offers.
-        rate: One learning rate for all, over that of the scale, in place of a search of five for each operation, which takes
-            more than twice the trainings; without the trigger task. An operation outside a bound may be inside at a rate of
-            its own.
-        out: Directory for table.parquet, run.json, pareto.svg and pathways.md; each base needs one.
-        store: Where trained models are kept; that of 'sinklab reproduce', so that none is trained twice.
+        base: Whether rows begin with BOS. By default no-bos where the scale has it, since a BOS in every row is a place to rest
+            whatever the operation.
+        rate: One learning rate for all, relative to that of the scale, instead of a search of five for each operation, which
+            takes more than twice the trainings; without the trigger task. An operation outside a bound may
+            be inside at its own rate.
+        out: Directory for table.parquet, run.json, pareto.svg and pathways.md; each base needs its own.
+        store: Directory of trained models, shared with 'sinklab reproduce', so that none is trained twice.
         ray: Train on a Ray cluster; the store must be shared by its nodes.
         cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray STORE/cache.
 

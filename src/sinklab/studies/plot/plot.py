@@ -19,14 +19,14 @@ def plot(
     out: Path | None = None,
     overwrite: OverwriteFile = False,
 ) -> Path:
-    """Draw loss, sink rate and loss gap over steps, per layer, and heat maps of heads and positions over time.
+    """Draw loss, sink rate and loss gap over steps and per layer, and heat maps of heads and positions over time.
 
-    Works while a run is still going; needs the tables only, no model. Cells of a sweep that have no numbers yet are named. Of
-    more than 28 runs, the seeds of one setting have one look; more settings than that are refused.
+    Works while a run is still training; needs only the tables, no model. Cells of a sweep without numbers yet are listed. With
+    more than 28 runs, the seeds of one setting share a style; more than 28 settings are refused.
 
     Args:
         folders: Output directories of 'sinklab pretrain' or a sweep.
-        out: .png, .svg or .pdf; by default curves.png in the first folder, where it is replaced.
+        out: .png, .svg or .pdf; by default curves.png in the first folder, which is replaced.
 
     Examples:
         sinklab plot sinklab-runs/emergence

@@ -31,13 +31,13 @@ def pretrain(
 
     Writes run.json, table.parquet, checkpoints/ and model/ into the output directory. Status 3: the training diverged.
 
-    Fields for --set: sinklab show RECIPE. What comes out: sinklab audit OUT/model.
+    'sinklab show RECIPE' lists the fields for --set; 'sinklab audit OUT/model' audits the result.
 
     Args:
         recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run.
         changes: Change a field, such as training.steps=500; repeatable.
         out: Output directory; by default sinklab-runs/<recipe>.
-        resume: Go on with the run in the output directory, if there is one.
+        resume: Continue the run in the output directory, if there is one.
         init_from: Start from the weights of a run, a checkpoint or a model; its operation may differ.
         overwrite: Replace an earlier run in the output directory.
         cache: Directory for encoded text, shared by runs; by default ~/.cache/sinklab.

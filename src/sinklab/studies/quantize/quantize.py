@@ -58,19 +58,19 @@ def quantize(
     overwrite: Overwrite = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Measure what quantisation costs in loss, what carries the cost, and what cures it, and write recipes.
+    """Measure what quantisation costs in loss, which modules cause it and what cures it, and write recipes.
 
-    Every scheme is measured against the model as it is, on samples that no range was taken from. If the first scheme has a gap,
+    Every scheme is measured against the unquantised model, on samples not used for calibration. If the first scheme has a gap,
     the linear maps inside the blocks are quantised one at a time, and cures are tried: a scale for each token, sinks or spike
     tokens kept whole, spike channels clipped or kept whole, modules kept whole. docs/quantisation.md has the definitions.
 
     embedded:softmax takes a minute and a half of one core.
 
     Args:
-        schemes: Bits of weights and activations, 2 to 8, or 16 for numbers that stay as they are; the first one is examined.
-        residual: Put the residual stream on grids too, where it enters the first block and leaves each.
-        samples: Samples that losses are taken of.
-        calibration: Other samples, which ranges of activations are taken from.
+        schemes: Bits of weights and activations, 2 to 8, or 16 for no quantisation; the first one is examined.
+        residual: Also quantise the residual stream, where it enters the first block and leaves each.
+        samples: Samples for the losses.
+        calibration: Other samples, for the ranges of activations.
         inputs: samples of your own instead of ``corpus``, the first ``calibration`` of them for ranges: token ids (samples,
             seq_len), what a tokenizer returns, or Samples.
         minimal_effect: Nats up to which a gap counts as none.

@@ -34,11 +34,11 @@ def claims(
     """List published statements about sinks that can be run, with source, cost and last verdict.
 
     Args:
-        names: All by default; of one, everything is shown.
+        names: Names of claims; by default all. A single one is shown in full.
         source: Only those of a paper, such as gu2024.
-        scale: tiny, small, medium, 60m, 1b: the scale that cost and verdict are about; or checkpoint, for models as they are.
-        results: Output directory of sinklab reproduce; by default sinklab-claims if there are results in it, else those that
-            come with sinklab.
+        scale: Scale of cost and verdict: tiny, small, medium, 60m, 1b; or checkpoint, for models as they are.
+        results: Output directory of 'sinklab reproduce'; by default sinklab-claims if it has results, else those of the
+            package.
 
     Examples:
         sinklab claims

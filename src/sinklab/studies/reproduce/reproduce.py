@@ -46,13 +46,13 @@ def reproduce(
     """Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.
 
     Writes SCALE/CLAIM/table.parquet, run.json and figure.png for every claim, and claims.html over all, into the output
-    directory. Status 1: runs failed, and the others' results are kept.
+    directory. Status 1: some runs failed; the results of the others are kept.
 
-    With models nothing is trained: claims are measured on them as they are, on texts that the seeds draw. There is a verdict
-    about each model, and one over models, which takes three or more that the claim applies to.
+    With --model nothing is trained: claims are measured on the models as they are, on texts drawn by the seeds. There is a
+    verdict for each model, and one over models if the claim applies to three or more.
 
-    The same command again goes on where it was stopped; what is there is not run twice. A result is not replaced by one of
-    fewer seeds or models.
+    The same command continues where it was stopped, and nothing is run twice. A result is not replaced by one with fewer seeds
+    or models.
 
     Args:
         names: Names from 'sinklab claims'.
@@ -60,17 +60,17 @@ def reproduce(
         corpora: Text for the models, one for all or one for each: a name from 'sinklab list corpora', or a UTF-8 text file.
             By default python_source.
         source: All claims of a paper, such as gu2024.
-        cost: Only those that each take seconds, minutes, hours, or a gpu at the scale, counted as if run alone; what all take
-            together is said before they start.
+        cost: Only claims that each take seconds, minutes, hours, or a gpu at the scale, if run alone; the total is shown before
+            they start.
         all_claims: All claims.
-        seeds: Of initial weights, data and texts: 0..2 (both ends included), or a list such as 0,3,7. By default 0..7 where
-            tiny models are trained and 0..2 elsewhere; a verdict needs three or more.
+        seeds: Seeds of initial weights, data and texts: 0..2 (both ends included), or a list such as 0,3,7. By default 0..7
+            where tiny models are trained and 0..2 elsewhere; a verdict needs three or more.
         scale: One of tiny, small, medium, 60m, 1b, for what is trained.
-        base: What the rows of the models begin with, where the scale has both: BOS, or nothing of the kind. By default what
-            they begin with in the source of each claim; results on the other lie in SCALE-BASE.
+        base: Whether rows begin with BOS, where the scale has both. By default as in the source of each claim; results on the
+            other base go to SCALE-BASE.
         out: Output directory; the models in it are shared by all claims.
         ray: Train on a Ray cluster; OUT must be shared by its nodes.
-        plan: Train nothing: print a torchrun command for every training that is missing, for a cluster.
+        plan: Train nothing: print a torchrun command for every missing training, for a cluster.
 
     Returns:
         In ``listed`` a record for each claim; ``summary`` has them as ``claims``, and the path of the ``page``.

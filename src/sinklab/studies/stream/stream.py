@@ -74,35 +74,35 @@ def stream(
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Generate for ever: tokens as they come, in bounded memory, from a prompt, a file, a pipe or a conversation.
+    """Generate without end in bounded memory, from a prompt, a file, a pipe or a conversation; tokens appear as they are made.
 
-    The cache holds the first tokens, which carry the sink, and the most recent ones. Positions are those in the cache, so
-    neither memory nor the model's longest position puts an end to it. Policies: sinklab list policies; their fields: sinklab
-    show NAME. 'full' evicts nothing and grows; 'recompute' reads its window again for every token. At the end, which Ctrl-C
-    brings about too, one line on stderr says how fast it was and what is held.
+    The cache holds the first tokens, which carry the sink, and the most recent ones. Positions are counted within the cache, so
+    neither memory nor the model's longest position limits the length. For policies see 'sinklab list policies', for their
+    fields 'sinklab show NAME'. The policy full evicts nothing and grows; recompute reads its window again for every token. At
+    the end, or after Ctrl-C, one line on stderr shows the speed and what the cache holds.
 
     Args:
         model: embedded:softmax, embedded:sigmoid, a directory, or a hub id.
-        prompt: Text to go on from; by default stdin, if piped.
-        file: UTF-8 text to go on from, of any length; without it and a prompt, what is piped in.
-        chat: Take turns: one line of stdin each, in the model's chat template.
+        prompt: Text to continue; by default stdin, if piped.
+        file: UTF-8 text to continue, of any length.
+        chat: Hold a conversation: each line of stdin is a turn, in the model's chat template.
         system: With --chat: a system message, which is never evicted.
         keep: Text in front of the prompt, which is never evicted.
-        policy: What the cache holds: a name from 'sinklab list policies', with settings if need be, as in blocks:block=64; by
+        policy: What the cache holds: a name from 'sinklab list policies', optionally with settings, as in blocks:block=64; by
             default sink_window.
-        sinks: First tokens that stay: num_sinks of the policy; by default 4.
-        window: Tokens before the next one that are held besides; by default 1020, or what the model was trained on.
+        sinks: Number of first tokens to keep (num_sinks of the policy); by default 4.
+        window: Number of most recent tokens to keep besides; by default 1020, or the trained length if that is less.
         changes: Another field of the policy, such as positions=original; repeatable.
-        max_new_tokens: End after so many (in a chat: end the answer); by default no end.
-        endless: Go on past the model's end-of-text token.
-        stop: End where this text would come; repeatable.
-        temperature: 0, the default, takes the likeliest token; higher is more varied.
-        top_k: Draw from so many of the likeliest tokens.
-        top_p: Draw from the likeliest tokens of this total probability.
-        seed: Seed of the draws, by default 0; with a temperature.
-        chunk: Tokens of a prompt that are read at once; the result does not depend on it.
-        save: At the end, write what is needed to go on with the same tokens.
-        resume: Go on from a saved state, with its policy and sampling; a prompt is put behind it.
+        max_new_tokens: Stop after this many tokens (in a chat: end the answer); by default no limit.
+        endless: Continue past the model's end-of-text token.
+        stop: Stop before this text; repeatable.
+        temperature: 0, the default, takes the most likely token; higher values vary more.
+        top_k: Sample from this many most likely tokens.
+        top_p: Sample from the most likely tokens of this total probability.
+        seed: Seed of the sampling, with a temperature; by default 0.
+        chunk: Tokens of a prompt read at once; the result does not depend on it.
+        save: At the end, write the state from which --resume continues with the same tokens.
+        resume: Continue from a saved state, with its policy and sampling; a prompt is appended.
 
     Examples:
         sinklab stream embedded:softmax --prompt 'import os' --max-new-tokens 200

@@ -30,21 +30,21 @@ def sweep(
     cache: Path | None = None,
     quiet: Quiet = False,
 ) -> Result:
-    """Run a recipe over a grid of settings and seeds, and say what the seeds agree on.
+    """Run a recipe over a grid of settings and seeds, and summarise over seeds.
 
-    Writes a run folder per cell, and table.parquet and cells.csv of all of them, into the output directory. A cell that
-    diverges is a result. Status 1: cells failed, and the others' results are kept.
+    Writes a run folder for each cell, and table.parquet and cells.csv over all of them, into the output directory. A diverged
+    cell is a result. Status 1: some cells failed; the results of the others are kept.
 
     Args:
         recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run.
-        grid: Values of a field, in YAML; repeatable, all combinations are run. The last parts of a path will do where they name
+        grid: Values of a field, in YAML; repeatable, all combinations are run. The last parts of a path suffice where they name
             one field; lr, operation, position, optimizer, schedule, layers, heads and context are short names.
-        seeds: Run every combination with each of these seeds (of initialisation and data); both ends included; by default the
+        seeds: Run every combination with each of these seeds (of initialisation and data), both ends included; by default the
             recipe's.
         changes: Change a field in all cells, such as training.steps=500; repeatable.
         out: Output directory; by default sinklab-sweeps/<recipe>.
         ray: Run on a Ray cluster; the output directory must be shared by its nodes.
-        resume: Go on with the sweep in the output directory; what has ended is kept.
+        resume: Continue the sweep in the output directory; finished cells are kept.
         cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray OUT/cache.
 
     In Python:

@@ -51,20 +51,20 @@ def trigger(
     resume: Resume = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Train small models that must do nothing except at one token, and say where their heads put their weight.
+    """Train small models that must do nothing except at one token, and measure where their heads put their weight.
 
-    Gives for every operation and seed how many steps it took, the largest error, and the weight on BOS where nothing is to be
-    said. Not to stop within the cap is a result. The task and the stop rule are those of Ran-Milo 2026 (arXiv 2603.11487);
-    relu without settings is the paper's, which divides by i - 1. docs/trigger.md explains the columns.
+    Shows for every operation and seed the number of steps, the largest error, and the weight on BOS at all other tokens. Not to
+    reach the tolerance within the limit of steps is a result. The task and the stop rule are those of Ran-Milo 2026
+    (arXiv 2603.11487); relu without settings is the paper's, which divides by i - 1. docs/trigger.md explains the columns.
 
     Args:
-        layers: Layers; more than one brings residual connections.
-        heads: Heads a layer, each of the full width.
+        layers: Number of layers; more than one adds residual connections.
+        heads: Heads per layer, each of the full width.
         length: Tokens of a sample, BOS included; at least 4.
         width: Coordinates of a token; at least 4.
-        position: Position of a trigger in the evaluation, counted from 0; by default 7, or the last of a short sample.
+        position: Position of the trigger in the evaluation, counted from 0; by default 7, or the last of a short sample.
         target: What the trigger averages: itself with the tokens before it (as released), or those before it.
-        triggers: In each sample, at distinct positions; each averages the earlier ones with the content.
+        triggers: Number of triggers in each sample, at distinct positions; each averages the earlier ones with the content.
         positions: Position scheme, from 'sinklab list positions'.
         bos: Begin samples with BOS.
         start: Small random maps (as released), or the exact solution with noise; softmax and relu, one head.
