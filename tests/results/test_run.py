@@ -209,6 +209,18 @@ class TestInPlace:
         assert len(list((out / STORE).glob("part-*"))) == 1
         assert list(tmp_path.iterdir()) == [out]
 
+    def test_a_grid_grows_and_does_not_shrink(self, tmp_path):
+        out = tmp_path / "out"
+        run(out, resume=False, grid={"seeds": [0, 1], "operation": ["relu"]})
+        record = (out / "run.json").read_bytes()
+        with pytest.raises(InputError, match=r"out holds a result with `seeds` 1, which would be lost: ask for them too"):
+            run(out, resume=True, grid={"seeds": [0, 2], "operation": ["relu"]})
+        assert (out / "run.json").read_bytes() == record
+        run(out, resume=True, grid={"seeds": [2, 1, 0], "operation": ["relu", "softmax"]})
+        with pytest.raises(InputError, match=r"holds a result with `seeds` 2 and `operation` softmax, which"):
+            run(out, resume=True, grid={"seeds": [0, 1], "operation": ["relu"]})
+        run(out, resume=False, overwrite=True, grid={"seeds": [0], "operation": ["relu"]})
+
     def test_resume_takes_nothing_that_is_not_its_own(self, tmp_path):
         (tmp_path / "notes.txt").write_text("mine")
         with pytest.raises(InputError, match=r"holds no store/settings\.json, so there is no run to go on with"):

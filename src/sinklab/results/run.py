@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TextIO, TypeVar, cast
 
@@ -32,6 +32,7 @@ from sinklab.results.folder import (
     partial_folder,
     placed,
     put_in_place,
+    require_no_less,
     set_aside,
 )
 from sinklab.results.frame import framed
@@ -253,6 +254,8 @@ class Run:
         overwrite: replace what is there.
         resume: go on with the run in ``out``, if there is one, finished or not; see above for ``None``.
         settings: what it was asked to do; ``config`` in ``run.json``. A run that is resumed must agree in them.
+        grid: of what the result is besides, by the option: ``seeds``. A run that is resumed may add to each, and is refused
+            where it would put a result in the place of one of more.
         progress: called at every step; by default bars below the cell of a notebook, and nothing elsewhere.
         writes: whether this process writes and says how far it is; of those that share a model only the first one does.
 
@@ -262,7 +265,8 @@ class Run:
 
     Raises:
         ConfigurationError: ``overwrite`` and ``resume`` together or without ``out``; a run of other settings to resume.
-        InputError: on entering the block: something is in the way, or another process is using the folder.
+        InputError: on entering the block: something is in the way, a larger result to resume, or another process is using the
+            folder.
     """
 
     def __init__(
@@ -273,10 +277,11 @@ class Run:
         overwrite: bool = False,
         resume: bool | None = None,
         settings: Mapping[str, object] | None = None,
+        grid: Mapping[str, Sequence[object]] | None = None,
         progress: Progress | None = None,
         writes: bool = True,
     ) -> None:
-        self.kind, self.settings = kind, dict(settings or {})
+        self.kind, self.settings, self.grid = kind, dict(settings or {}), dict(grid or {})
         self.out = None if out is None else Path(out)
         self.overwrite, self.resume, self.in_place = overwrite, bool(resume), resume is not None
         self.id, self.progress, self._drawn = new_run_id(), progress or silent, contextlib.ExitStack()
@@ -429,6 +434,8 @@ class Run:
             check_free(self.out, self.overwrite)
         elif self.resume:
             self._require_same(plan)
+            if self.grid and (self.out / "run.json").is_file():  # what was not finished is no result that would be lost
+                require_no_less(self.out, plan.get("grid", {}), self.grid)
         elif not self.overwrite:
             if (self.out / "run.json").is_file():
                 check_free(self.out, overwrite=False)
@@ -454,7 +461,7 @@ class Run:
                 "with `out`"
             )
 
-    def _plan(self) -> dict[str, object] | None:
+    def _plan(self) -> dict[str, Any] | None:
         """What the folder says of the run that it was made for; ``None`` if it is of no run that can be resumed."""
         assert self.out is not None
         try:
@@ -470,4 +477,5 @@ class Run:
         if self.overwrite:
             set_aside(self.out)  # for good when something has been stored: until then the run may turn out not to be possible
         (self.out / "run.json").unlink(missing_ok=True)  # it speaks of less than there is going to be
-        write_json({"kind": self.kind, "settings": self.settings}, self.out / STORE / SETTINGS)
+        plan = {"kind": self.kind, "settings": self.settings, **({"grid": self.grid} if self.grid else {})}
+        write_json(plan, self.out / STORE / SETTINGS)

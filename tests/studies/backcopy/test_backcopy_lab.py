@@ -109,8 +109,13 @@ def test_what_is_done_is_not_done_again(lab, tmp_path):
     assert done.stat().st_mtime_ns == stamp
     assert len(json.loads((out / "summary.json").read_text())["runs"]) == 2
     # Operations, depths and optimisers may be added; other settings are another run.
-    grown = lab([Softmax(), Relu(power=0.0)], (0,), layers=[1, 2], optimizers=["adamw", "sgd"], out=out)
-    assert (grown.record["resumed"], len(grown.summary["runs"])) == (1, 8)
+    grown = lab([Softmax(), Relu(power=0.0)], (0, 1), layers=[1, 2], optimizers=["adamw", "sgd"], out=out)
+    assert (grown.record["resumed"], len(grown.summary["runs"])) == (2, 16)
+    with pytest.raises(
+        InputError, match="holds a result with `operation` relu:power=0 and `optimizer` sgd and `layers` 1 and `seeds` 1, which"
+    ):
+        lab([Softmax()], (0,), layers=[2], out=out)
+    assert len(json.loads((out / "summary.json").read_text())["runs"]) == 16
     with pytest.raises(ConfigurationError, match=r"has other settings: steps was \d+, is 7; samples was \d+, is 3\. Resume it"):
         lab([Softmax()], (0,), out=out, fields={"steps": 7}, samples=3)
     assert lab([Softmax()], (0,), out=out, overwrite=True).record["resumed"] == 0

@@ -361,6 +361,17 @@ def test_the_price_is_said_as_far_as_its_interval_goes(low, high, says):
     assert "Of the sinks 40 % stand on special tokens or the prompt, 40 % on masked tokens, and 20 % on text" in text
 
 
+def test_a_sink_of_more_than_half_of_the_mass_is_compared_with_nothing():
+    rows = texts(8)
+    summary = follow(planted(on_masked=False), rows, letters(rows), MASK, steps=2).summary
+    cost = summary["cost"]
+    assert cost["mass"] > 0.9
+    assert cost["mass"] + cost["control_mass"] == pytest.approx(1.0, abs=1e-5)
+    masses = f"{cost['control_mass']:.3f} of a row against {cost['mass']:.3f}"
+    says = sentences(summary, 0.3)
+    assert says.endswith(f"which all together have less mass, {masses}: there are none to compare the sink with.")
+
+
 def test_without_a_sink_nothing_is_said_of_places():
     summary = {"heads": 4, "moves": None, "vanishes": None, "cost": None, "by_step": [state(), state()]}
     assert sentences(summary, 0.3) == "No head has a sink in any state: no key has more than 0.3 of a row on average."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,6 +82,9 @@ def test_trigger_runs_are_kept_under_the_names_of_the_comparison(tmp_path, monke
     assert set(found[3]) == {"softmax", "clipped_softmax"}
     assert found[3]["clipped_softmax"]["trigger_solved"] == 0.0
     assert found[3]["clipped_softmax"]["trigger_steps"] == 2.0
+    assert runs.trigger_numbers(asked, problem, tmp_path, lambda *told: None) == (found, cannot)
+    # The folder is for models, which comparisons of other seeds share: that of one seed goes on where that of two has been.
+    runs.trigger_numbers(dataclasses.replace(asked, seeds=[3, 4]), problem, tmp_path, lambda *told: None)
     assert runs.trigger_numbers(asked, problem, tmp_path, lambda *told: None) == (found, cannot)
 
 

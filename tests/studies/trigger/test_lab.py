@@ -93,21 +93,38 @@ def test_resume_takes_nothing_that_is_not_its_own(tmp_path):
     out.mkdir()
     (out / "notes.txt").write_text("mine")
 
-    def resumed(seed):
-        return trigger(operation="relu", seeds=[seed], cap=1, samples=8, out=out, resume=True)
+    def resumed(*seeds):
+        return trigger(operation="relu", seeds=seeds, cap=1, samples=8, out=out, resume=True)
 
     with pytest.raises(InputError, match=r"holds no store/settings\.json, so there is no run to go on with"):
         resumed(0)
     (out / "notes.txt").unlink()
-    resumed(0)
-    resumed(1)
+    resumed(0, 1)
     first, second = (next((out / "store").glob(f"relu-seed{seed}-*")) for seed in (0, 1))
     second.write_bytes(first.read_bytes())
     with pytest.raises(InputError, match=r'relu-seed1-.*cannot be used for settings .*"seed": 1}: it is of settings'):
-        resumed(1)
+        resumed(0, 1)
     second.write_bytes(b"cut off")
     with pytest.raises(InputError, match=r"relu-seed1-.*cannot be used"):
-        resumed(1)
+        resumed(0, 1)
+
+
+def test_a_result_is_not_replaced_by_a_smaller_one(tmp_path):
+    out = tmp_path / "out"
+    fields = {"cap": 1, "samples": 8, "out": out}
+    first = trigger(operation="softmax,relu,sigma_reparam", seeds=[0, 1, 2], **fields)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    with pytest.raises(
+        InputError,
+        match=r"out holds a result with `operation` sigma_reparam and `seeds` 1, 2, which would be lost: ask for them",
+    ):
+        trigger(operation="relu,softmax", seeds=[0, 3], resume=True, **fields)
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    more = trigger(operation="relu,softmax,sigma_reparam", seeds=[2, 1, 0, 3], resume=True, **fields)
+    assert len(more.summary["runs"]) == len(first.summary["runs"]) + 3
+    # What is not finished is no result: the run may end with less than it was begun with.
+    (out / "run.json").unlink()
+    assert len(trigger(operation="softmax", seeds=[1], resume=True, **fields).summary["runs"]) == 1
 
 
 def test_what_has_no_construction_is_refused_before_anything_is_trained_or_written(tmp_path):

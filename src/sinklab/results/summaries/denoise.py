@@ -29,7 +29,8 @@ class DenoisingStep(TypedDict):
 
 
 class SinkCost(TypedDict):
-    """What hiding the strongest sink costs, and other keys of as much mass; nats per masked token."""
+    """What hiding the strongest sink costs, and other keys of as much mass (less where there are none of it); nats per masked
+    token."""
 
     states: int
     hidden: Difference

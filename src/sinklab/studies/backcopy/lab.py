@@ -69,14 +69,21 @@ def run_backcopy(
             f"{counted(samples, 'sample')}; expected at least one, one, and two"
         )
     labels = [label_of(operation, registered.make) for operation in operations]
-    require_none_twice(operation=labels, seeds=seeds, optimizer=optimizers or (), layers=layers or ())
+    options: dict[str, Sequence[object]] = {
+        "operation": labels,
+        "optimizer": optimizers or [settings.optimizer],
+        "layers": layers or [settings.layers],
+        "seeds": seeds,
+    }
+    require_none_twice(**options)
     for _, cell, _ in grid:
         cell.check()
     source = resolve_corpus(corpus)
     of_all = {key: value for key, value in settings.to_dict().items() if key not in ("optimizer", "layers")}
     asked = {**of_all, "samples": samples, "corpus": corpus_record(source)}
     resume = out is not None and not overwrite
-    with Run("backcopy", out=out, overwrite=overwrite, resume=resume, settings=asked, progress=progress) as run:
+    of = {name: list(values) for name, values in options.items()}
+    with Run("backcopy", out=out, overwrite=overwrite, resume=resume, settings=asked, grid=of, progress=progress) as run:
         run.goes_on = "the same command without `overwrite` goes on from there"
         texts = source.documents("train")
         chain = estimate_chain(map(only_letters, texts) if settings.letters else texts, settings.characters, settings.triggers)

@@ -96,12 +96,17 @@ def _where(states: Sequence[DenoisingStep]) -> str | None:
 
 
 def _price(cost: SinkCost) -> str:
-    """What hiding the strongest sink costs."""
+    """What hiding the strongest sink costs, and which costs more, where there are other keys of as much mass."""
     hidden, control, difference = cost["hidden"], cost["control"], cost["difference"]
-    says = (
-        f"Hidden from every head, the strongest sink of a text costs {_nats(hidden)} per masked token, and other keys of as "
-        f"much mass {_nats(control)}"
-    )
+    says = f"Hidden from every head, the strongest sink of a text costs {_nats(hidden)} per masked token, and "
+    mass, control_mass = f"{cost['mass']:.3f}", f"{cost['control_mass']:.3f}"
+    if float(control_mass) < float(mass):
+        # With more than half of the mass on the sink, all other keys were hidden at once, which says nothing of a key like it.
+        return (
+            f"{says}other keys {_nats(control)}, which all together have less mass, {control_mass} of a row against {mass}: "
+            "there are none to compare the sink with."
+        )
+    says += f"other keys of as much mass {_nats(control)}"
     if difference["low"] is None or difference["high"] is None:
         return f"{says}."
     if difference["low"] > -LEAST and difference["high"] < LEAST:

@@ -22,10 +22,11 @@ from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
 from sinklab.studies.reproduce.cells import make_cells
 from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU
+from sinklab.studies.trigger.evaluation import evaluate
 from sinklab.studies.trigger.expressible import obstacle
-from sinklab.studies.trigger.lab import label_of
+from sinklab.studies.trigger.lab import label_of, run_lab
+from sinklab.studies.trigger.maps import write_maps
 from sinklab.studies.trigger.problem import TriggerProblem
-from sinklab.studies.trigger.trigger import trigger
 from sinklab.training.config import PretrainingConfig
 
 __all__ = [
@@ -50,6 +51,9 @@ LONGER: Changes = {"model.position": {"name": "alibi"}}
 
 LONGER_SEEDS = 3
 """Seeds of the evaluation, from the first on, that are trained with ALiBi positions too: it is one column, and no bound."""
+
+SAMPLES_OF_TRIGGER = 1000
+"""That a model of the trigger task is evaluated on."""
 
 SECONDS_OF_READING, SECONDS_OF_A_TRIGGER = 6.0, 15.0
 """Of one core: all read-outs of one tiny model, and one training on the trigger task."""
@@ -310,7 +314,8 @@ def trigger_numbers(asked: Asked, problem: TriggerProblem, folder: Path, progres
     None where one rate is given for all: the task knows neither scale nor rate, and is run where rates are searched for.
 
     Args:
-        folder: of the trigger lab, which keeps its runs there.
+        folder: of the trigger lab, which keeps its models there. Several comparisons may share it, so its table is that of the
+            last one.
     """
     if asked.rate is not None:
         return {}, {}
@@ -321,10 +326,22 @@ def trigger_numbers(asked: Asked, problem: TriggerProblem, folder: Path, progres
     label_in_lab = {label_of(operation): label for label, operation in chosen.items() if label not in cannot}
     if label_in_lab:
         trained = [operation for label, operation in chosen.items() if label not in cannot]
-        fields = dataclasses.asdict(problem)
-        for run in trigger(operation=trained, seeds=seeds, out=folder, resume=True, progress=progress, **fields).summary[
-            "runs"
-        ]:
+        result = run_lab(
+            problem,
+            trained,
+            seeds,
+            evaluate=evaluate,
+            obstacle=obstacle,
+            picture=write_maps,
+            samples=SAMPLES_OF_TRIGGER,
+            anyway=False,
+            out=folder,
+            overwrite=False,
+            resume=True,
+            progress=progress,
+            keep=False,
+        )
+        for run in result.summary["runs"]:
             numbers[run["seed"]][label_in_lab[run["operation"]]] = _of_run(run)
     words = {label: f"{why}; the largest error is {error:.3g} or more" for label, (why, error) in cannot.items()}
     for label in cannot:

@@ -101,6 +101,7 @@ def run_lab(
     overwrite: bool,
     resume: bool,
     progress: Progress | None,
+    keep: bool = True,
 ) -> Result:
     """Train every operation with every seed and evaluate what was trained.
 
@@ -109,6 +110,8 @@ def run_lab(
         obstacle: why an operation provably cannot do the task, and the least error; ``None`` where there is no proof.
         picture: draws numbers, with a caption, into a file.
         usual: the operation of a name alone, whose settings need no mention.
+        keep: refuse to put the result in the place of one of more operations or seeds; off where only the models in the folder
+            are wanted again.
 
     Raises:
         SinklabError: see :func:`~sinklab.studies.trigger.trigger.trigger`; besides, an operation or a seed twice.
@@ -136,7 +139,12 @@ def run_lab(
     for operation in trained:
         problem.build(operation, seeds[0])  # refuses a start that cannot be, before anything is trained or written
     settings = dataclasses.asdict(problem)
-    with Run(problem.name, out=out, overwrite=overwrite, resume=resume, settings=settings, progress=progress) as run:
+    whole: dict[str, Sequence[object]] = {
+        "operation": [label_of(operation, usual) for operation in trained],
+        "seeds": list(seeds),
+    }
+    grid = whole if keep else None
+    with Run(problem.name, out=out, overwrite=overwrite, resume=resume, settings=settings, grid=grid, progress=progress) as run:
         records, rows, pictures = [], [], {}
         jobs = [(operation, seed) for operation in trained for seed in seeds]
         for number, (operation, seed) in enumerate(jobs):
