@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import warnings
 from dataclasses import dataclass
 from typing import ClassVar
@@ -39,6 +40,58 @@ def test_every_operation_trains_and_comes_back(name, tmp_path):
     assert loaded.operation == name
     with torch.no_grad():
         assert torch.equal(loaded.model(TOKENS).logits, logits)
+
+
+def readers_of_other_things():
+    """Models of pictures, of sound, and of both sides of a text, with what they read: none runs on token ids alone."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    eyes, words = {**sizes, "image_size": 16, "patch_size": 4}, {**sizes, "vocab_size": 40, "max_position_embeddings": 32}
+    tokens, pixels = torch.tensor([[1, *[39] * 16, 5, 2]]), torch.randn(1, 3, 16, 16)
+    ears = {"conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_conv_pos_embeddings": 16}
+    yield transformers.ViTForImageClassification(transformers.ViTConfig(**eyes)), {"pixel_values": pixels}
+    config = transformers.CLIPConfig(text_config={**words, "eos_token_id": 2}, vision_config=eyes, projection_dim=16)
+    yield transformers.CLIPModel(config), {"input_ids": tokens, "pixel_values": pixels}
+    config = transformers.Wav2Vec2Config(**sizes, **ears, num_conv_pos_embedding_groups=4)
+    yield transformers.Wav2Vec2Model(config), {"input_values": torch.randn(1, 3000)}
+    vision = transformers.CLIPVisionConfig(**eyes)
+    config = transformers.LlavaConfig(text_config=transformers.LlamaConfig(**words), vision_config=vision, image_token_id=39)
+    yield transformers.LlavaForConditionalGeneration(config), {"input_ids": tokens, "pixel_values": pixels}
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_models_that_read_other_things_than_tokens_come_back_without_an_example(number, tmp_path):
+    """Their checkpoints keep the shapes of the heads; ViT and LLaVA are kept under the names of an older class."""
+    model, inputs = list(readers_of_other_things())[number]
+    with pytest.raises((ConfigurationError, UnsupportedModelError), match=r"pass example=\{…\} with"):
+        attach(copy.deepcopy(model), "gated")
+    randomize(attach(model.eval(), "gated", example=inputs))
+    save_model(model, tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert loaded.operation == "gated"
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(**inputs).to_tuple()[0], model(**inputs).to_tuple()[0])
+    assert len(loaded.model.config.sinklab["heads"]) == 1  # all modules have one shape, which stands there once
+
+
+def test_shapes_of_heads_in_a_config(tmp_path):
+    """A checkpoint from before they were kept is asked for them by a forward; those that are none are refused."""
+    model = randomize(attach(llama(), "gated")).eval()
+    save_model(model, tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    shapes = config["sinklab"].pop("heads")
+    path.write_text(json.dumps(config))
+    with torch.no_grad():
+        assert torch.equal(load_model(str(tmp_path)).model(TOKENS).logits, model(TOKENS).logits)
+    for wrong, said in (
+        ([{**shapes[0], "num_heads": 0}], r"sinklab\.heads\.0\.num_heads: Input should be greater than or equal to 1"),
+        ([{**shapes[0], "hidden_size": 8}], r"operation_state\.weight is of shape .* in the weights and .* by config\.json"),
+        ({"modules": []}, r"sinklab\.heads: Input should be a valid list"),
+    ):
+        config["sinklab"]["heads"] = wrong
+        path.write_text(json.dumps(config))
+        with pytest.raises(InputError, match=said):
+            load_model(str(tmp_path))
 
 
 def test_a_sink_token_needs_the_model():

@@ -337,6 +337,45 @@ class Adapted(nn.Module):
         return self.base_model(*args, **kwargs)
 
 
+class Sentences(nn.Sequential):
+    """As sentence-transformers holds a model: with its config and its tokenizer, and something behind it."""
+
+    def __init__(self, model, tokenizer):
+        super().__init__(nn.ModuleDict({"model": model}), nn.Identity())
+        self.tokenizer = tokenizer
+
+    @property
+    def config(self):
+        return self.transformers_model.config
+
+    @property
+    def transformers_model(self):
+        return self[0]["model"]
+
+
+def test_a_model_of_sentence_transformers_is_taken_out_with_its_tokenizer():
+    loaded = load_model("embedded:softmax")
+    sentences = Sentences(loaded.model, loaded.tokenizer)
+    wrapped = wrap_model(nn.DataParallel(sentences))
+    assert wrapped.model is unwrapped(sentences) is loaded.model
+    assert wrapped.tokenizer is loaded.tokenizer
+    assert wrapped.revision == wrap_model(loaded.model).revision
+    other = load_model("embedded:sigmoid").tokenizer
+    assert wrap_model(sentences, other).tokenizer is other
+    settings = {"probes": ["sink_rate"], "samples": 2, "seq_len": 16}
+    tables = [measure(model, **settings).table["value"] for model in (sentences, loaded)]
+    assert (tables[0] == tables[1]).all()
+    assert show(sentences, "import os\n").sinks == show(loaded, "import os\n").sinks
+
+
+def test_a_module_that_keeps_the_config_of_the_model_inside_it_is_refused():
+    module = nn.Module()
+    module.encoder = make_sinklm()
+    module.config = module.encoder.config
+    with pytest.raises(InputError, match=r"Module is no model of transformers: it has no get_input_embeddings\(\); give the"):
+        wrap_model(module)
+
+
 def test_a_model_with_adapters_is_taken_out_of_what_holds_them_and_one_with_a_prompt_is_not():
     model, tokens = make_sinklm(), torch.arange(24)[None]
     adapted, prompted = Adapted(model, prompt=False), Adapted(model, prompt=True)

@@ -399,6 +399,33 @@ def test_images():
         read(model, tokens, small(model, chunk=8), **seen)
 
 
+@torch.no_grad()
+def test_images_that_generate_has_encoded():
+    """generate() lets a model encode its images first, and gives the forward what came of them, in place of the images."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    words = {**sizes, "vocab_size": 40, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+    eyes = {**sizes, "image_size": 16, "patch_size": 4}
+    tokens = text(30, rows=1).clamp(max=35)
+    tokens[:, 5:9] = 39
+    special = {"image_token_id": 39, "boi_token_index": 38, "eoi_token_index": 37, "mm_tokens_per_image": 4}
+    config = transformers.Gemma3Config(text_config={**words, "sliding_window": 64}, vision_config=eyes, **special)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    seen = {"pixel_values": torch.randn(1, 3, 16, 16), "token_type_ids": (tokens == 39).long()}
+    with pytest.raises(UnsupportedModelError, match=r"(of image|pixel_values) and has positions or a mask of its own"):
+        model.generate(tokens, past_key_values=SinkCache(num_sinks=SINKS, window=40), max_new_tokens=2, **seen)
+    vision = transformers.CLIPVisionConfig(**eyes)
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**words), vision_config=vision, image_token_id=39, vision_feature_layer=-1
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    tokens[:, 5:21] = 39
+    seen = {"pixel_values": seen["pixel_values"], "max_new_tokens": 2, "do_sample": False}
+    whole = SinkCache(num_sinks=SINKS, window=40)
+    assert (model.generate(tokens, past_key_values=whole, **seen) == model.generate(tokens, **seen)).all()
+    with pytest.raises(ConfigurationError, match="cannot be divided, and 30 tokens"):
+        model.generate(tokens, past_key_values=SinkCache(num_sinks=SINKS, window=40, chunk=8), **seen)
+
+
 def test_going_back_to_what_is_gone():
     model, cache = decoder("llama"), small(decoder("llama"))
     read(model, text(30), cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Protocol, Unpack
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import off_seam_modules, on_seam_modules, require_module
@@ -22,7 +25,7 @@ from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.placement import input_device
 from sinklab.attention.state import ATTRIBUTE, OperationState, bind
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.models.checkpoint import weight_files
+from sinklab.models.checkpoint import MOST_OF_A_KIND, first_line, weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
@@ -64,13 +67,14 @@ def attach(
     ``initial_bias`` of ``gated`` and ``opening`` of ``gated_heads`` spare it.
 
     Learned parameters appear as ``<attention module>.operation_state.<name>`` and belong to ``model.parameters()``, so make the
-    optimiser afterwards. Save with :func:`save_model`; :func:`sinklab.load_model` brings the operation back.
+    optimiser afterwards. Save with :func:`save_model`; :func:`sinklab.load_model` brings the operation back. The shapes of the
+    heads are kept in the config, so that no example is needed then.
 
     Args:
         operation: an instance, ``{"name": …, settings}``, or the name of a registered operation.
         path: see :data:`sinklab.attention.paths.table.PATHS`.
         example: keyword arguments of one forward call, from which the shapes of the heads are read; the model's own
-            ``dummy_inputs`` by default.
+            ``dummy_inputs`` by default, which are token ids: models of pictures or of sound need an example.
 
     Raises:
         InputError: what ``load_model`` gave, or a name, in place of the model.
@@ -98,7 +102,11 @@ def attach(
 
 
 def _attached(
-    model: PreTrainedModel, chosen: Operation, path: str = "auto", example: Mapping[str, Tensor] | None = None
+    model: PreTrainedModel,
+    chosen: Operation,
+    path: str = "auto",
+    example: Mapping[str, Tensor] | None = None,
+    known: Mapping[str, HeadShape] | None = None,
 ) -> PreTrainedModel:
     if chosen.tokens_in_front:
         raise UnsupportedModelError(
@@ -106,7 +114,7 @@ def _attached(
             f"{type(model).__name__} add a token to the vocabulary and put it in front of every sample"
         )
     modules = on_seam_modules(model)
-    shapes = _head_shapes(model, modules, example)
+    shapes = known if known and known.keys() == modules.keys() else _head_shapes(model, modules, example)
     _own_config(model)
     name = seam.register_operation(chosen)
     try:
@@ -122,7 +130,7 @@ def _attached(
             if chosen.needs_layer_input:
                 module.register_forward_pre_hook(_keep_layer_input, with_kwargs=True)
                 module.register_forward_hook(_drop_layer_input, always_call=True)
-    setattr(model.config, CONFIG_FIELD, {"operation": chosen.to_dict()})
+    setattr(model.config, CONFIG_FIELD, {"operation": chosen.to_dict(), "heads": _written(shapes)})
     set_attention_path(model, path)
     return model
 
@@ -181,26 +189,74 @@ def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
     """Attach the operation that a checkpoint's config names, and read its parameters.
 
     Raises:
-        InputError: parameters of the operation are missing in the checkpoint.
+        InputError: parameters of the operation are missing in the checkpoint, or of another shape; or its config says shapes of
+            heads that are none.
     """
     recorded = getattr(model.config, CONFIG_FIELD, None)
     if recorded is None:
         return model
     delattr(model.config, CONFIG_FIELD)
     before = set(model.state_dict())
-    _attached(model, operations.make(recorded["operation"]))
-    wanted = {key: tensor for key, tensor in model.state_dict().items() if key not in before}
+    _attached(model, operations.make(recorded["operation"]), known=_read(recorded.get("heads"), name))
+    wanted = {_saved_name(model, key): tensor for key, tensor in model.state_dict().items() if key not in before}
     for file in weight_files(folder, name):
         with safe_open(os.fspath(file), "pt") as tensors:
             for key in wanted.keys() & set(tensors.keys()):
+                parameter, saved = wanted.pop(key), tensors.get_tensor(key)
+                if parameter.shape != saved.shape:
+                    raise InputError(
+                        f"{name}: {key} is of shape {tuple(saved.shape)} in the weights and {tuple(parameter.shape)} by "
+                        "config.json; is it that of another model?"
+                    )
                 with torch.no_grad():
-                    wanted.pop(key).copy_(tensors.get_tensor(key))
+                    parameter.copy_(saved)
     if wanted:
         raise InputError(
             f"{name} says that its attention is {recorded['operation']['name']!r} and lacks {len(wanted)} of its parameters, "
             f"first {min(wanted)}; was it saved by another program?"
         )
     return model
+
+
+def _saved_name(model: PreTrainedModel, key: str) -> str:
+    """How the checkpoint that a model was loaded from calls a parameter: some are kept under names of an older class (ViT)."""
+    names = list(revert_weight_conversion(model, {key: torch.empty(0)}))
+    return names[0] if len(names) == 1 else key
+
+
+class _Heads(BaseModel):
+    """The shape of some attention modules' heads, as a config keeps it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    modules: list[str]
+    num_heads: int = Field(ge=1, le=MOST_OF_A_KIND)
+    num_kv_heads: int = Field(ge=1, le=MOST_OF_A_KIND)
+    head_dim: int = Field(ge=1, le=MOST_OF_A_KIND)
+    value_dim: int = Field(ge=1, le=MOST_OF_A_KIND)
+    hidden_size: int = Field(ge=1, le=MOST_OF_A_KIND)
+    scaling: float | None = None
+
+
+def _written(shapes: Mapping[str, HeadShape]) -> list[dict[str, object]]:
+    """Shapes of heads for a config: each once, with the modules that have it."""
+    modules: dict[HeadShape, list[str]] = {}
+    for name, shape in shapes.items():
+        modules.setdefault(shape, []).append(name)
+    return [{"modules": names, **dataclasses.asdict(shape)} for shape, names in modules.items()]
+
+
+def _read(written: object, name: str) -> dict[str, HeadShape] | None:
+    """Shapes of heads out of a config; ``None`` where it has none, as before they were kept."""
+    if written is None:
+        return None
+    try:
+        heads = TypeAdapter(list[_Heads]).validate_python(written)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, ("sinklab.heads", *problem["loc"])))
+        raise InputError(f"config.json of {name} cannot be used: {where}: {problem['msg']}") from None
+    return {module: HeadShape(**entry.model_dump(exclude={"modules"})) for entry in heads for module in entry.modules}
 
 
 # Hooks that find the state on the module that they are called with: those of a copied model are of the copy, and they pickle.
@@ -298,12 +354,12 @@ def _head_shapes(
     try:
         with torch.no_grad(), seam.shadow(observer):
             model.eval()(**inputs)
-    except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
         if example is not None:
             raise
         raise ConfigurationError(
-            f"{type(model).__name__} does not run on transformers' dummy inputs ({type(error).__name__}: {error}); pass "
-            "example={…} with the arguments of one forward call"
+            f"{type(model).__name__} does not run on transformers' dummy inputs, which are token ids ({type(error).__name__}: "
+            f"{first_line(error)}); pass example={{…}} with the arguments of one forward call"
         ) from error
     finally:
         model.train(training)

@@ -34,7 +34,7 @@ from sinklab.models.processor import Processor, kind_of, load_processor
 from sinklab.models.quiet import only_errors, without_bars
 from sinklab.models.spread import DeviceMap, MaxMemory, Spread, read_spread, skeleton_of
 from sinklab.models.tokenizer import load_tokenizer
-from sinklab.models.wrappers import unwrapped
+from sinklab.models.wrappers import tokenizer_inside, unwrapped
 from sinklab.registry import operations
 from sinklab.results.voice import is_quiet
 
@@ -183,15 +183,20 @@ def wrap_model(
     """A model that is already in memory, for :func:`sinklab.audit`; it is put into evaluation mode.
 
     A model of pictures or of sound needs its ``processor`` too. What ``torch.compile``, DataParallel, DistributedDataParallel
-    or PEFT has wrapped is taken out, adapters such as LoRA's in it.
+    or PEFT has wrapped is taken out, adapters such as LoRA's in it. Of a model of sentence-transformers it is the model of
+    transformers, with the tokenizer that comes with it.
 
     Raises:
         InputError: no model of transformers, or NaN or infinity in its weights.
     """
+    tokenizer = tokenizer_inside(model) if tokenizer is None else tokenizer
     model = unwrapped(model)
-    if not isinstance(getattr(model, "config", None), PreTrainedConfig):
+    lacks = None if isinstance(getattr(model, "config", None), PreTrainedConfig) else "config"
+    if lacks is None and not hasattr(model, "get_input_embeddings"):  # a module of one's own that keeps the config of another
+        lacks = "get_input_embeddings()"
+    if lacks is not None:
         raise InputError(
-            f"{type(model).__name__} is no model of transformers: it has no config; give the model that is inside it. "
+            f"{type(model).__name__} is no model of transformers: it has no {lacks}; give the model that is inside it. "
             "attend(module, probes=[...]) looks at any module that runs one"
         )
     _check_finite(model, name)

@@ -1,19 +1,21 @@
-"""The model of transformers inside what others put round it: ``torch.compile``, data parallelism, the adapters of PEFT."""
+"""The model of transformers inside what others put round it: ``torch.compile``, data parallelism, the adapters of PEFT, the
+poolings of sentence-transformers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["out_of_peft", "unwrapped"]
+__all__ = ["out_of_peft", "tokenizer_inside", "unwrapped"]
 
 
 def unwrapped(model: Any) -> Any:
-    """The model itself, out of what ``torch.compile``, DataParallel, DistributedDataParallel and PEFT put round it."""
-    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
-        model = inner
-    return model if (adapted := out_of_peft(model)) is model else unwrapped(adapted)
+    """The model itself: out of ``torch.compile``, DataParallel, DistributedDataParallel, PEFT and sentence-transformers."""
+    model = _out_of_torch(model)
+    inner = _out_of_sentences(out_of_peft(model))
+    return model if inner is model else unwrapped(inner)
 
 
 def out_of_peft(model: Any) -> Any:
@@ -24,3 +26,22 @@ def out_of_peft(model: Any) -> Any:
     if type(model).__module__.partition(".")[0] != "peft" or model.active_peft_config.is_prompt_learning:
         return model
     return model.get_base_model()
+
+
+def tokenizer_inside(model: Any) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that a model of sentence-transformers holds beside the model of transformers; ``None`` of others."""
+    model = _out_of_torch(model)
+    tokenizer = None if _out_of_sentences(model) is model else getattr(model, "tokenizer", None)
+    return tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
+
+
+def _out_of_torch(model: Any) -> Any:
+    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
+        model = inner
+    return model
+
+
+def _out_of_sentences(model: Any) -> Any:
+    """The model of transformers in front of what sentence-transformers makes of its hidden states; another as it is."""
+    inner = getattr(model, "transformers_model", None)
+    return inner if isinstance(inner, PreTrainedModel) else model

@@ -8,6 +8,7 @@ import copy
 import inspect
 import sys
 import weakref
+from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -46,6 +47,9 @@ Arguments: TypeAlias = dict[str, object]
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 """Keyword arguments by which a collator says where the documents of a packed row begin."""
+
+ENCODED = "mm_encoder_outputs"
+"""Keyword argument with which generate() gives a model the images, videos and sounds that it has let it encode before."""
 
 
 class Planner(abc.ABC):
@@ -105,9 +109,13 @@ def mask_of(arguments: Arguments) -> Tensor | None:
 
 
 def media_of(arguments: Arguments) -> list[str]:
-    """Names of the arguments of a forward that are tensors of images, videos or sounds."""
+    """Names of the arguments of a forward that are images, videos or sounds, or what an encoder has made of them."""
     words = ("pixel", "image", "video", "audio", "input_features")
-    return [name for name, value in arguments.items() if isinstance(value, Tensor) and any(word in name for word in words)]
+    named = [name for name, value in arguments.items() if isinstance(value, Tensor) and any(word in name for word in words)]
+    encoded = arguments.get(ENCODED)
+    if isinstance(encoded, Mapping):
+        named += [f"{ENCODED} of {medium}" for medium, output in encoded.items() if output is not None]
+    return named
 
 
 def require_one_text(arguments: Arguments) -> None:

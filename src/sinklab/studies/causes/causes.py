@@ -160,17 +160,17 @@ def find_causes(
             "device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
             "device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder,
         }  # fmt: skip
-        model = unwrapped(model) if samples is None else model
-        if isinstance(model, (str, LoadedModel, PreTrainedModel)):
+        inside = unwrapped(model) if samples is None else model
+        if isinstance(inside, (str, LoadedModel, PreTrainedModel)):
             loaded = opened(model, **loading)
         elif samples is None:
             raise ConfigurationError(
-                f"{type(model).__name__} is no model of transformers, so it is not known what to feed it; give samples and "
+                f"{type(inside).__name__} is no model of transformers, so it is not known what to feed it; give samples and "
                 "readout"
             )
         else:
-            require_as_it_is(next(model.parameters(), torch.zeros(0)), **loading)
-            model.eval()  # as a model of transformers is put: dropout would be taken for an effect
+            require_as_it_is(next(inside.parameters(), torch.zeros(0)), **loading)
+            inside.eval()  # as a model of transformers is put: dropout would be taken for an effect
         with_bos: int | None = None
         if samples is not None and readout is not None:
             domain_texts = Texts(samples, readout, [{"domain": name} for name in samples.domain_names])
@@ -178,7 +178,7 @@ def find_causes(
             assert loaded is not None
             with_bos = int(uses_bos(loaded.encoder, bos))
             domain_texts = texts_of_budget(loaded, domains, budget, texts=texts, seq_len=seq_len, seed=seed, bos=bool(with_bos))
-        module = loaded.model if loaded is not None else model
+        module = loaded.model if loaded is not None else inside
         assert isinstance(module, nn.Module)
         facts = facts_of(module, loaded)
         examined = examine(

@@ -80,8 +80,8 @@ def show(
         model = os.fspath(model) if isinstance(model, os.PathLike) else model
         loaded = opened(model, **options)
     else:
-        model = unwrapped(model)
-        name = getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
+        inside = unwrapped(model)
+        name = getattr(getattr(inside, "config", None), "name_or_path", "") or type(inside).__name__
         loaded = wrap_model(model, tokenizer, name=name, processor=processor)
         require_as_it_is(loaded, **options)
     loaded = reading_part(loaded)
