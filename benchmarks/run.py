@@ -74,9 +74,9 @@ def document(table: str) -> str:
     """The page around the table."""
     return f"""# Benchmarks
 
-Written by `python benchmarks/run.py --write docs/benchmarks.md`. Figures are ratios of CPU times, and both times of a ratio
-are of the same run: one thread, candidates in turn, the shortest time of each, every benchmark in a process of its own; other
-work on the machine moves them by some ten percent. "Forward" is
+Written by `python benchmarks/run.py --write docs/benchmarks.md`. Each ratio compares CPU times of the same run: one thread,
+candidates alternating, the shortest time of each, one process per benchmark. Other load on the machine changes them by about
+ten percent. "Forward" is
 `torch.nn.functional.scaled_dot_product_attention` with a causal mask; batch 1, 8 heads of size 64 unless it says otherwise.
 
 Machine: {processor()}, one thread; torch {torch.__version__}, {platform.system()}.

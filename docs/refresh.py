@@ -235,7 +235,7 @@ def _effect(part: ClaimPart) -> str:
 
 
 def evidence() -> str:
-    """What every claim with a committed result rests on: a made-up language, natural text, checkpoints that others trained."""
+    """What every claim with a committed result rests on: a synthetic language, natural text, or third-party models."""
     cells: dict[str, dict[str, list[str]]] = {}
     for one in kept():
         record = one.record
@@ -243,14 +243,14 @@ def evidence() -> str:
         verdicts = cells.setdefault(record["claim"], {})
         if "models" not in record:
             of_what = evidence_of(record)
-            scale = f"{record['scale']}: " if of_what == "natural" and base else ""  # the made-up language has one
+            scale = f"{record['scale']}: " if of_what == "natural" and base else ""  # the synthetic language has one
             words = f"{scale}{record['verdict']}{', ' + base if base else ''}"
             verdicts.setdefault(of_what, []).append(f"[{words}]{link}")
         for model in record.get("models", ()):
             if model["verdict"] != "not applicable":
                 verdicts.setdefault(CHECKPOINT, []).append(f"`{model['name']}`: [{_of_one(model['verdict'])}]{link}")
     columns = {
-        "toy": "made-up language, theory",
+        "toy": "synthetic language, theory",
         "natural": "natural text, models of ours",
         CHECKPOINT: "checkpoints of others",
     }

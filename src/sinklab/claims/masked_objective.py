@@ -68,7 +68,7 @@ RATE = 0.5
 """Of the rate of the recipe, at which operations are compared at this scale, and softmax with BOS has a sink."""
 
 SCALES: Mapping[Scale, Callable[[], PretrainingConfig]] = {"small": emergence, "60m": gu2024_60m}
-"""The made-up language of the smallest scale is not learned in its steps from what stands on both sides."""
+"""The synthetic language of the smallest scale is not learned in its steps from what stands on both sides."""
 
 ROWS, SEQ_LEN = 200, 64
 

@@ -1,4 +1,4 @@
-"""Your own recordings: a folder of wav files, or one; folders below it are classes."""
+"""Your own recordings: a folder of wav files, or one file; subfolders are classes."""
 
 from __future__ import annotations
 

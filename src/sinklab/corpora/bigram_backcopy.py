@@ -1,4 +1,4 @@
-"""Bigram-backcopy: an endless made-up language in which one head must copy behind triggers and keep still everywhere else.
+"""Bigram-backcopy: an endless synthetic language in which one head must copy after triggers and stay silent elsewhere.
 
 The grammar is that of Guo et al. 2024 (arXiv 2410.13835): a character follows the law of the one before it, except behind a
 trigger, where it *is* the character before the trigger. A softmax head that copies can keep still elsewhere only by a sink,

@@ -1,4 +1,4 @@
-"""Bigrams: each token drawn by the one before it, as often as a text has the pair; there attention has nothing to say."""
+"""Bigrams: each token drawn given only the one before it, with a text's frequencies, so that attention has nothing to add."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constant: pictures of one grey each, or one steady tone; with nothing to tell places apart, what happens to the sink?"""
+"""Constant: pictures of a single grey, or one steady tone; without differences between positions, what happens to the sink?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Your own pictures: a folder of them, or one picture; folders below it are classes."""
+"""Your own pictures: a folder of them, or one picture; subfolders are classes."""
 
 from __future__ import annotations
 

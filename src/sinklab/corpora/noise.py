@@ -1,4 +1,4 @@
-"""Noise: pictures of independent pixels, or white noise; what is left of a sink is not about what is seen or heard."""
+"""Noise: pictures of independent pixels, or white noise; a sink that remains does not depend on content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens drawn at random: no text, no grammar; what is left of the sink is not about language."""
+"""Random tokens: no text, no grammar; a sink that remains does not depend on language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records: a UTF-8 file with one text a line, each of which stands for itself: reactions, sequences, titles, questions."""
+"""Records: a UTF-8 file with one independent text per line: reactions, sequences, titles, questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One token, repeated: with nothing to tell positions apart but the position scheme, what happens to the sink?"""
+"""One token, repeated: only the position scheme distinguishes positions; what happens to the sink?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Your own text: a UTF-8 file, read at random places."""
+"""Your own text: a UTF-8 file, read at random positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add to a score: some keys, or nothing at all, become more or less attractive to every query, and the row follows."""
+"""Add to a score: make some keys, or the null score, more or less attractive to every query."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class AddScore(KeyIntervention):
     """``score[t, i] += amount`` for the chosen keys i and every query t that sees them, after scaling and soft cap.
 
     Under a softmax the odds of the chosen keys against the rest grow by ``exp(amount)``, and the row is normalised anew; so the
-    strength of a sink is dialled up and down without touching what it says. Under operations that do not normalise the weight
-    of the chosen keys changes alone (for sigmoid, its odds); where scores are no logits (kernels, ReLU) the amount is in units
+    strength of a sink can be raised and lowered without changing its value. Under operations that do not normalise the weight
+    of the chosen keys changes alone (for sigmoid, its odds); where scores are not logits (kernels, ReLU) the amount is in units
     of the score.
 
     Args:

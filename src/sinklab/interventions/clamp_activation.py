@@ -1,4 +1,4 @@
-"""Clamp activations: no coordinate of the hidden states beyond a bound, which takes massive ones away and leaves the rest."""
+"""Clamp activations: bound every coordinate of the hidden states, which removes massive activations only."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["ClampActivation"]
 @interventions.register("clamp_activation")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ClampActivation(HiddenIntervention):
-    """``hidden = min(max(hidden, -limit), limit)`` in what some layers put out, where it is asked for.
+    """``hidden = min(max(hidden, -limit), limit)`` in the output of the chosen layers, at the chosen positions.
 
-    Nobody need know where massive activations are (Sun et al. 2024, arXiv 2402.17762): a limit that ordinary numbers keep takes
-    them all.
+    You need not know where massive activations are (Sun et al. 2024, arXiv 2402.17762): a limit that ordinary numbers keep
+    removes them all.
 
     Args:
         limit: positive or 0, in the units of the hidden states; infinity changes nothing.

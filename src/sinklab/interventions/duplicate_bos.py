@@ -1,4 +1,4 @@
-"""Duplicate the first token: is the sink the place, the token, or the first token of its kind?"""
+"""Duplicate the first token: is the sink the position, the token, or the first token of its kind?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mean of a head: its output at every query becomes its mean, so that it says what it always says and nothing more."""
+"""Mean of a head: replace its output at every query by its mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mean of a value: keys are looked at as before, and what is taken from them is the average of what the others would give."""
+"""Mean of a value: weights stay, and the value of some keys becomes the mean value of the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MeanValue"]
 class MeanValue(KeyIntervention):
     """The values of some keys become, for each query, the mean of the values of the other keys that it sees.
 
-    Their weight is thereby dealt out evenly over the others, which is how it is done: ``w[t, i] += w[t, chosen] / n``, with n
+    Their weight is thus spread evenly over the others; the implementation is: ``w[t, i] += w[t, chosen] / n``, with n
     the other visible keys. Unlike a value of 0, the mean has the size and direction of what the head usually reads, so a sink
     whose value is small (Gu et al. 2024, arXiv 2410.10781) is tested for exactly that. Row sums stay, of signed and of
     unnormalised operations too. Queries that see no other key are left as they are.

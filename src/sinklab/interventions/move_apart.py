@@ -1,4 +1,4 @@
-"""Move positions apart: a gap in the positions behind the sink, and nothing else; how far away may it be?"""
+"""Move positions apart: insert a gap in the positions after the sink; how far away may it be?"""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["MoveApart"]
 class MoveApart(InputIntervention):
     """Position ids of all tokens behind position ``place`` grow by ``gap``; tokens, order and visibility stay.
 
-    Under relative positions every other distance stays too. That a sink does not mind is why streaming may keep it at a fixed
-    distance (Xiao et al. 2023, arXiv 2309.17453). Without positions given, they are counted from 0 by index, padding included,
-    as the models that take ``position_ids`` do. In decoding with a cache, new tokens are moved like the others. A row is one
+    Under relative positions every other distance stays too. A sink works at any distance, which is why streaming may keep it
+    at a fixed one (Xiao et al. 2023, arXiv 2309.17453). Without positions given, they are counted from 0 by index, padding
+    included, as the models that take ``position_ids`` do. In decoding with a cache, new tokens are moved like the others. A row is one
     document: what is packed by ``position_ids`` alone, without a mask, is refused.
 
     Args:

@@ -1,4 +1,4 @@
-"""Give heads a null score: nothing becomes one more thing to attend to, so that silence needs no sink among the tokens."""
+"""Give heads a null score: a term without a key in the softmax, so that silence needs no sink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["NullScore"]
 class NullScore(HeadIntervention):
     """``weights = exp(scores) / (exp(score) + sum over visible keys of exp(scores))``: a softmax with an explicit null logit.
 
-    0 is softmax plus one (Miller 2023); a learned one is that of gpt-oss (arXiv 2508.10925). Put in after training it shows how
+    0 is softmax plus one (Miller 2023); a learned one is that of gpt-oss (arXiv 2508.10925). Added after training, it shows how
     much mass a head would give to no key if it could: it has no value, so outputs shrink by the mass that it takes. Where
     the attention has a null score already, the two are two terms of the denominator, and the null mass is that of both.
 

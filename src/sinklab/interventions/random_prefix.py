@@ -1,4 +1,4 @@
-"""Random prefix: tokens without meaning in front of a text, or behind its BOS; what was first is first no more."""
+"""Random prefix: meaningless tokens in front of a text, or after its BOS, so that the first token is no longer first."""
 
 from __future__ import annotations
 

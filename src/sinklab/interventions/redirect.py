@@ -1,4 +1,4 @@
-"""Redirect all of a head's weight to one place: the head is silent the way a head with a sink is silent."""
+"""Redirect all of a head's weight to one position: the head is silent as a head with a sink is."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Redirect"]
 @interventions.register("redirect")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Redirect(KeyIntervention):
-    """Put the whole mass of a row, nothing included, on the given keys, in equal parts on those that the query sees.
+    """Put the whole mass of a row, null mass included, on the given keys, in equal parts on those that the query sees.
 
-    A head is asked what it says that its sink does not say: the output becomes the sink's value, not zero. Queries that see
+    This tests what the head contributes beyond its sink: the output becomes the sink's value, not zero. Queries that see
     none of the keys are left as they are.
 
     Args:
-        place: positions in the document, a row of them for each sample, or ``"null"`` for nothing at all.
+        place: positions in the document, a row of them for each sample, or ``"null"`` for the null score.
 
     Raises:
         UnsupportedModelError: ``"null"`` where the attention has no null score.

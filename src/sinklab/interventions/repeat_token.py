@@ -1,4 +1,4 @@
-"""Repeat a token: from some position on every token is the same, and positions are all that is left to tell them apart."""
+"""Repeat a token: from some position on every token is the same, so that only positions tell them apart."""
 
 from __future__ import annotations
 

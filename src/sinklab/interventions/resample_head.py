@@ -1,4 +1,4 @@
-"""Resample a head: its output at every query becomes the one that it has at the same position of another text."""
+"""Resample a head: replace its output at every query by the one at the same position of another text."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ class ResampleHead(HeadIntervention):
     """Resampling ablation: outputs stay what the head usually gives, and stop depending on this text
     (Chan et al. 2022, causal scrubbing).
 
-    Sample b of a batch gets what the model computed, in the same forward, for sample ``b + shift`` (counted round) at the
+    Sample b of a batch gets what the model computed, in the same forward, for sample ``b + shift`` (modulo the batch) at the
     same position of its document. Samples of different lengths are counted in the order of their lengths, so that the other
-    one has at least as many positions; for the longest it is the one before, whose outputs behind its end are counted back
-    from there: no query keeps its own. What a sample gets depends on the batch that it is in. Under any operation, gated or
-    not.
+    one has at least as many positions; for the longest it is the one before, whose outputs are reflected at its end: no query
+    keeps its own. What a sample gets depends on the batch that it is in. Under any operation, gated or not.
 
     Args:
         shift: how many samples further the other text is, modulo the batch; 0 for the text itself.

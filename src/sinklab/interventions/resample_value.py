@@ -1,4 +1,4 @@
-"""Resample a value: keys are looked at as before, and what is taken from them comes from the same place in another text."""
+"""Resample a value: weights stay, and values come from the same position of another text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ResampleValue"]
 @interventions.register("resample_value")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ResampleValue(KeyIntervention):
-    """The values of some keys become those that sample ``b + shift`` of the batch (counted round) has at the same position.
+    """The values of some keys become those that sample ``b + shift`` of the batch (modulo the batch) has at the same position.
 
     A sink that says the same thing in every text, a key bias (Gu et al. 2024, arXiv 2410.10781), is not missed; one that
     carries something of its text is. Weights stay as they are, of every operation. Keys for which the other sample has no

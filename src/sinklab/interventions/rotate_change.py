@@ -1,4 +1,4 @@
-"""Rotate a change: what earlier interventions did to a head's output, in a random direction and of the same size."""
+"""Rotate a change: apply the change of earlier interventions in a random direction, with the same norm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["RotateChange"]
 class RotateChange(HeadIntervention):
     """``outputs = clean + R · (edited - clean)``, with R a random orthogonal matrix of the head's value space.
 
-    The control of equal size for whatever stands before it: at every query the change has the norm that it had, only its
+    A control of the same norm for the interventions before it: at every query the change has the norm that it had, only its
     direction means nothing. What hurts no more than this hurts because something was changed, not because of what was.
     Each head of each module has its own R, one for all queries and texts, drawn uniformly (Haar measure) from the seed; clean
     outputs are those of the model, after gates. Alone it changes nothing. Under any operation; no query is left out.

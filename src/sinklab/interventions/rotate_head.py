@@ -1,4 +1,4 @@
-"""Rotate heads: their output in a random direction and of the same size; what is left is how much they say, and not what."""
+"""Rotate heads: rotate their output at random and keep its norm."""
 
 from __future__ import annotations
 

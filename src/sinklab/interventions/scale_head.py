@@ -1,4 +1,4 @@
-"""Scale heads: their output times a number; 1 leaves it, 0 takes it away, -1 turns it round."""
+"""Scale heads: multiply their output; 1 changes nothing, 0 removes it, -1 reverses it."""
 
 from __future__ import annotations
 

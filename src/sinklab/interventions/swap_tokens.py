@@ -1,4 +1,4 @@
-"""Swap the tokens at two positions: a sink that goes along with its token is a matter of the token, one that stays is not."""
+"""Swap the tokens at two positions: a sink that moves with its token depends on the token, one that stays does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temperature: all scores divided by one number, which makes attention sharper below 1 and flatter above."""
+"""Temperature: divide all scores by one number; attention is sharper below 1 and flatter above."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zero the values of some keys: weights stay, and what the sink says is taken out of them; the test for a key bias."""
+"""Zero the values of some keys: weights stay, and the sink contributes nothing; the test for a key bias."""
 
 from __future__ import annotations
 

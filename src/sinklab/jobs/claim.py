@@ -177,7 +177,7 @@ class Claim:
         one_model: scale to the name of the model that is measured there, where a seed draws texts for it and trains nothing: a
             verdict is then about this model, and says so.
         natural_text: of one that measures by itself, whether the models have read text that people wrote, which makes it
-            natural evidence; else they have read a made-up language or a task of a theory. Of what is trained the scale
+            natural evidence; else they have read a synthetic language or a task of a theory. Of what is trained the scale
             decides.
         evidence: scale to a remark about the result there that other numbers support; never a guess.
         checkpoint: how it is measured on a model as it is; ``None`` where it takes training.

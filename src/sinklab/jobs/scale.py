@@ -72,5 +72,5 @@ TRAINED_COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "hours", "med
 
 
 def is_natural(scale: str) -> bool:
-    """Whether the models of a scale read text that people wrote; those of the smallest read a made-up language."""
+    """Whether the models of a scale read text that people wrote; those of the smallest read a synthetic language."""
     return scale != "tiny"

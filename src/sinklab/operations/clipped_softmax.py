@@ -26,7 +26,7 @@ class ClippedSoftmax(Operation):
     """``weights = clip((zeta - gamma) · softmax(scores) + gamma, 0, 1)``; in [0, 1], 0 where hidden.
 
     Bondarenko et al. 2023 (arXiv 2306.12929). Clipped weights get no gradient. The clipping comes after the mask, as in their
-    release. With ``zeta = 1`` no row sums to more than one, and what is missing is the null mass; with a larger one rows
+    release. With ``zeta = 1`` no row sums to more than one, and the remainder is the null mass; with a larger one rows
     can sum to more, so the operation then counts as not normalised and defines none.
 
     Args:

@@ -1,4 +1,4 @@
-"""Gated attention: a sigmoid gate on the head outputs, read from what entered the attention layer."""
+"""Gated attention: a sigmoid gate on the head outputs, computed from the input of the attention layer."""
 
 from __future__ import annotations
 

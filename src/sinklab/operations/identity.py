@@ -1,4 +1,4 @@
-"""Identity kernel: the score itself is the weight, of either sign; nothing has to sum to anything, and no sink appears."""
+"""Identity kernel: the score itself is the weight, of either sign; no normalisation, and no sink appears."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sink token: a learned token in front of every sequence, for heads that have nothing to say."""
+"""Sink token: a learned token in front of every sequence, for heads that must do nothing."""
 
 from __future__ import annotations
 

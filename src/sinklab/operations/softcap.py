@@ -1,4 +1,4 @@
-"""Soft cap: softmax of scores that cannot leave a range."""
+"""Soft cap: softmax of scores bounded to a range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax attention: every row of weights sums to one, so a head with nothing to say needs a sink."""
+"""Softmax attention: every row of weights sums to one, so a head that must do nothing needs a sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax plus one: a constant 1 in the denominator lets a row spend less than everything."""
+"""Softmax plus one: a constant 1 in the denominator lets a row sum to less than one."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class TemperedSoftmax(Softmax):
     """``weights = softmax(scores / temperature)`` over visible keys; in [0, 1], rows sum to one and there is no null mass.
 
     The queries are divided, so a soft cap or position bias of the host model is not: they act on the scores that result.
-    Hinton et al. 2015 (arXiv 1503.02531) have the temperature of a softmax.
+    Hinton et al. 2015 (arXiv 1503.02531) introduce the softmax temperature.
 
     Args:
         temperature: positive number; 1 is plain softmax.

@@ -1,4 +1,4 @@
-"""Blocks: the first tokens and the last whole blocks of the others; how a cache evicts that cannot drop single tokens."""
+"""Blocks: the first tokens and the most recent whole blocks; models caches that cannot evict single tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Blocks"]
 class Blocks(SlotPolicy):
     """A query sees the first ``num_sinks`` tokens, its own block up to itself, and the ``blocks - 1`` blocks before that.
 
-    Behind the sinks the text is cut into blocks of ``block`` tokens, which leave as a whole: paged caches drop pages of 16 or
-    32 tokens, caches of video models drop frames, and llama.cpp, whose "context shift" gives up the older half when the context
-    is full, is ``blocks=2``. So the tokens that are held come and go: all of ``blocks * block`` at the end of a block, and
+    After the sinks the text is cut into blocks of ``block`` tokens, which are evicted as a whole: paged caches drop pages of 16
+    or 32 tokens, caches of video models drop frames, and llama.cpp, whose "context shift" gives up the older half when the
+    context is full, is ``blocks=2``. So the number of tokens held varies: ``blocks * block`` at the end of a block, and
     ``block - 1`` fewer at the beginning of the next one. With blocks of one token it is
     :class:`~sinklab.policies.sink_window.SinkWindow`, to which its loss is compared at the same memory.
 

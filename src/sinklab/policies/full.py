@@ -1,4 +1,4 @@
-"""Full: every token stays; what a model does by itself, and the yardstick of all other policies."""
+"""Full: every token stays; the unmodified model, and the reference for all other policies."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["Full"]
 class Full(Policy):
     """A query sees every token up to itself, at its position in the text; memory grows with the text.
 
-    It is called "dense" in Xiao et al. 2024 (arXiv 2309.17453), where it fails behind the length a model was trained on. Layers
-    of the model that see a window of their own keep it.
+    It is called "dense" in Xiao et al. 2024 (arXiv 2309.17453), where it fails past the trained length. Layers with a window of
+    their own keep it.
     """
 
     bounded: ClassVar[bool] = False

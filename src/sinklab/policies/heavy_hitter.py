@@ -1,4 +1,4 @@
-"""Heavy hitter: the tokens that have been attended to most, and the most recent ones; H2O."""
+"""Heavy hitter (H2O): the tokens with the most accumulated attention, and the most recent ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HeavyHitter(ScoredPolicy):
     heads of the group: ``score(k) = sum_{q >= k} weight(q, k)``, with the weights among the tokens held. H2O, Zhang et al. 2023
     (arXiv 2306.14048), greedy algorithm 1, at every token from the first one on; in the paper the prompt is attended to densely
     and its tokens are evicted behind it. First tokens are not pinned: where there is a sink, it is the heaviest hitter. With
-    original positions, hitters fall back without bound; in a text longer than the model was trained on that is what fails.
+    original positions the distance to the hitters grows without bound, so the policy fails past the trained length.
 
     Attributes:
         heavy: tokens that stay for their score, 1 or more.

@@ -1,4 +1,4 @@
-"""Per head: every key-value head of every layer has sinks and a window of its own; heads that only rest hold less."""
+"""Per head: every key-value head of every layer has its own sinks and window."""
 
 from __future__ import annotations
 

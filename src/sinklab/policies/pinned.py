@@ -1,4 +1,4 @@
-"""Pinned: tokens that stay at any position, measured rather than assumed, and a window of the others."""
+"""Pinned: measured sink tokens at any position, and a window of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recompute: the most recent tokens are encoded anew for every token; the costly yardstick of all bounded caches."""
+"""Recompute: the window is encoded again for every token; the expensive reference for bounded caches."""
 
 from __future__ import annotations
 

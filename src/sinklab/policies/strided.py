@@ -1,4 +1,4 @@
-"""Strided: the last tokens all, and of those further back every n-th; a wider view for the same memory."""
+"""Strided: the most recent tokens, and every n-th of the older ones; a wider view for the same memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Strided(SlotPolicy):
     ``span`` behind: key ``k`` is visible to query ``q`` if ``0 <= q - k < dense``, or ``0 <= q - k < span`` and
     ``k % stride == 0``, or ``k < num_sinks``. Unlike the sizes of other policies, ``dense`` and ``span`` count the query.
 
-    Tokens divisible by the stride have a ring of their own, and the others another. Keys that are held have gaps between them
-    that in-cache positions would close at every query anew; positions are original.
+    Tokens divisible by the stride have a ring of their own, and the others another. Held keys have gaps between them, which
+    in-cache positions would close differently at every query, so positions are original.
 
     Attributes:
         num_sinks: first tokens that stay, 0 or more.

@@ -1,4 +1,4 @@
-"""Value norm: the tokens whose values are large stay, since a weight moves the output by its value; sinks only if pinned."""
+"""Value norm: the tokens with the largest values, since a weight moves the output by its value; sinks stay only if pinned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ValueNorm(ScoredPolicy):
 
     The score is the L1 norm of the value, ``sum_d |v_d|``; with ``attended`` it is multiplied by the attention that the token
     has been given since, which is the importance of VATP (Guo et al. 2024, arXiv 2406.12335). Either way the first
-    ``num_sinks`` tokens stay, as VATP has it: the values of a sink are close to zero, so its norm would throw it out first, and
+    ``num_sinks`` tokens stay, as VATP has it: the values of a sink are close to zero, so its norm would evict it first, and
     ``num_sinks=0`` shows what that costs. Without ``attended`` no query is needed to tell who stays, as with the norms of
     keys of Devoto et al. 2024 (arXiv 2406.11430). The values of one token in several places are the same in the first layer, up
     to rounding, which depends on how many tokens are computed at once: norms that differ by less than one in some 4,000 are

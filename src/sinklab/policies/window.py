@@ -1,4 +1,4 @@
-"""Window: only the most recent tokens stay, and no sink among them; the baseline that breaks."""
+"""Window: only the most recent tokens, without a sink; the baseline that breaks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Window(SlotPolicy):
     """A query sees the ``window`` tokens before it, and itself: ``0 <= query - key <= window``.
 
     "Window attention" of Xiao et al. 2024 (arXiv 2309.17453), written "0+1024": as soon as the first token has left, models
-    whose surplus attention went there lose their footing. It is :class:`~sinklab.policies.sink_window.SinkWindow` without
+    that need the sink break. It is :class:`~sinklab.policies.sink_window.SinkWindow` without
     sinks. No distance between tokens that are held ever changes, so both kinds of positions are the same.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Tiny: 20 steps of a two-layer model on Python source, seconds on one core; it shows that all works and nothing else."""
+"""Tiny: 20 steps of a two-layer model on Python source, seconds on one core; a smoke test."""
 
 from __future__ import annotations
 

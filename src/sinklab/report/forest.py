@@ -34,7 +34,7 @@ class _Look:
 
 # Colours of Okabe and Ito, which colour-blind readers tell apart; the shapes say the same without them.
 KINDS: dict[Kind, _Look] = {
-    "toy": _Look("circle", "#0072b2", "toy: trainings on a made-up language"),
+    "toy": _Look("circle", "#0072b2", "toy: trainings on a synthetic language"),
     "toy, other base": _Look("circle", "#56b4e9", "toy, on the base that the source does not have"),
     "natural": _Look("square", "#d55e00", "natural: trainings on text that people wrote"),
     "natural, other base": _Look("square", "#e69f00", "natural, on the base that the source does not have"),

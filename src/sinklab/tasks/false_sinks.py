@@ -1,4 +1,4 @@
-"""False sinks: tokens that look like a sink, in the middle of a real text; is the text behind them still predicted as well?"""
+"""False sinks: sink-like tokens in the middle of a real text; is the text after them still predicted as well?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Harmful actions: is "wrong" likelier than "right" behind an action that harms, and the other way behind one that does not?"""
+"""Harmful actions: is "wrong" likelier than "right" after a harmful action, and the reverse after a harmless one?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Line lookup: a stream of numbered registers, and every few lines the content of one some lines back is asked; StreamEval."""
+"""Line lookup (StreamEval): a stream of numbered registers; every few lines the content of an earlier one is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long text: how well the next tokens of a real text are predicted, after more and more of the text before them."""
+"""Long text: how well the next tokens of a real text are predicted as more and more text precedes them."""
 
 from __future__ import annotations
 

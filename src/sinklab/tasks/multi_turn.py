@@ -1,4 +1,4 @@
-"""Multi-turn: a dialogue in which every turn states something, and what was stated some turns ago is asked."""
+"""Multi-turn: a dialogue in which every turn states a fact, and later turns ask about earlier ones."""
 
 from __future__ import annotations
 

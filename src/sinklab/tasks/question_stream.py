@@ -1,4 +1,4 @@
-"""Question stream: turn after turn, three facts and a question about one of them, in one text without end."""
+"""Question stream: in one long text, each turn states three facts and asks about one."""
 
 from __future__ import annotations
 

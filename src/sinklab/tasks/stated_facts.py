@@ -1,4 +1,4 @@
-"""Stated facts: who has what, and where it is, in a long text; where is what somebody has? Two facts to be put together."""
+"""Stated facts: who has what, and where it is, in a long text; where is what somebody has? Two facts to combine."""
 
 from __future__ import annotations
 

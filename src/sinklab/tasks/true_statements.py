@@ -1,4 +1,4 @@
-"""True statements: common knowledge, behind a long text: is the word that makes a statement true likelier than its rival?"""
+"""True statements: common knowledge after a long text; is the word that makes a statement true likelier than its rival?"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PATHS: dict[str, str] = {
     "decode": "one query against a cache, in two products over groups of heads; nothing is repeated",
     "flash": "the stock flash kernel (from Hopper on cuDNN's), forward and backward, with the null term folded in afterwards; "
     "softmax operations",
-    "blocks": "a block of rows at a time, recomputed in the backward; any operation whose rows do not need each other",
+    "blocks": "a block of rows at a time, recomputed in the backward pass; any operation whose rows are independent",
     "linear": "chunks of keys summed up as head_dim × head_dim states; feature kernels, causal",
     "flex": "FlexAttention with the similarity as a score modification; CUDA",
 }

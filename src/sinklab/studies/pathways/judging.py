@@ -32,7 +32,7 @@ same three of them decide on the replacement of the sink. Where it is the best r
 is there without having been tuned, and one outside may be inside at a rate of its own.
 
 A window of natural text loses context besides the sink, whatever the operation. There the bound on the window is therefore on
-what the first four tokens give back of the loss (``sink_worth``), and so is the distortion. The made-up language of the tiny
+what the first four tokens give back of the loss (``sink_worth``), and so is the distortion. The synthetic language of the tiny
 scale needs no more context than its window has, so that both are the same there. That was decided on 2026-11-25 with three
 trainings of nine operations at the scale small in view: by the bound on the whole loss of the window all of them failed.
 

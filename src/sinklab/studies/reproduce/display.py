@@ -27,7 +27,7 @@ COLOURS = {
 
 
 EVIDENCE = {
-    "toy": "models of ours on a made-up language or task",
+    "toy": "models of ours on a synthetic language or task",
     "natural": "models of ours on text that people wrote",
     "checkpoint": "models that others trained",
 }

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 Evidence = Literal["toy", "natural", "checkpoint"]
-"""A made-up language or a theory's task; models of ours on text that people wrote; models that others trained."""
+"""A synthetic language or a theory's task; models of ours on text that people wrote; models that others trained."""
 
 
 FIELDS = {

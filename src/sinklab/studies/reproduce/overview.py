@@ -29,7 +29,7 @@ def _counts(entries: Sequence[Entry]) -> tuple[tuple[str, tuple[str, ...], tuple
         "checkpoint": "models that others trained, all together",
         "natural": "trainings of ours on text that people wrote",
         "natural, other base": "the same on the base that the source does not have",
-        "toy": "trainings of ours on a made-up language",
+        "toy": "trainings of ours on a synthetic language",
         "toy, other base": "the same on the base that the source does not have",
     }
     groups: tuple[Group, ...] = ("holds", "fails", "open", "untested")
@@ -53,10 +53,14 @@ def _counts(entries: Sequence[Entry]) -> tuple[tuple[str, tuple[str, ...], tuple
     columns = ("reproduced", "not reproduced", "open", "not tested")
     apart = ("it does", "it does not", "open", "not tested")
     return (
-        ("Verdicts about a kind of model: seeds are trainings, or models of others.", ("evidence", *columns), tuple(of_many)),
         (
-            "Counted apart, as nothing follows from them for other models: whether one model does what is claimed, over draws "
-            "of texts, and whether what is proved is so.",
+            "Verdicts about a kind of model: a seed is a training, or a model that others trained.",
+            ("evidence", *columns),
+            tuple(of_many),
+        ),
+        (
+            "Counted separately, because they do not generalise to other models: claims about one model, over draws of texts, "
+            "and checks of proofs.",
             ("one model, or a proof", *apart),
             tuple(of_one),
         ),
@@ -72,13 +76,13 @@ def _lists(entries: Sequence[Entry]) -> tuple[VerdictList, ...]:
     on_own = {(entry.claim, entry.scale) for entry in entries if entry.own}
     alone = [entry for entry in still_open if entry.own or (entry.claim, entry.scale) not in on_own]
     elsewhere = len(still_open) - len(alone)
-    besides = " Open on the base that the source does not have, beside a result on its own, and not in the list: "
+    besides = " Open on the base that the source does not have, next to a result on its own, and not listed: "
     return (
         VerdictList(
             "Reproduced",
-            "The interval of every part lies in the claimed region. The part shown is the weakest, whose interval comes "
-            "nearest to its bound, and behind it how many there are besides. Real checkpoints and natural text come first, "
-            "and then what lies farthest from its bound.",
+            "The interval of every part lies in the claimed region. The part shown is the one closest to its bound; further "
+            "parts are counted in brackets. Checkpoints and natural text come first, then the results farthest from their "
+            "bounds.",
             "seeds",
             tuple(_line(entry) for entry in in_group(entries, "holds")),
         ),
@@ -90,16 +94,16 @@ def _lists(entries: Sequence[Entry]) -> tuple[VerdictList, ...]:
         ),
         VerdictList(
             "Open",
-            "The interval of the part shown, or of what the claim presupposes, reaches over the bound. The last column is how "
-            "many seeds there are, and at how many the interval clears the bound with a chance of four in five, as far as "
-            "they tell; and on which side their middle lies now, that of the claim (for) or the other (against). – is "
-            "beyond a thousand, or where nothing can be foretold." + (f"{besides}{elsewhere}." if elsewhere else ""),
+            "The interval of the part shown, or of a premise, contains its bound. The last column gives the number of seeds, "
+            "the estimated number at which the interval clears the bound with probability 0.8, and the side on which the "
+            "estimate lies now (for or against the claim). – means more than a thousand, or no estimate."
+            + (f"{besides}{elsewhere}." if elsewhere else ""),
             "seeds, and those that would decide",
             tuple(_line(entry) for entry in alone),
         ),
         VerdictList(
             "One model does, or does not",
-            "A seed is a draw of texts, so the interval says how sure it is of this model, and nothing of another.",
+            "A seed is a draw of texts, so the interval is about this model only.",
             "draws",
             tuple(_line(entry) for entry in in_group(entries, "one model")),
         ),

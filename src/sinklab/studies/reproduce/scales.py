@@ -39,11 +39,11 @@ CONFIGS: Mapping[Scale, Mapping[Base, Callable[[], PretrainingConfig]]] = {
 }
 
 DESCRIPTIONS: Mapping[Scale, str] = {
-    "tiny": "0.1 million parameters on the made-up bigram-backcopy language, 0.6 million tokens; seconds a run on one core; "
-    "with BOS in front of every row, or without it and with a random token there",
-    "small": "1.5 million parameters on Python source, 4 million tokens; minutes a run on one core; with BOS in front of every "
-    "row and rotary positions, or without it, with a random token there and learned positions",
-    "medium": "59 million parameters in the layers of Gu et al. 2024 on Python source, 8 million tokens; a minute a run on "
+    "tiny": "0.1 million parameters on the synthetic bigram-backcopy language, 0.6 million tokens; seconds per run on one "
+    "core; with BOS in front of every row, or with a random token there instead",
+    "small": "1.5 million parameters on Python source, 4 million tokens; minutes per run on one core; with BOS in front of "
+    "every row and rotary positions, or with a random token there instead and learned positions",
+    "medium": "59 million parameters in the layers of Gu et al. 2024 on Python source, 8 million tokens; a minute per run on "
     "one data-centre GPU, hours on one core; with BOS or without it as small",
     "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens, no BOS (Gu et al. 2024); GPUs",
     "1b": "a billion parameters on the Pile, 42 billion tokens, no BOS (Gu et al. 2024); GPUs",
