@@ -23,8 +23,8 @@ class MoveApart(InputIntervention):
 
     Under relative positions every other distance stays too. A sink works at any distance, which is why streaming may keep it
     at a fixed one (Xiao et al. 2023, arXiv 2309.17453). Without positions given, they are counted from 0 by index, padding
-    included, as the models that take ``position_ids`` do. In decoding with a cache, new tokens are moved like the others. A row is one
-    document: what is packed by ``position_ids`` alone, without a mask, is refused.
+    included, as the models that take ``position_ids`` do. In decoding with a cache, new tokens are moved like the others. A
+    row is one document: what is packed by ``position_ids`` alone, without a mask, is refused.
 
     Args:
         place: last position before the gap, padding not counted.
