@@ -217,7 +217,8 @@ def _pretrain(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         rows.append(["loss, nats per held-out token", f"{result['held_out_loss']:.3f}"])
         numbers.append(CardNumber("held_out_loss", "held-out loss", float(result["held_out_loss"]), "nats per token"))
     if is_number(result.get("sink_rate")):
-        title = "sink rate at the first position (Gu et al. 2024, arXiv 2410.10781)"
+        threshold = f"{record['config']['watch']['threshold']:g}"
+        title = f"sink rate at the first position, threshold {threshold} (Gu et al. 2024, arXiv 2410.10781)"
         rows.append([title, percent(result["sink_rate"])])
         numbers.append(CardNumber("gu2024", title, float(result["sink_rate"]), "percent"))
     seeds = record.get("seeds") or {}
