@@ -9,6 +9,7 @@ from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.results.table import read_run, read_table
+from sinklab.studies.depend.display import _length
 
 QUICK = ["--window", "60", "--policies", "full", "--sinks", "4", "--items", "3"]
 
@@ -48,6 +49,11 @@ def test_prints_every_policy_and_the_verdict(printed):
     assert any(line.startswith("long_text depends on the sink tokens: ") for line in lines)
     assert lines[-1] == f"table  {out / 'table.parquet'}"
     assert result.stderr == ""
+
+
+def test_one_token_of_context_is_one_token():
+    lengths = [_length({"axis": "context"}, {"effective_length": length}) for length in (0, 1, 2_000, None)]
+    assert lengths == ["0 tokens", "1 token", "2,000 tokens", "at chance"]
 
 
 def test_files_say_the_same(printed):

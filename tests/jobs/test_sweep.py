@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -38,12 +39,13 @@ from sinklab.recipes.tiny import tiny
 from sinklab.results.finding import finding_of
 from sinklab.results.folder import FolderLock
 from sinklab.results.table import read_run, read_table, write_json
-from sinklab.sinks.short_rows import few_queries_warning, short_rows_warning
+from sinklab.sinks.short_rows import few_queries_warning, short_documents_warning, short_rows_warning
 from sinklab.studies.arguments import parse_seeds
 from sinklab.studies.sweep.sweep import sweep as sweep_command
 from sinklab.training import process
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.resolve import resolve_recipe
+from sinklab.training.rows import TextRows
 
 RATE = "optimizer.learning_rate"
 
@@ -557,6 +559,35 @@ def test_a_window_in_which_an_even_head_passes_for_a_sink_is_said(swept):
     assert "does not compare with that of other windows" in few_queries_warning(64, 16, 0.3)
     assert few_queries_warning(64, 32, 0.3) == few_queries_warning(64, None, 0.3) == ""
     assert few_queries_warning(8, 64, 0.3) == short_rows_warning(8, 0.3) != ""
+
+
+def test_documents_in_which_an_even_head_passes_for_a_sink_are_said():
+    """Of five documents those of four and nine tokens: H(9) / 9 is 0.314, H(10) / 10 is 0.293."""
+    positions = torch.tensor([[*range(4), *range(9), *range(12)], [*range(10), *range(15)]])
+    rows = TextRows(torch.zeros_like(positions), positions)
+    assert rows.lengths == [4, 9, 12, 10, 15]
+    assert TextRows(rows.ids).lengths == [25, 25]
+    assert short_documents_warning(rows.lengths, 0.3) == (
+        "Of the 5 documents in the rows that are watched 2 are so short that a head which looks at all keys alike gives the "
+        "first token more than 0.3 of its attention: such a head has a sink rate of 40.00 % there; from 10 tokens on it does "
+        "not."
+    )
+    assert " 1 is so short " in short_documents_warning([9, 10], 0.3)
+    assert short_documents_warning([10, 25], 0.3) == short_documents_warning([1, 2], 1.0) == ""
+
+
+def test_a_sweep_over_short_documents_says_so(swept, tmp_path):
+    """Heads that learn next to nothing look at all keys alike, and what is said of these is the rate that is measured."""
+    generator = random.Random(0)
+    paragraphs = ("".join(generator.choices("abc ", k=generator.choice([2, 60]))) for _ in range(600))
+    (tmp_path / "short.txt").write_text("\n\n".join(f"x{paragraph}x" for paragraph in paragraphs), encoding="utf-8")
+    changes = f"data.corpus={tmp_path / 'short.txt'}", "data.bos=documents", "optimizer.learning_rate=1e-6"
+    result = swept({"data.packing": ["isolated", "stream"]}, *changes, seeds=[0])
+    isolated, stream = result.summary["settings"]
+    (rate,) = isolated["sink_rate"]["values"]
+    assert rate > 20 > stream["sink_rate"]["values"][0]
+    (warning,) = result.summary["warnings"]
+    assert f"alike gives the first token more than 0.3 of its attention: such a head has a sink rate of {rate:.2f} %" in warning
 
 
 def test_losses_of_other_tokens_are_said_not_to_compare(swept):

@@ -34,7 +34,8 @@ def test_a_run_says_how_it_went_and_where_it_is(sinklab, tmp_path):
     lines = dict(line.split(maxsplit=1) for line in out.splitlines() if not line.startswith("sink rate"))
     assert lines["status"] == "finished after 8 steps"
     assert lines["model"] == "sinklab-runs/tiny/model"
-    assert "sink rate" in out
+    (rate,) = (line for line in out.splitlines() if line.startswith("sink rate"))
+    assert rate.endswith(" % at position 0 (Gu et al. 2024, threshold 0.3)")
     # Not a terminal: a line per record.
     assert [line.split()[1] for line in err.splitlines() if "tokens/s" in line] == ["2/8", "4/8", "6/8", "8/8"]
     assert "step 8/8  sink rate" in err
@@ -130,5 +131,6 @@ def test_the_card_of_a_training_says_what_the_run_says(finished):
     loss, rate = (finished.summary[name] for name in ("held_out_loss", "sink_rate"))
     assert {result.metric_type: result.metric_value for result in data.eval_results} == {"held_out_loss": loss, "gu2024": rate}
     assert f"| loss, nats per held-out token | {loss:.3f} |" in done.stdout
+    assert "| sink rate at the first position, threshold 0.3 (Gu et al. 2024, arXiv 2410.10781) | " in done.stdout
     assert "One training, seeds: initialisation 0, data 0" in done.stdout
     assert finished.record["weights_sha256"][:16] in done.stdout

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sinklab.results.naming import counted
 
-__all__ = ["even_share", "few_queries_warning", "from_tokens_on", "short_rows_warning"]
+__all__ = ["even_share", "few_queries_warning", "from_tokens_on", "short_documents_warning", "short_rows_warning"]
 
 LONGEST = 100_000
 """Tokens up to which is looked for a length at which an even share is no sink."""
@@ -49,6 +51,23 @@ def few_queries_warning(length: int, window: int | None, threshold: float) -> st
     if 2 * window < length:
         return f"{seen}, and its sink rate is taken over these alone: it does not compare with that of other windows."
     return ""
+
+
+def short_documents_warning(lengths: Sequence[int], threshold: float) -> str:
+    """A sentence where some of the documents that rows are made of, each read by itself, are too short; empty otherwise.
+
+    Args:
+        lengths: tokens of the documents, whose sink rate is a mean over them.
+        threshold: mean weight above which a head is said to sink.
+    """
+    short = sum(even_share(length) > threshold for length in lengths)
+    if not short:
+        return ""
+    return (
+        f"Of the {counted(len(lengths), 'document')} in the rows that are watched {short:,} {'is' if short == 1 else 'are'} so "
+        f"short that a head which looks at all keys alike gives the first token more than {threshold:g} of its attention: such "
+        f"a head has a sink rate of {100 * short / len(lengths):.2f} % there{from_tokens_on(threshold)}."
+    )
 
 
 def from_tokens_on(threshold: float) -> str:

@@ -71,12 +71,13 @@ def display(result: Result) -> Iterator[str]:
     """The few numbers that say how the run went, and where the rest is."""
     summary, folder = result.summary, Path(result.summary["folder"])
     loss, rate, speed = (summary[name] for name in ("held_out_loss", "sink_rate", "tokens_per_second"))
+    threshold = result.record["config"]["watch"]["threshold"]
     lines = {
         "status": f"{summary['status']} after {counted(summary['steps'], 'step')}"
         + (", and can be resumed" if summary["status"] == "stopped" else ""),
         "why": (result.record.get("divergence") or {}).get("reason", ""),
         "loss": "" if loss is None else f"{loss:.3f} nats per held-out token",
-        "sink rate": "" if rate is None else f"{rate:.2f} % at position 0 (Gu et al. 2024)",
+        "sink rate": "" if rate is None else f"{rate:.2f} % at position 0 (Gu et al. 2024, threshold {threshold:g})",
         "warning": summary.get("warning", "") if rate is not None else "",
         "speed": "" if speed is None else f"{speed:,.0f} tokens/s",
         "table": str(folder / "table.parquet"),

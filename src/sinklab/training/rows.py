@@ -74,7 +74,17 @@ class TextRows:
     @property
     def documents(self) -> int:
         """Texts, and parts of them, that do not see each other."""
-        return len(self.ids) + int(0 if self.position_ids is None else (torch.diff(self.position_ids, dim=1) != 1).sum())
+        return len(self.lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each of them, row after row."""
+        begins = torch.zeros_like(self.ids, dtype=torch.bool)
+        begins[:, 0] = True
+        if self.position_ids is not None:
+            begins[:, 1:] = (torch.diff(self.position_ids, dim=1) != 1).to(begins.device)
+        starts = begins.flatten().nonzero()[:, 0]
+        return torch.diff(starts, append=starts.new_tensor([self.ids.numel()])).tolist()
 
     def __len__(self) -> int:
         return len(self.ids)

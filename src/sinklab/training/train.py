@@ -23,7 +23,7 @@ from sinklab.results.folder import FolderLock, check_free, check_name, clear, se
 from sinklab.results.metric import definitions
 from sinklab.results.naming import front_warning
 from sinklab.results.run import Result, new_run_id
-from sinklab.sinks.short_rows import few_queries_warning
+from sinklab.sinks.short_rows import few_queries_warning, short_documents_warning
 from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
 from sinklab.training.callback import PROBES, READOUT, SinkCallback
 from sinklab.training.checkpoints import step_of, usable
@@ -248,6 +248,7 @@ def _train(run: Prepared) -> Result:
     stopped_by = bookkeeper.stopped_by if status == "stopped" else None
     watch = config.watch
     few = few_queries_warning(watch.seq_len, config.model.window, watch.threshold)
+    few = few or short_documents_warning(run.probe_rows.lengths, watch.threshold)
     warning = " ".join(filter(None, (few, front_warning(config.model.operation["name"], config.model.tokens_in_front))))
     record.update(
         status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights, stopped_by=stopped_by,

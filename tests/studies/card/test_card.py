@@ -197,6 +197,21 @@ def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
     assert read_run(tmp_path / "again", "summary.json") == {**first, "model": checkpoint.name}
 
 
+def test_sentences_on_one_task_with_several_texts_have_no_folders(checkpoint, tmp_path):
+    """Their settings tell such tasks apart, in verdicts and warnings too; one of the two texts is too short for its items."""
+    lines = [f"The house number {number} has a green door." for number in range(400)]
+    for name, count in (("a", 400), ("b", 40)):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(lines[:count]))
+    tasks = [part for name in "ab" for part in ("--task", f"long_text:corpus={tmp_path / name}.txt,contexts=[1.0,2.0]")]
+    run("depend", checkpoint, *tasks, "--window", "60", "--policies", "full", "--items", "3", "--out", tmp_path / "out")
+    summary, card = read_run(tmp_path / "out", "summary.json"), json.loads(run("card", tmp_path / "out", "--json").stdout)
+    assert all(str(tmp_path) in task["sentence"] for task in summary["tasks"])
+    assert any(str(tmp_path) in warning for warning in summary["warnings"])
+    assert str(tmp_path) not in json.dumps(card)
+    assert card["finding"].startswith("long_text:corpus=a.txt depends on the sink tokens: ")
+    assert any(limit.startswith("long_text:corpus=b.txt: ") for limit in card["limits"])
+
+
 def test_the_command_has_the_corpus_of_all_tasks(checkpoint, tmp_path, monkeypatch):
     """And a name with a space and a comma in it, which a shell and a list of tasks could divide."""
     book = tmp_path / "my, book.txt"

@@ -60,12 +60,27 @@ def card_of(folder: Path) -> Card:
         raise InputError(f"{folder} is a run of {kind} that says nothing about a model as a whole, so there is no card of it")
     advice = _advice(kind, summary)
     corpus = summary.get("corpus") or _corpus(record)
+    public = {spec: public_spec(spec) for spec in _specs(summary)}
     return Card(
         model=model, kind=kind, task=_task(kind, summary), corpus=public_name(str(corpus)),
-        headings=headings, rows=rows, finding=run.finding, recommendation=advice if advice != run.finding else "",
-        limits=limits, command=command_of(record, summary, model), made=dict(_made(record, summary, run)),
+        headings=headings, rows=rows, finding=_said(run.finding, public),
+        recommendation=advice if advice != run.finding else "", limits=[_said(limit, public) for limit in limits],
+        command=command_of(record, summary, model), made=dict(_made(record, summary, run)),
         numbers=[one for one in numbers if math.isfinite(one.value)],
     )  # fmt: skip
+
+
+def _specs(summary: Summary) -> list[str]:
+    """Tasks of a run as they were typed, with the folders of the machine in their settings."""
+    tasks = summary.get("tasks")
+    return [str(one["task"]) for one in tasks if isinstance(one, dict) and "task" in one] if isinstance(tasks, list) else []
+
+
+def _said(sentence: str, public: Mapping[str, str]) -> str:
+    """A sentence of the run with what it names as a card names it."""
+    for own in sorted(public, key=len, reverse=True):  # one may begin with another
+        sentence = sentence.replace(own, public[own])
+    return sentence
 
 
 Filled: TypeAlias = tuple[list[str], list[list[str]], list[str], list[CardNumber]]
@@ -202,7 +217,8 @@ def _pretrain(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         rows.append(["loss, nats per held-out token", f"{result['held_out_loss']:.3f}"])
         numbers.append(CardNumber("held_out_loss", "held-out loss", float(result["held_out_loss"]), "nats per token"))
     if is_number(result.get("sink_rate")):
-        title = "sink rate at the first position (Gu et al. 2024, arXiv 2410.10781)"
+        threshold = f"{record['config']['watch']['threshold']:g}"
+        title = f"sink rate at the first position, threshold {threshold} (Gu et al. 2024, arXiv 2410.10781)"
         rows.append([title, percent(result["sink_rate"])])
         numbers.append(CardNumber("gu2024", title, float(result["sink_rate"]), "percent"))
     seeds = record.get("seeds") or {}

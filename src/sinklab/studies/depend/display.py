@@ -85,7 +85,7 @@ def _cells(interval: Mapping[str, float] | None, sign: str) -> tuple[str, str]:
     return f"{interval['mean']:{sign}z.3f}", f"{interval['low']:{sign}z.3f} … {interval['high']:{sign}z.3f}"
 
 
-def _length(outcome: Mapping[str, object], row: Mapping[str, object]) -> str:
+def _length(outcome: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     if outcome["axis"] is None:
         return ""
-    return "at chance" if row["effective_length"] is None else f"{row['effective_length']:,} tokens"
+    return "at chance" if row["effective_length"] is None else counted(row["effective_length"], "token")
