@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 import re
 import types
+import weakref
 
 import pytest
 import torch
@@ -344,3 +348,30 @@ def test_keys_in_slots_are_not_measured_by_their_places():
         assert session.checks["calls_verified"]
         with torch.no_grad():
             torch.testing.assert_close(found, read(one, DynamicCache()))
+
+
+def test_a_session_that_is_over_holds_no_cache_and_goes_through_pickle():
+    """To another process, with all its results; a copy goes the same way."""
+    model, tokens = make_sinklm(), torch.randint(0, 60, (2, 12))
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad(), attend(model, [SinkRate(), HiddenNorm()], [ScaleHead(heads={0: [1]}, factor=0.5)]) as over:
+        model(input_ids=tokens, past_key_values=cache)
+    held = weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert held() is None
+    for other in (pickle.loads(pickle.dumps(over)), copy.deepcopy(over)):
+        assert other.table().equals(over.table())
+        assert repr(other) == repr(over)
+
+
+def test_rows_under_vmap_are_refused():
+    """Of a batched tensor no number can be read."""
+    model, tokens = make_sinklm(), torch.randint(0, 60, (2, 12))
+
+    def row(ids):
+        return model(input_ids=ids[None], use_cache=False).logits
+
+    refused = pytest.raises(SessionError, match=r"runs under torch\.vmap, .*give the model the rows as a batch")
+    with torch.no_grad(), refused, attend(model, [SinkRate()]):
+        torch.vmap(row)(tokens)

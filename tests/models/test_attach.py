@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import pickle
 import warnings
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,6 +14,8 @@ import pytest
 import torch
 import transformers
 from tests.conftest import make_sinklm
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention.seam import register_operation
 from sinklab.attention.session import attend
@@ -40,6 +43,22 @@ def test_every_operation_trains_and_comes_back(name, tmp_path):
     assert loaded.operation == name
     with torch.no_grad():
         assert torch.equal(loaded.model(TOKENS).logits, logits)
+
+
+@pytest.mark.parametrize("make", [lambda: attach(llama(), "sigmoid"), make_sinklm], ids=["attached", "ours"])
+def test_a_pickled_model_brings_its_operation_to_a_process_that_does_not_know_it(make, monkeypatch):
+    model = make().eval()
+    with torch.no_grad():
+        logits = model(TOKENS).logits
+    data, name = pickle.dumps(model), model.config._attn_implementation
+    for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):  # as they are in a new process
+        monkeypatch.delitem(table._global_mapping, name)
+    arrived = pickle.loads(data)
+    with torch.no_grad():
+        assert torch.equal(arrived(TOKENS).logits, logits)
+    with attend(arrived) as session, torch.no_grad():
+        arrived(TOKENS)
+    assert session.operation == name.removeprefix("sinklab_")
 
 
 def readers_of_other_things():

@@ -96,7 +96,7 @@ def make_trainer(model, folder, callbacks=(), **arguments) -> Trainer:
             max_steps=arguments.pop("max_steps", 4),
             learning_rate=1e-2,
             use_cpu=True,
-            logging_steps=1,
+            logging_steps=arguments.pop("logging_steps", 1),
             save_strategy="no",
             report_to=arguments.pop("report_to", "none"),
             disable_tqdm=True,
@@ -484,6 +484,29 @@ def test_headlines_go_through_the_trainer_s_log(tmp_path):
     history = trainer.state.log_history
     assert [record["step"] for record in history if "sink_loss_gap" in record] == [0, 3, 4]
     assert [record["step"] for record in history if "loss" in record] == [1, 2, 3, 4]
+
+
+def test_what_a_trainer_has_gathered_for_its_own_log_stays_there(tmp_path):
+    """The trainers of TRL add to every log the means of what they have gathered, and begin anew."""
+
+    class Gathers(Trainer):
+        gathered = 0
+
+        def training_step(self, *args, **kwargs):
+            self.gathered += 1
+            return super().training_step(*args, **kwargs)
+
+        def log(self, logs, start_time=None):
+            super().log({**logs, "gathered": self.gathered}, start_time)
+            self.gathered = 0
+
+    trainer = make_trainer(make_llama(), tmp_path, logging_steps=2)
+    trainer.__class__ = Gathers
+    trainer.add_callback(SinkCallback(ROWS, every=1, window=8, trainer=trainer))
+    trainer.train()
+    history = trainer.state.log_history
+    assert [record["step"] for record in history if "sink_loss_gap" in record] == [0, 1, 2, 3, 4]
+    assert [record["gathered"] for record in history if "loss" in record] == [2, 2]
 
 
 @pytest.fixture

@@ -95,6 +95,19 @@ class ModelHooks:
         """Keep what the host said about a mask until the forward ends."""
         (self.now.masks if self.running else self.early_masks).append(record)
 
+    def forget(self) -> None:
+        """The session is over: nothing of the last forward, its cache among it, is kept for as long as there are results."""
+        self.now = Forward()
+        self.early_masks.clear()
+        self._written.clear()
+
+    def __getstate__(self) -> dict[str, object]:
+        """What caches hold is known only of those of this process."""
+        return {**self.__dict__, "_written": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state, _written=weakref.WeakKeyDictionary())
+
     def register(self) -> list[RemovableHandle]:
         """Put the hooks in place; each handle takes one away again."""
         handles, hook = [], functools.partial(_Hook, type(self.model).__name__)

@@ -162,13 +162,9 @@ class ReturnedSession(Session):
             stack.enter_context(super()._recording())
             yield
 
-    @property
-    def _active(self) -> bool:
-        return self in seam.active_observers()
-
     def _note(self, name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
         def hook(module: nn.Module, args: tuple[object, ...]) -> None:
-            if self._active:
+            if self._active():
                 self._ran.append(name)
 
         return hook
@@ -176,7 +172,7 @@ class ReturnedSession(Session):
     def _ask(
         self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-        if not self._active:
+        if not self._active():
             return None
         mask = kwargs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim != 2:
@@ -194,7 +190,7 @@ class ReturnedSession(Session):
         return args, {**kwargs, "output_attentions": True}
 
     def _take(self, module: nn.Module, args: tuple[object, ...], output: object) -> object:
-        if not self._active:
+        if not self._active():
             return None
         now = self._hooks.now
         now.called.update(now.starts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copyreg
 import dataclasses
 import inspect
 import threading
@@ -170,7 +171,21 @@ def register_operation(operation: Operation) -> str:
     ALL_ATTENTION_FUNCTIONS.register(name, attention_forward)
     # Boolean, or None where causality says it all: operations are given what is visible, never an additive mask.
     ALL_MASK_ATTENTION_FUNCTIONS.register(name, sdpa_mask)
+    copyreg.pickle(type(operation), _travelling)
     return name
+
+
+def _travelling(operation: Operation) -> tuple[Callable[..., Operation], tuple[type[Operation], dict[str, object]]]:
+    """How an operation is pickled: with its model it may come to a process whose transformers does not know its name."""
+    settings = {field.name: getattr(operation, field.name) for field in dataclasses.fields(operation)}
+    return _arrived, (type(operation), settings)
+
+
+def _arrived(kind: type[Operation], settings: dict[str, object]) -> Operation:
+    operation = kind(**settings)
+    if implementation_name(operation.name) not in ALL_ATTENTION_FUNCTIONS:
+        register_operation(operation)
+    return operation
 
 
 def _weights_are_collected() -> bool:

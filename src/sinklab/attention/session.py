@@ -130,7 +130,7 @@ class Session:
             self._anatomy,
             self._editing,
             self._needs,
-            lambda: self in seam.active_observers(),
+            self._active,
             self._show_layer,
             asked=bool(self.probes or self.interventions),
         )
@@ -264,6 +264,7 @@ class Session:
             for handle in self._hooks.register():
                 stack.callback(handle.remove)
             stack.enter_context(seam.shadow(self))
+            stack.callback(self._hooks.forget)
             yield
         if not self.calls and not self._hooks.forwards:
             raise SessionError(
@@ -278,6 +279,10 @@ class Session:
         self._editing.check_used(self.sites, self._longest)
         for probe in self.probes:
             probe.finish()
+
+    def _active(self) -> bool:
+        """Whether the context that runs the model is the one that records; hooks fire in every thread."""
+        return self in seam.active_observers()
 
     # --- the observer that the seam calls ---
 
@@ -312,6 +317,11 @@ class Session:
             )
         if torch.compiler.is_exporting():
             raise SessionError(f"{name} is being exported, which has no numbers to measure; export outside of attend()")
+        if torch._C._functorch.is_batchedtensor(query):
+            raise SessionError(
+                f"{name} runs under torch.vmap, which shows no number of a single row; give the model the rows as a batch, or "
+                "call vmap outside of attend()"
+            )
         unknown = host_arguments.unknown_keywords(kwargs)
         if unknown:
             raise UnsupportedModelError(

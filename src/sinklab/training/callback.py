@@ -227,10 +227,11 @@ class SinkCallback(TrainerCallback):
 def log_between(trainer: Trainer, control: TrainerControl, numbers: Mapping[str, float]) -> None:
     """Log numbers in the middle of a step: ``Trainer.log`` calls the step logged, and its training loss may still be due.
 
-    What is no finite number is left out: trackers draw it each in another way, or fail.
+    What a trainer puts there of its own is for its own logs: those of TRL give away, and forget, what they have gathered since
+    the last one. What is no finite number is left out: trackers draw it each in another way, or fail.
     """
     due = control.should_log
-    trainer.log({name: value for name, value in numbers.items() if math.isfinite(value)})
+    Trainer.log(trainer, {name: value for name, value in numbers.items() if math.isfinite(value)})
     control.should_log = due
 
 
