@@ -375,6 +375,27 @@ def test_a_layer_that_runs_several_times_is_shown_and_edited_run_by_run():
         shown(SetActivation(channels=(3,), layers=(8,)))
 
 
+@pytest.mark.parametrize("name", ["CLIP", "Siglip"])
+def test_tokens_of_models_of_two_towers_are_edited_and_known(name):
+    """CLIP names no embeddings of its own, SigLIP those of its pictures: the vocabulary is that of the text's side."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    eyes, words = {**sizes, "image_size": 16, "patch_size": 8}, {**sizes, "vocab_size": 40, "max_position_embeddings": 8}
+    configs = {"text_config": {**words, "eos_token_id": 2}, "vision_config": eyes}
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**configs)).eval()
+    inputs = {"input_ids": torch.tensor([[1, 5, 6, 7, 2]]), "pixel_values": torch.randn(1, 3, 16, 16)}
+    with torch.no_grad():
+        before = model(**inputs).text_embeds
+        with attend(model, interventions=[ReplaceToken(place=2, token=39)]):
+            after = model(**inputs).text_embeds
+        assert torch.equal(after, model(**{**inputs, "input_ids": torch.tensor([[1, 5, 39, 7, 2]])}).text_embeds)
+        assert not torch.equal(after, before)
+        with (
+            pytest.raises(ConfigurationError, match="'replace_token': the model has no token 40; expected 0 to 39"),
+            attend(model, interventions=[ReplaceToken(place=2, token=40)]),
+        ):
+            model(**inputs)
+
+
 def test_errors_of_hidden_interventions(llama):
     with pytest.raises(ConfigurationError, match="has no channel 32; expected 0 to 31"):
         run(llama, SetActivation(channels=(32,)), input_ids=IDS)

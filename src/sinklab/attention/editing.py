@@ -243,8 +243,7 @@ def _require_known(model: nn.Module, edit: InputIntervention, tokens: object) ->
     Raises:
         ConfigurationError: which id, and how many tokens there are.
     """
-    embedding = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
-    number = getattr(embedding, "num_embeddings", None)
+    number = _number_of_tokens(model) if isinstance(model, PreTrainedModel) else None
     if number is None or not isinstance(tokens, Tensor) or not tokens.numel():
         return
     least, most = (int(end) for end in tokens.aminmax())
@@ -252,6 +251,15 @@ def _require_known(model: nn.Module, edit: InputIntervention, tokens: object) ->
         raise ConfigurationError(
             f"intervention {edit.name!r}: the model has no token {least if least < 0 else most}; expected 0 to {number - 1}"
         )
+
+
+def _number_of_tokens(model: PreTrainedModel) -> int | None:
+    """Rows of the table of token embeddings; models of two towers, such as CLIP, name none, or the patches of pictures."""
+    try:
+        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:
+        rows = None
+    return rows if rows is not None else getattr(model.config.get_text_config(), "vocab_size", None)
 
 
 def _is_about(edit: HiddenIntervention, layer: int) -> bool:
