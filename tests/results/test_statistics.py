@@ -140,5 +140,5 @@ def test_the_rarest_cost_that_is_seen_is_missed_in_one_of_twenty_draws(count):
 
 def test_of_one_text_nothing_is_said_of_others():
     assert rare_cost(1, "item") == "One item was measured: a cost that others have is not seen."
-    assert rare_cost(2) == "A cost that fewer than 78 % of texts have may be in none of these 2."  # 0.2236 ** 2 is 5 %
-    assert rare_cost(3, "item") == "A cost that fewer than 63 % of items have may be in none of these 3."
+    assert rare_cost(2) == "A cost in fewer than 78 % of texts may not show in these 2."  # 0.2236 ** 2 is 5 %
+    assert rare_cost(3, "item") == "A cost in fewer than 63 % of items may not show in these 3."

@@ -43,8 +43,8 @@ def rare_cost(count: int, what: str = "text") -> str:
         return f"One {what} was measured: a cost that others have is not seen."
     if count < 4:  # more than half of them may have it, so the exact share
         share = 100 * (1 - 0.05 ** (1 / count))
-        return f"A cost that fewer than {share:.0f} % of {what}s have may be in none of these {count}."
-    return f"A cost that fewer than one {what} in {max(2, count // 3):,} has may be in none of these {count:,}."
+        return f"A cost in fewer than {share:.0f} % of {what}s may not show in these {count}."
+    return f"A cost in fewer than one {what} in {max(2, count // 3):,} may not show in these {count:,}."
 
 
 def shortfall(seen: int, total: int, chance: float = CHANCE) -> float:

@@ -61,11 +61,11 @@ class TestRecommendation:
         sizes = {0: torch.full((texts, 100), 2.0), 4: torch.full((texts, 100), 2.0)}
         found = recommend({64: sizes}, full=sizes[0], length=500)
         assert found.needed == "no"
-        assert found.sentence.endswith(f". A cost that fewer than one text in {rare} has may be in none of these {texts}.")
+        assert found.sentence.endswith(f". A cost in fewer than one text in {rare} may not show in these {texts}.")
         sizes[0][0] += 3
         found = recommend({64: sizes}, length=500)
         assert found.needed == "undecided"
-        assert "may be in none" not in found.sentence
+        assert "may not show" not in found.sentence
 
     def test_no_sinks_needed_in_one_text_says_that_it_is_one(self):
         found = recommend({64: {0: torch.full((1, 100), 2.0), 4: torch.full((1, 100), 2.0)}}, length=500)

@@ -133,7 +133,7 @@ def test_which_tokens_must_stay_whole_is_said():
         "nothing in full precision perhaps by 0.1110."
     )
     assert two.startswith("int2: no tokens are shown that keep the change of the loss within 0.02 nats per token")
-    rare = "A cost that fewer than one text in 2 has may be in none of these 8."
+    rare = "A cost in fewer than one text in 2 may not show in these 8."
     assert must_stay_whole(measured, 8) == f"{eight} {four} {two} {rare}"
     # Alone in a bounded cache, or where nothing is shown to be harmless, there is no such verdict.
     assert must_stay_whole([measured[0] | {"window": 128}, measured[-1]], 8).endswith("more texts make intervals shorter.")

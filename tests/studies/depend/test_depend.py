@@ -199,7 +199,7 @@ class TestVerdicts:
         outcome = depend(loaded, [task], policies=[], window=120, sinks=(4,), items=64).summary["tasks"][0]
         assert outcome["verdict"] == "no"
         assert outcome["difference"] == {"mean": 0.0, "low": -3 / 64, "high": 3 / 64}
-        assert outcome["sentence"].endswith(". A cost that fewer than one item in 21 has may be in none of these 64.")
+        assert outcome["sentence"].endswith(". A cost in fewer than one item in 21 may not show in these 64.")
 
     def test_retrieval_that_needs_the_sink(self, loaded, induction):
         induction(needs_sink=True)
@@ -207,7 +207,7 @@ class TestVerdicts:
         outcome = depend(loaded, [task], policies=["full", "1+119"], window=120, sinks=(4,), items=16).summary["tasks"][0]
         assert outcome["verdict"] == "yes"
         assert outcome["sentence"].startswith("needle depends on the sink tokens: yes. 4+116 less 0+120: +0.")
-        assert "may be in none" not in outcome["sentence"]
+        assert "may not show" not in outcome["sentence"]
         found = {row["policy"]: row["score"]["mean"] for row in outcome["policies"]}
         assert found["4+116"] == found["1+119"] == found["full"] == 1.0
         assert found["0+120"] < 0.3

@@ -115,7 +115,7 @@ def test_what_ran_is_said_and_checked(spiked):
 
 def test_the_same_model_without_the_spike_needs_no_cure():
     summary = quantize(bigram(), inputs=rows(48), calibration=CALIBRATION, schemes=["w8a8"]).summary
-    rare = f"A cost that fewer than one text in {summary['texts'] // 3} has may be in none of these {summary['texts']}."
+    rare = f"A cost in fewer than one text in {summary['texts'] // 3} may not show in these {summary['texts']}."
     assert summary["text"].endswith(f"not more than 0.01: no cure needed. {rare}")
     assert summary["sites"] == summary["cures"] == []
     assert summary["largest_spike"] is None
@@ -628,7 +628,7 @@ def test_pictures_without_classes_are_measured_on_the_models_own_answers():
     assert own["kind"] == "image"
     schemes = [{**own["schemes"][0], "verdict": verdict, "texts_needed": 9} for verdict in ("none", "not measurable")]
     said = [verdict_text({**own, "schemes": [scheme]}) for scheme in schemes]
-    assert "A cost that fewer than one picture in 2 has may be in none of these 5." in said[0]
+    assert "A cost in fewer than one picture in 2 may not show in these 5." in said[0]
     assert "9 pictures would decide it with a chance of 80 % (5 were measured)." in said[1]
 
 
