@@ -163,7 +163,7 @@ def test_what_goes_is_open_where_the_interval_reaches_from_gone_to_stays(samples
     ("reads", "says"),
     [
         (SPIKE, "Spike and sink go together. Silenced, it takes both away"),
-        (MARK, "Spike and sink part. Silenced, it takes the spike"),
+        (MARK, "Spike and sink separate. Silenced, it takes the spike"),
     ],
 )  # fmt: skip
 def test_spike_and_sink_go_together_or_part_as_they_were_planted(samples, reads, says):

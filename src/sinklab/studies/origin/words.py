@@ -152,13 +152,14 @@ def _parting(origin: OriginFound) -> str:
         joined = f" and the spike too ({spikes})" if spike == "gone" else f"; the spike {_left(spike)} ({spikes})"
         return f"{by_head[0]}{joined}; {by_head[1]}."
     if spike == "gone" and sink == "stays":
-        return f"Spike and sink part. {silenced} {takes} the spike away ({spikes}), and the sink stays ({weights})."
+        return f"Spike and sink separate. {silenced} {takes} the spike away ({spikes}), and the sink stays ({weights})."
     if spike == "gone" and sink == "gone":
         return f"Spike and sink go together. {silenced} {takes} both away: the spike ({spikes}) and the sink ({weights})."
     if spike == "gone":
         return f"{silenced} {takes} the spike away ({spikes}), and the sink is weakened ({weights})."
     if sink == "gone":
-        return f"Spike and sink part. {silenced} {takes} the sink away ({weights}), and the spike {_left(spike)} ({spikes})."
+        text = f"Spike and sink separate. {silenced} {takes} the sink away ({weights})"
+        return f"{text}, and the spike {_left(spike)} ({spikes})."
     if sink == "weakened":
         return f"{silenced} {takes} part of the sink away ({weights}); the spike {_left(spike)} ({spikes})."
     return f"{silenced} {leaves} the sink as it is ({weights}); the spike {_left(spike)} ({spikes})."
