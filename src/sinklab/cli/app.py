@@ -38,7 +38,7 @@ COMPLETE = "__complete"
 
 START = """Start here: sinklab audit embedded:softmax needs no download and takes under a minute.
 
-Outputs go to the working directory, or to SINKLAB_OUT where that is set. NO_COLOR and FORCE_COLOR are heeded.
+Outputs go to the working directory, or to SINKLAB_OUT if that is set. NO_COLOR and FORCE_COLOR are respected.
 With --traceback anywhere on the line, or SINKLAB_TRACEBACK=1, an error shows its traceback."""
 
 

@@ -84,7 +84,7 @@ def _side_by_side(table: pd.DataFrame, verdicts: Sequence[str]) -> Iterator[Rend
 
 @command
 def index(folder: Path, *, out: Path | None = None, watch: float | None = None, progress: Progress | None = None) -> Listing:
-    """Make one page over all runs below a folder, to filter, to compare what is ticked, and to watch trainings.
+    """Make one page over all runs below a folder, to filter and compare them, and to watch trainings.
 
     The page is one file that opens offline. The next time it is replaced; a file that is no page of sinklab is not.
 
@@ -130,7 +130,7 @@ def index(folder: Path, *, out: Path | None = None, watch: float | None = None, 
 
 @command
 def report(folder: Path) -> Path:
-    """Make report.html again from what an audit wrote; needs no model.
+    """Make report.html again from the files of an audit; needs no model.
 
     Args:
         folder: Output directory of 'sinklab audit', 'causes' or 'origin'; runs of other commands have no page.
