@@ -310,6 +310,13 @@ def test_shares_have_intervals_over_texts_and_none_without_two_of_them():
     share = tallies.share("moves", "both")
     assert share["mean"] == 25.0
     assert 0.0 <= share["low"] < 25.0 < share["high"] <= 100.0
+    # The same share in all of them is no more certain than none in all.
+    tallies.sums["moves"] = tallies.sums["both"] * 0.3
+    assert tallies.share("moves", "both") == pytest.approx({"mean": 30.0, "low": 0.0, "high": 100.0})
+    many = TextTallies(20)
+    many.sums["both"] += torch.arange(1.0, 21.0)
+    many.sums["moves"] += many.sums["both"] * 0.3
+    assert many.share("moves", "both") == pytest.approx({"mean": 30.0, "low": 15.0, "high": 45.0})
     assert tallies.share("vanishes", "before") is None
     tallies.sums["before"][1] = 3.0
     assert tallies.share("vanishes", "before") == {"mean": 0.0, "low": None, "high": None}
@@ -483,6 +490,7 @@ def test_a_decoder_that_was_trained_to_fill_gaps_is_believed_with_its_mask_token
         (["--batch-size", 0], "--batch-size must be at least 1, got 0"),
         (["--steps", 40], "--steps 40: a text has 14 tokens to fill in, and every step fills in one or more"),
         (["--prompt", 12, "--steps", 3], "--steps 3: a text has 2 tokens to fill in behind a prompt of 12, and every"),
+        (["--prompt", 13, "--steps", 3], "--steps 3: a text has 1 token to fill in behind a prompt of 13, and every"),
         (["--mask-token", 7], "--mask-token 7 is not that of the tokenizer, 4; leave it out"),
         (["--mask-token", 900], "--mask-token 900 is no token of BertForMaskedLM, which has 57"),
     ],

@@ -28,6 +28,7 @@ from sinklab.studies.depend import runner
 from sinklab.studies.depend.contenders import make_contenders, parse_policy
 from sinklab.studies.depend.depend import depend
 from sinklab.studies.depend.measurement import default_window, sink_warning, window_warning
+from sinklab.studies.depend.plot import write_plots
 from sinklab.studies.depend.score import score_sheet
 from sinklab.tasks.base import Question, Sheet
 
@@ -410,3 +411,18 @@ def test_a_window_without_sinks_is_one_policy_however_it_is_written(written):
         "0+32": Window(window=32),
         "0+1": Window(window=1),
     }
+
+
+def test_every_picture_has_a_name_of_its_own_that_files_can_have(tmp_path):
+    """Tasks of one name are told apart by settings, which may be long paths, and paths that differ in what no name has."""
+    point = {"at": 4, "mean": 0.5, "low": 0.4, "high": 0.6}
+    same = {"metric": "choice", "unit": "fraction", "axis": "context", "verdict": "no", "chance": 0.5, "window": 8}
+    long = "/".join(["", *("ö" * 90 for _ in range(3)), "a.txt"])
+    named = ["needle", f"long_text:corpus={long}", "long_text:corpus=x y", "long_text:corpus=x-y", "long_text:corpus=z"]
+    write_plots([{**same, "task": task, "curves": {"full": [point]}} for task in named], tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == len(named)
+    assert {"needle.png", "long_text-corpus=z.png"} < set(names)
+    twins = [name for name in names if name.startswith("long_text-corpus=x-y-")]
+    assert [len(name) for name in twins] == [len("long_text-corpus=x-y-01234567.png")] * 2
+    assert max(len(name.encode()) for name in names) <= 120 + len("-01234567.png")

@@ -122,6 +122,11 @@ def test_a_result_is_not_replaced_by_a_smaller_one(tmp_path):
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
     more = trigger(operation="relu,softmax,sigma_reparam", seeds=[2, 1, 0, 3], resume=True, **fields)
     assert len(more.summary["runs"]) == len(first.summary["runs"]) + 3
+    # What no choice of maps can do is trained when that is said, and left out when it is not; it is named by the option.
+    operations = "relu,softmax,sigma_reparam,sigmoid"
+    trigger(operation=operations, seeds=[0, 1, 2, 3], anyway=True, resume=True, **fields)
+    with pytest.raises(InputError, match=r"out holds a result with `anyway` sigmoid, which would be lost"):
+        trigger(operation=operations, seeds=[0, 1, 2, 3], resume=True, **fields)
     # What is not finished is no result: the run may end with less than it was begun with.
     (out / "run.json").unlink()
     assert len(trigger(operation="softmax", seeds=[1], resume=True, **fields).summary["runs"]) == 1

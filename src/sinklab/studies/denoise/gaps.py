@@ -18,6 +18,7 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import loss_kind
 from sinklab.models.processor import kind_of
+from sinklab.results.naming import counted
 
 __all__ = ["gaps_of", "mask_token_of", "require_settings"]
 
@@ -112,7 +113,7 @@ def gaps_of(loaded: LoadedModel, tokens: Tensor, *, prompt: int, steps: int) -> 
     if least < steps:
         left = f" behind a prompt of {prompt}" if prompt else ""
         raise ConfigurationError(
-            f"`steps` {steps}: a text has {least} tokens to fill in{left}, and every step fills in one or more; take fewer "
-            "steps or longer texts (`seq_len`)"
+            f"`steps` {steps}: a text has {counted(least, 'token')} to fill in{left}, and every step fills in one or more; "
+            "take fewer steps or longer texts (`seq_len`)"
         )
     return free

@@ -32,6 +32,10 @@ MASKED_TOKEN_LOSS = Metric(
 )
 
 
+SAME = 1e-12
+"""By how much shares of two texts that are the same may differ by rounding."""
+
+
 @dataclasses.dataclass
 class StateTally:
     """Counts of one state, over texts and heads.
@@ -126,7 +130,7 @@ class TextTallies:
     def share(self, part: str, whole: str) -> Difference | None:
         """One sum over another in percent, with an interval over texts; ``None`` where the other is 0.
 
-        Where it is 0 or 100 % in all texts, n texts without an exception leave 3 / n for its rate.
+        Where it is the same in all texts, as 0 or 100 %, they show no spread, and n texts without an exception leave 3 / n.
         """
         values = self._values(part, whole)
         having = int((values[1] > 0).sum())
@@ -135,9 +139,9 @@ class TextTallies:
         mean = 100 * float(values[0].sum() / values[1].sum())
         if having == 1:
             return {"mean": mean, "low": None, "high": None}
-        if mean in (0.0, 100.0):
-            unseen = min(100.0, 300 / having)
-            return {"mean": mean, "low": mean and 100 - unseen, "high": mean or unseen}
+        if np.ptp(values[0][values[1] > 0] / values[1][values[1] > 0]) < SAME:
+            unseen = 300 / having
+            return {"mean": mean, "low": max(0.0, mean - unseen), "high": min(100.0, mean + unseen)}
         found = function_over_items(values, _ratio)
         return {"mean": mean, "low": max(0.0, 100 * found.low), "high": min(100.0, 100 * found.high)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,16 +20,26 @@ AXES = {
 COLOURS = ("#4269d0", "#ff725c", "#3ca951", "#efb118", "#a463f2", "#6cc5b0", "#9c6b4e", "#9498a0")
 
 
+NAME_LENGTH = 120
+"""Bytes of a picture's name before its hash; file systems take 255, and a task may have a path in its settings."""
+
+
 def write_plots(tasks: Iterable[Mapping[str, Any]], folder: Path) -> None:
-    """Draw every task that has curves, ``TASK.png`` in a folder.
+    """Draw every task that has curves, ``TASK.png`` in a folder; what no file is named is a hyphen there.
+
+    A long name is cut, and has a hash of the task at its end; so has one that two tasks would have.
 
     Args:
         tasks: of the summary of :func:`~sinklab.studies.depend.depend.depend`.
     """
-    for task in tasks:
-        if task["curves"]:
-            name = re.sub(r"[^\w.,=-]+", "-", task["task"])
-            _write_plot(task, folder / f"{name}.png")
+    drawn = [task for task in tasks if task["curves"]]
+    names = [re.sub(r"[^\w.,=-]+", "-", task["task"]) for task in drawn]
+    for task, name in zip(drawn, names, strict=True):
+        shared = [one.casefold() for one in names].count(name.casefold()) > 1  # some file systems take both for one
+        if shared or len(name.encode()) > NAME_LENGTH:
+            cut = name.encode()[:NAME_LENGTH].decode(errors="ignore")
+            name = f"{cut}-{hashlib.sha256(task['task'].encode()).hexdigest()[:8]}"
+        _write_plot(task, folder / f"{name}.png")
 
 
 def _write_plot(summary: Mapping[str, Any], path: Path) -> None:

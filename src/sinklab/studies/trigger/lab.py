@@ -124,11 +124,14 @@ def run_lab(
         )
     require_none_twice(operation=[label_of(operation, usual) for operation in chosen], seeds=seeds)
     problem.require_memory(samples, f"{samples} `samples`")
-    reasons = {label_of(operation, usual): obstacle(operation, problem) for operation in chosen if not anyway}
+    reasons = {label_of(operation, usual): obstacle(operation, problem) for operation in chosen}
+    hopeless = [label for label, reason in reasons.items() if reason]
     cannot = [
-        {"operation": label, "reason": reason[0], "least_error": reason[1]} for label, reason in reasons.items() if reason
+        {"operation": label, "reason": reason[0], "least_error": reason[1]}
+        for label, reason in reasons.items()
+        if reason and not anyway
     ]
-    trained = [operation for operation in chosen if reasons.get(label_of(operation, usual)) is None]
+    trained = [operation for operation in chosen if anyway or label_of(operation, usual) not in hopeless]
     if not trained:
         sentences = (
             f"operation {entry['operation']!r} cannot do the task: {entry['reason']}; every choice of maps is off by "
@@ -140,7 +143,8 @@ def run_lab(
         problem.build(operation, seeds[0])  # refuses a start that cannot be, before anything is trained or written
     settings = dataclasses.asdict(problem)
     whole: dict[str, Sequence[object]] = {
-        "operation": [label_of(operation, usual) for operation in trained],
+        "operation": [label for label in reasons if label not in hopeless],
+        "anyway": hopeless if anyway else [],
         "seeds": list(seeds),
     }
     grid = whole if keep else None
