@@ -143,6 +143,7 @@ class _Examination:
         request, twin = self.request, self.twin
         self.progress("calibrating", 0, 3)
         ranges = twin.ranges(self.calibration)
+        left = twin.keep(ranges)
         first = request.schemes[0]
         spikes = find_spikes(twin, self.calibration, ranges, first.activations)
         self.progress("calibrating", 1, 3)
@@ -213,6 +214,12 @@ class _Examination:
         }
         model = self.loaded.model
         warnings = [guess_warning(model, float(self.clean_means.mean())), *length_warnings(model, self.samples, None)]
+        if left:
+            also = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            warnings.append(
+                f"What ranges are taken from does not run {left[0]}{also}: such linear maps stay as they are, in all that is "
+                "said here."
+            )
         summary["text"] = " ".join(filter(None, (verdict_text(summary), *warnings)))
         layers = {key: site.layer for key, site in twin.sites.items()}
         rows = quantize_rows(
