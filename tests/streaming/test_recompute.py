@@ -233,3 +233,26 @@ def test_refusals(models):
 def test_bad_settings(fields, message):
     with pytest.raises(ConfigurationError, match=message):
         Recompute(**fields)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("policy", ["full", {"name": "recompute", "window": 60}])
+def test_the_pictures_of_a_generation_before_move_no_text(policy):
+    """Qwen2-VL remembers by how much they have moved positions, and adds it to what is read behind a cache."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    words = {**sizes, "vocab_size": 40, "num_key_value_heads": 2, "max_position_embeddings": 64, "rope_parameters": rope}
+    eyes = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
+    special = {"image_token_id": 39, "video_token_id": 38, "vision_start_token_id": 37, "vision_end_token_id": 36}
+    config = transformers.Qwen2VLConfig(text_config=words, vision_config=eyes, **special)
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    tokens = torch.randint(3, 36, (1, 30), generator=torch.Generator().manual_seed(0))
+    dense = model(input_ids=tokens, use_cache=False).logits
+    seen = tokens.clone()
+    seen[:, 4:20] = 39
+    picture = {"pixel_values": torch.randn(64, 96), "image_grid_thw": torch.tensor([[1, 8, 8]])}
+    model.generate(seen, mm_token_type_ids=(seen == 39).int(), max_new_tokens=2, do_sample=False, **picture)
+    assert model.model.rope_deltas.item() < 0
+    reader = open_reader(model, policy)
+    logits = torch.cat([reader.read(piece) for piece in tokens.split(10, dim=1)], dim=1)
+    torch.testing.assert_close(logits, dense, rtol=0, atol=1e-5)

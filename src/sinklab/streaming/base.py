@@ -10,7 +10,17 @@ from transformers import PreTrainedModel
 from sinklab.policies.base import Policy
 from sinklab.streaming.telemetry import Telemetry
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "forget_media"]
+
+
+def forget_media(model: PreTrainedModel) -> None:
+    """A text without pictures begins: its positions are not those behind the pictures of the last generate().
+
+    Qwen2-VL and its kin remember by how much these have moved positions, and add it to every token behind a cache.
+    """
+    for module in model.modules():
+        if getattr(module, "rope_deltas", None) is not None:
+            module.rope_deltas = None
 
 
 class Reader(abc.ABC):

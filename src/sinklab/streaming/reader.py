@@ -19,7 +19,7 @@ from sinklab.policies.full import Full
 from sinklab.policies.per_head import PerHead
 from sinklab.policies.recompute import Recompute
 from sinklab.registry import policies
-from sinklab.streaming.base import Reader
+from sinklab.streaming.base import Reader, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.per_head import PerHeadCache, verify_groups
 from sinklab.streaming.recompute import RecomputeReader
@@ -50,6 +50,8 @@ class CacheReader(Reader):
     @torch.no_grad()
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
         tokens = tokens.to(input_device(self.model))
+        if not self._columns:
+            forget_media(self.model)
         more: dict[str, int | Tensor] = {"logits_to_keep": keep} if "logits_to_keep" in self._parameters else {}
         if not isinstance(self.cache, PolicyCache):
             attention_mask = self._mask_of_all(tokens, attention_mask)

@@ -13,7 +13,7 @@ from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import learned_positions
 from sinklab.policies.recompute import Recompute
-from sinklab.streaming.base import Reader
+from sinklab.streaming.base import Reader, forget_media
 from sinklab.streaming.limits import warn_of_length
 
 __all__ = ["RecomputeReader"]
@@ -136,6 +136,7 @@ class RecomputeReader(Reader):
         if more or self._cache is not None:
             if self._cache is None:
                 self._cache = DynamicCache(config=self.model.config)
+                forget_media(self.model)
             else:
                 window = window[:, -new:]
             logits = self._logits(window, new, **cache_argument(self.model, self._cache), use_cache=True)

@@ -16,12 +16,20 @@ from tests.studies.quantize.planted import TOKENS, bigram, rows
 from transformers import (
     BertConfig,
     BertModel,
+    CLIPConfig,
+    CLIPModel,
+    CLIPVisionConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     ViTConfig,
     ViTForImageClassification,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
 )
 
 from sinklab.corpora.samples import Samples
@@ -527,6 +535,42 @@ def test_the_share_counts_tied_weights_once(dtype):
     assert twin.model.lm_head.weight is twin.model.model.embed_tokens.weight
     assert twin.model.lm_head.weight.dtype == torch.float32
     assert twin.share == pytest.approx(14 * TOKENS / (15 * TOKENS + 5))  # 14 maps, one table, five norms
+
+
+def test_models_of_sound_and_of_two_towers_are_refused_before_anything_is_drawn():
+    sides = {
+        f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in (("layers", 1), ("attention_heads", 2))
+    }
+    sizes = {**sides, "d_model": 32, "vocab_size": 40, "pad_token_id": 0, "decoder_start_token_id": 3}
+    whisper = wrap_model(WhisperForConditionalGeneration(WhisperConfig(**sizes)), processor=WhisperFeatureExtractor())
+    with pytest.raises(UnsupportedModelError, match=r"is taken of a target token, .* has no target text; give `inputs`"):
+        quantize(whisper, corpus="chirps", samples=4)
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = CLIPConfig(text_config={**tower, "vocab_size": 40}, vision_config={**tower, "image_size": 16, "patch_size": 4})
+    for corpus in ("random_tokens", "noise"):
+        with pytest.raises(UnsupportedModelError, match="CLIPModel has no loss, so there is no gap to measure"):
+            quantize(wrap_model(CLIPModel(config)), corpus=corpus, samples=4)
+
+
+def test_maps_that_the_samples_do_not_reach_stay_as_they_are():
+    """As those of a tower of pictures, of which texts run none."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlavaConfig(
+        text_config=LlamaConfig(**sizes, vocab_size=64, max_position_embeddings=64),
+        vision_config=CLIPVisionConfig(**sizes, image_size=16, patch_size=4),
+        image_token_id=63,
+    )
+    loaded = wrap_model(LlavaForConditionalGeneration(config))
+    result = quantize(loaded, corpus="random_tokens", samples=4, seq_len=8, residual=True)
+    assert "does not run model.vision_tower.encoder.layers.0.self_attn.k_proj and 11 more" in result.summary["text"]
+    maps = 2 * (4 * 32 * 32 + 3 * 32 * 48)  # of the layers that read text
+    assert result.summary["quantized_share"] == pytest.approx(maps / loaded.num_parameters)
+    assert result.summary["float_bytes"] == 2 * maps
+    assert not result.table["module"].dropna().str.contains("vision_tower").any()
+    twin = Twin(loaded.model)
+    left = twin.keep(twin.ranges(Samples.of_tokens(torch.arange(8)[None])))
+    assert len(left) == 12
+    assert all(type(twin.model.get_submodule(name)) is torch.nn.Linear for name in left)
 
 
 def test_nothing_outside_of_blocks_is_touched_and_the_model_stays_as_it_is():

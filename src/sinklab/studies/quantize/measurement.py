@@ -16,6 +16,7 @@ from sinklab.models.integer_linear import GROUP
 from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
+from sinklab.models.processor import kind_of
 from sinklab.results.intervals import Interval, means_over_items
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
@@ -29,7 +30,7 @@ from sinklab.studies.quantize.spikes import Spike, find_spikes
 from sinklab.studies.quantize.twin import Range, Treatment, Twin
 from sinklab.studies.quantize.verdict import best_cure, judged, texts_needed, verdict_text
 
-__all__ = ["examine"]
+__all__ = ["examine", "require_loss"]
 
 SUMMARY_VERSION = 1
 LEVEL = 0.95
@@ -106,10 +107,7 @@ def examine(
         MeasurementError: a loss that is not finite without any quantisation, or integers that are not what they should be.
         UnsupportedModelError, ConfigurationError: see :class:`Twin`.
     """
-    if loss_kind(loaded.model) is None:
-        raise UnsupportedModelError(
-            f"{type(loaded.model).__name__} has no loss, so there is no gap to measure; load the model with its head"
-        )
+    require_loss(loaded.model)
     loss_of = str(loss_kind(loaded.model))
     if samples.targets is None and loss_of == "class":
         calibration, samples = (_with_own_answers(loaded.model, part) for part in (calibration, samples))
@@ -120,6 +118,26 @@ def examine(
             "`inputs` with them from Python"
         )
     return _Examination(loaded, calibration, samples, request, loss_of, corpus, bos, progress).run()
+
+
+def require_loss(model: PreTrainedModel, *, drawn: bool = False) -> None:
+    """Refuse a model that has no loss by which a gap could be measured.
+
+    Args:
+        drawn: on samples that are drawn from a corpus: recordings and pictures have no target texts.
+
+    Raises:
+        UnsupportedModelError: it has none.
+    """
+    if loss_kind(model) is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no loss, so there is no gap to measure; load the model with its head"
+        )
+    if drawn and loss_kind(model) == "target token" and kind_of(model) in ("image", "audio"):
+        raise UnsupportedModelError(
+            f"the loss of {type(model).__name__} is taken of a target token, and what is drawn from a corpus of pictures or "
+            "sound has no target text; give `inputs` with targets from Python"
+        )
 
 
 class _Examination:
@@ -143,6 +161,7 @@ class _Examination:
         request, twin = self.request, self.twin
         self.progress("calibrating", 0, 3)
         ranges = twin.ranges(self.calibration)
+        left = twin.keep(ranges)
         first = request.schemes[0]
         spikes = find_spikes(twin, self.calibration, ranges, first.activations)
         self.progress("calibrating", 1, 3)
@@ -213,6 +232,12 @@ class _Examination:
         }
         model = self.loaded.model
         warnings = [guess_warning(model, float(self.clean_means.mean())), *length_warnings(model, self.samples, None)]
+        if left:
+            also = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            warnings.append(
+                f"What ranges are taken from does not run {left[0]}{also}: such linear maps stay as they are, in all that is "
+                "said here."
+            )
         summary["text"] = " ".join(filter(None, (verdict_text(summary), *warnings)))
         layers = {key: site.layer for key, site in twin.sites.items()}
         rows = quantize_rows(

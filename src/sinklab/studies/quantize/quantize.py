@@ -99,7 +99,7 @@ def quantize(
     from sinklab.results.table import make_table
     from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos
     from sinklab.studies.quantize.display import display
-    from sinklab.studies.quantize.measurement import Request, examine
+    from sinklab.studies.quantize.measurement import Request, examine, require_loss
     from sinklab.studies.quantize.recipes import recipe_of, write_recipes
     from sinklab.studies.quantize.scheme import parse_schemes
     from sinklab.studies.quantize.texts import divided, require_counts, two_sets
@@ -120,6 +120,7 @@ def quantize(
         dtype = "float32" if isinstance(model, str) else "auto"  # of a model in memory its own
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         require_one_place(loaded.model, "quantize")
+        require_loss(loaded.model, drawn=inputs is None)
         with_bos = uses_bos(loaded.encoder, bos)
         if inputs is not None:
             own = as_samples(inputs)

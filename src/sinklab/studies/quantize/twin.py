@@ -168,9 +168,7 @@ class Twin:
         model: the copy.
         real: of the inputs that it reads at the moment, which places are no padding, bool ``(samples, positions)``; ``None``
             where that is not known of all its hidden states: without a mask, and of encoder–decoders.
-        sites: by key, in the order of the model.
-        share: of the numbers of all parameters, how many are weights of these maps, in [0, 1].
-
+        sites: by key, in the order of the model; after :meth:`keep`, those that are reached.
     Raises:
         UnsupportedModelError: no linear map inside a block, or one that is no plain one.
         ConfigurationError: the model is quantised already, or spread over devices.
@@ -202,6 +200,7 @@ class Twin:
         blocks = blocks_of(self.model)
         self.sites: dict[str, Site] = {}
         self._maps: dict[str, QuantizedLinear] = {}
+        self._plain: dict[str, nn.Linear | Conv1D] = {}
         self._residual: dict[str, _Residual] = {}
         self._codes: dict[tuple[str, int], WeightCodes] = {}
         for name, module in list(self.model.named_modules()):
@@ -218,8 +217,6 @@ class Twin:
                 f"{type(model).__name__} has no linear map inside a block (nn.Linear in a ModuleList), so there is nothing to "
                 "quantise"
             )
-        own = sum(map_.weight.numel() for map_ in self._maps.values())
-        self.share = own / sum(parameter.numel() for parameter in self.model.parameters())
         if residual:
             self._put_on_residual(list(blocks.items()))
 
@@ -237,6 +234,7 @@ class Twin:
     def _replace(self, name: str, module: nn.Linear | Conv1D, layer: int) -> None:
         parent, _, child = name.rpartition(".")
         quantized = QuantizedLinear(module, name).eval()
+        self._plain[name] = module
         setattr(self.model.get_submodule(parent), child, quantized)
         site = Site(name, "linear", layer, quantized.in_features, quantized.out_features)
         self.sites[site.key], self._maps[site.key] = site, quantized
@@ -249,6 +247,27 @@ class Twin:
             block.register_forward_hook(points[-1].behind)
         for point in points:
             self.sites[point.site.key], self._residual[point.site.key] = point.site, point
+
+    def keep(self, reached: Collection[str]) -> list[str]:
+        """Leave every site as it is that some samples did not reach, such as the maps of a tower of pictures under a text.
+
+        Returns:
+            Names of the linear maps that are left.
+        """
+        left = [key for key in self._maps if key not in reached]
+        for name in left:
+            parent, _, child = name.rpartition(".")
+            setattr(self.model.get_submodule(parent), child, self._plain[name])
+        for places in (self.sites, self._maps, self._residual):
+            for key in set(places) - set(reached):
+                del places[key]
+        return left
+
+    @property
+    def share(self) -> float:
+        """Of the numbers of all parameters, how many are weights of these maps, in [0, 1]."""
+        own = sum(map_.weight.numel() for map_ in self._maps.values())
+        return own / sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def linear(self) -> list[Site]:
