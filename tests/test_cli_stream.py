@@ -374,5 +374,5 @@ class TestBadInput:
 
     def test_help_teaches(self):
         text = " ".join(run("--help").stdout.replace("│", " ").split())
-        for words in ("sinklab stream embedded:softmax --prompt", "never evicted", "'full' evicts nothing and grows"):
+        for words in ("sinklab stream embedded:softmax --prompt", "never evicted", "The policy full evicts nothing and grows"):
             assert words in text

@@ -96,7 +96,7 @@ def test_seeds_of_a_comparison_at_one_rate(folder, trained):
     new = read_run(folder)
     assert set(new["cells"]) == {"chosen"}
     assert "8" in new["cells"]["chosen"]["relu"]
-    assert "at the rate of the scale, the held-out loss" in new["definition"]
+    assert "as many parameters as softmax's, the rate of the scale) is" in new["definition"]
     trained["control"] += 0.01
     with pytest.raises(ResultError, match=r"softmax with seed 0 ends at a loss of .* this processor rounds otherwise"):
         add_seeds(folder, [9], store=folder / "store")

@@ -145,7 +145,7 @@ def test_what_is_open_says_what_would_decide_it(entries):
     assert (int(seeds), side) == (3, "for")
     assert int(needed) > 3
     note = next(one.note for one in summary_of_entries(entries).lists if one.title == "Open")
-    assert note.endswith("not in the list: 1.")
+    assert note.endswith("next to a result on its own, and not listed: 1.")
 
 
 def test_an_open_premise_is_what_is_open(tmp_path):
@@ -189,7 +189,7 @@ def test_what_is_open_on_another_base_alone_is_in_the_list(tmp_path):
         ("beside", "■ natural: `small`, with BOS (the other base)"),
         ("alone", "■ natural: `60m`, with BOS (the other base)"),
     }
-    assert found.note.endswith("beside a result on its own, and not in the list: 1.")
+    assert found.note.endswith("next to a result on its own, and not listed: 1.")
     (_, _, rows), _ = summary.counts
     assert [row[3] for row in rows] == ["2", "1", "1"], "natural on another base, toy, toy on another base"
 
