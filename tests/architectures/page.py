@@ -84,6 +84,17 @@ are named from the configuration, and the number of them is checked on a sample:
 
 Artefacts of backbones without registers often stand on another patch in every picture (Darcet et al. 2023, arXiv 2309.16588). Such a patch is no
 position, and is not found as a sink; norms and activations show it.
+
+## Models of pictures and text
+
+From the command line a model that goes on with a text (LLaVA, Qwen2-VL) is measured on texts, which run its language model alone. A session
+sees every tower that runs. `module` says which one a row is of, but rows for the whole model are over the heads of all towers, and `layer`
+counts through them: with a picture, layer 2 of a table may be the first of the language model, which without one is layer 0. For numbers of
+one tower open the session on it, `attend(llava.model.language_model, probes)`, and run the whole model in it as ever: the pictures are among
+the positions.
+
+Hidden states of a tower that packs the patches of all pictures in one row (Qwen2-VL) have no samples, so that `hidden_norm`,
+`massive_activation` and edits of hidden states refuse it; they work on its language model.
 """
 
 CLOSING = """## Refused at run time
