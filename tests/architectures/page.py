@@ -89,6 +89,17 @@ are named from the configuration, and their number is checked on a sample. If th
 
 In backbones without registers, artefacts often stand on a different patch in every picture (Darcet et al. 2023, arXiv 2309.16588). Such an
 artefact has no fixed position and is not found as a sink; norms and activations show it.
+
+## Models of pictures and text
+
+On the command line, a model that continues texts (LLaVA, Qwen2-VL) is measured on texts, which run its language model alone. A session
+sees every tower that runs. The column `module` names the tower of a row, but rows for the whole model cover the heads of all towers, and `layer`
+counts through them: with a picture, layer 2 may be the first of the language model, which without one is layer 0. For numbers of
+one tower, open the session on it, `attend(llava.model.language_model, probes)`, and run the whole model inside; its positions include the
+pictures.
+
+A tower that packs the patches of all pictures into one row (Qwen2-VL) has no separate samples in its hidden states, so `hidden_norm`,
+`massive_activation` and edits of hidden states refuse it. They work on its language model.
 """
 
 CLOSING = """## Refused at run time

@@ -355,7 +355,7 @@ class ModelHooks:
         if hidden is None:
             raise UnsupportedModelError(
                 f"{site.module} gives no hidden states of shape (batch, seq_len, hidden_size); leave the "
-                "probe or intervention out that asks for them"
+                "probe or intervention out that asks for them, or open the session on a part of the model that gives them"
             )
         batch, length = hidden.shape[:2]
         known = self.now.positions.get(length)
