@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 import shutil
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_the_test_that_is_named_reads_the_page(page):
 
 @pytest.fixture(scope="module")
 def stage(checkpoint, tokenizer, tmp_path_factory) -> Path:
-    """A folder with what the pages speak of: a checkpoint of transformers, texts, two audits."""
+    """A folder with what the pages speak of: a decoder and a masked model of transformers, texts, records, two audits."""
     folder = tmp_path_factory.mktemp("stage")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -44,9 +45,16 @@ def stage(checkpoint, tokenizer, tmp_path_factory) -> Path:
     )
     transformers.LlamaForCausalLM(config).save_pretrained(folder / "llama")
     tokenizer.save_pretrained(folder / "llama")
+    masking = copy.deepcopy(tokenizer)
+    masking.add_special_tokens({"mask_token": "<|mask|>"})
+    config = transformers.BertConfig(vocab_size=len(masking), max_position_embeddings=128, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(folder / "bert")
+    masking.save_pretrained(folder / "bert")
     words = (ROOT / "README.md").read_text(encoding="utf-8")
     for name in ("my-text.txt", "notes.txt", "book.txt", "README.md"):
-        (folder / name).write_text(words * 4, encoding="utf-8")
+        (folder / name).write_text(words * 6, encoding="utf-8")
+    lines = [f"{line} {number}" for number in range(20) for line in words.splitlines() if len(line) > 60]
+    (folder / "reactions.txt").write_text("\n".join(lines), encoding="utf-8")
     for name in ("build/demo", "build/demo-sigmoid", "build/other"):
         line = f"audit {checkpoint} --corpus random_tokens --samples 2 --seq-len 8 --no-cache --out {folder / name}"
         assert CliRunner().invoke(app, shlex.split(line)).exit_code == 0
@@ -136,6 +144,7 @@ def test_the_command_lines_of_a_page_run(page, stage, checkpoint, tmp_path, monk
         "org/two": checkpoint,
         "org/name=./a-directory": f"three={checkpoint}",
     }
+    stand_ins |= {"./my-bert": "bert", "ORG/MASKED_MODEL": "bert", "./rxnmapper": "bert", "--heads 10.5": "--heads 1.3"}
     stand_ins["/scratch/offload"] = "offload"
     for line in console_lines():
         if line.page == page and line.reason is None:
