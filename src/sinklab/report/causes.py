@@ -19,28 +19,27 @@ __all__ = ["LABELS", "causes_section", "write_causes_report"]
 LABELS: dict[str, tuple[str, str]] = {
     "semantic": (
         "S",
-        "silencing it costs loss, with all of its attention on the sink as well as with an output of zero, and so does "
-        "giving it what it says on another text: what it says of the text matters",
+        "silencing it costs loss, both with all of its attention on the sink and with an output of zero; so does replacing its "
+        "output by that on another text",
     ),
     "constant": (
         "C",
-        "silencing it costs loss, but giving it what it says on another text costs nothing: it says the same on all",
+        "silencing it costs loss, but replacing its output by that on another text costs nothing",
     ),
     "dormant": (
         "D",
-        "sending all of its attention to the sink costs nothing, nor does taking what stands there; but what the sink takes "
-        "costs loss when it goes to other keys: the head rests there",
+        "sending all of its attention to the sink costs nothing, and neither does zeroing the sink's value; hiding the sink "
+        "costs loss: the head rests there",
     ),
     "broadcast": (
         "B",
-        "sending all of its attention to the sink costs nothing, but the value that stands there is used: without it the loss "
-        "rises",
+        "sending all of its attention to the sink costs nothing, but zeroing the sink's value costs loss",
     ),
-    "unneeded": ("U", "neither silencing it nor taking its sink away costs loss"),
+    "unneeded": ("U", "neither silencing it nor removing its sink costs loss"),
     "switch": ("W", "semantic on some domains and dormant on all others"),
-    "broadcast-switch": ("V", "semantic on some domains, and on others it rests and passes on what stands at the sink"),
+    "broadcast-switch": ("V", "semantic on some domains; on others it rests, and the sink's value is used"),
     "mixed": ("M", "its labels differ by domain in another way"),
-    "undecided": ("·", "the evidence shows none of these at the error rate that was asked for"),
+    "undecided": ("·", "none of these is shown at the error rate asked for"),
 }
 """Label to the letter in the map and its meaning in words."""
 

@@ -571,20 +571,19 @@ def test_sentences():
     facts["mirrored"] = {"text": 0}
     assert sentences({**facts, "texts_needed": 40}) == (
         "The sink is position 0. "
-        "Of 4 heads, 2 say something of the text that the model misses, on every domain (semantic) and 1 is silent through its "
-        "sink and needs it to be silent (dormant). None is constant, broadcast, unneeded, switch, broadcast-switch or mixed. "
-        "Whatever their labels, 3.0 and 3.2 need their sink: what it takes costs more on other keys than on none. "
-        "1 is undecided with 16 texts at a false discovery rate of 0.05; about 40 texts of a domain would decide half of those "
-        "of which that can be foretold, each with a chance of 80 %."
+        "Of 4 heads, 2 say something about the text that the model misses, on every domain (semantic) and 1 is silent through "
+        "its sink and needs it to be silent (dormant). None is constant, broadcast, unneeded, switch, broadcast-switch or "
+        "mixed. Whatever their labels, 3.0 and 3.2 need their sink: the attention that it takes costs more on other keys than "
+        "on none. 1 is undecided with 16 texts at a false discovery rate of 0.05; about 40 texts of a domain would decide half "
+        "of those for which this can be estimated, each with a probability of 80 %."
     )
     counts = dict.fromkeys(LABELS, 0) | {"undecided": 4}
     undecided = {**facts, "counts": counts, "heads": HEADS[3:] * 4, "sink": {"place": "null"}}
     assert sentences({**undecided, "texts_needed": None, "mirrored": {"text": 2}}) == (
-        "The sink is the null score. No label can be given to any of 4 heads. For 2 it is the other way round: silencing them "
-        "lowers the loss in every way, and none is semantic there; with random weights the two are alike, and so they may be "
-        "on texts that the model does not know. 4 are undecided with 16 texts at a false discovery rate of 0.05; how many "
-        "texts would decide them cannot be foretold: what is seen is not the effects of one of these kinds, or too near the "
-        "minimal effect."
+        "The sink is the null score. No label can be given to any of 4 heads. For 2, every way of silencing them lowers the "
+        "loss, and none is semantic there. With random weights both are equally common, and so they may be on texts that the "
+        "model does not know. 4 are undecided with 16 texts at a false discovery rate of 0.05; how many "
+        "texts would decide them cannot be estimated: their effects fit no label, or are too near the minimal effect."
     )
 
 
@@ -609,8 +608,8 @@ def test_sentences_say_where_silence_helps():
     counts = dict.fromkeys(LABELS, 0) | {"switch": 1}
     facts = {"counts": counts, "heads": [head], "sink": {"place": 0}, "mirrored": {"code": 0, "noise": 1}}
     assert sentences(facts).endswith(
-        "For 1 it is the other way round on noise: silencing it lowers the loss in every way, and none is semantic there; with "
-        "random weights the two are alike, and so they may be on texts that the model does not know."
+        "For 1, every way of silencing it lowers the loss on noise, and none is semantic there. With random weights both are "
+        "equally common, and so they may be on texts that the model does not know."
     )
 
 

@@ -521,7 +521,7 @@ def test_a_gap_in_the_noise_is_not_one():
         assert (
             f"{entry['texts_needed']:,} texts would decide it with a chance of 80 % (8 were measured)." in summary["text"]
             if entry["texts_needed"]
-            else "how many texts would decide it cannot be foretold (8 were measured)." in summary["text"]
+            else "how many texts would decide it cannot be estimated (8 were measured)." in summary["text"]
         )
         assert summary["sites"] == []
     assert entry["verdict"] == judged(Interval(entry["gap"], entry["low"], entry["high"]), 0.0)

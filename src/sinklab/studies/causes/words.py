@@ -14,13 +14,13 @@ GROUPS = 6
 """Groups that the sentences name."""
 
 _MEANING = {
-    "semantic": "{say} something of the text that the model misses, on every domain (semantic)",
-    "constant": "{say} what the model misses and would say it on any text (constant)",
+    "semantic": "{say} something about the text that the model misses, on every domain (semantic)",
+    "constant": "{have} a constant output that the model misses (constant)",
     "dormant": "{is} silent through {its} sink and {need} it to be silent (dormant)",
-    "broadcast": "{pass} on what is written at {its} sink (broadcast)",
-    "unneeded": "{is} not missed in any way (unneeded)",
-    "switch": "{work} on some domains and {is} dormant on others (switch)",
-    "broadcast-switch": "{work} on some domains and {pass} on what is written at {its} sink on others (broadcast-switch)",
+    "broadcast": "{pass} on the value at {its} sink (broadcast)",
+    "unneeded": "{is} not missed (unneeded)",
+    "switch": "{is} semantic on some domains and dormant on others (switch)",
+    "broadcast-switch": "{is} semantic on some domains and {pass} on the value at {its} sink on others (broadcast-switch)",
     "mixed": "{have} labels that differ by domain (mixed)",
 }
 
@@ -48,21 +48,20 @@ def sentences(summary: CausesSummary) -> str:
     ]
     if needing:
         label = "its label" if len(needing) == 1 else "their labels"
+        need = "needs its" if len(needing) == 1 else "need their"
         text += (
-            f" Whatever {label}, {_listed(needing)} {'needs its' if len(needing) == 1 else 'need their'} sink: what it takes"
+            f" Whatever {label}, {_listed(needing)} {need} sink: the attention that it takes costs more on other keys than on "
+            "none."
         )
-        text += " costs more on other keys than on none."
     for domain, count in summary["mirrored"].items():
         if count:
             semantic = sum(head["domains"][domain] == "semantic" for head in summary["heads"])
             where = f" on {domain}" if len(summary["mirrored"]) > 1 else ""
             text += (
-                f" For {count} it is the other way round{where}: silencing {'it' if count == 1 else 'them'} lowers the loss in"
+                f" For {count}, every way of silencing {'it' if count == 1 else 'them'} lowers the loss{where}, and"
+                f" {semantic or 'none'} {'is' if semantic < 2 else 'are'} semantic there. With random weights both are equally"
+                " common, and so they may be on texts that the model does not know."
             )
-            text += (
-                f" every way, and {semantic or 'none'} {'is' if semantic < 2 else 'are'} semantic there; with random weights"
-            )
-            text += " the two are alike, and so they may be on texts that the model does not know."
     groups = summary.get("groups", [])
     if groups:
         labels = [_of_group(group) for group in groups[:GROUPS]]
@@ -77,13 +76,13 @@ def sentences(summary: CausesSummary) -> str:
         text += f" at a false discovery rate of {summary['level']:g}"
         if needed is None:
             text += (
-                "; how many texts would decide them cannot be foretold: what is seen is not the effects of one of these kinds, "
-                "or too near the minimal effect."
+                "; how many texts would decide them cannot be estimated: their effects fit no label, or are too near the "
+                "minimal effect."
             )
         else:
             text += (
-                f"; about {needed:,} texts of a domain would decide half of those of which that can be foretold, each with a "
-                f"chance of {100 * CHANCE:.0f} %."
+                f"; about {needed:,} texts of a domain would decide half of those for which this can be estimated, each with a "
+                f"probability of {100 * CHANCE:.0f} %."
             )
     return text
 
@@ -109,7 +108,7 @@ def place_name(place: int | str | None) -> str:
 def _agree(name: str, count: int) -> str:
     single = count == 1
     return _MEANING[name].format(
-        say="says" if single else "say", work="works" if single else "work", need="needs" if single else "need",
+        say="says" if single else "say", need="needs" if single else "need",
         have="has" if single else "have",
         **{"is": "is" if single else "are", "its": "its" if single else "their", "pass": "passes" if single else "pass"},
     )  # fmt: skip

@@ -93,7 +93,7 @@ def verdict_text(summary: QuantizeSummary) -> str:
     if entry["verdict"] == "not measurable":
         needed = entry["texts_needed"]
         how_many = (
-            f"how many {noun}s would decide it cannot be foretold"
+            f"how many {noun}s would decide it cannot be estimated"
             if needed is None
             else f"{needed:,} {noun}s would decide it with a chance of {100 * CHANCE:.0f} %"
         )
