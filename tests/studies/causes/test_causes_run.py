@@ -581,8 +581,8 @@ def test_sentences():
     undecided = {**facts, "counts": counts, "heads": HEADS[3:] * 4, "sink": {"place": "null"}}
     assert sentences({**undecided, "texts_needed": None, "mirrored": {"text": 2}}) == (
         "The sink is the null score. No label can be given to any of 4 heads. For 2, every way of silencing them lowers the "
-        "loss, and none is semantic there. With random weights both are equally common, and so they may be on texts that the "
-        "model does not know. 4 are undecided with 16 texts at a false discovery rate of 0.05; how many "
+        "loss, and none is semantic there. With random weights both kinds of head are equally common, and so they may be on "
+        "texts that the model does not know. 4 are undecided with 16 texts at a false discovery rate of 0.05; how many "
         "texts would decide them cannot be estimated: their effects fit no label, or are too near the minimal effect."
     )
 
@@ -608,8 +608,8 @@ def test_sentences_say_where_silence_helps():
     counts = dict.fromkeys(LABELS, 0) | {"switch": 1}
     facts = {"counts": counts, "heads": [head], "sink": {"place": 0}, "mirrored": {"code": 0, "noise": 1}}
     assert sentences(facts).endswith(
-        "For 1, every way of silencing it lowers the loss on noise, and none is semantic there. With random weights both are "
-        "equally common, and so they may be on texts that the model does not know."
+        "For 1, every way of silencing it lowers the loss on noise, and none is semantic there. With random weights both kinds "
+        "of head are equally common, and so they may be on texts that the model does not know."
     )
 
 

@@ -203,6 +203,12 @@ def test_what_replaces_the_sink_of_softmax_at_one_rate():
     )
     answers = [line.split(" | ")[2] for line in (softmax, gated, relu, softpick)]
     assert answers == ["–", "yes", "undecided: sink", "no: loss, window"]
+    assert [row.to_dict()["replacement"] for row in found] == [
+        None,
+        {"answer": "yes", "bounds": []},
+        {"answer": "undecided", "bounds": ["sink"]},
+        {"answer": "no", "bounds": ["loss", "window"]},
+    ]
     none = said(at_scale({**windows, "gated": 0.3}, softmax=SOFTMAX, gated=GATED)).paragraph
     assert (
         "No operation is shown to replace it, with loss, sink and window inside the bounds. Not replaced (the failing "

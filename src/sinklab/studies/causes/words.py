@@ -59,8 +59,8 @@ def sentences(summary: CausesSummary) -> str:
             where = f" on {domain}" if len(summary["mirrored"]) > 1 else ""
             text += (
                 f" For {count}, every way of silencing {'it' if count == 1 else 'them'} lowers the loss{where}, and"
-                f" {semantic or 'none'} {'is' if semantic < 2 else 'are'} semantic there. With random weights both are equally"
-                " common, and so they may be on texts that the model does not know."
+                f" {semantic or 'none'} {'is' if semantic < 2 else 'are'} semantic there. With random weights both kinds of"
+                " head are equally common, and so they may be on texts that the model does not know."
             )
     groups = summary.get("groups", [])
     if groups:

@@ -246,6 +246,13 @@ class Row:
         """Names of the bounds with that verdict."""
         return [name for name, finding in self.findings.items() if finding.verdict == verdict]
 
+    def _replacement(self) -> dict[str, object] | None:
+        """Whether it replaces the sink that softmax has at the one rate; ``None`` for softmax, and without such a rate."""
+        if self.label == REFERENCE or not self.at_one_rate:
+            return None
+        answer, bounds = replacement(self)
+        return {"answer": answer, "bounds": bounds}
+
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
@@ -258,7 +265,7 @@ class Row:
             "rate": None if self.choice is None else self.choice.to_dict(),
             "bounds": {name: finding.to_dict() for name, finding in self.findings.items()},
             "bounds_at_one_rate": {name: finding.to_dict() for name, finding in self.at_one_rate.items()},
-            "replacement": dict(zip(("answer", "bounds"), replacement(self), strict=True)) if self.at_one_rate else None,
+            "replacement": self._replacement(),
             "numbers": {name: dataclasses.asdict(number) for name, number in self.numbers.items()},
         }
 

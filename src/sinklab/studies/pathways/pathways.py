@@ -62,7 +62,8 @@ def pathways(
         cache: Directory for encoded text; by default ~/.cache/sinklab, with --ray STORE/cache.
 
     Returns:
-        In ``summary``: ``rows``, one for each operation, softmax first; ``cannot``, operations that provably cannot do the
+        In ``summary``: ``rows``, one for each operation, softmax first, with ``replacement`` (the answer, and the bounds that
+        fail or are open; of use where softmax has a sink at the one rate); ``cannot``, operations that provably cannot do the
         trigger task, and why; ``paragraph``, what the numbers say of the open question, and ``statements``,
         what they say besides; ``errors``, trainings and read-outs that failed.
 
