@@ -243,7 +243,7 @@ class TestMissing:
 
     def test_the_card_of_heads_states_the_rule_by_which_they_are_counted(self, audit_folder: Path) -> None:
         card = next(card for card in cards(read_audit(audit_folder)) if card.label == "Heads that sink")
-        assert card.note == "in more than 10.0\u202f% of samples, with 95 % confidence, at position 0"
+        assert card.note == "in more than 10 % of samples, with 95 % confidence, at position 0"
 
     def test_the_page_of_a_model_without_a_sink_does_not_say_that_nothing_passes(self, tmp_path: Path) -> None:
         """Weak places do, and so do first positions in layers with a window: they do not count."""

@@ -128,7 +128,7 @@ def cards(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> list[Card]:
         Card(
             "Heads that sink",
             f"{number(heads[0])} of {number(heads[1])}" if heads else None,
-            f"in more than {percent(100 * LEAST_SHARE)} of samples, with {100 * LEVEL:g} % confidence, at {sink_name(audit)}",
+            f"in more than {100 * LEAST_SHARE:g} % of samples, with {100 * LEVEL:g} % confidence, at {sink_name(audit)}",
         ),
         Card(
             "Loss",

@@ -245,7 +245,7 @@ def test_the_sinks_of_encoder_and_decoder_of_pictures_are_found_apart(tmp_path):
     assert (sink["position"], sink["rate"], sink["sinking"]) == (3, 25.0, 1)
     assert "The decoder has an attention sink at position 3: 1 of 4 heads sinks there" in summary["finding"]
     said = " ".join(summary["text"]).replace("\u202f", " ")
-    assert "Decoder: 1 of 4 heads sinks at position 3: in more than 10.0 % of samples like these 8 of 5 positions" in said
+    assert "Decoder: 1 of 4 heads sinks at position 3: in more than 10 % of samples like these 8 of 5 positions" in said
     # On the page, under other conditions: a place without a sink is not one at position 0.
     page = re.sub("<[^>]+>", " ", (result.folder / "report.html").read_text(encoding="utf-8"))
     page = re.sub("[ \n]+", " ", page)

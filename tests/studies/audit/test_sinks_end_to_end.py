@@ -131,6 +131,7 @@ def test_a_sink_at_position_2(tmp_path):
     assert summary["certificate"]["sink_position"] == 2
     assert summary["causes"]["sink"]["place"] == 2
     assert "position 2" in summary["text"][0]
+    assert "The token there differs from sample to sample." in summary["text"]
     assert "position 2" in summary["certificate"]["text"]
     assert "The sink is position 2." in summary["causes"]["text"]
     check_finding(result, page, "This model has an attention sink at position 2")
@@ -190,8 +191,7 @@ def test_a_learned_sink_logit(tmp_path):
     assert (summary["sink_role"], summary["certificate"]["sink_position"]) == ("null score", "null")
     assert summary["causes"]["sink"]["place"] == "null"
     assert summary["text"][1] == (
-        "4 of 4 heads sink at the null score: in more than 10.0\u202f% of samples like these 12 of 24 tokens, "
-        "with 95 % confidence."
+        "4 of 4 heads sink at the null score: in more than 10 % of samples like these 12 of 24 tokens, with 95 % confidence."
     )
     check_finding(result, page, "This model rests on a null score")
 

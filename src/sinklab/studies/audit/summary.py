@@ -249,11 +249,12 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     if main is not None:
         sentences.append(
             f"{of_heads(summary['sink_heads'], heads, 'sinks', 'sink')} at {main.name}: in more than "
-            f"{percent(100 * LEAST_SHARE)} of samples like {these} of {counted(length, unit)}, with "
+            f"{100 * LEAST_SHARE:g} % of samples like {these} of {counted(length, unit)}, with "
             f"{100 * LEVEL:g} % confidence."
         )
-        if main.kind == "position" and main.token is not None:
-            sentences.append(f"The token there is {_mostly(main)}.")
+        # The finding names the token of most samples.
+        if main.kind == "position" and main.token is not None and (main.token_share or 0.0) <= MOST:
+            sentences.append("The token there differs from sample to sample.")
         if text and main.kind != "null" and main.place != 0:
             sentences.append(f"Position 0 is the sink in {percent(summary['sink_rate_gu2024'])}.")
     if not summary["normalized"]:
