@@ -69,34 +69,9 @@ class Editing:
         self._of_heads = [edit for edit in active if isinstance(edit, HeadIntervention)]
         self.of_hidden = [edit for edit in active if isinstance(edit, HiddenIntervention)]
         self.of_inputs = [edit for edit in active if isinstance(edit, InputIntervention)]
-        known, layers = list(anatomy.attention), max(len(anatomy.layers), anatomy.depth if anatomy.shares_layers else 0)
-        # A module that stands for several layers (ALBERT) has several numbers, and names with the number of the run.
-        most = max(len(known), anatomy.depth)
-        for edit in self._of_heads:
-            for module in edit.heads or ():
-                if run_of(module)[0] not in known if isinstance(module, str) else not 0 <= module < most:
-                    raise ConfigurationError(
-                        f"intervention {edit.name!r}: the model has no attention module {module!r}; it has "
-                        f"{len(known)}: {', '.join(known[:3])}{', …' if len(known) > 3 else ''}"
-                    )
-        for each in active:
-            where = getattr(each, "place", None)
-            if where is None or (isinstance(where, str) and where == "null"):
-                continue
-            places = None if isinstance(where, str) else torch.as_tensor(where)
-            # -1 in a tensor fills up the row of a sample that has fewer positions.
-            negative = places is not None and not isinstance(where, Tensor) and bool((places < 0).any())
-            if places is None or negative or (places.numel() and (places.is_floating_point() or places.dtype == torch.bool)):
-                raise ConfigurationError(
-                    f"intervention {each.name!r}: place {where!r} is no position; they count from 0, from the first token of "
-                    "the document, and nothing is 'null'"
-                )
-        for hidden in self.of_hidden:
-            wrong = [layer for layer in hidden.layers or () if not -1 <= layer < layers]
-            if wrong:
-                raise ConfigurationError(
-                    f"intervention {hidden.name!r}: the model has no layer {wrong[0]}; expected -1 (embeddings) to {layers - 1}"
-                )
+        _require_modules(self._of_heads, anatomy)
+        _require_positions(active)
+        _require_layers(self.of_hidden, anatomy)
 
     def groups(self, site: Site, num_heads: int) -> list[tuple[list[int], list[HeadIntervention]]]:
         """Heads of a module that undergo the same interventions, with these in order; heads that undergo none are left out.
@@ -235,6 +210,51 @@ def _require_lists(edit: Intervention) -> None:
             )
     if isinstance(edit, HiddenIntervention) and edit.layers is not None and not isinstance(edit.layers, Collection):
         raise ConfigurationError(f"intervention {edit.name!r}: layers must be a list, also of one, got {edit.layers!r}")
+
+
+def _require_modules(edits: Sequence[HeadIntervention], anatomy: Anatomy) -> None:
+    """Refuse heads of a module that the model has not."""
+    known = list(anatomy.attention)
+    # A module that stands for several layers (ALBERT) has several numbers, and names with the number of the run.
+    most = max(len(known), anatomy.depth)
+    for edit in edits:
+        for module in edit.heads or ():
+            if run_of(module)[0] not in known if isinstance(module, str) else not 0 <= module < most:
+                raise ConfigurationError(
+                    f"intervention {edit.name!r}: the model has no attention module {module!r}; it has "
+                    f"{len(known)}: {', '.join(known[:3])}{', …' if len(known) > 3 else ''}"
+                )
+
+
+def _require_positions(edits: Sequence[Intervention]) -> None:
+    """Refuse places that are neither positions nor the null score."""
+    for edit in edits:
+        place = getattr(edit, "place", None)
+        if place is None or (isinstance(place, str) and place == "null"):
+            continue
+        positions = None if isinstance(place, str) else torch.as_tensor(place)
+        # -1 in a tensor fills up the row of a sample that has fewer positions.
+        negative = positions is not None and not isinstance(place, Tensor) and bool((positions < 0).any())
+        if positions is None or negative or (positions.numel() and _no_integers(positions)):
+            raise ConfigurationError(
+                f"intervention {edit.name!r}: place {place!r} is no position; they count from 0, from the first token of "
+                "the document, and nothing is 'null'"
+            )
+
+
+def _no_integers(values: Tensor) -> bool:
+    return values.is_floating_point() or values.dtype == torch.bool
+
+
+def _require_layers(edits: Sequence[HiddenIntervention], anatomy: Anatomy) -> None:
+    """Refuse layers that the model has not."""
+    layers = max(len(anatomy.layers), anatomy.depth if anatomy.shares_layers else 0)
+    for edit in edits:
+        wrong = [layer for layer in edit.layers or () if not -1 <= layer < layers]
+        if wrong:
+            raise ConfigurationError(
+                f"intervention {edit.name!r}: the model has no layer {wrong[0]}; expected -1 (embeddings) to {layers - 1}"
+            )
 
 
 def _require_known(model: nn.Module, edit: InputIntervention, tokens: object) -> None:

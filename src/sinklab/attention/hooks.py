@@ -184,21 +184,15 @@ class ModelHooks:
     def _begin_forward(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
         if not self.active():
             return
-        if self.depth == 0:
-            self.now = Forward(early_masks=[record for record in self.early_masks if record.mask is not None])
-            self.early_masks.clear()
-            self.forwards += 1
-            if self.model.training and torch.is_grad_enabled() and _recomputes(self.model):
-                raise SessionError(
-                    f"{type(self.model).__name__} has gradient checkpointing on: its attention would be counted twice; call "
-                    "model.gradient_checkpointing_disable() or measure under torch.no_grad()"
-                )
+        outermost = self.depth == 0
+        if outermost:
+            self._begin_record()
         self.depth += 1
         for name in ("attention_mask", "decoder_attention_mask"):
             mask = _given(module, args, kwargs, name)
             if isinstance(mask, Tensor) and mask.ndim == 2:
                 self.now.token_masks.append(mask.bool())
-            elif self.depth == 1 and (isinstance(mask, Mapping) or (isinstance(mask, Tensor) and mask.ndim == 4)):
+            elif outermost and (isinstance(mask, Mapping) or (isinstance(mask, Tensor) and mask.ndim == 4)):
                 self.now.masked_by_caller = True
         cache = given_cache(kwargs)
         self.now.cached = 0 if cache is None else int(cache.get_seq_length())
@@ -209,16 +203,31 @@ class ModelHooks:
             self.now.token_ids.append(nn.functional.pad(ids.long(), (0 if self.now.cached else front, 0), value=-1))
             if module is self.anatomy.encoder:
                 self.now.source_ids = ids.long()
-        if self.depth == 1:
+        if outermost:
             self._require_places(cache)
             self.now.cache = cache
             if self.now.cached and self.now.token_ids:
-                known, given = self._written.get(cache), self.now.token_ids[-1]
-                if known is None or known.shape[1] < self.now.cached:
-                    known = given.new_full((len(given), self.now.cached), -1)
-                self.now.past_ids = known[:, : self.now.cached]
+                self.now.past_ids = self._ids_of_cache(cache, self.now.cached, self.now.token_ids[-1])
         if self.now.position_ids is None and isinstance(kwargs.get("position_ids"), Tensor):
             self.now.position_ids = kwargs["position_ids"]
+
+    def _begin_record(self) -> None:
+        """A new record for the forward that begins, with the masks that were made before it."""
+        self.now = Forward(early_masks=[record for record in self.early_masks if record.mask is not None])
+        self.early_masks.clear()
+        self.forwards += 1
+        if self.model.training and torch.is_grad_enabled() and _recomputes(self.model):
+            raise SessionError(
+                f"{type(self.model).__name__} has gradient checkpointing on: its attention would be counted twice; call "
+                "model.gradient_checkpointing_disable() or measure under torch.no_grad()"
+            )
+
+    def _ids_of_cache(self, cache: Cache | None, length: int, ids: Tensor) -> Tensor:
+        """Ids of the ``length`` tokens that a cache holds, -1 where they were not seen, for as many rows as ``ids`` has."""
+        known = self._written.get(cache)
+        if known is None or known.shape[1] < length:
+            known = ids.new_full((len(ids), length), -1)
+        return known[:, :length]
 
     def _require_places(self, cache: Cache | None) -> None:
         """Refuse a cache whose keys are not in the order of the text where somebody asks at which positions they are."""

@@ -311,17 +311,7 @@ class Session:
     ) -> seam.Attended:
         """Run the model's own function, then reduce what it did to statistics and show them to the probes."""
         name = self._anatomy.names[id(module)]
-        if torch._C._current_graph_task_id() != -1:
-            raise SessionError(
-                f"{name} was called while gradients are recomputed; switch gradient checkpointing off to measure"
-            )
-        if torch.compiler.is_exporting():
-            raise SessionError(f"{name} is being exported, which has no numbers to measure; export outside of attend()")
-        if torch._C._functorch.is_batchedtensor(query):
-            raise SessionError(
-                f"{name} runs under torch.vmap, which shows no number of a single row; give the model the rows as a batch, or "
-                "call vmap outside of attend()"
-            )
+        _require_numbers(name, query)
         unknown = host_arguments.unknown_keywords(kwargs)
         if unknown:
             raise UnsupportedModelError(
@@ -368,17 +358,21 @@ class Session:
                     outputs, weights = ranks.own(outputs, 2), None if weights is None else ranks.own(weights, 1)
                 result = (outputs.reshape(result[0].shape), weights, *result[2:])
             if self.probes:
-                statistics = Statistics()
-                if self._statistics_needs and (ranks is None or edited is not None):
+                if not self._statistics_needs:
+                    statistics = Statistics()
+                elif ranks is None or edited is not None:
                     statistics = column_statistics(call, self._statistics_needs)
-                elif self._statistics_needs and ranks is not None:
+                else:
                     statistics = ranks.all_statistics(column_statistics(own, self._statistics_needs), heads)
-                if self.verify:
-                    verify_statistics(call, statistics)
-                for probe in self.probes:
-                    if type(probe).update is not Probe.update:
-                        probe.update(call, statistics)
+                self._show_call(call, statistics)
         return result
+
+    def _show_call(self, call: AttentionCall, statistics: Statistics) -> None:
+        if self.verify:
+            verify_statistics(call, statistics)
+        for probe in self.probes:
+            if type(probe).update is not Probe.update:
+                probe.update(call, statistics)
 
     @staticmethod
     def _proved(call: AttentionCall, mask: object, native: seam.Native) -> tuple[int, float]:
@@ -403,6 +397,19 @@ class Session:
             for probe in self.probes:
                 if need in probe.needs:
                     probe.update_layer(output)
+
+
+def _require_numbers(name: str, query: Tensor) -> None:
+    """Refuse a call whose tensors hold no numbers to measure, or hold them a second time."""
+    if torch._C._current_graph_task_id() != -1:
+        raise SessionError(f"{name} was called while gradients are recomputed; switch gradient checkpointing off to measure")
+    if torch.compiler.is_exporting():
+        raise SessionError(f"{name} is being exported, which has no numbers to measure; export outside of attend()")
+    if torch._C._functorch.is_batchedtensor(query):
+        raise SessionError(
+            f"{name} runs under torch.vmap, which shows no number of a single row; give the model the rows as a batch, or "
+            "call vmap outside of attend()"
+        )
 
 
 def _may_give_log_sum_exp(native: seam.Native, module: nn.Module, query: Tensor, mask: object) -> bool:

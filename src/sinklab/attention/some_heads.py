@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -89,20 +89,21 @@ class ByHead(Visibility):
         return whole
 
 
-def merged_call(call: AttentionCall, parts: Sequence[tuple[list[int], AttentionCall, AttentionCall]]) -> AttentionCall:
-    """One call for all heads again: that of the model, with what the first stage changed for some of them.
+Parts: TypeAlias = Sequence[tuple[list[int], AttentionCall, AttentionCall]]
+"""Heads, their call before, and their call after."""
 
-    Args:
-        parts: heads, their call before, and their call after.
+
+def merged_call(call: AttentionCall, parts: Parts) -> AttentionCall:
+    """One call for all heads again: that of the model, with what the first stage changed for some of them.
 
     Raises:
         ContractError: an intervention changed something that heads of one call cannot differ in.
     """
 
     def differs(*fields: str) -> bool:
-        return any(getattr(part, field) is not getattr(own, field) for _, own, part in parts for field in fields)
+        return any(getattr(after, field) is not getattr(before, field) for _, before, after in parts for field in fields)
 
-    if all(part is own for _, own, part in parts):
+    if all(after is before for _, before, after in parts):
         return call
     if len(parts) == 1 and len(parts[0][0]) == call.num_heads:
         return parts[0][2]
@@ -111,51 +112,82 @@ def merged_call(call: AttentionCall, parts: Sequence[tuple[list[int], AttentionC
             f"{call.site.module}: an intervention on some of its heads may not change the operation or its bias"
         )
     changed: dict[str, Any] = {}
-    if differs("visible"):
-        changed["visible"] = ByHead(call.visible, [(heads, part.visible) for heads, _, part in parts], call.num_heads)
-    if differs("queries", "scaling"):
-        changed["queries"] = queries = call.queries.clone()
-        for heads, _, part in parts:
-            queries[:, heads] = (part.queries * (part.scaling / call.scaling)).to(queries.dtype)
-    if differs("keys", "values"):
-        # Query heads that shared keys and values may not do so any more.
-        changed["keys"] = keys = repeat_groups(call.keys, call.groups).clone()
-        changed["values"] = values = repeat_groups(call.values, call.groups).clone()
-        for heads, _, part in parts:
-            keys[:, heads] = repeat_groups(part.keys, part.groups).to(keys.dtype)
-            values[:, heads] = repeat_groups(part.values, part.groups).to(values.dtype)
-    if differs("softcap"):
-        assert call.softcap is not None
-        changed["softcap"] = softcap = call.queries.new_ones(1, call.num_heads, 1, 1, dtype=torch.float64) * call.softcap
-        for heads, _, part in parts:
-            softcap[:, heads] = torch.as_tensor(part.softcap, dtype=softcap.dtype, device=softcap.device)
-    if differs("bias"):
-        # A copy of the size of the scores; only interventions that add to scores of some heads alone come here.
-        shape = (call.queries.shape[0], call.num_heads, call.q_len, call.kv_len)
-        bias = call.queries.new_zeros(shape) if call.bias is None else call.bias.expand(shape).clone()
-        for heads, _, part in parts:
-            bias[:, heads] = 0.0 if part.bias is None else part.bias.to(bias.dtype)
-        changed["bias"] = bias
-    if differs("sink_scores"):
-        given = [each.sink_scores for each in (call, *(part for _, _, part in parts)) if each.sink_scores is not None]
-        scores_shape = (
-            max((scores.shape[0] for scores in given), default=1),
-            call.num_heads,
-            max((scores.shape[2] for scores in given), default=1),
-        )
-        dtype = torch.promote_types(call.queries.dtype, torch.float32)
-        sinks = call.queries.new_full(scores_shape, NO_NULL, dtype=dtype)
-        if call.sink_scores is not None:
-            sinks = call.sink_scores.expand(scores_shape).to(dtype, copy=True)
-        for heads, _, part in parts:
-            sinks[:, heads] = NO_NULL if part.sink_scores is None else part.sink_scores.to(dtype)
-        changed["sink_scores"] = sinks
-    if differs("null_value"):
-        width = call.values.shape[-1]
-        nothing = call.values.new_zeros(call.num_heads, width)
-        if call.null_value is not None:
-            nothing = call.null_value.expand(call.num_heads, width).clone()
-        for heads, _, part in parts:
-            nothing[heads] = 0.0 if part.null_value is None else part.null_value.to(nothing.dtype)
-        changed["null_value"] = nothing
+    for fields, merge in _MERGED:
+        if differs(*fields):
+            changed |= merge(call, parts)
     return dataclasses.replace(call, **changed)
+
+
+def _merged_visible(call: AttentionCall, parts: Parts) -> dict[str, object]:
+    return {"visible": ByHead(call.visible, [(heads, after.visible) for heads, _, after in parts], call.num_heads)}
+
+
+def _merged_queries(call: AttentionCall, parts: Parts) -> dict[str, object]:
+    queries = call.queries.clone()
+    for heads, _, after in parts:
+        queries[:, heads] = (after.queries * (after.scaling / call.scaling)).to(queries.dtype)
+    return {"queries": queries}
+
+
+def _merged_keys_and_values(call: AttentionCall, parts: Parts) -> dict[str, object]:
+    # Query heads that shared keys and values may not do so any more.
+    keys, values = repeat_groups(call.keys, call.groups).clone(), repeat_groups(call.values, call.groups).clone()
+    for heads, _, after in parts:
+        keys[:, heads] = repeat_groups(after.keys, after.groups).to(keys.dtype)
+        values[:, heads] = repeat_groups(after.values, after.groups).to(values.dtype)
+    return {"keys": keys, "values": values}
+
+
+def _merged_softcap(call: AttentionCall, parts: Parts) -> dict[str, object]:
+    assert call.softcap is not None
+    softcap = call.queries.new_ones(1, call.num_heads, 1, 1, dtype=torch.float64) * call.softcap
+    for heads, _, after in parts:
+        softcap[:, heads] = torch.as_tensor(after.softcap, dtype=softcap.dtype, device=softcap.device)
+    return {"softcap": softcap}
+
+
+def _merged_bias(call: AttentionCall, parts: Parts) -> dict[str, object]:
+    # A copy of the size of the scores; only interventions that add to scores of some heads alone come here.
+    shape = (call.queries.shape[0], call.num_heads, call.q_len, call.kv_len)
+    bias = call.queries.new_zeros(shape) if call.bias is None else call.bias.expand(shape).clone()
+    for heads, _, after in parts:
+        bias[:, heads] = 0.0 if after.bias is None else after.bias.to(bias.dtype)
+    return {"bias": bias}
+
+
+def _merged_sink_scores(call: AttentionCall, parts: Parts) -> dict[str, object]:
+    calls = (call, *(after for _, _, after in parts))
+    shapes = [each.sink_scores.shape for each in calls if each.sink_scores is not None]
+    shape = (
+        max((shape[0] for shape in shapes), default=1),
+        call.num_heads,
+        max((shape[2] for shape in shapes), default=1),
+    )
+    dtype = torch.promote_types(call.queries.dtype, torch.float32)
+    if call.sink_scores is None:
+        sinks = call.queries.new_full(shape, NO_NULL, dtype=dtype)
+    else:
+        sinks = call.sink_scores.expand(shape).to(dtype, copy=True)
+    for heads, _, after in parts:
+        sinks[:, heads] = NO_NULL if after.sink_scores is None else after.sink_scores.to(dtype)
+    return {"sink_scores": sinks}
+
+
+def _merged_null_value(call: AttentionCall, parts: Parts) -> dict[str, object]:
+    shape = (call.num_heads, call.values.shape[-1])
+    null_value = call.values.new_zeros(shape) if call.null_value is None else call.null_value.expand(shape).clone()
+    for heads, _, after in parts:
+        null_value[heads] = 0.0 if after.null_value is None else after.null_value.to(null_value.dtype)
+    return {"null_value": null_value}
+
+
+_MERGED: tuple[tuple[tuple[str, ...], Callable[[AttentionCall, Parts], dict[str, object]]], ...] = (
+    (("visible",), _merged_visible),
+    (("queries", "scaling"), _merged_queries),
+    (("keys", "values"), _merged_keys_and_values),
+    (("softcap",), _merged_softcap),
+    (("bias",), _merged_bias),
+    (("sink_scores",), _merged_sink_scores),
+    (("null_value",), _merged_null_value),
+)
+"""Fields of a call that the heads of one call can differ in, and what makes those of one call of them."""

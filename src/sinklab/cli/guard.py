@@ -137,20 +137,33 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
         return f"{said} (see {chain} --help)"
     number = system_error(error)
     if number is not None:
-        name = getattr(error, "filename", None)
-        place = f" ({os.fsdecode(name)})" if isinstance(name, (str, bytes)) else ""
-        said = os.strerror(number)
-        if number in (errno.ENOSPC, errno.EDQUOT):
-            said = "no space left on the disk"
-        with_out = " with --out" if names is None or "--out" in names.values() else ""
-        advice = _TO_DO.get(number, "").replace("write elsewhere", f"write elsewhere{with_out}")
-        return f"{said}{place}{f'; {advice}' if advice else ''}"
+        return _of_system(error, number, names)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _ALLOCATOR.search(str(error)):
-        sizes = [f"--{name}" for name in ("batch-size", "seq-len") if names is None or f"--{name}" in names.values()]
-        smaller = f"lower {' or '.join(sizes)}, or try --dtype bfloat16" if sizes else "ask for smaller sizes"
-        asked = _ASKED.search(str(error))
-        return f"out of memory{f' at an allocation of {int(asked[1]):,} bytes' if asked else ''}; {smaller}"
+        return _of_memory(error, names)
     return None
+
+
+def _of_system(error: Exception, number: int, names: Mapping[str, str] | None) -> str:
+    """What the operating system said, of which file, and what to do."""
+    file = getattr(error, "filename", None)
+    where = f" ({os.fsdecode(file)})" if isinstance(file, (str, bytes)) else ""
+    words = "no space left on the disk" if number in (errno.ENOSPC, errno.EDQUOT) else os.strerror(number)
+    with_out = " with --out" if _has_option("--out", names) else ""
+    advice = _TO_DO.get(number, "").replace("write elsewhere", f"write elsewhere{with_out}")
+    return f"{words}{where}{f'; {advice}' if advice else ''}"
+
+
+def _of_memory(error: Exception, names: Mapping[str, str] | None) -> str:
+    """How much memory could not be had, where that is known, and which options take less."""
+    sizes = [option for option in ("--batch-size", "--seq-len") if _has_option(option, names)]
+    smaller = f"lower {' or '.join(sizes)}, or try --dtype bfloat16" if sizes else "ask for smaller sizes"
+    size = _ASKED.search(str(error))
+    return f"out of memory{f' at an allocation of {int(size[1]):,} bytes' if size else ''}; {smaller}"
+
+
+def _has_option(option: str, names: Mapping[str, str] | None) -> bool:
+    """Whether the command has an option; of an unknown command it is taken to have it."""
+    return names is None or option in names.values()
 
 
 def _called_otherwise(error: CycloptsError) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,7 @@ def run_sweep(
             that runs this sweep.
         KeyboardInterrupt: after all cells have stopped with a checkpoint; what has ended is in the tables.
     """
-    if ray is not None and jobs is not None:
-        raise ConfigurationError("`jobs` is for processes of this machine; with `ray` the cluster has as many as fit")
-    if (jobs is not None and jobs < 1) or retries < 0:
-        raise ConfigurationError(f"`jobs` must be at least 1 and `retries` at least 0, got {jobs} and {retries}")
+    _check_processes(jobs, retries, ray)
     cells = {cell.name: cell for cell in make_cells(config, grid, seeds, changes)}
     if not resume:
         check_read([cell.config for cell in cells.values()])
@@ -120,20 +118,34 @@ def run_sweep(
         varied = {path: list(values) for path, values in grid.items()}
         plan.write(recipe=config.name, grid=varied, seeds=seeds and list(seeds), dtype=dtype)
         if progress and dtype not in (None, AUTO) and (ray is not None or planned is not None):
-            whose = "was planned with" if planned is not None else "takes from this machine; set training.dtype for another"
-            print(f"training.dtype is {dtype} in all cells, which the sweep {whose}", file=sys.stderr)
+            origin = "was planned with" if planned is not None else "takes from this machine; set training.dtype for another"
+            print(f"training.dtype is {dtype} in all cells, which the sweep {origin}", file=sys.stderr)
         errors: dict[str, str] = {}
-        try:
+        with _noting_what_is_kept(plan, resume):
             try:
                 errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
             finally:
                 result = _collect(plan, errors)
-        except BaseException as stop:
-            if from_outside(stop) and any((out / name).exists() for name in cells):
-                how = "the same command goes on from there" if resume else "go on with `resume`"
-                stop.add_note(f"what was trained is kept in {out}: {how}")
-            raise
     return result
+
+
+def _check_processes(jobs: int | None, retries: int, ray: str | None) -> None:
+    if ray is not None and jobs is not None:
+        raise ConfigurationError("`jobs` is for processes of this machine; with `ray` the cluster has as many as fit")
+    if (jobs is not None and jobs < 1) or retries < 0:
+        raise ConfigurationError(f"`jobs` must be at least 1 and `retries` at least 0, got {jobs} and {retries}")
+
+
+@contextmanager
+def _noting_what_is_kept(plan: SweepPlan, resume: bool) -> Iterator[None]:
+    """Say to whom stops a sweep where its cells are, and how to go on."""
+    try:
+        yield
+    except BaseException as stop:
+        if from_outside(stop) and any((plan.folder / name).exists() for name in plan.cells):
+            how = "the same command goes on from there" if resume else "go on with `resume`"
+            stop.add_note(f"what was trained is kept in {plan.folder}: {how}")
+        raise
 
 
 def run_waiting(

@@ -57,57 +57,74 @@ def head_data(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> tuple[di
         "bins": bins,
         "arrays": arrays,
         "candidates": candidates.tolist(),
-        "sinks": [
-            {
-                "kind": sink["kind"],
-                "position": sink["position"],
-                "token": str(_own_token(sink) or (sink.get("called") if sink["kind"] == "position" else "") or ""),
-                "rate": rounded(float(sink["rate"])),
-                **({} if sink["kind"] == "position" else {"name": sink["name"], "rates": head_rates(audit, sink["heads"])}),
-            }
-            for sink in (*sinks_of(audit.summary), *silent_of(audit.summary))
-        ],
+        "sinks": _sinks_of_parts(audit, parts) if parts else _sinks(audit),
         "ownSink": own.tolist(),
-        "headNumbers": [],
+        "headNumbers": _head_numbers(audit),
         "angle": _angle(audit, own),
         "sample": audit.summary.get("kind") or "text",
-        "positionRate": None,
+        "positionRate": _rate_lines(parts or [("", audit)], positions, bins) or None,
         "maps": None,
         "tokens": [],
         "targets": [],
     }
-    if parts:
-        data["sinks"] = [
-            {
-                "position": None,
-                "name": f"{sink['name']} of the {part}" if part != "cross-attention" else f"{sink['name']} of {part}",
-                "token": str(_own_token(sink) or ""),
-                "rate": rounded(float(sink["rate"])),
-                "rates": head_rates(audit, sink["heads"], part),
-            }
-            for part, view in parts
-            for sink in (*sinks_of(view.summary), *silent_of(view.summary))
-        ]
-    lines = [
+    return data, blobs
+
+
+def _sinks(audit: Audit) -> list[dict[str, Any]]:
+    """The sinks of a model without parts; those that are no positions have rates of their own for every head."""
+    return [
+        {
+            "kind": sink["kind"],
+            "position": sink["position"],
+            "token": str(_own_token(sink) or (sink.get("called") if sink["kind"] == "position" else "") or ""),
+            "rate": rounded(float(sink["rate"])),
+            **({} if sink["kind"] == "position" else {"name": sink["name"], "rates": head_rates(audit, sink["heads"])}),
+        }
+        for sink in (*sinks_of(audit.summary), *silent_of(audit.summary))
+    ]
+
+
+def _sinks_of_parts(audit: Audit, parts: Sequence[tuple[str, Audit]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "position": None,
+            "name": f"{sink['name']} of the {part}" if part != "cross-attention" else f"{sink['name']} of {part}",
+            "token": str(_own_token(sink) or ""),
+            "rate": rounded(float(sink["rate"])),
+            "rates": head_rates(audit, sink["heads"], part),
+        }
+        for part, view in parts
+        for sink in (*sinks_of(view.summary), *silent_of(view.summary))
+    ]
+
+
+def _rate_lines(parts: Sequence[tuple[str, Audit]], positions: int, bins: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """The sink rate against position, a line for each part."""
+    return [
         {
             "name": name or "sink rate",
             "kind": f"audit{index}" if name else "sink",
             "y": round_list(pool_positions(profile, bins)),
         }
-        for index, (name, view) in enumerate(parts or [("", audit)])
+        for index, (name, view) in enumerate(parts)
         if (profile := view.numbers.by_position("sink_rate", "gu2024", positions)) is not None
     ]
-    data["positionRate"] = lines or None
+
+
+def _head_numbers(audit: Audit) -> list[dict[str, Any]]:
+    """Those of :data:`HEAD_NUMBERS` that were measured, by head."""
+    listed = []
     for label, probe, metric, unit, note in HEAD_NUMBERS:
-        values = numbers.by_head(probe, metric)
-        if values is not None:
-            rows = numbers.rows(probe, metric)
-            shown = (rows.unit if rows and rows.unit != "fraction" else "") if unit == "unit" else unit
-            about = (
-                f"{sink_name(audit)}{'; ' if note else ''}" if probe == "score_gap" or metric == "entropy_without_sink" else ""
-            )
-            data["headNumbers"].append({"label": label, "unit": shown, "note": about + note, "values": round_matrix(values)})
-    return data, blobs
+        values = audit.numbers.by_head(probe, metric)
+        if values is None:
+            continue
+        if unit == "unit":
+            rows = audit.numbers.rows(probe, metric)
+            unit = rows.unit if rows and rows.unit != "fraction" else ""
+        if probe == "score_gap" or metric == "entropy_without_sink":
+            note = f"{sink_name(audit)}{'; ' if note else ''}{note}"
+        listed.append({"label": label, "unit": unit, "note": note, "values": round_matrix(values)})
+    return listed
 
 
 def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: int, *, scores: bool = True) -> None:

@@ -121,25 +121,9 @@ def policy_curves(comparison: Comparison) -> Curves | None:
         budget = advised["num_sinks"] + advised["window"]
     best: dict[str, tuple[tuple[float, ...], Curve]] = {}
     for entry in entries:
-        name, number_of_sinks = entry["policy"], entry.get("num_sinks") or 0
-        original, every = _original(entry), _every(entry)
-        rank: tuple[float, ...] = (original,)
-        if name == "full":
-            kind, label, rank, original = "rest", "dense", (0,), False
-        elif entry["budget"] != budget:
+        if (drawn := _drawn(entry, budget, sinks, elsewhere=elsewhere)) is None:
             continue
-        elif name == "window" or (name == "sink_window" and not number_of_sinks):
-            kind, label = "other", f"window {entry['window']}"
-        elif name == "recompute":
-            kind, label, rank = "audit3", "window computed anew", (every,)
-            label += f", every {every} tokens" if every > 1 else ""
-        elif elsewhere and name == "pinned" and number_of_sinks == sinks:
-            kind, label, rank = "sink", f"{_sinks(number_of_sinks)} where found + {entry['window']}", (original,)
-        elif not elsewhere and name == "sink_window" and number_of_sinks >= sinks:
-            kind, label, rank = "sink", f"{_sinks(number_of_sinks)} + {entry['window']}", (number_of_sinks != sinks, original)
-        else:
-            continue
-        label += ", original positions" if original else ""
+        kind, label, rank = drawn
         values = [None if value is None else float(f"{value:.5g}") for value in entry["loss_by_position"]]
         if kind not in best or rank < best[kind][0]:
             best[kind] = rank, {"name": label, "kind": kind, "y": values}
@@ -157,6 +141,32 @@ def policy_curves(comparison: Comparison) -> Curves | None:
         "height": 260,
         "zoom": True,
     }
+
+
+def _drawn(entry: PolicyEntry, budget: int | None, sinks: int, *, elsewhere: bool) -> tuple[str, str, tuple[float, ...]] | None:
+    """Kind, label and rank of a policy, of which the lowest of each kind is drawn; ``None`` for one that is not drawn.
+
+    Args:
+        budget, sinks: of the recommended size.
+        elsewhere: the recommended policy keeps other tokens than the first ones.
+    """
+    name, num_sinks, window = entry["policy"], entry.get("num_sinks") or 0, entry["window"]
+    original, every = _original(entry), _every(entry)
+    positions = ", original positions" if original else ""
+    if name == "full":
+        return "rest", "dense", (0,)
+    if entry["budget"] != budget:
+        return None
+    if name == "window" or (name == "sink_window" and not num_sinks):
+        return "other", f"window {window}{positions}", (original,)
+    if name == "recompute":
+        blocks = f", every {every} tokens" if every > 1 else ""
+        return "audit3", f"window computed anew{blocks}{positions}", (every,)
+    if elsewhere and name == "pinned" and num_sinks == sinks:
+        return "sink", f"{_sinks(num_sinks)} where found + {window}{positions}", (original,)
+    if not elsewhere and name == "sink_window" and num_sinks >= sinks:
+        return "sink", f"{_sinks(num_sinks)} + {window}{positions}", (num_sinks != sinks, original)
+    return None
 
 
 def is_comparison(section: object) -> TypeGuard[Comparison]:

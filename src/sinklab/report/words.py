@@ -225,36 +225,20 @@ def finding(summary: Mapping[str, Any]) -> str:
         )
     followed, weak = followed_and_weak(summary)
     silent = silent_of(summary)
-    if silent and not sinks:
+    rest = "".join(f" {_followed(sink, cells)}" for sink in followed) + _windowed(summary)
+    if sinks:
+        # Gu et al.'s rate, which stands beside this one, counts what the few queries of a window give.
+        return _at_places(subject, sinks, cells, threshold) + rest
+    if silent:
         # Other heads may give that much, to this place too, of which they make no sink.
         place, quiet = _place(silent[0]), summary.get("sink_heads_by_weight") == 0
         heads = "no head gives any position" if quiet else f"no head that rests on {place} gives it"
-        none = (
+        return (
             f"{subject} has no attention sink: {heads} more than {threshold} of weight on average. Only after dividing each "
-            f"row by its sum, however small, do {percent(silent[0]['rate'])} of heads and samples pass at {place}."
+            f"row by its sum, however small, do {percent(silent[0]['rate'])} of heads and samples pass at {place}.{rest}"
         )
-        return " ".join([none, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
-    if sinks:
-        top = sinks[0]
-        token = f", {mostly(top)}{quote(top['token'])}" if token_there(top) else ""
-        heads = ""
-        if is_number(top.get("sinking")) and cells:
-            heads = f"{of_heads(top['sinking'], cells, 'sinks', 'sink')} there, and "
-        it = "them together" if top["kind"] == "group" else "it"
-        text = (
-            f"{subject} has an attention sink at {_place(top)}{token}: {heads}{percent(top['rate'])} of all heads "
-            f"and samples give {it} more than {threshold} of their attention on average."
-        )
-        others = len([sink for sink in sinks[1:] if sink["kind"] == "position" and not sink.get("called")])
-        if others:
-            text += " One other position is a sink too." if others == 1 else f" {others} other positions are sinks too."
-        elsewhere = [str(sink["name"]) for sink in sinks[1:] if sink["kind"] != "position" or sink.get("called")]
-        text += _further(elsewhere)
-        # Gu et al.'s rate, which stands beside this one, counts what the few queries of a window give.
-        return " ".join([text, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
     if followed:
-        none = f"{subject} has no attention sink that stays at a place."
-        return " ".join([none, *(_followed(sink, cells) for sink in followed)]) + _windowed(summary)
+        return f"{subject} has no attention sink that stays at a place.{rest}"
     if weak:
         token = f" ({mostly(weak[0])}{quote(weak[0]['text'])})" if token_there(weak[0]) else ""
         return (
@@ -274,6 +258,25 @@ def finding(summary: Mapping[str, Any]) -> str:
             f"enough to count; the first position does in {percent(rate)} of heads and samples.{_windowed(summary)}"
         )
     return "The sink rate was not measured, so nothing can be said about attention sinks."
+
+
+def _at_places(subject: str, sinks: Sequence[dict[str, Any]], cells: Any, threshold: str) -> str:
+    """Of sinks that stay at a place: the strongest one with its heads and rate, and how many others there are."""
+    top = sinks[0]
+    token = f", {mostly(top)}{quote(top['token'])}" if token_there(top) else ""
+    heads = ""
+    if is_number(top.get("sinking")) and cells:
+        heads = f"{of_heads(top['sinking'], cells, 'sinks', 'sink')} there, and "
+    it = "them together" if top["kind"] == "group" else "it"
+    text = (
+        f"{subject} has an attention sink at {_place(top)}{token}: {heads}{percent(top['rate'])} of all heads "
+        f"and samples give {it} more than {threshold} of their attention on average."
+    )
+    named = [str(sink["name"]) for sink in sinks[1:] if sink["kind"] != "position" or sink.get("called")]
+    others = len(sinks) - 1 - len(named)
+    if others:
+        text += " One other position is a sink too." if others == 1 else f" {others} other positions are sinks too."
+    return text + _further(named)
 
 
 def _further(names: Sequence[str]) -> str:

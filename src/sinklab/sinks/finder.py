@@ -245,13 +245,7 @@ class SinkFinder(Watcher):
         """
         modules = list(self._modules.values())
         heads = [head for module in modules for head in module.heads]
-        codes, counts, ratios, rated, by_weight = (
-            np.concatenate([getattr(module, name) for module in modules])
-            for name in ("codes", "counts", "ratios", "rated", "loud")
-        )
-        before = np.cumsum([0, *(len(module.heads) for module in modules)])[:-1]
-        number = codes[:, 0] + np.repeat(before, [len(module.codes) for module in modules])  # of the head, of all modules
-        hits = Hits(number, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, counts, ratios, rated, by_weight)
+        hits = _hits(modules)
         groups = list(self._groups(hits, heads))
         alone = ~np.isin(hits.position, [position for group, _ in groups for position in group.positions])
         hits = Hits(*(getattr(hits, field.name)[alone] for field in dataclasses.fields(Hits)))
@@ -262,23 +256,17 @@ class SinkFinder(Watcher):
                 listed.append((null, True))
         listed.sort(key=lambda entry: -(entry[0].rate or 0.0))
         weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in modules]
-        loud = sum(
+        heads_by_weight = sum(
             int((_with_groups(weight, [group for group, _ in groups]) > self.threshold).any(1).sum()) for weight in weights
         )
-
-        def kind(sink: Sink, is_loud: bool) -> str:
-            if not is_loud:
-                return "silent"
-            return "weak" if not sink.sinking else "followed" if sink.anywhere else "sinks"
-
         sinks, followed, weak, silent = (
-            tuple(sink for sink, is_loud in listed if kind(sink, is_loud) == name)
+            tuple(sink for sink, is_loud in listed if _list_of(sink, is_loud) == name)
             for name in ("sinks", "followed", "weak", "silent")
         )
         return Sinks(
             sinks=sinks, followed=followed, weak=weak, silent=silent, threshold=self.threshold,
             definition=DEFINITION, corpus=corpus, bos=bos, samples=self._samples,
-            seq_len=self._seq_len, heads=tuple(heads), length=self._length, heads_by_weight=loud,
+            seq_len=self._seq_len, heads=tuple(heads), length=self._length, heads_by_weight=heads_by_weight,
             front=self._front,
         )  # fmt: skip
 
@@ -370,6 +358,25 @@ class SinkFinder(Watcher):
             kind="null", text=_NULLS.get(operation, operation.replace("_", " ")),
             mass=float(mass.sum() / cases.sum()), **_by_head(hits, cases, heads),
         )  # fmt: skip
+
+
+def _hits(modules: Sequence[_Module]) -> Hits:
+    """What was seen of all modules, whose heads are numbered one after the other."""
+    codes, counts, ratios, rated, by_weight = (
+        np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts", "ratios", "rated", "loud")
+    )
+    before = np.cumsum([0, *(len(module.heads) for module in modules)])[:-1]
+    head = codes[:, 0] + np.repeat(before, [len(module.codes) for module in modules])
+    return Hits(head, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, counts, ratios, rated, by_weight)
+
+
+def _list_of(sink: Sink, is_loud: bool) -> str:
+    """Field of :class:`Sinks` that a sink is listed in."""
+    if not is_loud:
+        return "silent"
+    if not sink.sinking:
+        return "weak"
+    return "followed" if sink.anywhere else "sinks"
 
 
 def _is_loud(sink: Sink, by_weight: np.ndarray, cases: np.ndarray) -> bool:

@@ -43,7 +43,7 @@ from sinklab.streaming.refusals import require_decoder, require_integers
 from sinklab.streaming.rotation import KeyRotations
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import StaticStep, Step
-from sinklab.streaming.table import IndexedTable
+from sinklab.streaming.table import IndexedTable, Table
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -280,7 +280,7 @@ class PolicyCache(BoundedCache):
 
     def _require_ready(self, module: nn.Module, arguments: Arguments, batch: int) -> None:
         """Refuse what cannot go well, before anything is written."""
-        table, model = self.table, self.model
+        table, model = self.table, self.model  # in this order: the table binds a cache to the model that generates
         if model is None or decoder_of(model) is not module:
             raise ConfigurationError(self._belongs())
         if model.config.is_encoder_decoder and not isinstance(given_cache(arguments), EncoderDecoderCache):
@@ -300,22 +300,7 @@ class PolicyCache(BoundedCache):
                 f"{type(model).__name__} is in training mode with gradient checkpointing, in which transformers withholds the "
                 "cache from its layers; call model.eval() before"
             )
-        name = str(getattr(module.config, "_attn_implementation", "eager"))
-        if "flex" in name and not table.in_order:
-            raise UnsupportedModelError(_no_mask(name, "a bounded cache needs"))
-        if isinstance(table, SlotTable):
-            table.maskless = "flash" in name
-        elif "flash" in name and not table.in_order:
-            raise UnsupportedModelError(_no_mask(name, f"policy {self.policy.name!r} needs"))
-        if "flash" in name and isinstance(table, SlotTable) and (table.policy.holds_more or self._prefix):
-            what = (
-                "a prefix needs"
-                if self._prefix
-                else "`rollback` needs"
-                if self.rollback
-                else f"policy {self.policy.name!r} needs"
-            )
-            raise UnsupportedModelError(_no_mask(name, what))
+        self._require_maskable(table, str(getattr(module.config, "_attn_implementation", "eager")))
         own = [kind for kind in ("token_type_ids", "mm_token_type_ids") if arguments.get(kind) is not None]
         rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
         if (own or "mrope_section" in rope) and (media := media_of(arguments)):
@@ -324,6 +309,24 @@ class PolicyCache(BoundedCache):
                 "cache has those of a text; give it text alone"
             )
         require_one_text(arguments)
+        self._require_rows(table, batch)
+
+    def _require_maskable(self, table: Table, name: str) -> None:
+        """Refuse attention functions that take no mask, where one is needed; tell the slot table whether there may be none."""
+        if "flex" in name and not table.in_order:
+            raise UnsupportedModelError(_no_mask(name, "a bounded cache needs"))
+        if isinstance(table, SlotTable):
+            table.maskless = "flash" in name
+            if "flash" in name and self._prefix:
+                raise UnsupportedModelError(_no_mask(name, "a prefix needs"))
+            if "flash" in name and table.policy.holds_more:
+                what = "`rollback`" if self.rollback else f"policy {self.policy.name!r}"
+                raise UnsupportedModelError(_no_mask(name, f"{what} needs"))
+        elif "flash" in name and not table.in_order:
+            raise UnsupportedModelError(_no_mask(name, f"policy {self.policy.name!r} needs"))
+
+    def _require_rows(self, table: Table, batch: int) -> None:
+        """Refuse another number of rows than the cache holds; an empty one is made ready for it."""
         held = self.layers[0].batch_size
         if held in (-1, batch):
             return

@@ -34,6 +34,8 @@ __all__ = ["Stream", "stream"]
 Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any]
 """What may be fed: a text or its ids, or one of them for each row of a batch."""
 
+_Texts: TypeAlias = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+
 _UNREAD = ("unread", "unread_valid")
 """Tensors of a saved state, where a prompt was read in part."""
 
@@ -171,36 +173,8 @@ class Stream:
 
     def _rows(self, given: Given, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Ids and which of them are tokens, ``(batch, length)`` on the CPU."""
-        if isinstance(given, Mapping):
-            mask = given.get("attention_mask") if mask is None else mask
-            names = ("position_ids", *BOUNDARIES)
-            try:
-                beside = {name: torch.as_tensor(given[name]) for name in names if given.get(name) is not None}
-                given, mask = torch.as_tensor(given["input_ids"]), None if mask is None else torch.as_tensor(mask)
-            except (KeyError, ValueError) as error:
-                raise InputError(
-                    f"what a tokenizer returns is read as rows of `input_ids` of one length ({error}); pad on the left"
-                ) from None
-            require_one_text({**beside, "attention_mask": mask})
-        elif isinstance(given, np.ndarray):
-            given = torch.as_tensor(given)
-        if isinstance(given, Tensor):
-            ids = given.cpu()[None] if given.ndim == 1 else given.cpu()
-            if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
-                raise InputError(f"ids are an integer tensor (batch, length); got {ids.dtype} of shape {tuple(ids.shape)}")
-            valid = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.cpu().bool()
-            if valid.shape != ids.shape or not bool(valid[:, -1:].all()):
-                raise InputError(
-                    f"attention_mask must have the shape of the ids, {tuple(ids.shape)}, and end with a token in every row: "
-                    "pad on the left"
-                )
-        else:
-            if mask is not None:
-                raise InputError("an attention_mask goes with a tensor of ids; lists are padded here")
-            several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], numbers.Integral)
-            texts = cast("Sequence[str | Sequence[int]]", given if several else [given])
-            first = not self.reader.position and not self._kept
-            ids, valid = _padded([self._encode(text, first=first) for text in texts])
+        given, mask = _unpacked(given, mask)
+        ids, valid = _from_ids(given, mask) if isinstance(given, Tensor) else self._from_lists(given, mask)
         if not ids.numel() or not bool(valid.any(dim=1).all()):
             raise InputError("there is nothing to read: a prompt needs a token or more in every row")
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
@@ -210,6 +184,15 @@ class Stream:
             ids, valid = _padded([self._kept + row[real].tolist() for row, real in zip(ids, valid, strict=True)])
             self._kept = []
         return ids.long(), valid
+
+    def _from_lists(self, given: _Texts, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Ids and which of them are tokens, of a text or a list of ids, or of several, which are padded on the left."""
+        if mask is not None:
+            raise InputError("an attention_mask goes with a tensor of ids; lists are padded here")
+        several = not isinstance(given, str) and len(given) > 0 and not isinstance(given[0], numbers.Integral)
+        texts = cast("Sequence[str | Sequence[int]]", given if several else [given])
+        first = not self.reader.position and not self._kept
+        return _padded([self._encode(text, first=first) for text in texts])
 
     def _encode(self, given: str | Sequence[int], *, first: bool) -> list[int]:
         if not isinstance(given, str):
@@ -380,6 +363,39 @@ def _tokens(source: Stream, count: int | None) -> Iterator[StreamedToken]:
             yield dataclasses.replace(token, texts=texts)
             return
         yield token
+
+
+def _unpacked(given: Given, mask: Tensor | None) -> tuple[Tensor | _Texts, Tensor | None]:
+    """Ids as a tensor with their mask, of what a tokenizer returns or of an array; texts and lists as they are."""
+    if isinstance(given, np.ndarray):
+        return torch.as_tensor(given), mask
+    if not isinstance(given, Mapping):
+        return given, mask
+    mask = given.get("attention_mask") if mask is None else mask
+    names = ("position_ids", *BOUNDARIES)
+    try:
+        beside = {name: torch.as_tensor(given[name]) for name in names if given.get(name) is not None}
+        ids, mask = torch.as_tensor(given["input_ids"]), None if mask is None else torch.as_tensor(mask)
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            f"what a tokenizer returns is read as rows of `input_ids` of one length ({error}); pad on the left"
+        ) from None
+    require_one_text({**beside, "attention_mask": mask})
+    return ids, mask
+
+
+def _from_ids(given: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Ids ``(batch, length)`` and which of them are tokens, on the CPU, of a tensor of one row or more."""
+    ids = given.cpu()[None] if given.ndim == 1 else given.cpu()
+    if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
+        raise InputError(f"ids are an integer tensor (batch, length); got {ids.dtype} of shape {tuple(ids.shape)}")
+    valid = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.cpu().bool()
+    if valid.shape != ids.shape or not bool(valid[:, -1:].all()):
+        raise InputError(
+            f"attention_mask must have the shape of the ids, {tuple(ids.shape)}, and end with a token in every row: "
+            "pad on the left"
+        )
+    return ids, valid
 
 
 def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -91,40 +91,28 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
         InputError: not a SinkLM, another architecture, or parameters of other shapes.
     """
     name = str(folder)
-    theirs, ours = read_config(folder, name, trust_remote_code=False), model.config
-    if not isinstance(theirs, SinkLMConfig):
-        raise InputError(
-            f"{name} is a {theirs.model_type} model; `init_from` takes the weights of a SinkLM (a run of pretrain)"
-        )
-    fields = [field for field in type(theirs.architecture).model_fields if field not in CHANGEABLE]
-    different = [
-        f"{field} is {getattr(theirs, field)!r} there and {getattr(ours, field)!r} here"
-        for field in fields
-        if getattr(theirs, field) != getattr(ours, field)
-    ]
-    if different:
-        raise InputError(f"the weights of {name} do not fit model: {'; '.join(different)}")
+    config = _fitting_config(folder, model.config)
     files = weight_files(folder, name)
     stored: dict[str, Tensor] = {}
     for file in files:
         stored |= {_plain(key): tensor for key, tensor in load_file(file).items()}
     targets = {_plain(key): parameter for key, parameter in model.named_parameters()}
+    buffers = {_plain(key): buffer for key, buffer in model.named_buffers()}
     _fold_scales(stored, targets)
-    shared = [key for key in targets if key in stored]
-    wrong = [key for key in shared if stored[key].shape != targets[key].shape]
-    others = [key for key in wrong if _is_of_operation(key)]
-    shared, wrong = ([key for key in keys if key not in others] for keys in (shared, wrong))
-    if wrong:
+    misshapen = [key for key in targets if key in stored and stored[key].shape != targets[key].shape]
+    if wrong := [key for key in misshapen if not _is_of_operation(key)]:
         raise InputError(
             f"the weights of {name} do not fit: {wrong[0]} has the shape {tuple(stored[wrong[0]].shape)} there and "
             f"{tuple(targets[wrong[0]].shape)} here"
         )
-    buffers = {_plain(key): buffer for key, buffer in model.named_buffers()}
+    shared = [key for key in targets if key in stored and key not in misshapen]
+    known = {*targets, *buffers, *model.all_tied_weights_keys}
+    same_operation = config.operation["name"] == model.config.operation["name"]
     with torch.no_grad():
         for key in shared:
             targets[key].copy_(stored[key])
         # What the operation has taken from the weights (singular vectors) is of the initial ones until here.
-        if theirs.operation["name"] == ours.operation["name"]:
+        if same_operation:
             for key in buffers.keys() & stored.keys():
                 buffers[key].copy_(stored[key])
         else:
@@ -134,14 +122,31 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
     return {
         "path": name,
         "sha256": hash_files(files),
-        "operation": theirs.operation["name"],
-        "new": [key for key in targets if key not in stored or key in others],
-        "dropped": [
-            key
-            for key in stored
-            if key in others or not (key in targets or key in buffers or key in model.all_tied_weights_keys)
-        ],
+        "operation": config.operation["name"],
+        "new": [key for key in targets if key not in stored or key in misshapen],
+        "dropped": [key for key in stored if key not in known or key in misshapen],
     }
+
+
+def _fitting_config(folder: Path, ours: SinkLMConfig) -> SinkLMConfig:
+    """The config of a directory, whose model is like ours but for what may differ.
+
+    Raises:
+        InputError: not a SinkLM, or another architecture.
+    """
+    theirs = read_config(folder, str(folder), trust_remote_code=False)
+    if not isinstance(theirs, SinkLMConfig):
+        raise InputError(
+            f"{folder} is a {theirs.model_type} model; `init_from` takes the weights of a SinkLM (a run of pretrain)"
+        )
+    different = [
+        f"{field} is {getattr(theirs, field)!r} there and {getattr(ours, field)!r} here"
+        for field in type(theirs.architecture).model_fields
+        if field not in CHANGEABLE and getattr(theirs, field) != getattr(ours, field)
+    ]
+    if different:
+        raise InputError(f"the weights of {folder} do not fit model: {'; '.join(different)}")
+    return theirs
 
 
 def _is_of_operation(key: str) -> bool:

@@ -46,7 +46,6 @@ from sinklab.studies.cache.long_texts import long_texts
 from sinklab.studies.cache.policy_plan import checked_budgets, default_length
 from sinklab.studies.causes.measurement import causes_section
 from sinklab.studies.measure.probing import (
-    Seen,
     check_identity,
     checks,
     labelled,
@@ -113,63 +112,19 @@ def measure_audit(
 ) -> Audited:
     """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`."""
     main_bos = uses_bos(loaded.encoder, bos)
-    loss = loss_kind(loaded.model)
     missing = not_measured(loaded.model)
     reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=main_bos)
-
-    tables: list[pd.DataFrame] = []
-    conditions: list[Condition] = []
-    identity: dict[str, int] = {}
-    main: tuple[Samples, Seen, list[Probe]] | None = None
-    by_token: dict[Part, list[dict[str, object]]] = {}
-    kind = kind_of(loaded.model)
-    # A DETR has two sides too, though it is given pictures and no target.
-    two_sided = is_two_sided(loaded.model) or Anatomy(loaded.model).encoder is not None
-    parts: tuple[Part, ...] = PARTS if two_sided else ("",)
-    for source, with_bos in _plan(text, kind, main_bos, loaded.encoder.bos_token_id is not None):
-        drawn = draw_samples(loaded, source, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
-        require_length(loaded, drawn, seq_len)
-        if main is None:
-            identity = check_identity(loaded.model, drawn)
-        names = [name for name in probe_registry if name not in missing] if main is None else ["sink_rate"]
-        probes = [make_probe(name, threshold) for name in names]
-        finders = {part: _finder(threshold, part, drawn) for part in parts}
-        first = [*(probe for probe in probes if not isinstance(probe, SinkProbe)), *finders.values()]
-        stage = f"{source.label}, {bos_words(with_bos, loaded.encoder.bos_name)}".rstrip(", ")
-        probed = run_probes(
-            loaded.model,
-            drawn,
-            first,
-            batch_size=batch_size,
-            loss=loss == "next token" or drawn.targets is not None or drawn.scored is not None,
-            progress=progress,
-            stage=stage,
-        )
-        # Deformable attention, which has no weight for every key, leaves a part of some models unseen.
-        finders = {part: finder for part, finder in finders.items() if not part or finder.windowed()[1]}
-        found = {
-            part: finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(with_bos))
-            for part, finder in finders.items()
-        }
-        constants: dict[str, object] = {"run_id": run_id, "corpus": source.label, "bos": int(with_bos), "seed": seed}
-        table = labelled(probed.session, loaded, **constants)
-        tables.append(table)
-        if main is None:
-            # Numbers about the sink need a second look: where it is, is known only after the first.
-            names = [probe.name for probe in probes if isinstance(probe, SinkProbe)]
-            for part, sinks in found.items():
-                of_part = [make_probe(name, threshold) for name in names]
-                again, found[part] = about_sinks(
-                    loaded, drawn, of_part, sinks, part=part, batch_size=batch_size, progress=progress
-                )
-                tables.append(labelled(again, loaded, **constants))
-            main = (drawn, probed, probes)
-            by_token = {part: finder.by_token(decoder(loaded)) for part, finder in finders.items()}
-        candidates = {part: finder.candidates_by_module for part, finder in finders.items()}
-        windowed = {part: finder.windowed() for part, finder in finders.items()}
-        conditions.append(Condition(source.label, with_bos, probed.loss, table, drawn.sha256, found, candidates, windowed))
-    assert main is not None  # the plan always has a first condition
-    (drawn, probed, probes), sinks = main, next(iter(conditions[0].sinks.values()))
+    measuring = _Measuring(loaded, seq_len, samples, threshold, seed, batch_size, run_id, progress)
+    first, *others = _plan(text, kind_of(loaded.model), main_bos, loaded.encoder.bos_token_id is not None)
+    drawn = measuring.draw(*first)
+    identity = check_identity(loaded.model, drawn)
+    main = measuring.measure(*first, drawn, [name for name in probe_registry if name not in missing])
+    sinks_of_parts, sink_tables = measuring.measure_sinks(main, drawn)
+    conditions = [dataclasses.replace(main.condition, sinks=sinks_of_parts)]
+    conditions += [measuring.measure(*other, measuring.draw(*other), ["sink_rate"]).condition for other in others]
+    tables = [conditions[0].table, *sink_tables, *(condition.table for condition in conditions[1:])]
+    by_token = {part: finder.by_token(decoder(loaded)) for part, finder in main.finders.items()}
+    sinks = next(iter(sinks_of_parts.values()))
     shown = drawn.take(slice(MAP_SAMPLES))
 
     maps = AttentionMaps(MAP_TILES, _longest(drawn) or 0)
@@ -184,11 +139,11 @@ def measure_audit(
         drawn,
         threshold=threshold,
         reading=reading,
-        normalized=probed.session.normalized,
-        off_seam=probed.session.off_seam,
+        normalized=main.session.normalized,
+        off_seam=main.session.off_seam,
         seed=seed,
         samples_definition=drawn.definition,
-        tier=probed.session.tier,
+        tier=main.session.tier,
         missing=missing,
     )
     summary["cache"] = None
@@ -216,15 +171,102 @@ def measure_audit(
         )
         tables.append(origin_table)
     record = {
-        "model": model_facts(loaded, probed.session),
+        "model": model_facts(loaded, main.session),
         "corpus": corpus_record(text, reading),
         "token_sha256": drawn.sha256,
         "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
-        "definitions": definitions({probe.name: probe.metrics for probe in (*probes, *also)}),
-        "checks": checks(probed.session, identity),
-        "calls": dict(probed.session.calls),
+        "definitions": definitions({probe.name: probe.metrics for probe in (*main.probes, *also)}),
+        "checks": checks(main.session, identity),
+        "calls": dict(main.session.calls),
     }
     return Audited(summary, append(tables), record, tuple(_arrays(loaded, maps, patches, shown)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Measured:
+    """What was seen under one condition.
+
+    Attributes:
+        probes: that saw it, those about the sink not yet.
+        finders: of every part that can be measured.
+    """
+
+    condition: Condition
+    session: Session
+    probes: list[Probe]
+    finders: dict[Part, SinkFinder]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Measuring:
+    """Measures conditions, which share everything but the corpus and what stands in front."""
+
+    loaded: LoadedModel
+    seq_len: int
+    samples: int
+    threshold: float
+    seed: int
+    batch_size: int | None
+    run_id: str
+    progress: Progress
+
+    def draw(self, source: Corpus, bos: bool) -> Samples:
+        """The samples of a condition."""
+        drawn = draw_samples(self.loaded, source, seq_len=self.seq_len, samples=self.samples, seed=self.seed, bos=bos)
+        require_length(self.loaded, drawn, self.seq_len)
+        return drawn
+
+    def measure(self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str]) -> _Measured:
+        """Show the samples to the probes of these names, but those about the sink, and find it."""
+        loaded = self.loaded
+        probes = [make_probe(name, self.threshold) for name in names]
+        finders = {part: _finder(self.threshold, part, drawn) for part in self._parts}
+        probed = run_probes(
+            loaded.model,
+            drawn,
+            [*(probe for probe in probes if not isinstance(probe, SinkProbe)), *finders.values()],
+            batch_size=self.batch_size,
+            loss=loss_kind(loaded.model) == "next token" or drawn.targets is not None or drawn.scored is not None,
+            progress=self.progress,
+            stage=f"{source.label}, {bos_words(bos, loaded.encoder.bos_name)}".rstrip(", "),
+        )
+        # Deformable attention, which has no weight for every key, leaves a part of some models unseen.
+        finders = {part: finder for part, finder in finders.items() if not part or finder.windowed()[1]}
+        condition = Condition(
+            source.label,
+            bos,
+            probed.loss,
+            self._table(probed.session, source.label, bos),
+            drawn.sha256,
+            sinks={
+                part: finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(bos))
+                for part, finder in finders.items()
+            },
+            candidates={part: finder.candidates_by_module for part, finder in finders.items()},
+            windowed={part: finder.windowed() for part, finder in finders.items()},
+        )
+        return _Measured(condition, probed.session, probes, finders)
+
+    def measure_sinks(self, measured: _Measured, drawn: Samples) -> tuple[dict[Part, Sinks], list[pd.DataFrame]]:
+        """Numbers about the sink need a second look: where it is, is known only after the first."""
+        names = [probe.name for probe in measured.probes if isinstance(probe, SinkProbe)]
+        completed, tables = {}, []
+        for part, sinks in measured.condition.sinks.items():
+            probes = [make_probe(name, self.threshold) for name in names]
+            session, completed[part] = about_sinks(
+                self.loaded, drawn, probes, sinks, part=part, batch_size=self.batch_size, progress=self.progress
+            )
+            tables.append(self._table(session, measured.condition.corpus, measured.condition.bos))
+        return completed, tables
+
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        # A DETR has two sides too, though it is given pictures and no target.
+        two_sided = is_two_sided(self.loaded.model) or Anatomy(self.loaded.model).encoder is not None
+        return PARTS if two_sided else ("",)
+
+    def _table(self, session: Session, corpus: str, bos: bool) -> pd.DataFrame:
+        return labelled(session, self.loaded, run_id=self.run_id, corpus=corpus, bos=int(bos), seed=self.seed)
 
 
 def _finder(threshold: float, part: Part, samples: Samples) -> SinkFinder:

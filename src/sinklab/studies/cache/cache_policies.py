@@ -214,67 +214,14 @@ def _summary(
     length = rows.shape[1]
     edges = _edges(length)
     counts = [int((~entry.losses[:, first - 1 :].isnan()).sum()) for entry in measured]
-    plain: dict[int, Tensor] = {}
-    for entry in measured:
-        if entry.budget and _is_window(entry.policy) and (entry.budget not in plain or entry.policy.positions == "in_cache"):
-            plain[entry.budget] = entry.losses
-    measured = [
-        dataclasses.replace(entry, losses=_completed(entry.losses, plain[entry.budget], first, edges))
-        if entry.policy.name == "recompute" and entry.budget in plain
-        else entry
-        for entry in measured
-    ]
+    measured = _all_completed(measured, first, edges)
     scored = [entry.losses[:, first - 1 :] for entry in measured]
-    by_sinks: dict[int, dict[int, Tensor]] = {budget: {} for budget in budgets}
-    others: dict[str, dict[int | None, Tensor]] = {"full": {}, "recompute": {}}
-    for entry, part in zip(measured, scored, strict=True):
-        if entry.policy.name in ("window", "sink_window") and entry.budget is not None:
-            number = _num_sinks(entry.policy) or 0
-            # Of one size with both kinds of positions, the recommendation is about the usual kind.
-            if number not in by_sinks[entry.budget] or entry.policy.positions == "in_cache":
-                by_sinks[entry.budget][number] = part
-        # Blocks that share a window are another reading than one anew for every token, which others are compared with.
-        if entry.policy.name in others and getattr(entry.policy, "every", 1) == 1:
-            others[entry.policy.name][entry.budget] = part
-    entries: list[PolicyEntry] = []
-    for entry, part, speed, count in zip(measured, scored, timed, counts, strict=True):
-        loss, window = estimate(part), by_sinks.get(entry.budget or -1, {}).get(0)
-        anew = others["recompute"].get(entry.budget)
-        dense = others["full"].get(None)
-        entries.append(
-            {
-                "policy": entry.policy.name,
-                "label": label(entry.policy),
-                "num_sinks": _num_sinks(entry.policy),
-                "window": getattr(entry.policy, "window", None),
-                "held": entry.policy.max_held(length),
-                "budget": entry.budget,
-                "settings": policy_registry.settings(entry.policy),
-                "loss": loss.mean,
-                "loss_low": loss.low,
-                "loss_high": loss.high,
-                "scored_tokens": count,
-                "against_window": _difference(part, window),
-                "against_recompute": _difference(part, anew),
-                "against_full": _difference(part, dense),
-                "decoded_tokens": speed.steps,
-                "tokens_per_second": speed.tokens_per_second,
-                "reading_tokens_per_second": entry.reading,
-                "bytes_held": speed.bytes_held,
-                "loss_by_position": [_mean(entry.losses[:, start - 1 : stop - 1]) for start, stop in itertools.pairwise(edges)],
-            }
-        )
-    usable = {budget: sizes for budget, sizes in by_sinks.items() if 0 in sizes and len(sizes) > 1}
-    advice = None
-    if usable:
-        recomputed = {budget: part for budget, part in others["recompute"].items() if budget is not None}
-        pinned: dict[int, dict[str, Tensor]] = {budget: {} for budget in budgets}
-        for entry, part in zip(measured, scored, strict=True):
-            if entry.policy.name == "pinned" and entry.budget is not None:
-                pinned[entry.budget][label(entry.policy)] = part
-        advice = recommend(
-            usable, recompute=recomputed, full=others["full"].get(None), pinned=pinned, length=length, trained_length=trained
-        )
+    references = _references(measured, scored, budgets)
+    entries = [
+        _policy_entry(entry, part, references, speed, count, edges)
+        for entry, part, speed, count in zip(measured, scored, timed, counts, strict=True)
+    ]
+    advice = _advice(references, length, trained)
     return {
         "summary_version": SUMMARY_VERSION,
         "model": loaded.name,
@@ -293,8 +240,110 @@ def _summary(
         "sinks_needed": advice.needed if advice else None,
         "better_pinned": advice.better if advice else None,
         "recommended": _recommended(measured, advice) if advice else None,
-        "recommendation": _advised(loaded, advice) if advice else _no_advice(by_sinks, left_out),
+        "recommendation": _advised(loaded, advice) if advice else _no_advice(references.by_sinks, left_out),
     }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _References:
+    """Losses of the scored tokens, ``(documents, scored)``, of the policies that others are compared with.
+
+    Attributes:
+        by_sinks: of windows: tokens held before the query, to number of sinks, to losses.
+        recompute: of re-computation for every token, by tokens held.
+        full: of dense attention.
+        pinned: of policies that keep other tokens than the first ones: tokens held, to label, to losses.
+    """
+
+    by_sinks: dict[int, dict[int, Tensor]]
+    recompute: dict[int | None, Tensor]
+    full: Tensor | None
+    pinned: dict[int, dict[str, Tensor]]
+
+
+def _references(measured: Sequence[_Measured], scored: Sequence[Tensor], budgets: Sequence[int]) -> _References:
+    by_sinks: dict[int, dict[int, Tensor]] = {budget: {} for budget in budgets}
+    pinned: dict[int, dict[str, Tensor]] = {budget: {} for budget in budgets}
+    recompute: dict[int | None, Tensor] = {}
+    full: Tensor | None = None
+    for entry, part in zip(measured, scored, strict=True):
+        policy, budget = entry.policy, entry.budget
+        if policy.name in ("window", "sink_window") and budget is not None:
+            number = _num_sinks(policy) or 0
+            # Of one size with both kinds of positions, the recommendation is about the usual kind.
+            if number not in by_sinks[budget] or policy.positions == "in_cache":
+                by_sinks[budget][number] = part
+        elif policy.name == "pinned" and budget is not None:
+            pinned[budget][label(policy)] = part
+        elif policy.name == "full":
+            full = part
+        elif isinstance(policy, Recompute) and policy.every == 1:
+            # Blocks that share a window are another reading than one anew for every token, which others are compared with.
+            recompute[budget] = part
+    return _References(by_sinks, recompute, full, pinned)
+
+
+def _policy_entry(
+    entry: _Measured, part: Tensor, references: _References, speed: Decoding, count: int, edges: Sequence[int]
+) -> PolicyEntry:
+    """What the summary says of a policy.
+
+    Args:
+        part: its losses of the scored tokens, ``(documents, scored)``; the very tensor, if it is one of the references.
+        count: losses that were measured.
+    """
+    policy, loss = entry.policy, estimate(part)
+    return {
+        "policy": policy.name,
+        "label": label(policy),
+        "num_sinks": _num_sinks(policy),
+        "window": getattr(policy, "window", None),
+        "held": policy.max_held(edges[-1]),
+        "budget": entry.budget,
+        "settings": policy_registry.settings(policy),
+        "loss": loss.mean,
+        "loss_low": loss.low,
+        "loss_high": loss.high,
+        "scored_tokens": count,
+        "against_window": _difference(part, references.by_sinks.get(entry.budget or -1, {}).get(0)),
+        "against_recompute": _difference(part, references.recompute.get(entry.budget)),
+        "against_full": _difference(part, references.full),
+        "decoded_tokens": speed.steps,
+        "tokens_per_second": speed.tokens_per_second,
+        "reading_tokens_per_second": entry.reading,
+        "bytes_held": speed.bytes_held,
+        "loss_by_position": [_mean(entry.losses[:, start - 1 : stop - 1]) for start, stop in itertools.pairwise(edges)],
+    }
+
+
+def _advice(references: _References, length: int, trained: int | None) -> Recommendation | None:
+    """What is recommended; ``None`` without a size that was measured both with sinks and without."""
+    usable = {budget: sizes for budget, sizes in references.by_sinks.items() if 0 in sizes and len(sizes) > 1}
+    if not usable:
+        return None
+    recomputed = {budget: part for budget, part in references.recompute.items() if budget is not None}
+    return recommend(
+        usable,
+        recompute=recomputed,
+        full=references.full,
+        pinned=references.pinned,
+        length=length,
+        trained_length=trained,
+    )
+
+
+def _all_completed(measured: Sequence[_Measured], first: int, edges: Sequence[int]) -> list[_Measured]:
+    """The same, with losses of all tokens for re-computation too, where there is a window of its size to add differences to."""
+    windows: dict[int, Tensor] = {}
+    for entry in measured:
+        if entry.budget and _is_window(entry.policy) and (entry.budget not in windows or entry.policy.positions == "in_cache"):
+            windows[entry.budget] = entry.losses
+    return [
+        dataclasses.replace(entry, losses=_completed(entry.losses, windows[entry.budget], first, edges))
+        if entry.policy.name == "recompute" and entry.budget in windows
+        else entry
+        for entry in measured
+    ]
 
 
 def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[int]) -> Tensor:

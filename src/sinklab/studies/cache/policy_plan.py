@@ -118,41 +118,24 @@ def plan_policies(
         briefly: take policies other than :data:`AT_EVERY_SIZE` at the largest size only.
     """
     numbers = sorted(set(sinks))
-    chosen = [spec for spec in names if ":" in spec]  # settings that were given hold; what is left makes the size
-    for spec in chosen:
-        settings = policy_registry.read(spec)
-        policy: Policy = policy_registry.make(spec)
-        sized: Sequence[int | None] = budgets if policy.bounded and not policy.of_model else (None,)
-        if None not in sized and not _sizes(policy, settings.keys()):
-            # Its size is given: it is compared at that one, if others are.
-            held = _held(policy)
-            sized = [held] if held in budgets else []
-            if not sized:
-                left_out.append(left_out_row(policy.name, _not_among(spec, held, budgets)))
-        for budget in sized:
-            try:
-                yield policy if budget is None else _sized(policy, budget, settings.keys()), budget
-            except ConfigurationError as error:
-                left_out.append(left_out_row(policy.name, str(error)))
-    names = [name for name in names if name not in chosen]
+    configured = [spec for spec in names if ":" in spec]
+    for spec in configured:
+        yield from _of_spec(spec, budgets, left_out)
+    names = [name for name in names if name not in configured]
     for name in names:
         if not policy_registry[name].bounded:
             yield policy_registry[name](), None
     bounded = [name for name in names if policy_registry[name].bounded]
     pinned: list[int] = []
     if "pinned" in bounded:
-        try:
-            found = sinks_of_texts(loaded, rows) if found is None else found
-            pinned = found.positions_in_text
-            reason = _nothing_to_pin(found) if pinned == list(range(len(pinned))) else ""
-        except UnsupportedModelError as error:  # its attention cannot be seen, which no other policy needs
-            reason = str(error)
+        pinned, reason = _positions_to_pin(loaded, rows, found)
         if reason:
             left_out.append(left_out_row("pinned", reason))
             bounded.remove("pinned")
+    # The two ends first: what it would be with the window computed anew, and without anything but a window.
+    bounded.sort(key=lambda name: (name != "recompute", name != "window", name != "sink_window", name))
     for budget in budgets:
-        # The two ends first: what it would be with the window computed anew, and without anything but a window.
-        for name in sorted(bounded, key=lambda name: (name != "recompute", name != "window", name != "sink_window", name)):
+        for name in bounded:
             if briefly and budget < max(budgets) and name not in AT_EVERY_SIZE:
                 continue
             for settings in _settings(name, budget, numbers, pinned, "window" in names):
@@ -160,6 +143,37 @@ def plan_policies(
                     yield policy_registry[name](**settings) if settings else _sized(policy_registry[name](), budget), budget
                 except ConfigurationError as error:
                     left_out.append(left_out_row(name, str(error)))
+
+
+def _of_spec(spec: str, budgets: Sequence[int], left_out: list[LeftOut]) -> Iterator[tuple[Policy, int | None]]:
+    """A policy that was given settings, which hold, with its budget: what they leave open makes the size."""
+    settings = policy_registry.read(spec)
+    policy: Policy = policy_registry.make(spec)
+    if not policy.bounded or policy.of_model:
+        yield policy, None
+        return
+    if not _sizes(policy, settings.keys()):
+        # Its size is given: it is compared at that one, if others are.
+        held = _held(policy)
+        if held not in budgets:
+            left_out.append(left_out_row(policy.name, _not_among(spec, held, budgets)))
+            return
+        budgets = [held]
+    for budget in budgets:
+        try:
+            yield _sized(policy, budget, settings.keys()), budget
+        except ConfigurationError as error:
+            left_out.append(left_out_row(policy.name, str(error)))
+
+
+def _positions_to_pin(loaded: LoadedModel, rows: Tensor, sinks: Sinks | None) -> tuple[list[int], str]:
+    """Positions of the sinks in a text, and why nothing is gained by pinning them; empty where something may be."""
+    try:
+        sinks = sinks_of_texts(loaded, rows) if sinks is None else sinks
+    except UnsupportedModelError as error:  # its attention cannot be seen, which no other policy needs
+        return [], str(error)
+    positions = sinks.positions_in_text
+    return positions, _nothing_to_pin(sinks) if positions == list(range(len(positions))) else ""
 
 
 def _nothing_to_pin(sinks: Sinks) -> str:

@@ -129,16 +129,22 @@ def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]] | None) -> Asked:
     """
     if heads is None:
         return Asked()
-    if not isinstance(heads, str):
-        alone: list[Pair] = []
-        groups: list[tuple[Pair, ...]] = []
-        for entry in _listed(heads, heads):
-            given = _listed(entry, entry)
-            if given and not any(isinstance(one, Iterable) for one in given):
-                alone.append(_pair(given, entry))
-            else:
-                groups.append(tuple(_pair(_listed(one, entry), entry) for one in given))
-        return Asked(tuple(alone), tuple(groups))
+    return _heads_of_text(heads) if isinstance(heads, str) else _heads_of_pairs(heads)
+
+
+def _heads_of_pairs(heads: Sequence[Pair | Sequence[Pair]]) -> Asked:
+    alone: list[Pair] = []
+    groups: list[tuple[Pair, ...]] = []
+    for entry in _listed(heads, heads):
+        members = _listed(entry, entry)
+        if members and not any(isinstance(member, Iterable) for member in members):
+            alone.append(_pair(members, entry))
+        else:
+            groups.append(tuple(_pair(_listed(member, entry), entry) for member in members))
+    return Asked(tuple(alone), tuple(groups))
+
+
+def _heads_of_text(heads: str) -> Asked:
     parts = [part.strip() for part in heads.split(",") if part.strip()]
     named = [part.split("+") for part in parts if part not in ("all", "layers")]
     for members in named:

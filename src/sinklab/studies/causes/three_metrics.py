@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -208,8 +208,8 @@ def three_metrics(
         ConfigurationError: no sink, effects with neither variant, or of a head that the sink was not measured in.
     """
     known_place(sinks, samples, "comparing metrics by head")
-    usable = {variant: name for variant, name in NEEDS.items() if variant in effects.variants}
-    if not usable:
+    needs = {name: variant for variant, name in NEEDS.items() if variant in effects.variants}
+    if not needs:
         raise ConfigurationError(
             f"usefulness is the effect of 'hide' or 'redirect', and the effects have {', '.join(effects.variants) or 'none'}"
         )
@@ -221,15 +221,43 @@ def three_metrics(
     with attend(model, [probe]):
         for _, part in samples.parts(batch_size):
             model(**lean_arguments(model, part.inputs))
-    heads = effects.heads
+    located = [sinks.heads[order[head]] for head in effects.heads]
     by_head = {
-        "concentration": np.array([sinks.weights[order[head]] for head in heads]),
-        "outliers": np.array([probe.head(sinks.heads[order[head]]) for head in heads]),
+        "concentration": np.array([sinks.weights[order[head]] for head in effects.heads]),
+        "outliers": np.array([probe.head(head) for head in located]),
+        **{name: _mean(effects.of(variant), (1, 2)) for name, variant in needs.items()},
     }
-    for variant, name in usable.items():
-        by_head[name] = _mean(effects.of(variant), (1, 2))
+    layers, by_layer = _by_layer(probe, located, by_head)
+    quiet: list[Head] = []
+    needy: list[Head] = []
+    if "hide" in effects.variants:
+        concentrated = by_head["concentration"] >= threshold
+        for head, has_sink, need in zip(effects.heads, concentrated, _intervals(effects), strict=True):
+            if has_sink and need.high < minimal_effect:
+                quiet.append(head)
+            elif not has_sink and need.low >= minimal_effect:
+                needy.append(head)
+    return ThreeMetrics(
+        heads=list(effects.heads),
+        by_head=by_head,
+        layers=layers,
+        by_layer=by_layer,
+        correlations=[*_correlations(by_head, "heads"), *_correlations(by_layer, "layers")],
+        quiet=quiet,
+        needy=needy,
+        threshold=threshold,
+        minimal_effect=minimal_effect,
+        texts=len(samples),
+        unit=effects.unit,
+    )
+
+
+def _by_layer(
+    probe: _Outliers, heads: Sequence[Head], by_head: Mapping[str, np.ndarray]
+) -> tuple[list[int], dict[str, np.ndarray]]:
+    """The layers that hold some heads, and their metrics: outliers after the layer, of others the mean over its heads."""
     inside = {
-        site: [index for index, head in enumerate(heads) if sinks.heads[order[head]].module in layer.modules]
+        site: [index for index, head in enumerate(heads) if head.module in layer.modules]
         for site, layer in probe.layers.items()
     }
     sites = [site for site, members in inside.items() if members]
@@ -240,23 +268,7 @@ def three_metrics(
     }
     by_layer["outliers"] = np.array([_mean(np.array(probe.layers[site].peaks), 0) for site in sites])
     by_layer["kurtosis"] = np.array([np.mean(probe.layers[site].kurtosis) for site in sites])
-    needs = _intervals(effects) if "hide" in usable else []
-    strong = by_head["concentration"] >= threshold
-    return ThreeMetrics(
-        heads=list(heads),
-        by_head=by_head,
-        layers=[site.layer for site in sites],
-        by_layer=by_layer,
-        correlations=[*_correlations(by_head, "heads"), *_correlations(by_layer, "layers")],
-        quiet=[head for head, there, need in zip(heads, strong, needs, strict=False) if there and need.high < minimal_effect],
-        needy=[
-            head for head, there, need in zip(heads, strong, needs, strict=False) if not there and need.low >= minimal_effect
-        ],
-        threshold=threshold,
-        minimal_effect=minimal_effect,
-        texts=len(samples),
-        unit=effects.unit,
-    )
+    return [site.layer for site in sites], by_layer
 
 
 def _intervals(effects: Effects) -> list[Interval]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.results.naming import counted
@@ -27,7 +27,9 @@ from sinklab.studies.arguments import (
 )
 
 if TYPE_CHECKING:
+    from sinklab.models.loading import LoadedModel
     from sinklab.policies.base import Policy
+    from sinklab.registry import Registry
     from sinklab.studies.depend.harness import PreparedHarness
     from sinklab.tasks.base import Task
 
@@ -114,12 +116,10 @@ def depend(
     Next:
         sinklab stream {model} --prompt Once --max-new-tokens 100  (the cache with sinks at work)
     """
-    from sinklab.models.loading import hash_weights
     from sinklab.models.losses import is_causal_lm
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry
     from sinklab.results.table import append, make_table
-    from sinklab.streaming.fingerprint import fingerprint
     from sinklab.streaming.limits import length_known
     from sinklab.studies.depend.clock import Clock
     from sinklab.studies.depend.conditions import counts_of, make_plan, read_bits, read_bos, read_sights
@@ -137,7 +137,7 @@ def depend(
     from sinklab.studies.depend.plot import write_plots
     from sinklab.studies.depend.rows import index_rows
     from sinklab.studies.depend.runner import PreparedTask, prepare_task, run_task
-    from sinklab.studies.measure.probing import classes_of, opened, writes
+    from sinklab.studies.measure.probing import opened, writes
 
     settings = {
         "sinks": list(sinks), "items": items, "seed": seed, "bos": read_bos(bos), "visibility": read_sights(visibility),
@@ -147,12 +147,7 @@ def depend(
         Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=writes(model)) as run,
         length_known(),  # the summary has a warning
     ):
-        if not tasks:
-            raise ConfigurationError("name at least one task: sinklab list tasks")
-        if items < 2:
-            raise ConfigurationError(f"`items` {items} must be 2 or more: an interval needs several texts")
-        if not 0 < level < 1:
-            raise ConfigurationError(f"`level` {level:g} must lie between 0 and 1: 0.95 is that of intervals of 95 %")
+        _check_arguments(tasks, items, level)
         tasks = tasks if corpus is None else _reading(tasks, corpus)
         chosen = [task if isinstance(task, str) and task.startswith(HARNESS) else registry.make(task) for task in tasks]
         labels = _labels(chosen)
@@ -171,7 +166,7 @@ def depend(
         grid = cross or len(counts) > 1 or any(size != model_bits for size in bits)
         contenders = make_contenders(budget, sinks, ["full"] if grid and policies is None else policies)
         largest = max(policy.max_held(1 << 62) - 1 for policy in contenders.policies.values() if policy.bounded)
-        warnings = [warning] if (warning := window_warning(loaded, largest)) else []
+        warnings = [window_warning(loaded, largest)]  # each a sentence, or empty
         plan = make_plan(contenders, counts, read_sights(visibility), bits, model_bits, cross=cross)
         prepared: list[PreparedTask | PreparedHarness] = []
         for task, label in zip(chosen, labels, strict=True):
@@ -181,9 +176,8 @@ def depend(
                 prepared.append(prepare_harness(loaded, task.removeprefix(HARNESS), plan, items, seed))
             else:
                 prepared.append(own := prepare_task(loaded, task, label, plan, items, seed))
-                warnings += [warning] if (warning := repeats_warning(own)) else []
                 texts = own.sheets[plan.reference][0].tokens
-                warnings += [warning] if (warning := sink_warning(loaded, label, texts, contenders)) else []
+                warnings += [repeats_warning(own), sink_warning(loaded, label, texts, contenders)]
         clock = Clock(
             ((condition.kind, task.tokens(condition)) for task in prepared for condition in plan.conditions),
             say if plan.grid else lambda text: None,
@@ -193,12 +187,7 @@ def depend(
             cells = len(plan.conditions)
             of_what = f"{counted(len(prepared), 'task')}, {counted(cells, 'condition')}"
             say(f"{counted(len(prepared) * cells, 'cell')}: {of_what}, {clock.tokens:,} tokens to compute")
-        identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
-        if run.out is not None:
-            identity["weights"] = hash_weights(loaded.model)
-            # Of its configuration, which is in no weight: scaled positions, a window.
-            identity["fingerprint"] = fingerprint(loaded.model)
-            identity["classes"] = [cls.__qualname__ for cls in classes_of(loaded.model)]
+        identity = _identity(loaded, stored=run.out is not None)
         frames, summaries, records = [], [], []
         for ready in prepared:
             if isinstance(ready, PreparedTask):
@@ -210,7 +199,7 @@ def depend(
                 summary, rows, record = run_harness(loaded, ready, plan, level, run.store, identity, clock)
             rows += index_rows(summary, plan.reference)
             summaries.append(summary)
-            warnings += [warning] if (warning := loss_warning(loaded, summary)) else []
+            warnings.append(loss_warning(loaded, summary))
             records.append(record)
             frames.append(
                 make_table(
@@ -227,7 +216,8 @@ def depend(
         return run.finish(
             summary={
                 "model": loaded.name, "operation": loaded.operation, "window": contenders.budget, "bos": plan.reference,
-                "items": items, "level": level, "bits": model_bits, "warnings": warnings, "tasks": summaries,
+                "items": items, "level": level, "bits": model_bits, "warnings": [warning for warning in warnings if warning],
+                "tasks": summaries,
             },
             table=append(frames),
             display=display,
@@ -235,13 +225,43 @@ def depend(
             loaded=loaded,
             config={
                 "window": contenders.budget,
-                "tasks": [task if isinstance(task, str) else registry.settings(task) for task in tasks],
-                "policies": policies and [one if isinstance(one, str) else policy_registry.settings(one) for one in policies],
+                "tasks": _as_given(registry, tasks),
+                "policies": policies and _as_given(policy_registry, policies),
             },
             model={"name": loaded.name, "revision": loaded.revision, "operation": loaded.operation},
             policies={name: policy_registry.settings(policy) for name, policy in contenders.policies.items()},
             tasks=records,
         )  # fmt: skip
+
+
+def _check_arguments(tasks: Sequence[str | Task], items: int, level: float) -> None:
+    if not tasks:
+        raise ConfigurationError("name at least one task: sinklab list tasks")
+    if items < 2:
+        raise ConfigurationError(f"`items` {items} must be 2 or more: an interval needs several texts")
+    if not 0 < level < 1:
+        raise ConfigurationError(f"`level` {level:g} must lie between 0 and 1: 0.95 is that of intervals of 95 %")
+
+
+def _identity(loaded: LoadedModel, *, stored: bool) -> dict[str, object]:
+    """What stored scores of a model are found by; its weights are hashed only if scores are ``stored``."""
+    identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
+    if not stored:
+        return identity
+    from sinklab.models.loading import hash_weights
+    from sinklab.streaming.fingerprint import fingerprint
+    from sinklab.studies.measure.probing import classes_of
+
+    identity["weights"] = hash_weights(loaded.model)
+    # Of its configuration, which is in no weight: scaled positions, a window.
+    identity["fingerprint"] = fingerprint(loaded.model)
+    identity["classes"] = [cls.__qualname__ for cls in classes_of(loaded.model)]
+    return identity
+
+
+def _as_given(registry: Registry[Any], plugins: Sequence[str | Task | Policy]) -> list[object]:
+    """Plug-ins for the record: those given as text as they were written, objects by their settings."""
+    return [plugin if isinstance(plugin, str) else registry.settings(plugin) for plugin in plugins]
 
 
 def _reading(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:

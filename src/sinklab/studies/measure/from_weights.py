@@ -118,11 +118,7 @@ def from_weights(
             message says in which layer, sample, head and query.
         ConfigurationError: an argument whose value cannot take effect.
     """
-    check_numbers("`threshold`", threshold)
-    if row_sums not in ("one", "null_mass", "any"):
-        raise ConfigurationError(f"`row_sums` {row_sums!r} must be one, null_mass or any")
-    if tolerance is not None and not 0.0 <= tolerance < 1.0:
-        raise ConfigurationError(f"`tolerance` {tolerance} must be in [0, 1): it is a distance from a row sum of one")
+    _check_arguments(row_sums, tolerance, threshold)
     layers = _layers(weights)
     samples, _, q_len, kv_len = layers[0].shape
     if q_len > kv_len or (q_len < kv_len and not causal):
@@ -130,21 +126,16 @@ def from_weights(
             f"`weights` have {q_len:,} queries and {kv_len:,} keys; expected as many of both, or fewer queries under "
             "causal=True, the last ones. Cross-attention is measured with attend()"
         )
-    names = [f"layers.{number}" for number in range(len(layers))] if names is None else list(names)
-    if len(names) != len(layers) or len(set(names)) != len(names):
-        raise InputError(f"`names` has {len(set(names))} different names for {len(layers)} layers; expected one for each layer")
+    modules = _modules(names, len(layers))
     rules = _rules(window, causal, layers)
     real = _mask(attention_mask, samples, kv_len)
     ids, decode = _tokens(tokens, samples, kv_len)
     calls = []
-    for number, layer in enumerate(layers):
-        keys = Positions.plain(samples, kv_len, layer.device)
-        if real is not None:
-            keys = Positions.counted(real, 0, kv_len, layer.device)
-        queries = Positions(keys.positions[:, kv_len - q_len :], keys.documents[:, kv_len - q_len :])
-        known = None if ids is None else ids.to(layer.device).masked_fill(keys.positions < 0, -1)
-        site, rule = Site(module=names[number], layer=number), rules[number]
-        call = given_call(layer, site, rule, queries, keys, key_tokens=known, row_sums=row_sums)
+    for number, (layer, module, rule) in enumerate(zip(layers, modules, rules, strict=True)):
+        queries, keys = _positions(layer, real)
+        key_tokens = None if ids is None else ids.to(layer.device).masked_fill(keys.positions < 0, -1)
+        site = Site(module=module, layer=number)
+        call = given_call(layer, site, rule, queries, keys, key_tokens=key_tokens, row_sums=row_sums)
         fault, _ = find_fault(call, row_sums, tolerance)
         if fault is not None:
             raise InputError(_what(fault, number, len(layers)))
@@ -152,17 +143,15 @@ def from_weights(
     if window is None:
         _require_reach(calls, causal)
     chosen = _chosen(probes, threshold)
-    named = [_names_place(given) for given in probes] if probes is not None else [False] * len(chosen)
-    later = [probe for probe, own in zip(chosen, named, strict=True) if isinstance(probe, SinkProbe) and not own]
-    for probe in chosen:
-        place = probe.sink_position if isinstance(probe, SinkProbe) and probe not in later else None
-        if isinstance(place, int) and place >= kv_len:
-            raise ConfigurationError(f"probe {probe.name!r}: sink_position {place} lies behind {kv_len:,} keys")
+    # Probes of the main sink wait until it is known; the others, of a position that was named too, do not.
+    of_main_sink = _of_main_sink(chosen, probes)
+    others = [probe for probe in chosen if probe not in of_main_sink]
+    _require_positions(others, kv_len)
     finder = SinkFinder(threshold)
-    _show(calls, [*(probe for probe in chosen if probe not in later), finder])
+    _show(calls, [*others, finder])
     sinks = finder.sinks(decode=decode)
     heads = SinkWeights(sinks)
-    _show(calls, [*(probe.about(sinks) for probe in later), heads])
+    _show(calls, [*(probe.about(sinks) for probe in of_main_sink), heads])
     table = table_of(chosen)
     table["tier"], table["operation"] = TIER, calls[0].operation.name
     longest = kv_len if real is None else int(real.sum(1).max())
@@ -172,6 +161,14 @@ def from_weights(
     return MeasuredWeights(
         table.astype({"tier": "string", "operation": "string"}), heads.completed() if sinks.main else sinks, shape
     )
+
+
+def _check_arguments(row_sums: str, tolerance: float | None, threshold: float) -> None:
+    check_numbers("`threshold`", threshold)
+    if row_sums not in ("one", "null_mass", "any"):
+        raise ConfigurationError(f"`row_sums` {row_sums!r} must be one, null_mass or any")
+    if tolerance is not None and not 0.0 <= tolerance < 1.0:
+        raise ConfigurationError(f"`tolerance` {tolerance} must be in [0, 1): it is a distance from a row sum of one")
 
 
 def measurable(probe: Probe) -> bool:
@@ -193,11 +190,25 @@ def _chosen(probes: Sequence[str | Mapping[str, object] | Probe] | None, thresho
     return chosen
 
 
-def _names_place(probe: str | Mapping[str, object] | Probe) -> bool:
-    """Whether a probe was asked about a position, and not about the sink that is found."""
+def _of_main_sink(chosen: Sequence[Probe], given: Sequence[str | Mapping[str, object] | Probe] | None) -> list[SinkProbe]:
+    """Of the chosen probes, those about the main sink, whatever it turns out to be, and not about a position that was named."""
+    named = [False] * len(chosen) if given is None else [_names_position(probe) for probe in given]
+    return [probe for probe, own in zip(chosen, named, strict=True) if isinstance(probe, SinkProbe) and not own]
+
+
+def _names_position(probe: str | Mapping[str, object] | Probe) -> bool:
+    """Whether a probe was given for a position, and not for the main sink."""
     if isinstance(probe, Probe):
         return isinstance(probe, SinkProbe) and probe.sink_position != 0
     return "sink_position" in registry.read(probe)
+
+
+def _require_positions(probes: Sequence[Probe], keys: int) -> None:
+    """Refuse probes about a position behind the last key."""
+    for probe in probes:
+        position = probe.sink_position if isinstance(probe, SinkProbe) else None
+        if isinstance(position, int) and position >= keys:
+            raise ConfigurationError(f"probe {probe.name!r}: sink_position {position} lies behind {keys:,} keys")
 
 
 def _show(calls: Sequence[GivenCall], probes: Sequence[Probe]) -> None:
@@ -288,6 +299,25 @@ def _array(value: object, where: str) -> Tensor:
 
 def _scaled(kind: str) -> str:
     return ": divide integers by what stands for 1" if kind in "iu" else ""
+
+
+def _modules(names: Sequence[str] | None, layers: int) -> list[str]:
+    """A name for each layer, none twice."""
+    modules = [f"layers.{number}" for number in range(layers)] if names is None else list(names)
+    if len(modules) != layers or len(set(modules)) != layers:
+        raise InputError(f"`names` has {len(set(modules))} different names for {layers} layers; expected one for each layer")
+    return modules
+
+
+def _positions(layer: Tensor, real: Tensor | None) -> tuple[Positions, Positions]:
+    """Where the queries of a layer stand, the last ones of the keys, and where the keys do.
+
+    Args:
+        real: ``(samples, keys)``, false for padding; ``None`` where there is none.
+    """
+    samples, _, q_len, kv_len = layer.shape
+    keys = Positions.plain(samples, kv_len, layer.device) if real is None else Positions.counted(real, 0, kv_len, layer.device)
+    return Positions(keys.positions[:, kv_len - q_len :], keys.documents[:, kv_len - q_len :]), keys
 
 
 def _rules(window: int | Sequence[int | None] | None, causal: bool, calls: Sequence[Tensor]) -> list[Visibility]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import ConfigurationError
@@ -107,13 +107,9 @@ def measure(
         if not probes:
             raise ConfigurationError(f"name at least one probe; known: {', '.join(registry)}")
         chosen = probing.make_probes(probes, threshold)
-        made = [registry.settings(probe) for probe in chosen]
-        if threshold != THRESHOLD and not any(one.get("threshold") == threshold for one in made):
-            named = ", ".join(probe.name for probe in chosen)
-            raise ConfigurationError(
-                f"`threshold` {threshold:g} has no effect on {named}: a probe has none, or names its own; leave it out, or "
-                "measure sink_rate"
-            )
+        chosen_settings = [registry.settings(probe) for probe in chosen]
+        if threshold != THRESHOLD:
+            _require_threshold(threshold, chosen_settings)
         loaded = reading_part(probing.opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,
@@ -123,18 +119,14 @@ def measure(
         drawn = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         probing.require_length(loaded, drawn, seq_len)
         length = drawn.positions or seq_len
-        for one in made:
-            place = one.get("sink_position")
-            if isinstance(place, int) and place >= length:
-                raise ConfigurationError(
-                    f"probe {one['name']!r}: sink_position {place} lies behind samples of {length:,} positions"
-                )
-        rate = next((one for one in made if one["name"] == "sink_rate"), None)
-        said = length_warnings(loaded.model, drawn, None if rate is None else float(rate["threshold"]))
+        _require_positions(chosen_settings, length)
+        rate_threshold = next((float(probe["threshold"]) for probe in chosen_settings if probe["name"] == "sink_rate"), None)
+        sentences = length_warnings(loaded.model, drawn, rate_threshold)
         window = most_slots(loaded.model) if is_causal_lm(loaded.model) else None
-        if rate is not None and window is not None and window < length:  # the finding of an audit says it of its modules
-            said += filter(None, [few_queries_warning(length, window, float(rate["threshold"]))])
-        for sentence in said:
+        if rate_threshold is not None and window is not None and window < length:
+            # The finding of an audit says it of its modules.
+            sentences += filter(None, [few_queries_warning(length, window, rate_threshold)])
+        for sentence in sentences:
             say(sentence)
         reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         identity = probing.check_identity(loaded.model, drawn)
@@ -145,12 +137,32 @@ def measure(
             table=probing.labelled(session, loaded, run_id=run.id, corpus=text.label, bos=int(with_bos), seed=seed),
             display=display,
             loaded=loaded,
-            config={"corpus": text.label, "seq_len": length, "probes": [spelled(probe) for probe in made]},
+            config={"corpus": text.label, "seq_len": length, "probes": [spelled(probe) for probe in chosen_settings]},
             model=probing.model_facts(loaded, session),
             corpus=corpus_record(text, reading),
             token_sha256=drawn.sha256,
-            probes=made,
+            probes=chosen_settings,
             definitions=definitions({probe.name: probe.metrics for probe in chosen}),
             checks=probing.checks(session, identity),
             calls=dict(session.calls),
         )
+
+
+def _require_threshold(threshold: float, probes: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a threshold that no probe takes, by their settings."""
+    if not any(probe.get("threshold") == threshold for probe in probes):
+        names = ", ".join(probe["name"] for probe in probes)
+        raise ConfigurationError(
+            f"`threshold` {threshold:g} has no effect on {names}: a probe has none, or names its own; leave it out, or "
+            "measure sink_rate"
+        )
+
+
+def _require_positions(probes: Sequence[Mapping[str, Any]], length: int) -> None:
+    """Refuse a sink behind the end of the samples, by the settings of the probes."""
+    for probe in probes:
+        position = probe.get("sink_position")
+        if isinstance(position, int) and position >= length:
+            raise ConfigurationError(
+                f"probe {probe['name']!r}: sink_position {position} lies behind samples of {length:,} positions"
+            )

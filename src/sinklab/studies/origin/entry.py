@@ -73,24 +73,19 @@ class TracedPlace:
 
 def entry_of(setting: OriginSetting, traced: TracedPlace) -> OriginFound:
     """The entry of one place in the summary, with its verdict."""
-    place, birth, sublayer, pull = traced.place, traced.birth, traced.sublayer, traced.pull
+    place, birth, pull = traced.place, traced.birth, traced.pull
     writer, split, clean, own = traced.writer, traced.split, traced.clean, traced.own
-    blocks = setting.structure.blocks
-    embedded = traced.by != "none" and sublayer is None
-    by_block: list[float | None] = []
-    for block in blocks:
-        inside = [values for label, values in clean.weights.items() if setting.block_of(label) == block.number]
-        by_block.append(known(float(torch.cat(inside, 1).nanmean())) if inside else None)
+    stage, block, module, sublayer = _where(setting, traced)
     entry: OriginFound = {
         "place": place.name,
         "kind": "spike" if place.spike else "sink",
         "positions": place.positions,
         "description": " and ".join(sink.describe() for sink in place.sinks) if len(place.sinks) == 1 else place.name,
         "by": traced.by,
-        "stage": birth.stage if traced.by == "norm" else None if sublayer is None else sublayer.stage,
-        "block": None if sublayer is None else sublayer.block,
-        "module": None if sublayer is None else blocks[sublayer.block].name,
-        "sublayer": "embeddings" if embedded else None if sublayer is None else sublayer.kind,
+        "stage": stage,
+        "block": block,
+        "module": module,
+        "sublayer": sublayer,
         "before": birth.before,
         "after": birth.after,
         "peak": birth.peak,
@@ -109,7 +104,7 @@ def entry_of(setting: OriginSetting, traced: TracedPlace) -> OriginFound:
         "weights": [],
         "weight": known(float(mean_over(clean.weights, own).nanmean())),
         "uniform": known(float(mean_over(clean.uniform, own).nanmean())),
-        "weight_by_block": by_block,
+        "weight_by_block": _by_block(setting, clean),
         "spike": float(clean.spikes[:, traced.spike_block].mean()),
         "spiked": birth.jumps and 2 * int(clean.spiked[:, traced.spike_block].sum()) >= len(clean.spiked),
         "edits": _outcomes(traced),
@@ -122,6 +117,24 @@ def entry_of(setting: OriginSetting, traced: TracedPlace) -> OriginFound:
         entry["registers"] = _registers(traced.moved, own)
     entry["verdict"] = verdict(entry)
     return entry
+
+
+def _where(setting: OriginSetting, traced: TracedPlace) -> tuple[int | None, int | None, str | None, str | None]:
+    """Stage, block, its module and kind of the sublayer that the place comes from; ``None`` for what there is none of."""
+    sublayer = traced.sublayer
+    if sublayer is None:
+        return traced.birth.stage if traced.by == "norm" else None, None, None, None if traced.by == "none" else "embeddings"
+    stage = traced.birth.stage if traced.by == "norm" else sublayer.stage
+    return stage, sublayer.block, setting.structure.blocks[sublayer.block].name, sublayer.kind
+
+
+def _by_block(setting: OriginSetting, clean: Measured) -> list[float | None]:
+    """Mean weight that the heads of each block give the place; ``None`` for a block without any."""
+    weights: list[float | None] = []
+    for block in setting.structure.blocks:
+        inside = [values for label, values in clean.weights.items() if setting.block_of(label) == block.number]
+        weights.append(known(float(torch.cat(inside, 1).nanmean())) if inside else None)
+    return weights
 
 
 def known(value: float) -> float | None:

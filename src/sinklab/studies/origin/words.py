@@ -112,57 +112,74 @@ def _parting(origin: OriginFound) -> str:
     edit = _edit(origin, "units", "zero")
     if edit is None:
         return ""
-    spike = grade(edit["spike_kept"]["mean"])
-    spikes = f"{number(origin['spike'])} to {number(edit['spike'])} times the median"
-    silenced = "Silenced, it" if len(origin["units"]) == 1 else "Silenced, they"
-    leaves = "leaves" if len(origin["units"]) == 1 else "leave"
-    takes = "takes" if len(origin["units"]) == 1 else "take"
-    changes = "changes" if len(origin["units"]) == 1 else "change"
     if origin["kind"] == "spike" or edit["weight_kept"] is None or edit["weight"] is None or origin["weight"] is None:
-        if not origin["spiked"]:
-            return ""
-        looks = _attention_there(origin, edit)
-        if _open(edit["spike_kept"]):
-            kept_of_it = f"{_percents(edit['spike_kept'])} kept"
-            return f"{silenced} {changes} the spike ({spikes}, {kept_of_it}){looks}; these samples leave open whether it goes."
-        if spike == "gone":
-            return f"{silenced} {takes} the spike away ({spikes}){looks}."
-        return f"{silenced} {leaves} {'the' if spike == 'stays' else 'a smaller'} spike ({spikes}){looks}."
-    weight = edit["weight_kept"]
-    sink = grade(weight["mean"])
+        return _of_spike(origin, edit) if origin["spiked"] else ""
     weights = (
-        f"weight {number(origin['weight'], 2)} to {number(edit['weight'], 2)}, {_percents(weight)} of what exceeds uniform"
-        " attention is kept"
+        f"weight {number(origin['weight'], 2)} to {number(edit['weight'], 2)}, {_percents(edit['weight_kept'])} of what exceeds"
+        " uniform attention is kept"
     )
-    by_head = _differing(origin, f"{silenced} {takes}")
     if not origin["spiked"]:
-        if _open(weight):
-            return f"{silenced} {changes} the sink ({weights}); these samples leave open whether it goes."
-        if by_head is not None:
-            return f"{by_head[0]}; {by_head[1]}."
-        if sink == "stays":
-            return f"{silenced} {leaves} the sink as it is ({weights})."
-        return f"{silenced} {takes} {'' if sink == 'gone' else 'part of '}the sink away ({weights})."
-    if _open(edit["spike_kept"]) or _open(weight):
+        return _of_sink(origin, edit["weight_kept"], weights)
+    return _of_spike_and_sink(origin, edit, edit["weight_kept"], weights)
+
+
+def _of_spike(origin: OriginFound, edit: OriginEdit) -> str:
+    """Whether the spike goes, of a place that is no sink."""
+    spike, spikes, looks = grade(edit["spike_kept"]["mean"]), _spikes(origin, edit), _attention_there(origin, edit)
+    if _open(edit["spike_kept"]):
         return (
-            f"{silenced} {changes} the spike ({spikes}, "
-            f"{_percents(edit['spike_kept'])} kept) and the sink ({weights}); these samples leave open which of them goes."
+            f"{_silenced(origin, 'change')} the spike ({spikes}, {_percents(edit['spike_kept'])} kept){looks}; these samples "
+            "leave open whether it goes."
         )
-    if by_head is not None:
+    if spike == "gone":
+        return f"{_silenced(origin, 'take')} the spike away ({spikes}){looks}."
+    return f"{_silenced(origin, 'leave')} {'the' if spike == 'stays' else 'a smaller'} spike ({spikes}){looks}."
+
+
+def _of_sink(origin: OriginFound, kept: Difference, weights: str) -> str:
+    """Whether the sink goes, of a place without a spike."""
+    sink, takes = grade(kept["mean"]), _silenced(origin, "take")
+    if _open(kept):
+        return f"{_silenced(origin, 'change')} the sink ({weights}); these samples leave open whether it goes."
+    if (by_head := _differing(origin, takes)) is not None:
+        return f"{by_head[0]}; {by_head[1]}."
+    if sink == "stays":
+        return f"{_silenced(origin, 'leave')} the sink as it is ({weights})."
+    return f"{takes} {'' if sink == 'gone' else 'part of '}the sink away ({weights})."
+
+
+def _of_spike_and_sink(origin: OriginFound, edit: OriginEdit, kept: Difference, weights: str) -> str:
+    """Whether they go together, of a place that has both."""
+    spike, sink = grade(edit["spike_kept"]["mean"]), grade(kept["mean"])
+    spikes, takes = _spikes(origin, edit), _silenced(origin, "take")
+    if _open(edit["spike_kept"]) or _open(kept):
+        return (
+            f"{_silenced(origin, 'change')} the spike ({spikes}, {_percents(edit['spike_kept'])} kept) and the sink "
+            f"({weights}); these samples leave open which of them goes."
+        )
+    if (by_head := _differing(origin, takes)) is not None:
         joined = f" and the spike too ({spikes})" if spike == "gone" else f"; the spike {_left(spike)} ({spikes})"
         return f"{by_head[0]}{joined}; {by_head[1]}."
     if spike == "gone" and sink == "stays":
-        return f"Spike and sink separate. {silenced} {takes} the spike away ({spikes}), and the sink stays ({weights})."
+        return f"Spike and sink separate. {takes} the spike away ({spikes}), and the sink stays ({weights})."
     if spike == "gone" and sink == "gone":
-        return f"Spike and sink go together. {silenced} {takes} both away: the spike ({spikes}) and the sink ({weights})."
+        return f"Spike and sink go together. {takes} both away: the spike ({spikes}) and the sink ({weights})."
     if spike == "gone":
-        return f"{silenced} {takes} the spike away ({spikes}), and the sink is weakened ({weights})."
+        return f"{takes} the spike away ({spikes}), and the sink is weakened ({weights})."
     if sink == "gone":
-        text = f"Spike and sink separate. {silenced} {takes} the sink away ({weights})"
-        return f"{text}, and the spike {_left(spike)} ({spikes})."
+        return f"Spike and sink separate. {takes} the sink away ({weights}), and the spike {_left(spike)} ({spikes})."
     if sink == "weakened":
-        return f"{silenced} {takes} part of the sink away ({weights}); the spike {_left(spike)} ({spikes})."
-    return f"{silenced} {leaves} the sink as it is ({weights}); the spike {_left(spike)} ({spikes})."
+        return f"{takes} part of the sink away ({weights}); the spike {_left(spike)} ({spikes})."
+    return f"{_silenced(origin, 'leave')} the sink as it is ({weights}); the spike {_left(spike)} ({spikes})."
+
+
+def _silenced(origin: OriginFound, verb: str) -> str:
+    """The beginning of a sentence on the units: what they do when they are silenced."""
+    return f"Silenced, it {verb}s" if len(origin["units"]) == 1 else f"Silenced, they {verb}"
+
+
+def _spikes(origin: OriginFound, edit: OriginEdit) -> str:
+    return f"{number(origin['spike'])} to {number(edit['spike'])} times the median"
 
 
 def _attention_there(origin: OriginFound, edit: OriginEdit) -> str:

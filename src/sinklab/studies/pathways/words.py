@@ -264,48 +264,53 @@ def _of_the_question(rows: Sequence[Row], rate: float | None) -> list[str]:
     Where softmax has no distortion either, a pathway without any has replaced nothing, and the question was not asked.
     """
     reference = next(row for row in rows if row.label == REFERENCE)
-    others = [row for row in rows if row is not reference]
-    at_rate = "at its own rate" if rate is None else f"at {_one_rate(rate)}"
-    explicit = [row for row in others if is_explicit(row.label)]
+    explicit = [row for row in rows if row is not reference and is_explicit(row.label)]
     if not explicit:
         return []
     if reference.answer == "yes":
-        inside = [row.label for row in explicit if row.answer == "yes"]
-        words = (
-            f"{at_rate[0].upper()}{at_rate[1:]} {REFERENCE} itself is inside every bound and has no sink to replace, so that "
-            f"explicit ways to do nothing are not tested {'there' if rate is None else 'by this'}."
-        )
-        if inside:
-            words += f" It says little that {_list(inside)} {'is' if len(inside) == 1 else 'are'} inside too."
-        return [words]
-    good = [row.label for row in explicit if row.answer == "yes"]
-    without = [row.label for row in others if row.answer == "yes" and not is_explicit(row.label)]
-    left = [row.label for row in explicit if row.answer == "undecided"]
-    if good:
-        better = [
-            row.label for row in explicit if row.answer == "yes" and row.beside is not None and row.beside.answer == "better"
-        ]
-        words = f"An explicit way to do nothing that is low-distortion exists here: {_list(good)}."
-        words += f" {_list(better)} {'has' if len(better) == 1 else 'have'} a lower loss too." if better else ""
-    elif left:
-        words = (
-            "Whether an explicit way to do nothing is low-distortion is open here: shown of none, refuted of "
-            f"{len(explicit) - len(left)} of {len(explicit)}."
-        )
-    elif len(explicit) == 1:
-        words = "The one explicit way to do nothing is not low-distortion here."
-    else:
-        words = f"None of the {len(explicit)} explicit ways to do nothing is low-distortion here."
+        return [_nothing_to_replace(explicit, rate)]
+    sentences = [_of_explicit(explicit)]
     if reference.findings["sink"].verdict == "inconclusive":
-        words += f" Whether {REFERENCE} itself has a sink {at_rate} is open, so that "
-        words += (
-            "an operation with a sink at another rate may owe it to that rate."
+        doubt = (
+            "an operation with a sink at another rate may owe it to that rate"
             if rate is None
-            else "it is not shown that there is one to replace."
+            else "it is not shown that there is one to replace"
         )
+        sentences.append(f"Whether {REFERENCE} itself has a sink {_at_rate(rate)} is open, so that {doubt}.")
+    without = [row.label for row in rows if row is not reference and not is_explicit(row.label) and row.answer == "yes"]
     if without:
-        words += f" Of the others, {_list(without)} {'is' if len(without) == 1 else 'are'} low-distortion."
-    return [words]
+        sentences.append(f"Of the others, {_list(without)} {'is' if len(without) == 1 else 'are'} low-distortion.")
+    return [" ".join(sentences)]
+
+
+def _nothing_to_replace(explicit: Sequence[Row], rate: float | None) -> str:
+    at_rate = _at_rate(rate)
+    words = (
+        f"{at_rate[0].upper()}{at_rate[1:]} {REFERENCE} itself is inside every bound and has no sink to replace, so that "
+        f"explicit ways to do nothing are not tested {'there' if rate is None else 'by this'}."
+    )
+    inside = [row.label for row in explicit if row.answer == "yes"]
+    if inside:
+        words += f" It says little that {_list(inside)} {'is' if len(inside) == 1 else 'are'} inside too."
+    return words
+
+
+def _of_explicit(explicit: Sequence[Row]) -> str:
+    """Which explicit ways to do nothing are low-distortion, where softmax is not."""
+    good = [row for row in explicit if row.answer == "yes"]
+    if good:
+        words = f"An explicit way to do nothing that is low-distortion exists here: {_list([row.label for row in good])}."
+        better = [row.label for row in good if row.beside is not None and row.beside.answer == "better"]
+        return words + (f" {_list(better)} {'has' if len(better) == 1 else 'have'} a lower loss too." if better else "")
+    undecided = sum(row.answer == "undecided" for row in explicit)
+    if undecided:
+        return (
+            "Whether an explicit way to do nothing is low-distortion is open here: shown of none, refuted of "
+            f"{len(explicit) - undecided} of {len(explicit)}."
+        )
+    if len(explicit) == 1:
+        return "The one explicit way to do nothing is not low-distortion here."
+    return f"None of the {len(explicit)} explicit ways to do nothing is low-distortion here."
 
 
 def _of_reference(row: Row, natural: bool) -> list[str]:
@@ -364,6 +369,10 @@ def _limits(scale: Scale, *, one_rate_too: bool) -> list[str]:
 
 def _one_rate(rate: float | None) -> str:
     return f"{_times(rate)}the rate of the scale"
+
+
+def _at_rate(rate: float | None) -> str:
+    return "at its own rate" if rate is None else f"at {_one_rate(rate)}"
 
 
 def _times(rate: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -16,7 +16,7 @@ from sinklab.results.run import Result
 from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
 from sinklab.studies.reproduce.claims import check_word
 from sinklab.studies.reproduce.display import display
-from sinklab.studies.reproduce.stated import stated
+from sinklab.studies.reproduce.stated import Stated, stated
 
 __all__ = ["chosen", "reproduce"]
 
@@ -103,7 +103,8 @@ def reproduce(
     )
     if models is None and corpora is not None:
         raise ConfigurationError("reproduce: `corpora` are for `models`; what is trained has the text of its scale")
-    if models is not None and (plan or ray is not None or scale != "tiny" or base or cost is not None):
+    of_training = plan or ray is not None or scale != "tiny" or base or cost is not None
+    if models is not None and of_training:
         raise ConfigurationError(
             "reproduce: `plan`, `ray`, `scale`, `base` and `cost` are about training, and `models` are measured as they are"
         )
@@ -111,12 +112,8 @@ def reproduce(
     import pandas as pd
 
     from sinklab.report.claim_figure import write_claim_figure
-    from sinklab.report.claims_page import write_claims_page
     from sinklab.report.page import check_page
     from sinklab.studies.reproduce import engine
-    from sinklab.studies.reproduce.entries import entries_of
-    from sinklab.studies.reproduce.kept import read_results
-    from sinklab.studies.reproduce.overview import summary_of_entries
 
     check_page(out / "claims.html")
     tell, about = say or (lambda text: None), {"kind": "reproduce"}
@@ -129,35 +126,41 @@ def reproduce(
     if plan:
         commands = engine.plan_runs(wanted, **settings)
         return Result({}, pd.DataFrame(), about, None, lambda result: [Text("\n".join(commands))], listed=commands)
-    if (out / "runs" / scale if models is None else out / "measured" / CHECKPOINT).is_dir():
+    before = out / "runs" / scale if models is None else out / "measured" / CHECKPOINT
+    if before.is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
     elif models is None:
         tell(engine.foreseen(wanted, settings["scale"], settings["seeds"], base))
     if models is not None:
         from sinklab.studies.reproduce.checkpoints import reproduce_on
 
-        about_models = {
-            "corpora": corpora or ["python_source"],
-            "seeds": settings["seeds"],
-            "out": out,
-            "jobs": jobs,
-            "say": tell,
-        }
-        results = reproduce_on(models, wanted, **about_models)
+        results = reproduce_on(
+            models, wanted, corpora=corpora or ["python_source"], seeds=settings["seeds"], out=out, jobs=jobs, say=tell
+        )
     else:
         results = engine.reproduce(wanted, **settings, jobs=jobs, ray=ray, retries=retries)
         for result in results:
             if result.folder is not None:
                 write_claim_figure(result.folder)
-    kept = read_results(out)
-    summary_of_all = summary_of_entries(entries_of(kept))
-    page = write_claims_page([(earlier.folder, earlier.record) for earlier in kept], out / "claims.html", summary_of_all)
+    page = _write_page(out)
     rows = [result.summary for result in results]
     errors = list(dict.fromkeys(error for row in rows for error in row["errors"]))
     if errors:
         tell(f"logs are in {out / 'logs'}; the same command again tries what failed")
     summary = {"claims": rows, "page": str(page), "errors": errors}
     return Result(summary, pd.concat([result.table for result in results]), about, out, display, listed=rows)
+
+
+def _write_page(out: Path) -> Path:
+    """Write the page over all results in a directory, those of earlier runs included."""
+    from sinklab.report.claims_page import write_claims_page
+    from sinklab.studies.reproduce.entries import entries_of
+    from sinklab.studies.reproduce.kept import read_results
+    from sinklab.studies.reproduce.overview import summary_of_entries
+
+    results = read_results(out)
+    records = [(result.folder, result.record) for result in results]
+    return write_claims_page(records, out / "claims.html", summary_of_entries(entries_of(results)))
 
 
 def chosen(
@@ -177,6 +180,28 @@ def chosen(
         ConfigurationError: nothing is asked for, or nothing is left.
     """
     check_word(scale, SCALES, "scale")
+    _check_request(names, source=source, cost=cost, all_claims=all_claims)
+    claims = [stated(name) for name in names or registered]
+    if on_models and names:
+        _require_measurable(claims)
+
+    def is_chosen(claim: Stated) -> bool:
+        return (
+            (claim.checkpoint or not on_models)
+            and (base is None or bool(names) or base in bases_at(cast(Scale, scale), claim.bases))
+            and source in (None, claim.source)
+            and cost in (None, claim.costs.get(scale))
+        )
+
+    claims = [claim for claim in claims if is_chosen(claim)]
+    if not claims:
+        raise ConfigurationError(
+            f"reproduce: no claim has source {source or 'any'} and cost {cost or 'any'} at scale {scale}; see: sinklab claims"
+        )
+    return [claim.name for claim in claims]
+
+
+def _check_request(names: list[str], *, source: str | None, cost: str | None, all_claims: bool) -> None:
     if cost is not None:
         check_word(cost, COSTS, "cost")
     if source is not None:
@@ -188,20 +213,13 @@ def chosen(
             "reproduce: no claim is asked for; give names from 'sinklab claims', or `source`, such as gu2024, or `cost`, such "
             "as minutes, or `all_claims`"
         )
-    claims = [stated(name) for name in names or registered]
-    if on_models:
-        trained = [claim.name for claim in claims if not claim.checkpoint]
-        if names and trained:
-            can = ", ".join(name for name in registered if stated(name).checkpoint)
-            raise ConfigurationError(
-                f"reproduce: {', '.join(trained)} take training, which `models` have behind them; measured without it are {can}"
-            )
-        claims = [claim for claim in claims if claim.checkpoint]
-    if base is not None and not names:
-        claims = [claim for claim in claims if base in bases_at(cast(Scale, scale), claim.bases)]
-    claims = [claim for claim in claims if source in (None, claim.source) and (cost is None or claim.costs.get(scale) == cost)]
-    if not claims:
+
+
+def _require_measurable(claims: Sequence[Stated]) -> None:
+    """Refuse claims that take training, where models are measured as they are."""
+    trained = [claim.name for claim in claims if not claim.checkpoint]
+    if trained:
+        can = ", ".join(name for name in registered if stated(name).checkpoint)
         raise ConfigurationError(
-            f"reproduce: no claim has source {source or 'any'} and cost {cost or 'any'} at scale {scale}; see: sinklab claims"
+            f"reproduce: {', '.join(trained)} take training, which `models` have behind them; measured without it are {can}"
         )
-    return [claim.name for claim in claims]

@@ -118,18 +118,13 @@ def stream(
     """
     if max_new_tokens is not None and max_new_tokens < 1:
         raise ConfigurationError(f"`max_new_tokens` {max_new_tokens} must be 1 or more; leave it out for no end")
-    if system is not None and not chat:
-        raise ConfigurationError("`system` goes with `chat`; to pin a text in front of a prompt, use `keep`")
-    if keep is not None and chat:
-        raise ConfigurationError("`keep` goes with a prompt; what a chat keeps is its `system` message")
-    if chat and (prompt is not None or file is not None):
-        raise ConfigurationError("`chat` takes its turns from stdin, one a line; leave out `prompt` and `file`")
+    _check_text_arguments(chat=chat, system=system, keep=keep, has_prompt=prompt is not None or file is not None)
     check_file(save, overwrite, "save")
     if save is not None and not save.absolute().parent.is_dir():
         raise InputError(f"there is no directory {save.parent} to save {save.name} in")
-    fixed = {"policy": policy, "sinks": sinks, "window": window, "changes": changes, "keep": keep, "system": system}
-    if resume is not None and (given := [name for name, value in fixed.items() if value is not None]):
-        raise ConfigurationError(f"`{given[0]}` cannot change a state that is resumed: leave it out, or begin anew")
+    fixed = _given(policy=policy, sinks=sinks, window=window, changes=changes, keep=keep, system=system)
+    if resume is not None and fixed:
+        raise ConfigurationError(f"`{next(iter(fixed))}` cannot change a state that is resumed: leave it out, or begin anew")
     text = None if chat else _text(prompt, file, needed=resume is None)
     quiet_libraries()
     from sinklab.models.loading import load_model
@@ -138,48 +133,67 @@ def stream(
     from sinklab.streaming.state import require_slots
     from sinklab.streaming.stream import Stream
 
-    given_sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    sampling = {name: value for name, value in given_sampling.items() if value is not None}
     loaded = load_model(
         model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
         device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
     )  # fmt: skip
     if loaded.tokenizer is None:
         raise InputError(f"{model} has no tokenizer, and text goes in and out; use sinklab.streaming.stream with token ids")
-    settings: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chunk": chunk, "stop": stop or [], **sampling}
-    if endless:
-        settings["stop_ids"] = ()
-    talk: Chat | None = None
+    sampling = _given(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    ends = _given(stop=stop or None, stop_ids=() if endless else None)
+    settings: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chunk": chunk, **sampling, **ends}
+    conversation: Chat | None = None
     with length_known():  # it is said below, in a line
         if resume is not None:
-            changed = {name: value for name, value in settings.items() if name != "stop" or value}
-            source = Stream.load(resume, loaded.model, **changed)
-            talk = Chat(loaded.model, stream=source) if chat else None
+            source = Stream.load(resume, loaded.model, **settings)
+            conversation = Chat(loaded.model, stream=source) if chat else None
         else:
             settings["policy"] = _policy(policy, sinks, window, changes or [])
             if chat:
-                talk = Chat(loaded.model, system=system, **settings)
-                source = talk.stream
+                conversation = Chat(loaded.model, system=system, **settings)
+                source = conversation.stream
             else:
                 source = Stream(loaded.model, keep=keep, **settings)
     if save is not None:
         require_slots(source.reader)  # what cannot be saved is said before anything is generated
     _warn(source)
     writer = _Writer(source, as_json, max_new_tokens, goes_on=save is not None and not chat)
-    owed = talk is not None and source.unread > 0  # the answer to a turn that was read in part
+    # A conversation begins with a turn of the user, unless the last one was read in part: its answer comes first.
+    generates_first = conversation is None or source.unread > 0
     writer.read(source.read_on if text is None else functools.partial(source.feed, text))
-    try:
-        if not source.unread and (talk is None or owed):
+    with _reader_may_leave():
+        if generates_first and not source.unread:
             writer.write()
-        if talk is not None:
-            _converse(talk, writer)
+        if conversation is not None:
+            _converse(conversation, writer)
         if save is not None:
             _save(source, save, overwrite)
         writer.finish()
         if writer.terminated:
             signal.raise_signal(signal.SIGTERM)  # which ends the process, now that all is in order
+
+
+def _check_text_arguments(*, chat: bool, system: str | None, keep: str | None, has_prompt: bool) -> None:
+    """Refuse arguments of a prompt for a conversation, and of a conversation for a prompt."""
+    if system is not None and not chat:
+        raise ConfigurationError("`system` goes with `chat`; to pin a text in front of a prompt, use `keep`")
+    if keep is not None and chat:
+        raise ConfigurationError("`keep` goes with a prompt; what a chat keeps is its `system` message")
+    if chat and has_prompt:
+        raise ConfigurationError("`chat` takes its turns from stdin, one a line; leave out `prompt` and `file`")
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    """The arguments that were given; the others keep their defaults, or what a resumed stream was saved with."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Whoever reads the tokens may have had enough; that is an end like another, and nothing more can be said on stdout."""
+    try:
+        yield
     except BrokenPipeError:
-        # Whoever read the tokens has had enough; that is an end like another, and nothing more can be said on stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -198,7 +212,7 @@ def _save(source: Stream, save: Path, overwrite: bool) -> None:
     source.save(save, overwrite=overwrite)
 
 
-def _converse(talk: Chat, writer: _Writer) -> None:
+def _converse(conversation: Chat, writer: _Writer) -> None:
     """Turns from stdin until its end, or Ctrl-C."""
     asking = sys.stdin.isatty()
     while not writer.interrupted:
@@ -212,12 +226,12 @@ def _converse(talk: Chat, writer: _Writer) -> None:
         if not line:
             return
         if line.strip():
-            again = talk.rereads
-            writer.read(functools.partial(talk.say, line.strip()))
-            if talk.rereads == 1 > again:
+            again = conversation.rereads
+            writer.read(functools.partial(conversation.say, line.strip()))
+            if conversation.rereads == 1 > again:
                 note = "note: the chat template writes earlier turns anew; where it does, the whole conversation is read again"
                 print(note, file=sys.stderr)
-            if talk.stream.unread:
+            if conversation.stream.unread:
                 return
             writer.write()
             if not writer.as_json:
@@ -350,7 +364,7 @@ def _policy(policy: str | None, sinks: int | None, window: int | None, changes: 
     given = dict.fromkeys(fields, "`policy`")
     named = (("num_sinks", sinks, "`sinks`"), ("window", window, "`window`"))
     for name, value, option in (
-        *(one for one in named if one[1] is not None),
+        *(setting for setting in named if setting[1] is not None),
         *((name, value, f"`changes` {name}=…") for name, value in _fields(changes).items()),
     ):
         if name in given:
