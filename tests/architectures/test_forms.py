@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.host_arguments import read_mask
@@ -449,6 +451,25 @@ def test_a_mask_of_the_user_goes_on_with_a_cache(kind: type[Cache]) -> None:
             assert call.cached_keys == start
     tables.append(session.table().query("probe == 'sink_rate'").reset_index(drop=True))
     pandas.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-4)
+
+
+def test_a_function_of_the_user_s_own_is_causal_where_its_mask_function_says_so() -> None:
+    """``sdpa_mask`` gives no mask where the kernel can be causal by itself; nothing in the name of the function says that."""
+
+    def mine(*args: object, **kwargs: object) -> tuple[Tensor, None]:
+        return sdpa_attention_forward(*args, **kwargs)
+
+    AttentionInterface.register("mine", mine)
+    AttentionMaskInterface.register("mine", sdpa_mask)
+    try:
+        model, batch = build(ZOO["llama"], "sdpa"), {"input_ids": batch_of(ZOO["llama"])["input_ids"]}
+        model.set_attn_implementation("mine")
+        before, recorder = forward(model, batch), Recorder()
+        with attend(model, probes=[recorder], verify=True):
+            assert_identical(forward(model, batch), before)
+    finally:
+        del AttentionInterface._global_mapping["mine"], AttentionMaskInterface._global_mapping["mine"]
+    assert all(not weights.triu(1).any() for weights in (record.weights for record in recorder.records))
 
 
 def test_beams_keep_padding_apart() -> None:

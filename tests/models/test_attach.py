@@ -307,6 +307,22 @@ def test_refusals():
         attach(mamba, "sigmoid")
 
 
+@pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), torch.nn.DataParallel])
+def test_what_torch_puts_round_a_model(wrap, gated_sink, tmp_path):
+    """Before, ``attach`` ended in a KeyError or an AttributeError, and so did ``save_model``."""
+    model = llama()
+    wrapped = wrap(model)
+    assert attach(wrapped, gated_sink()) is wrapped
+    randomize(model)
+    save_model(wrapped, tmp_path)
+    assert torch.equal(load_model(str(tmp_path)).model(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_a_module_that_holds_a_model_in_its_own_way():
+    with pytest.raises(InputError, match=r"takes a model of transformers; Sequential is none and holds none that it knows"):
+        attach(torch.nn.Sequential(llama()), "sigmoid")
+
+
 def test_a_parameterised_operation_by_name_alone(gated_sink):
     model = llama()
     model.set_attn_implementation(register_operation(gated_sink()))

@@ -29,6 +29,7 @@ from sinklab.models.checkpoint import MOST_OF_A_KIND, first_line, weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
+from sinklab.models.wrappers import unwrapped
 from sinklab.registry import operations
 from sinklab.results.voice import warn
 
@@ -63,6 +64,8 @@ def attach(
 ) -> PreTrainedModel:
     """Replace the attention of every layer of ``model`` by ``operation``; in place, and returned for convenience.
 
+    Of a model in ``torch.compile``, data parallelism or the adapters of PEFT it is that of the model inside.
+
     Of a gate that starts half open a warning says so: a pre-trained model loses half of its attention outputs at once, which
     ``initial_bias`` of ``gated`` and ``opening`` of ``gated_heads`` spare it.
 
@@ -77,13 +80,16 @@ def attach(
             ``dummy_inputs`` by default, which are token ids: models of pictures or of sound need an example.
 
     Raises:
-        InputError: what ``load_model`` gave, or a name, in place of the model.
+        InputError: what ``load_model`` gave, a name or a module of another library in place of the model.
         UnsupportedModelError: no attention module on the seam, learned sink logits of its own, or an operation that needs the
             model's help (a sink token).
         ConfigurationError: a :class:`~sinklab.models.language_model.SinkLM`, whose operation is a field of its config; or a
             second operation on top of one that is attached.
     """
     require_module(model)
+    given, model = model, unwrapped(model)
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(f"attach() takes a model of transformers; {type(given).__name__} is none and holds none that it knows")
     if isinstance(model.config, SinkLMConfig):
         raise ConfigurationError(
             "the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …}), and sinklab pretrain "
@@ -95,10 +101,10 @@ def attach(
             "load the model again to give it another"
         )
     chosen: Operation = operations.make(operation)
-    attached = _attached(model, chosen, path, example)
+    _attached(model, chosen, path, example)
     if chosen.at_start:
         warn(f"attach: operation {chosen.name!r}: {chosen.at_start}")
-    return attached
+    return given
 
 
 def _attached(
@@ -152,7 +158,9 @@ def save_model(
     Raises:
         ConfigurationError: the model runs an operation by name that its config does not carry; it would come back as softmax.
     """
-    if not isinstance(model, PreTrainedModel):
+    if isinstance(model, nn.Module):
+        model = unwrapped(model)
+    else:
         model, tokenizer = model.model, tokenizer or model.tokenizer
     implementation = model.config._attn_implementation
     named = isinstance(implementation, str) and implementation.startswith(seam.implementation_name(""))

@@ -110,8 +110,9 @@ def _require_followed(call: AttentionCall, before: Tensor | None, now: Tensor | 
     back = before.shape[1] - call.cached_keys
     if back > 0:
         raise SessionError(
-            f"{call.site.module}: {back} tokens were taken back (assisted decoding, prompt look-up, crop) or another text "
-            "went on in between (guidance_scale), and what looked at them cannot be taken out of the columns again: decode without, or measure each part in a session of its own"
+            f"{call.site.module}: {back} tokens were taken back (assisted decoding, prompt look-up, crop) or another text went "
+            "on in between (guidance_scale), and what looked at them cannot be taken out of the columns again: decode without, "
+            "or measure each part in a session of its own"
         )
     here = now[:, : before.shape[1]]
     for row in (here != before).flatten(1).any(dim=1).nonzero().flatten().tolist():
