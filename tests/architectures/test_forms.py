@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import DynamicCache, StaticCache
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.host_arguments import read_mask
@@ -269,7 +271,7 @@ def test_what_sees_everything_in_front_of_causal_rows_is_padding(mask: list[list
     length = len(mask)
     of_queries, of_keys = read_positions(
         None, Dense(torch.tensor([[mask]], dtype=torch.bool)), batch=1, q_len=length, kv_len=length, cross=False, decoded=0,
-        token_masks=[], masked_by_caller=True, position_ids=None, device=torch.device("cpu"),
+        cached=None, token_masks=[], masked_by_caller=True, position_ids=None, device=torch.device("cpu"),
     )  # fmt: skip
     assert [position < 0 for position in of_queries.positions[0].tolist()] == padding
     assert torch.equal(of_queries.positions, of_keys.positions)
@@ -363,9 +365,9 @@ def test_a_boolean_mask_that_eager_adds_is_named() -> None:
             forward(model, {"input_ids": batch_of(ZOO["llama"])["input_ids"], "attention_mask": visible})
 
 
-def generated(family: str, backend: str, **options: object) -> list[Recorded]:
+def generated(family: str, backend: str, padded: bool = True, **options: object) -> list[Recorded]:
     model, recorder = model_of(family, backend), Recorder()
-    batch = {name: value for name, value in batch_of(ZOO[family], padded=True).items() if not name.startswith("decoder")}
+    batch = {name: value for name, value in batch_of(ZOO[family], padded=padded).items() if not name.startswith("decoder")}
 
     def run() -> Tensor:
         return model.generate(**batch, max_new_tokens=4, min_new_tokens=4, do_sample=False, **options)
@@ -376,15 +378,20 @@ def generated(family: str, backend: str, **options: object) -> list[Recorded]:
     return recorder.records
 
 
+@pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
-def test_static_cache(family: str, backend: str) -> None:
-    """generate() builds the masks of a static cache before the forward; positions must be those of the growing cache."""
-    static = generated(family, backend, cache_implementation="static")
-    growing = generated(family, backend)
+def test_static_cache(family: str, backend: str, padded: bool) -> None:
+    """generate() builds the masks of a static cache before the forward; positions must be those of the growing cache.
+
+    Without padding all rows share one mask, of which the model is handed a copy.
+    """
+    static = generated(family, backend, padded, cache_implementation="static")
+    growing = generated(family, backend, padded)
     assert len(static) == len(growing) == 2 * 4
     for one, other in zip(static, growing, strict=True):
         assert one.site == other.site
+        assert one.call.cached_keys == other.call.cached_keys
         assert torch.equal(one.call.query_positions, other.call.query_positions)
         for row in range(2):
             found, expected = (
@@ -420,6 +427,49 @@ def test_empty_slots_of_a_static_cache_are_no_tokens(family: str, backend: str) 
         tables.append(session.table()[["probe", "module", "head", "key_position", "value", "count"]])
     assert len(tables[0]) == len(tables[1])
     pandas.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+def test_a_mask_of_the_user_goes_on_with_a_cache(kind: type[Cache]) -> None:
+    """The host builds no mask then that would say where the queries begin; the cache does."""
+    model, tokens = model_of("llama", "sdpa"), batch_of(ZOO["llama"])["input_ids"]
+    tables = []
+    with attend(model, probes=[SinkRate()]) as session:
+        forward(model, {"input_ids": tokens})
+    tables.append(session.table())
+    recorder, seen, room = Recorder(), torch.ones(LENGTH, LENGTH).tril().bool(), LENGTH + 3
+    cache = kind(config=model.config) if kind is DynamicCache else kind(config=model.config, max_cache_len=room)
+    with attend(model, probes=[recorder, SinkRate()]) as session:
+        for start, stop in ((0, 4), (4, LENGTH - 1), (LENGTH - 1, LENGTH)):
+            mask = torch.nn.functional.pad(seen[start:stop], (0, room - LENGTH))[:, : stop if kind is DynamicCache else room]
+            places = torch.arange(start, stop).expand(len(tokens), -1)
+            batch = {"input_ids": tokens[:, start:stop], "past_key_values": cache, "position_ids": places}
+            forward(model, {**batch, "attention_mask": mask.expand(len(tokens), 1, -1, -1)})
+            call = recorder.records[-1].call
+            assert call.query_positions[0].tolist() == list(range(start, stop))
+            assert [place for place in call.key_positions[0].tolist() if place >= 0] == list(range(stop))
+            assert call.cached_keys == start
+    tables.append(session.table().query("probe == 'sink_rate'").reset_index(drop=True))
+    pandas.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-4)
+
+
+def test_a_function_of_the_user_s_own_is_causal_where_its_mask_function_says_so() -> None:
+    """``sdpa_mask`` gives no mask where the kernel can be causal by itself; nothing in the name of the function says that."""
+
+    def mine(*args: object, **kwargs: object) -> tuple[Tensor, None]:
+        return sdpa_attention_forward(*args, **kwargs)
+
+    AttentionInterface.register("mine", mine)
+    AttentionMaskInterface.register("mine", sdpa_mask)
+    try:
+        model, batch = build(ZOO["llama"], "sdpa"), {"input_ids": batch_of(ZOO["llama"])["input_ids"]}
+        model.set_attn_implementation("mine")
+        before, recorder = forward(model, batch), Recorder()
+        with attend(model, probes=[recorder], verify=True):
+            assert_identical(forward(model, batch), before)
+    finally:
+        del AttentionInterface._global_mapping["mine"], AttentionMaskInterface._global_mapping["mine"]
+    assert all(not weights.triu(1).any() for weights in (record.weights for record in recorder.records))
 
 
 def test_beams_keep_padding_apart() -> None:

@@ -233,6 +233,24 @@ def test_a_name_alone_is_not_saved(tmp_path):
         save_model(model, tmp_path)
 
 
+def test_a_part_with_an_operation_is_saved_by_itself(gated_sink, tmp_path):
+    """Before, the whole was saved without a word, and came back as softmax."""
+    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text, vision = {**tower, "vocab_size": 50, "eos_token_id": 1, "bos_token_id": 0}, {**tower, "image_size": 4, "patch_size": 2}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision)).eval()
+    model.set_attn_implementation({"text_config": register_operation(Sigmoid())})
+    with pytest.raises(ConfigurationError, match=r"runs 'sinklab_sigmoid', in text_model, by name alone, which a checkpoint"):
+        save_model(model, tmp_path / "named")
+    model.set_attn_implementation("sdpa")
+    randomize(attach(model.text_model, gated_sink()))
+    with pytest.raises(ConfigurationError, match=r"'gated_sink' is attached to text_model alone, .* save_model\(model.text_model"):
+        save_model(model, tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+    save_model(model.text_model, tmp_path / "part")
+    again = load_model(str(tmp_path / "part")).model
+    assert torch.equal(again(TOKENS).last_hidden_state, model.text_model(TOKENS).last_hidden_state)
+
+
 def test_a_sibling_of_the_same_config_is_untouched():
     model = llama()
     sibling = transformers.LlamaForCausalLM(model.config).eval()
@@ -305,6 +323,22 @@ def test_refusals():
     mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1))
     with pytest.raises(UnsupportedModelError, match="MambaForCausalLM has no attention; no operation can be attached"):
         attach(mamba, "sigmoid")
+
+
+@pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), torch.nn.DataParallel])
+def test_what_torch_puts_round_a_model(wrap, gated_sink, tmp_path):
+    """Before, ``attach`` ended in a KeyError or an AttributeError, and so did ``save_model``."""
+    model = llama()
+    wrapped = wrap(model)
+    assert attach(wrapped, gated_sink()) is wrapped
+    randomize(model)
+    save_model(wrapped, tmp_path)
+    assert torch.equal(load_model(str(tmp_path)).model(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_a_module_that_holds_a_model_in_its_own_way():
+    with pytest.raises(InputError, match=r"takes a model of transformers; Sequential is none and holds none that it knows"):
+        attach(torch.nn.Sequential(llama()), "sigmoid")
 
 
 def test_a_parameterised_operation_by_name_alone(gated_sink):

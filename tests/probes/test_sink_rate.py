@@ -257,16 +257,22 @@ def test_rows_in_another_order_are_refused():
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [({"num_beams": 3}, "of another row"), ({"prompt_lookup_num_tokens": 4}, "were taken back"), ({"do_sample": True}, None)],
-    ids=["beams", "prompt look-up", "sampling"],
+    [
+        ({"num_beams": 3}, "of another row"),
+        ({"prompt_lookup_num_tokens": 4}, "were taken back"),
+        ({"guidance_scale": 2.0}, r"another text went on in between \(guidance_scale\)"),
+        ({"do_sample": True}, None),
+    ],
+    ids=["beams", "prompt look-up", "guidance", "sampling"],
 )
-def test_generation_is_followed_or_refused(how, message):
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_is_followed_or_refused(how, message, cache):
     torch.manual_seed(0)
     model = build(ZOO["llama"], "sdpa")
     prompt = torch.tensor([[5, 6, 7, 8] * 6])
     seen = contextlib.nullcontext() if message is None else pytest.raises(SessionError, match=message)
     with seen, attend(model, probes=[SinkRate()]) as session:
-        model.generate(prompt, max_new_tokens=24, pad_token_id=0, eos_token_id=None, **how)
+        model.generate(prompt, max_new_tokens=24, pad_token_id=0, eos_token_id=None, cache_implementation=cache, **how)
     if message is None:  # every query of the text has been counted once, and no other
         table = session.table()
         assert set(table.query("metric == 'qiu2025_first_attention' and layer.notna()")["count"]) == {24 + 24 - 1}

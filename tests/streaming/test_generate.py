@@ -33,6 +33,15 @@ def is_greedy(model, found, new=NEW):
     return bool((said == found[:, -new:]).all())
 
 
+@pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), torch.nn.DataParallel])
+def test_a_cache_of_a_wrapped_model_is_of_the_model_inside(wrap):
+    """Before, the wrapper was refused for taking no position_ids, or had no config."""
+    model = decoder("llama")
+    cache = small(wrap(model))
+    assert cache.model is model
+    assert is_greedy(model, model.generate(text(5), past_key_values=cache, **GREEDY))
+
+
 @pytest.mark.parametrize("length", PROMPTS)
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "cohere2", "gptj", "gpt_oss"])
 def test_greedy(family, length):

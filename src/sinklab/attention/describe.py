@@ -44,10 +44,13 @@ def describe_call(
     batch, num_heads, q_len, head_dim = query.shape
     kv_len = key.shape[2]
     implementation = getattr(native, "__name__", "")
-    visible, bias = host_arguments.read_mask(mask, kwargs, module, implementation, q_len, kv_len, query.device)
     record = forward.record_of(mask, q_len, kv_len)
+    left_to_kernel = record is not None and record.mask is None
+    visible, bias = host_arguments.read_mask(
+        mask, kwargs, module, implementation, q_len, kv_len, query.device, left_to_kernel=left_to_kernel
+    )
     decoded = forward.decoded(q_len)
-    known_before = record.q_offset if record is not None else 0
+    known_before = record.q_offset if record is not None else forward.goes_on_from
     held, window = kv_len - q_len, kwargs.get("sliding_window")
     if record is None and site.kind == "self" and window is not None and held >= max(window - 1, 1):
         # DiffusionGemma: a canvas behind a prompt, of which a sliding layer holds the end.
@@ -64,6 +67,7 @@ def describe_call(
         kv_len=kv_len,
         cross=site.kind == "cross",
         decoded=decoded,
+        cached=forward.cached,
         token_masks=forward.token_masks,
         masked_by_caller=forward.masked_by_caller,
         position_ids=kwargs.get("position_ids") if kwargs.get("position_ids") is not None else forward.position_ids,

@@ -35,8 +35,9 @@ class Forward:
         token_masks: 2-D padding masks that the model was called with.
         masked_by_caller: whether the model was called with a mask of four dimensions (or one for each kind of layer).
         position_ids: position ids that the model was called with.
-        cached: tokens that the innermost model that has begun had in its cache before.
+        cached: tokens that the innermost model that has begun had in its cache before; ``None`` of one that was given none.
         cache: that the model was called with, if any.
+        inner_cache: that the innermost model that has begun was called with, if any.
         token_ids: 2-D ids that the model, and models inside it, were called with, in the order of the calls; -1 for learned
             tokens that it puts in front.
         front: learned tokens that the model puts in front of every text.
@@ -56,8 +57,9 @@ class Forward:
     token_masks: list[Tensor] = dataclasses.field(default_factory=list)
     masked_by_caller: bool = False
     position_ids: Tensor | None = None
-    cached: int = 0
+    cached: int | None = None
     cache: Cache | None = None
+    inner_cache: Cache | None = None
     token_ids: list[Tensor] = dataclasses.field(default_factory=list)
     front: int = 0
     source_ids: Tensor | None = None
@@ -70,10 +72,15 @@ class Forward:
         return self.source_ids.to(key_positions.device).masked_fill(key_positions < 0, -1)
 
     def record_of(self, mask: object, q_len: int, kv_len: int) -> seam.MaskRecord | None:
-        """What the host said about the mask of a call: about that very mask, or else about the last one of its size."""
+        """What the host said about the mask of a call: about that very mask, or else about the last one of its size, or else
+        about one built before the forward that says the same."""
         fitting = [record for record in self.masks if (record.q_length, record.kv_length) == (q_len, kv_len)]
         same = [record for record in (*self.early_masks, *fitting) if record.mask is mask]
         chosen = same or fitting
+        if not chosen and isinstance(mask, Tensor):
+            # generate() hands on a contiguous copy of what it builds: another tensor, where all rows share one mask.
+            chosen = [record for record in self.early_masks if isinstance(record.mask, Tensor) and _equal(record.mask, mask)]
+            self.early_masks += [dataclasses.replace(record, mask=mask) for record in chosen[-1:]]  # the next layer's, too
         return chosen[-1] if chosen else None
 
     def key_tokens(self, key_positions: Tensor, q_len: int, record: seam.MaskRecord | None) -> Tensor | None:
@@ -90,7 +97,7 @@ class Forward:
             return None
         ids = ids.to(key_positions.device)
         if self.past_ids is not None:
-            past = self.past_ids if len(self.past_ids) == batch else self.past_ids.new_full((batch, self.cached), -1)
+            past = self.past_ids if len(self.past_ids) == batch else self.past_ids.new_full((batch, self.past_ids.shape[1]), -1)
             ids = torch.cat((past.to(ids.device), ids), dim=1)
         offset = record.kv_offset if record is not None else 0
         ids = ids[:, offset : offset + kv_len]
@@ -100,15 +107,29 @@ class Forward:
     def counted(self, batch: int, length: int, device: torch.device) -> Positions:
         """Positions of the tokens that enter the first layer, before an attention call has given them: behind what is cached,
         and counted from the first token that is not padding."""
-        for total in (length, self.cached + length):
+        cached = self.cached or 0
+        for total in (length, cached + length):
             fitting = [mask for mask in self.token_masks if tuple(mask.shape) == (batch, total)]
             if fitting:
                 return Positions.counted(fitting[-1], total - length, length, device)
-        return Positions.plain(batch, length, device, self.cached)
+        return Positions.plain(batch, length, device, cached)
+
+    @property
+    def goes_on_from(self) -> int:
+        """How many tokens there were before those of this forward; 0 where it reads a cache that it does not write to, as the
+        canvas of DiffusionGemma does, which is read anew at every step."""
+        if not self.cached or self.inner_cache is None:
+            return 0
+        return self.cached if int(self.inner_cache.get_seq_length()) > self.cached else 0  # its first layer has been called
 
     def decoded(self, q_len: int) -> int:
         """How many tokens were cached before the present queries.
 
         The mask of cross-attention knows nothing of the decoder's cache; that of the self-attention before it does.
         """
-        return max((record.q_offset for record in self.masks if record.q_length == q_len), default=0)
+        return max((record.q_offset for record in self.masks if record.q_length == q_len), default=self.cached or 0)
+
+
+def _equal(mask: Tensor, other: Tensor) -> bool:
+    same = (mask.shape, mask.dtype, mask.device) == (other.shape, other.dtype, other.device)
+    return same and torch.equal(mask, other)

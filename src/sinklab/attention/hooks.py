@@ -195,7 +195,7 @@ class ModelHooks:
             elif outermost and (isinstance(mask, Mapping) or (isinstance(mask, Tensor) and mask.ndim == 4)):
                 self.now.masked_by_caller = True
         cache = given_cache(kwargs)
-        self.now.cached = 0 if cache is None else int(cache.get_seq_length())
+        self.now.inner_cache, self.now.cached = cache, None if cache is None else int(cache.get_seq_length())
         front = int(getattr(module, "tokens_in_front", 0))  # given with a text that begins; later its cache has them
         self.now.front = max(self.now.front, front)
         ids = kwargs.get("input_ids", args[0] if args else None)

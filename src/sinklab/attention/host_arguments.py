@@ -132,6 +132,8 @@ def read_mask(
     q_len: int,
     kv_len: int,
     device: torch.device,
+    *,
+    left_to_kernel: bool = False,
 ) -> tuple[Visibility, Tensor | None]:
     """Rule of visibility and additive scores that a call's mask and keywords stand for.
 
@@ -140,6 +142,7 @@ def read_mask(
             adds is a bias down to :data:`HIDDEN_FROM`, where it begins to hide; less than that hides where it is one number
             that is added or not, :data:`HIDING_STEP` or more (Swin's -100).
         implementation: name of the backend; without a mask ``sdpa`` and ``flash`` follow ``is_causal``, eager sees everything.
+        left_to_kernel: the mask function of this very call gave none; a function of another name follows ``is_causal`` then.
 
     Returns:
         The rule over tensor indices, and additive scores ``(batch or 1, heads or 1, q_len, kv_len)`` or ``None``.
@@ -151,6 +154,7 @@ def read_mask(
     rule: Visibility = Everything(device)
     # Operations registered here follow sdpa, for which "no mask" means "the module says whether it is causal".
     fused = "sdpa" in implementation or "flash" in implementation or implementation.startswith("sinklab_")
+    fused |= left_to_kernel and "eager" not in implementation
     if isinstance(mask, Tensor) and mask.ndim == 4:
         mask = mask[..., :kv_len]
         if mask.shape[2] == 1:  # LayoutLM and Switch Transformers have one row for all queries

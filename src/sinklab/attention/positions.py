@@ -60,6 +60,7 @@ def read_positions(
     kv_len: int,
     cross: bool,
     decoded: int,
+    cached: int | None,
     token_masks: list[Tensor],
     masked_by_caller: bool,
     position_ids: Tensor | None,
@@ -71,6 +72,8 @@ def read_positions(
         record: what the host said about the mask; offsets of cached and sliding keys are known only from there.
         cross: cross-attention; the host's padding then speaks of the keys alone.
         decoded: for cross-attention, how many tokens the decoder had in its cache before this call.
+        cached: how many tokens the cache held that the model was given, for calls whose mask the host did not build; ``None``
+            without one.
         token_masks: 2-D padding masks that the model was called with, for calls whose mask the host did not build.
         masked_by_caller: the model was called with a mask of four dimensions. Documents that it keeps apart are documents,
             whatever the position ids. (Masks that a model makes of itself hold other things apart: the windows of Swin.)
@@ -79,7 +82,12 @@ def read_positions(
     Raises:
         InputError: documents of one row that share keys, such as learned tokens in front of the row.
     """
-    q_offset = record.q_offset if record is not None else 0 if cross else max(kv_len - q_len, 0)
+    if record is not None:
+        q_offset = record.q_offset
+    elif cross:
+        q_offset = 0
+    else:  # a cache made beforehand is longer than what has been written to it, one with a window shorter
+        q_offset = max(kv_len - q_len, 0) if cached is None else min(cached, max(kv_len - q_len, 0))
     kv_offset = record.kv_offset if record is not None else 0
     padding = record.padding if record is not None and record.padding is not None else None
     if padding is not None and padding.shape[0] != batch:
@@ -106,7 +114,7 @@ def read_positions(
             return (packed, packed) if padding is None else (packed.without(padding), packed.without(padding))
     of_keys = _count(padding, batch, kv_offset, kv_len, device)
     written = q_offset + q_len - kv_offset
-    if padding is None and record is not None and written < kv_len and visible.state(0, q_len, written, kv_len) == "none":
+    if padding is None and written < kv_len and visible.state(0, q_len, written, kv_len) == "none":
         # The empty slots of a static cache; where the host is given padding, it ends before them.
         of_keys = of_keys.without((torch.arange(kv_len, device=device) < written).expand(batch, -1))
     return _count(padding, batch, q_offset, q_len, device), of_keys

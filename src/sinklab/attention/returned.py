@@ -220,12 +220,12 @@ class ReturnedSession(Session):
         """The call of one module, under a rule that hides nothing but padding."""
         now = self._hooks.now
         tokens = now.token_ids[-1].shape[1] if now.token_ids else None
-        q_len = given.shape[2] if given.ndim == 4 else None
-        if q_len is None or given.shape[3] != now.cached + q_len or (tokens is not None and q_len != tokens):
+        q_len, cached = given.shape[2] if given.ndim == 4 else None, now.cached or 0
+        if q_len is None or given.shape[3] != cached + q_len or (tokens is not None and q_len != tokens):
             of = "its tokens" if tokens is None else f"{tokens} tokens"
             raise UnsupportedModelError(
                 f"{name} ({type(self._anatomy.attention[name]).__name__}) returns weights of shape {tuple(given.shape)} "
-                f"for {of}; expected (batch, heads, queries, keys) over all keys ({now.cached} cached). It cannot be measured"
+                f"for {of}; expected (batch, heads, queries, keys) over all keys ({cached} cached). It cannot be measured"
             )
         batch, heads, q_len, kv_len = given.shape
         if heads > 1 and kv_len > 1 and bool((given == given[:, :1]).all()):
@@ -250,7 +250,7 @@ class ReturnedSession(Session):
         self.calls[name] += 1
         key_tokens = now.key_tokens(keys.positions, q_len, None)
         return given_call(
-            given, self._known[label], Everything(given.device), queries, keys, key_tokens=key_tokens, cached_keys=now.cached
+            given, self._known[label], Everything(given.device), queries, keys, key_tokens=key_tokens, cached_keys=cached
         )
 
     def _settle(self, calls: Sequence[GivenCall]) -> None:

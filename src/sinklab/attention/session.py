@@ -269,7 +269,7 @@ class Session:
         if not self.calls and not self._hooks.forwards:
             raise SessionError(
                 f"{type(self.model).__name__} did not run while its session was open, so there is nothing to report; run this "
-                "very model (not a copy, and in the same thread) inside the with block"
+                "very model (not a copy, and in the same thread, which generate_batch() does not) inside the with block"
             )
         if not self.calls:
             raise UnsupportedModelError(

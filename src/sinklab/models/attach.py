@@ -29,6 +29,7 @@ from sinklab.models.checkpoint import MOST_OF_A_KIND, first_line, weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
+from sinklab.models.wrappers import unwrapped
 from sinklab.registry import operations
 from sinklab.results.voice import warn
 
@@ -63,8 +64,12 @@ def attach(
 ) -> PreTrainedModel:
     """Replace the attention of every layer of ``model`` by ``operation``; in place, and returned for convenience.
 
+    Of a model in ``torch.compile``, data parallelism or the adapters of PEFT it is that of the model inside.
+
     Of a gate that starts half open a warning says so: a pre-trained model loses half of its attention outputs at once, which
     ``initial_bias`` of ``gated`` and ``opening`` of ``gated_heads`` spare it.
+
+    Attached to a part (the text tower of CLIP) it is kept with that part: ``save_model`` refuses the whole.
 
     Learned parameters appear as ``<attention module>.operation_state.<name>`` and belong to ``model.parameters()``, so make the
     optimiser afterwards. Save with :func:`save_model`; :func:`sinklab.load_model` brings the operation back. The shapes of the
@@ -77,13 +82,16 @@ def attach(
             ``dummy_inputs`` by default, which are token ids: models of pictures or of sound need an example.
 
     Raises:
-        InputError: what ``load_model`` gave, or a name, in place of the model.
+        InputError: what ``load_model`` gave, a name or a module of another library in place of the model.
         UnsupportedModelError: no attention module on the seam, learned sink logits of its own, or an operation that needs the
             model's help (a sink token).
         ConfigurationError: a :class:`~sinklab.models.language_model.SinkLM`, whose operation is a field of its config; or a
             second operation on top of one that is attached.
     """
     require_module(model)
+    given, model = model, unwrapped(model)
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(f"attach() takes a model of transformers; {type(given).__name__} is none and holds none that it knows")
     if isinstance(model.config, SinkLMConfig):
         raise ConfigurationError(
             "the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …}), and sinklab pretrain "
@@ -95,10 +103,10 @@ def attach(
             "load the model again to give it another"
         )
     chosen: Operation = operations.make(operation)
-    attached = _attached(model, chosen, path, example)
+    _attached(model, chosen, path, example)
     if chosen.at_start:
         warn(f"attach: operation {chosen.name!r}: {chosen.at_start}")
-    return attached
+    return given
 
 
 def _attached(
@@ -150,22 +158,41 @@ def save_model(
             machine, that the model was loaded from. A model made in memory has none.
 
     Raises:
-        ConfigurationError: the model runs an operation by name that its config does not carry; it would come back as softmax.
+        ConfigurationError: the model, or a part of it, runs an operation that its config does not carry: by name alone, or
+            attached to the part (the text tower of CLIP). It would come back as softmax.
     """
-    if not isinstance(model, PreTrainedModel):
+    if isinstance(model, nn.Module):
+        model = unwrapped(model)
+    else:
         model, tokenizer = model.model, tokenizer or model.tokenizer
-    implementation = model.config._attn_implementation
-    named = isinstance(implementation, str) and implementation.startswith(seam.implementation_name(""))
-    if named and not isinstance(model.config, SinkLMConfig) and getattr(model.config, CONFIG_FIELD, None) is None:
-        raise ConfigurationError(
-            f"this {type(model).__name__} runs {implementation!r} by name alone, which a checkpoint does not keep: it would be "
-            "loaded as softmax. Use sinklab.attach(model, operation) instead of attn_implementation"
-        )
+    _require_recorded(model)
     tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
     with without_bars():
         model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def _require_recorded(model: PreTrainedModel) -> None:
+    """Refuse a model of which transformers would not save that its attention, or that of a part of it, is another."""
+    if isinstance(model.config, SinkLMConfig) or getattr(model.config, CONFIG_FIELD, None) is not None:
+        return
+    for path, part in model.named_modules():
+        if not isinstance(part, PreTrainedModel):
+            continue
+        implementation, recorded = part.config._attn_implementation, getattr(part.config, CONFIG_FIELD, None)
+        if recorded is not None:
+            raise ConfigurationError(
+                f"operation {recorded['operation']['name']!r} is attached to {path} alone, which the config of this "
+                f"{type(model).__name__} does not say: it would be loaded as softmax. Save the part by itself, "
+                f"save_model(model.{path}, …), or attach the operation to the whole model (`example` has what all of it reads)"
+            )
+        if isinstance(implementation, str) and implementation.startswith(seam.implementation_name("")):
+            of = f", in {path}," if path else ""
+            raise ConfigurationError(
+                f"this {type(model).__name__} runs {implementation!r}{of} by name alone, which a checkpoint does not keep: it "
+                "would be loaded as softmax. Use sinklab.attach(model, operation) instead of attn_implementation"
+            )
 
 
 def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:

@@ -95,9 +95,12 @@ class GrowingColumns:
 
 
 def _trace(call: AttentionCall) -> Tensor | None:
-    """A bit of every key, ``(batch, kv_len, 2)``, by which its row is known again; ``None`` of a cache that drops keys."""
-    grows = call.keys.shape[2] == call.cached_keys + call.queries.shape[2]
-    return call.keys[:, 0, :, :2].detach().clone() if grows else None
+    """A bit of every key, ``(batch, keys written, 2)``, by which its row is known again; ``None`` of a cache that drops keys.
+
+    A static cache has slots behind what is written.
+    """
+    written = call.cached_keys + call.queries.shape[2]
+    return call.keys[:, 0, :written, :2].detach().clone() if written <= call.keys.shape[2] else None
 
 
 def _require_followed(call: AttentionCall, before: Tensor | None, now: Tensor | None) -> None:
@@ -107,8 +110,9 @@ def _require_followed(call: AttentionCall, before: Tensor | None, now: Tensor | 
     back = before.shape[1] - call.cached_keys
     if back > 0:
         raise SessionError(
-            f"{call.site.module}: {back} tokens were taken back (assisted decoding, prompt look-up, crop), and what looked at "
-            "them cannot be taken out of the columns again: decode without, or measure each part in a session of its own"
+            f"{call.site.module}: {back} tokens were taken back (assisted decoding, prompt look-up, crop) or another text went "
+            "on in between (guidance_scale), and what looked at them cannot be taken out of the columns again: decode without, "
+            "or measure each part in a session of its own"
         )
     here = now[:, : before.shape[1]]
     for row in (here != before).flatten(1).any(dim=1).nonzero().flatten().tolist():

@@ -13,7 +13,7 @@ from transformers import EncoderDecoderCache, PreTrainedModel
 from sinklab.attention.cache_argument import given_cache
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.wrappers import out_of_peft
+from sinklab.models.wrappers import unwrapped
 from sinklab.policies.base import BoundedPolicy, Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
@@ -136,7 +136,7 @@ class PolicyCache(BoundedCache):
             ConfigurationError: it is bound to another model, or ``rebase_at`` leaves no room.
             UnsupportedModelError: as the class says.
         """
-        model = out_of_peft(model)
+        model = unwrapped(model)
         if self.model is model:
             return self
         if self._table is not None:
