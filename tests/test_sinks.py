@@ -101,6 +101,17 @@ class TestKinds:
         found = find_sinks(planted(loud=0.0), tokens, threshold=0.1)
         assert found.main.position == 0
 
+    @pytest.mark.parametrize("window", [10, 20])
+    def test_a_mean_as_large_as_the_threshold_makes_no_sink(self, window):
+        finder = SinkFinder(threshold=1 / window)
+        model = SinkLM(SinkLMConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, window=window))
+        with torch.no_grad(), attend(model.eval(), [finder]):
+            model.layers[0].self_attn.q_proj.weight.zero_()  # rows are even: 1/window for each key once the window is full
+            model(torch.randint(32, (3, 2 * window), generator=torch.Generator().manual_seed(0)))
+        # Half of the queries see these two positions, and all of them 1/window at a time.
+        assert finder.candidates == window + 1
+        assert finder.rates()[window - 1] == finder.rates()[window] == 0.0
+
     def test_there_is_none(self):
         found = find_sinks(planted(loud=0.0), texts(2, 5, 3))
         assert found.main is None

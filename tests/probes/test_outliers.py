@@ -58,6 +58,17 @@ def test_layout_does_not_matter():
         assert_same(values_of(probe), values_of(alone), rel=1e-9)
 
 
+@pytest.mark.parametrize("offset", [100.0, 1000.0, 1e4])
+def test_a_mean_far_from_zero_costs_no_digits(offset):
+    torch.manual_seed(4)
+    hidden = offset + 0.01 * torch.randn(1, 6, 40) ** 3
+    # Of the numbers as float32 holds them; in float64 the deviations from their mean are good to 2^-53 · 1e6 each.
+    kurtosis = scipy.stats.kurtosis(hidden.double().flatten(), fisher=False)
+    cached = show_layers(Outliers(), *(layer_output(hidden[:, n : n + 1], start=n) for n in range(6)))
+    for probe in (show_layers(Outliers(), layer_output(hidden)), cached):
+        assert values_of(probe)["layer_kurtosis", "layers.0", None, None] == (pytest.approx(kurtosis, rel=1e-8), 1)
+
+
 def test_a_constant_tensor_has_no_kurtosis():
     found = values_of(show_layers(Outliers(), layer_output(torch.full((1, 3, 4), 0.3))))
     assert {key[0] for key in found} == {"layer_max_inf_norm"}

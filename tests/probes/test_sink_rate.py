@@ -12,6 +12,7 @@ from tests.architectures.zoo import ZOO, build
 from sinklab.attention.call import Site
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, SessionError
+from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import operations
 
@@ -60,6 +61,19 @@ def test_indicator_comes_before_the_mean():
     weak = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     found = whole_model(show(SinkRate(threshold=0.6), call_from_weights(strong), call_from_weights(weak)))
     assert found["gu2024", 0] == 50.0
+
+
+@pytest.mark.parametrize("window", [5, 10, 20])
+def test_a_mean_as_large_as_the_threshold_is_not_above_it(window):
+    model = SinkLM(SinkLMConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, window=window))
+    exact, below = SinkRate(threshold=1 / window), SinkRate(threshold=0.999 / window)
+    with torch.no_grad(), attend(model.eval(), [exact, below]):
+        model.layers[0].self_attn.q_proj.weight.zero_()  # rows are even, and from the width of the window on 1/window each
+        model(torch.arange(64)[None] % 32)
+    rates = whole_model(exact)
+    assert {rates["gu2024", key] for key in range(window - 1, 64)} == {0.0}
+    assert rates["gu2024", 0] == 100.0  # whose first query has nowhere else to look
+    assert {whole_model(below)["gu2024", key] for key in range(64)} == {100.0}
 
 
 def test_first_four_share_by_hand():

@@ -22,6 +22,7 @@ __all__ = [
     "State",
     "beyond_digits",
     "is_largest",
+    "just_above",
     "leaves_digits",
     "repeat_groups",
     "row_share",
@@ -276,6 +277,14 @@ def row_share(weights: Tensor, row_mass: Tensor, operation: Operation) -> Tensor
 def is_largest(weights: Tensor, row_max: Tensor) -> Tensor:
     """Whether a weight is the largest of its row, or as large but for rounding; no weight of zero is."""
     return (weights > 0) & (weights >= row_max * (1.0 - TIE))
+
+
+def just_above(threshold: float) -> float:
+    """What a mean weight exceeds that lies above a threshold, and is not as large but for rounding.
+
+    Ten weights of 1/10 add up to a little more than 1 in float32, and their mean is not above 1/10.
+    """
+    return threshold * (1.0 + TIE)
 
 
 def leaves_digits(log_sum_exp: Tensor) -> bool:

@@ -23,22 +23,34 @@ _BLOCK_NUMBERS = 1 << 20
 
 @dataclasses.dataclass
 class _Moments:
-    """Sums of the first four powers, the number of values and the largest absolute value; all of one document."""
+    """Mean, sums of the second to fourth power of the deviations from it, the number of values and the largest absolute value;
+    all of one document. Sums of the powers themselves would lose a mean far from zero in their last digits."""
 
-    powers: Tensor
     count: int
+    mean: float
+    second: float
+    third: float
+    fourth: float
     largest: float
 
     def plus(self, other: _Moments) -> _Moments:
-        return _Moments(self.powers + other.powers, self.count + other.count, max(self.largest, other.largest))
+        """Those of both together (Pébay 2008, SAND2008-6212, pairwise update)."""
+        mine, theirs, count = self.count, other.count, self.count + other.count
+        gap = (other.mean - self.mean) / count
+        product = mine * theirs
+        second = self.second + other.second + gap**2 * product * count
+        third = self.third + other.third + gap**3 * product * (mine - theirs) * count
+        third += 3 * gap * (mine * other.second - theirs * self.second)
+        fourth = self.fourth + other.fourth + gap**4 * product * (mine**2 - product + theirs**2) * count
+        fourth += 6 * gap**2 * (mine**2 * other.second + theirs**2 * self.second)
+        fourth += 4 * gap * (mine * other.third - theirs * self.third)
+        return _Moments(count, self.mean + gap * theirs, second, third, fourth, max(self.largest, other.largest))
 
     def kurtosis(self) -> float | None:
         """Fourth central moment over the squared variance; ``None`` for a constant tensor."""
-        mean, second, third, fourth = (self.powers / self.count).tolist()
-        variance = second - mean**2
-        if variance <= 1e-12 * second:
+        if self.second <= 1e-12 * (self.second + self.count * self.mean**2):
             return None
-        return (fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4) / variance**2
+        return self.count * self.fourth / self.second**2
 
 
 MAX_INF_NORM = Metric(
@@ -137,10 +149,14 @@ class Outliers(Probe):
 
 def _moments(hidden_states: Tensor) -> _Moments:
     """Moments of all numbers in a tensor, in float64 a block at a time."""
-    values = hidden_states.detach().flatten()
-    powers = torch.zeros(4, dtype=torch.float64)
+    values, found = hidden_states.detach().flatten(), None
     for block in values.split(_BLOCK_NUMBERS):
         wide = block.double() if block.device.type != "mps" else block.cpu().double()
-        square = wide * wide
-        powers += torch.stack((wide.sum(), square.sum(), (square * wide).sum(), (square * square).sum())).cpu()
-    return _Moments(powers, values.numel(), float(values.abs().max()))
+        mean = wide.mean()
+        apart = wide - mean
+        square = apart * apart
+        sums = torch.stack((mean, square.sum(), (square * apart).sum(), (square * square).sum(), wide.abs().max()))
+        part = _Moments(len(wide), *sums.tolist())
+        found = part if found is None else found.plus(part)
+    assert found is not None, "a document has a token"
+    return found

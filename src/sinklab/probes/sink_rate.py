@@ -10,7 +10,7 @@ import torch
 from sinklab.attention.accumulate import Means, by_head, filled, require_same
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
-from sinklab.attention.operation import TIE, is_largest, row_share
+from sinklab.attention.operation import TIE, is_largest, just_above, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError
@@ -71,9 +71,11 @@ class SinkRate(Probe):
 
     ``gu2024`` is the metric of Gu et al., of causal attention to the letter: in each document, layer and head the mean
     weight ``alpha_k`` of key ``k`` over the queries that see it is compared with the threshold; the share of the
-    comparisons that hold is the rate. Under a window these are fewer than all later ones. It is given for every position,
-    so a sink at position 2 is not missed; with operations that do not normalise, rows are divided by their sum first (their
+    comparisons that hold is the rate. A mean that equals the threshold but for rounding is not above it. Under a window
+    the queries that see a key are fewer than all later ones. The rate is given for every position, so a sink at position 2
+    is not missed; with operations that do not normalise, rows are divided by their sum first (their
     proxy). A null score (sink logit, key bias) is a position of its own, ``gu2024_null``.
+
     Every rate has rows for each layer and head and, without layer and head, for the whole model.
 
     Args:
@@ -126,8 +128,7 @@ class SinkRate(Probe):
         """Compare the column means of ended documents with the threshold, and count."""
         if ended is None:
             return
-        # In float32, like the statistics: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
-        above = 100.0 * ((ended.sums / ended.counts).float() > torch.tensor(self.threshold, dtype=torch.float32))
+        above = 100.0 * (ended.sums / ended.counts > just_above(self.threshold))
         seen = ended.counts > 0
         real = ended.positions != NOTHING
         positions = ended.positions[real][None]

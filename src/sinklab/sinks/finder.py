@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import stands_on_no_key, weights_on_own_keys
-from sinklab.attention.operation import repeat_groups, row_share
+from sinklab.attention.operation import just_above, repeat_groups, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError
@@ -175,7 +175,7 @@ class SinkFinder(Watcher):
         known.add(found, float((queries > 0).sum()), *_codes(call, hits, loud))
 
     def _above(self, means: Tensor) -> Tensor:
-        return means.float() > torch.tensor(self.threshold, dtype=torch.float32)
+        return means.float() > just_above(self.threshold)
 
     def _own(self, call: AttentionCall, statistics: Statistics) -> Tensor:
         """Share of its row that each counted query gives to its own key, ``(batch, heads, q_len)``."""
@@ -257,7 +257,8 @@ class SinkFinder(Watcher):
         listed.sort(key=lambda entry: -(entry[0].rate or 0.0))
         weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in modules]
         heads_by_weight = sum(
-            int((_with_groups(weight, [group for group, _ in groups]) > self.threshold).any(1).sum()) for weight in weights
+            int((_with_groups(weight, [group for group, _ in groups]) > just_above(self.threshold)).any(1).sum())
+            for weight in weights
         )
         sinks, followed, weak, silent = (
             tuple(sink for sink, is_loud in listed if _list_of(sink, is_loud) == name)

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.attention.intervention import Intervention
+from sinklab.attention.operation import just_above
 from sinklab.attention.placement import input_device
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session, attend
@@ -96,7 +97,7 @@ def follow(
             watcher = KeyShares()
             logits, session = _forward(model, filling.ids, [watcher])
             shares, heads = watcher.shares, watcher.heads
-            hits = shares > torch.tensor(threshold, dtype=torch.float32)
+            hits = shares > just_above(threshold)
             state.add(filling, ~free[part], hits)
             fixed.add(hits, first=before is None)
             if before is not None:
