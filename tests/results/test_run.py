@@ -51,6 +51,16 @@ def interrupted(out, ending=KeyboardInterrupt, **options):
         raise ending
 
 
+def lab(out, seeds, operations, ending=None, *, resume=False, **options):
+    """A run over a grid that stores one entry and finishes, or ends at once."""
+    grid = {"seeds": seeds, "operation": operations}
+    with Run("trial", out=out, resume=resume, grid=grid, grid_of=lambda summary: summary, **options) as one:
+        if ending is not None:
+            one.store.put("part", {"seeds": seeds}, "code", seeds)
+            raise ending
+        return one.finish(table=TABLE, display=display, summary=grid)
+
+
 def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -211,15 +221,59 @@ class TestInPlace:
 
     def test_a_grid_grows_and_does_not_shrink(self, tmp_path):
         out = tmp_path / "out"
-        run(out, resume=False, grid={"seeds": [0, 1], "operation": ["relu"]})
+        lab(out, [0, 1], ["relu"])
         record = (out / "run.json").read_bytes()
         with pytest.raises(InputError, match=r"out holds a result with `seeds` 1, which would be lost: ask for them too"):
-            run(out, resume=True, grid={"seeds": [0, 2], "operation": ["relu"]})
+            lab(out, [0, 2], ["relu"], resume=True)
         assert (out / "run.json").read_bytes() == record
-        run(out, resume=True, grid={"seeds": [2, 1, 0], "operation": ["relu", "softmax"]})
+        lab(out, [2, 1, 0], ["relu", "softmax"], resume=True)
         with pytest.raises(InputError, match=r"holds a result with `seeds` 2 and `operation` softmax, which"):
-            run(out, resume=True, grid={"seeds": [0, 1], "operation": ["relu"]})
-        run(out, resume=False, overwrite=True, grid={"seeds": [0], "operation": ["relu"]})
+            lab(out, [0, 1], ["relu"], resume=True)
+        lab(out, [0], ["relu"], overwrite=True)
+
+    @pytest.mark.parametrize("ending", [KeyboardInterrupt(), ValueError("a bug")])
+    def test_a_result_stays_whole_until_the_one_that_goes_on_with_it_takes_its_place(self, tmp_path, ending):
+        out = tmp_path / "out"
+        lab(out, [0, 1], ["relu"])
+        before = {name: (out / name).read_bytes() for name in names(out)}
+        with pytest.raises(type(ending)):
+            lab(out, [0, 1, 2], ["relu"], ending, resume=True)
+        stored = names(out) - before.keys()
+        assert [name[: len("store/part-")] for name in stored] == ["store/part-"]
+        assert {name: (out / name).read_bytes() for name in before} == before
+        with pytest.raises(InputError, match=r"out holds a result with `seeds` 1, which would be lost: ask for them too"):
+            lab(out, [0], ["relu"], resume=True)
+        assert lab(out, [0, 1, 2], ["relu"], resume=True).summary == {"seeds": [0, 1, 2], "operation": ["relu"]}
+        assert names(out) == before.keys() | stored
+        assert list(tmp_path.iterdir()) == [out]
+
+    def test_a_result_stays_whole_where_the_next_cannot_be_written(self, tmp_path):
+        def fail(folder):
+            raise OSError(28, "No space left on device")
+
+        out = tmp_path / "out"
+        run(out, resume=False)
+        before = {name: (out / name).read_bytes() for name in names(out)}
+        with pytest.raises(OSError, match="No space"), Run("trial", out=out, resume=True) as one:
+            one.finish(table=TABLE, display=display, summary={"more": 2}, files=fail)
+        assert {name: (out / name).read_bytes() for name in names(out)} == before
+        assert list(tmp_path.iterdir()) == [out]
+
+    def test_folders_of_a_result_are_replaced_and_others_stay(self, tmp_path):
+        def write(folder):
+            (folder / "pictures").mkdir()
+            (folder / "pictures" / f"{len(made)}.png").write_text("picture")
+            made.append(folder)
+
+        out, made = tmp_path / "out", []
+        for resume in (False, True):
+            with Run("trial", out=out, resume=resume) as one:
+                one.store.put("part", {}, "code", [1])
+                one.finish(table=TABLE, display=display, files=write)
+            (out / "notes.txt").write_text("mine")
+        assert names(out / "pictures") == {"1.png"}
+        assert {"notes.txt", "run.json", "table.parquet", "store/settings.json"} < names(out)
+        assert out not in made
 
     def test_resume_takes_nothing_that_is_not_its_own(self, tmp_path):
         (tmp_path / "notes.txt").write_text("mine")

@@ -31,6 +31,7 @@ __all__ = [
     "is_partial",
     "partial_folder",
     "placed",
+    "put_among",
     "put_in_place",
     "require_no_less",
     "require_utf8",
@@ -356,6 +357,19 @@ def put_in_place(work: Path, out: Path) -> None:
         os.replace(out, replaced)
     os.replace(work, out)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def put_among(work: Path, out: Path) -> None:
+    """Move what the folder ``work`` holds into ``out``, each in the place of what has its name there; ``run.json`` comes last.
+
+    Args:
+        work: in :func:`partial_folder` of ``out``.
+    """
+    (out / "run.json").unlink(missing_ok=True)  # what has it is whole
+    for path in sorted(work.iterdir(), key=lambda path: path.name == "run.json"):
+        if path.is_dir() and (out / path.name).is_dir():
+            shutil.rmtree(out / path.name)
+        os.replace(path, out / path.name)
 
 
 def set_aside(out: Path) -> None:

@@ -31,6 +31,7 @@ from sinklab.results.folder import (
     holds_nothing,
     partial_folder,
     placed,
+    put_among,
     put_in_place,
     require_no_less,
     set_aside,
@@ -220,14 +221,13 @@ class _Writer:
     about: Mapping[str, object]
     files: Callable[[Path], None] | None
 
-    def __call__(self, folder: Path, *, whole: bool = True) -> None:
+    def __call__(self, folder: Path) -> None:
         from sinklab.results.table import write_json, write_table
 
         write_table(self.table, folder / "table.parquet")
         if self.summary is not None:
             write_json(self.summary, folder / "summary.json")
-        if whole:
-            write_json(self.about, folder / "run.json")
+        write_json(self.about, folder / "run.json")
         if self.files is not None:
             self.files(folder)
 
@@ -245,8 +245,8 @@ class Run:
     - ``resume=None``: the folder is there whole or not at all. What :attr:`store` holds lies beside it while the run goes, is
       taken up by the next run if this one is killed, and is removed when the result is put in place.
     - ``resume`` is a truth value: the folder is there from the start, what :attr:`store` holds is part of it, and ``run.json``
-      is written last: a folder without it is an unfinished run. With ``resume`` a run goes on with what there is, with
-      ``overwrite`` it begins anew.
+      is put there last: a folder without it is an unfinished run. With ``resume`` a run goes on with what there is, with
+      ``overwrite`` it begins anew. A finished result that it goes on with stays whole until the new one takes its place.
 
     Args:
         kind: the command.
@@ -256,6 +256,7 @@ class Run:
         settings: what it was asked to do; ``config`` in ``run.json``. A run that is resumed must agree in them.
         grid: of what the result is besides, by the option: ``seeds``. A run that is resumed may add to each, and is refused
             where it would put a result in the place of one of more.
+        grid_of: gives the grid of the summary of an earlier result; needed with ``grid``.
         progress: called at every step; by default bars below the cell of a notebook, and nothing elsewhere.
         writes: whether this process writes and says how far it is; of those that share a model only the first one does.
 
@@ -278,10 +279,11 @@ class Run:
         resume: bool | None = None,
         settings: Mapping[str, object] | None = None,
         grid: Mapping[str, Sequence[object]] | None = None,
+        grid_of: Callable[[Mapping[str, Any]], Mapping[str, Sequence[object]]] | None = None,
         progress: Progress | None = None,
         writes: bool = True,
     ) -> None:
-        self.kind, self.settings, self.grid = kind, dict(settings or {}), dict(grid or {})
+        self.kind, self.settings, self.grid, self.grid_of = kind, dict(settings or {}), dict(grid or {}), grid_of
         self.out = None if out is None else Path(out)
         self.overwrite, self.resume, self.in_place = overwrite, bool(resume), resume is not None
         self.id, self.progress, self._drawn = new_run_id(), progress or silent, contextlib.ExitStack()
@@ -379,7 +381,6 @@ class Run:
         """
         from sinklab.results.environment import environment
         from sinklab.results.metric import definitions_of
-        from sinklab.results.table import write_json
 
         about = {
             "run_id": self.id,
@@ -396,15 +397,15 @@ class Run:
         if self.out is None or self._lock is None:
             return result if page is None else dataclasses.replace(result, write=write)
         self._lock.require()
-        work = self.out if self.in_place else partial_folder(self.out) / "result"
+        work = partial_folder(self.out) / "result"
         with placed(self.out):
             work.mkdir(parents=True, exist_ok=True)
-            write(work, whole=not self.in_place)
+            write(work)
             if page is not None:
                 page(work)
             self._lock.require()
             if self.in_place:
-                write_json(about, work / "run.json")  # last: what has it is whole
+                put_among(work, self.out)
                 return result
         try:
             check_free(self.out, self.overwrite)
@@ -434,8 +435,8 @@ class Run:
             check_free(self.out, self.overwrite)
         elif self.resume:
             self._require_same(plan)
-            if self.grid and (self.out / "run.json").is_file():  # what was not finished is no result that would be lost
-                require_no_less(self.out, plan.get("grid", {}), self.grid)
+            if self.grid_of is not None and (self.out / "run.json").is_file():  # what was not finished is no result to lose
+                require_no_less(self.out, self.grid_of(self._summary()), self.grid)
         elif not self.overwrite:
             if (self.out / "run.json").is_file():
                 check_free(self.out, overwrite=False)
@@ -443,6 +444,13 @@ class Run:
                 f"output directory {self.out} holds a run of {plan['kind']} that was not finished; go on with `resume`, or "
                 "replace it with `overwrite`"
             )
+
+    def _summary(self) -> dict[str, Any]:
+        """The answer of the result that is there; empty if it has none."""
+        from sinklab.results.table import read_run
+
+        assert self.out is not None
+        return read_run(self.out, "summary.json") if (self.out / "summary.json").is_file() else {}
 
     def _require_same(self, plan: Mapping[str, Any]) -> None:
         if plan["kind"] != self.kind:
@@ -476,6 +484,4 @@ class Run:
         assert self.out is not None
         if self.overwrite:
             set_aside(self.out)  # for good when something has been stored: until then the run may turn out not to be possible
-        (self.out / "run.json").unlink(missing_ok=True)  # it speaks of less than there is going to be
-        plan = {"kind": self.kind, "settings": self.settings, **({"grid": self.grid} if self.grid else {})}
-        write_json(plan, self.out / STORE / SETTINGS)
+        write_json({"kind": self.kind, "settings": self.settings}, self.out / STORE / SETTINGS)

@@ -116,6 +116,14 @@ def test_what_is_done_is_not_done_again(lab, tmp_path):
     ):
         lab([Softmax()], (0,), layers=[2], out=out)
     assert len(json.loads((out / "summary.json").read_text())["runs"]) == 16
+
+    def interrupt(stage, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lab([Softmax(), Relu(power=0.0)], (0, 1, 2), layers=[1, 2], optimizers=["adamw", "sgd"], out=out, progress=interrupt)
+    with pytest.raises(InputError, match="holds a result with `operation` relu:power=0 and"):
+        lab([Softmax()], (0,), layers=[2], out=out)
     with pytest.raises(ConfigurationError, match=r"has other settings: steps was \d+, is 7; samples was \d+, is 3\. Resume it"):
         lab([Softmax()], (0,), out=out, fields={"steps": 7}, samples=3)
     assert lab([Softmax()], (0,), out=out, overwrite=True).record["resumed"] == 0

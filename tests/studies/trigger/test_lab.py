@@ -127,6 +127,20 @@ def test_a_result_is_not_replaced_by_a_smaller_one(tmp_path):
     trigger(operation=operations, seeds=[0, 1, 2, 3], anyway=True, resume=True, **fields)
     with pytest.raises(InputError, match=r"out holds a result with `anyway` sigmoid, which would be lost"):
         trigger(operation=operations, seeds=[0, 1, 2, 3], resume=True, **fields)
+    # An interruption leaves the result and what is refused for its sake.
+    finished = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+    def interrupt(stage, done, total):
+        if stage == "runs" and done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trigger(operation=operations, seeds=[0, 1, 2, 3, 4], anyway=True, resume=True, progress=interrupt, **fields)
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == finished
+    with pytest.raises(
+        InputError, match=r"out holds a result with `operation` relu, sigma_reparam, sigmoid and `seeds` 0, 2, 3"
+    ):
+        trigger(operation="softmax", seeds=[1], resume=True, **fields)
     # What is not finished is no result: the run may end with less than it was begun with.
     (out / "run.json").unlink()
     assert len(trigger(operation="softmax", seeds=[1], resume=True, **fields).summary["runs"]) == 1

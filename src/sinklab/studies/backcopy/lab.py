@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,16 @@ def run_backcopy(
     of_all = {key: value for key, value in settings.to_dict().items() if key not in ("optimizer", "layers")}
     asked = {**of_all, "samples": samples, "corpus": corpus_record(source)}
     resume = out is not None and not overwrite
-    of = {name: list(values) for name, values in options.items()}
-    with Run("backcopy", out=out, overwrite=overwrite, resume=resume, settings=asked, grid=of, progress=progress) as run:
+    with Run(
+        "backcopy",
+        out=out,
+        overwrite=overwrite,
+        resume=resume,
+        settings=asked,
+        grid=options,
+        grid_of=_grid_of,
+        progress=progress,
+    ) as run:
         run.goes_on = "the same command without `overwrite` goes on from there"
         texts = source.documents("train")
         chain = estimate_chain(map(only_letters, texts) if settings.letters else texts, settings.characters, settings.triggers)
@@ -131,3 +139,10 @@ def run_backcopy(
             },
             resumed=resumed,
         )
+
+
+def _grid_of(summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
+    """What a result is of, by the option."""
+    fields = {"operation": "operation", "optimizer": "optimizer", "layers": "layers", "seeds": "seed"}
+    records = summary.get("runs", [])
+    return {option: list(dict.fromkeys(record[field] for record in records)) for option, field in fields.items()}

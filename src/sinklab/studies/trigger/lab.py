@@ -141,14 +141,30 @@ def run_lab(
         raise ConfigurationError(f"{''.join(sentences)}{problem.hint}To train all the same, set `anyway`")
     for operation in trained:
         problem.build(operation, seeds[0])  # refuses a start that cannot be, before anything is trained or written
-    settings = dataclasses.asdict(problem)
-    whole: dict[str, Sequence[object]] = {
+    grid: dict[str, Sequence[object]] = {
         "operation": [label for label in reasons if label not in hopeless],
         "anyway": hopeless if anyway else [],
         "seeds": list(seeds),
     }
-    grid = whole if keep else None
-    with Run(problem.name, out=out, overwrite=overwrite, resume=resume, settings=settings, grid=grid, progress=progress) as run:
+
+    def grid_of(summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
+        labels = list(dict.fromkeys(record["operation"] for record in summary.get("runs", [])))
+        return {
+            "operation": [label for label in labels if label not in hopeless],
+            "anyway": [label for label in labels if label in hopeless],
+            "seeds": list(dict.fromkeys(record["seed"] for record in summary.get("runs", []))),
+        }
+
+    with Run(
+        problem.name,
+        out=out,
+        overwrite=overwrite,
+        resume=resume,
+        settings=dataclasses.asdict(problem),
+        grid=grid,
+        grid_of=grid_of if keep else None,
+        progress=progress,
+    ) as run:
         records, rows, pictures = [], [], {}
         jobs = [(operation, seed) for operation in trained for seed in seeds]
         for number, (operation, seed) in enumerate(jobs):
