@@ -137,3 +137,16 @@ def test_a_device_without_integers_is_named(values, monkeypatch):
 def test_more_inputs_than_int32_adds_up_are_refused():
     with pytest.raises(UnsupportedModelError, match=r"wide has 140000 inputs"):
         QuantizedLinear(nn.Linear(140_000, 1, device="meta"), "wide")
+
+
+@torch.no_grad()
+def test_the_most_inputs_at_the_end_of_their_range_do_not_run_over():
+    """Codes of inputs from 0 on have their zero point at the lowest, so that both sums are largest and of other sign."""
+    inputs = 66_311  # 255 steps from the zero point times 127, this often, are just below 2^31
+    layer = nn.Linear(inputs, 8, bias=False)
+    layer.weight.fill_(0.01)
+    map_ = QuantizedLinear(layer, "wide")
+    map_.setting = LinearSetting(weight_codes(layer.weight, 8), affine_grid(torch.tensor(0.0), torch.tensor(1.0), 8))
+    torch.testing.assert_close(map_(torch.ones(32, inputs)), torch.full((32, 8), 0.01 * inputs), rtol=1e-6, atol=0.0)
+    with pytest.raises(UnsupportedModelError, match="wide has 66312 inputs, and int32 holds sums of at most 66311 products"):
+        QuantizedLinear(nn.Linear(inputs + 1, 1, device="meta"), "wide")

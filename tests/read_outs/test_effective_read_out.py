@@ -7,6 +7,8 @@ import torch
 from tests.read_outs.by_hand import seen
 
 from sinklab.errors import ConfigurationError
+from sinklab.read_outs import _attention as attention_file
+from sinklab.read_outs import effective as effective_file
 from sinklab.read_outs import robustness as file
 from sinklab.read_outs._attention import first_rows
 from sinklab.read_outs.carried import carried
@@ -61,6 +63,17 @@ def by_hand(trained):
         alphas.append(products[..., front:].sum(-1) / (rows.shape[1]))
     alpha = torch.stack(alphas)
     return {"effective_sink_rate": 100 * (alpha > 0.3).double().mean().item(), "effective_first": alpha.mean().item()}
+
+
+@pytest.mark.parametrize("length", [24, 40, 52, 64])
+def test_rates_agree_that_a_mean_as_large_as_the_threshold_is_not_above_it(random_model, monkeypatch, length):
+    trained = random_model(sharpness=0.0)  # even rows: the first token has 1 of the first one, 1/2 of the second and so on
+    for module in (effective_file, attention_file):
+        monkeypatch.setattr(module, "SEQ_LEN", length, raising=False)
+        monkeypatch.setattr(module, "THRESHOLD", sum(1 / seen for seen in range(1, length + 1)) / length)
+    found = effective(trained) | sinks(trained)
+    names = ("sink_rate", "sink_rate_of_mass", "effective_sink_rate")
+    assert {name: found[name] for name in names} == dict.fromkeys(names, 0.0)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.get("operation", {"name": "softmax"})["name"])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sinklab.attention.accumulate import filled
 from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.operation import just_above
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
@@ -58,7 +59,7 @@ class RowRates(Watcher):
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         share, count = filled(statistics, "column_share", "column_count")
-        self.hits.append(((share / count)[..., : self.prefix] > THRESHOLD).double().cpu())
+        self.hits.append(((share / count)[..., : self.prefix] > just_above(THRESHOLD)).double().cpu())
 
     def rates(self) -> Tensor:
         """Percent, float64 ``(rows, prefix)``; all calls must have been of the same rows."""

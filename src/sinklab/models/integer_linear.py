@@ -16,8 +16,8 @@ __all__ = ["GROUP", "LinearCodes", "LinearSetting", "QuantizedLinear", "WeightCo
 GROUP = 32
 """Input channels that share a scale where weights have 4 bits or fewer; above, an output channel has one scale."""
 
-MOST_INPUTS = (2**31 - 1) // (128 * 127)
-"""Input channels of which sums of products of int8 are sure to fit int32."""
+MOST_INPUTS = (2**31 - 1) // (255 * 127)
+"""Input channels of which sums of products are sure to fit int32: codes of inputs less their zero point, times int8."""
 
 UNIT = 2.0**-24
 """Relative error of one rounding to float32."""
@@ -104,7 +104,7 @@ class QuantizedLinear(nn.Module):
         self.out_features, self.in_features = self.matrix.shape
         if self.in_features > MOST_INPUTS:
             raise UnsupportedModelError(
-                f"{name} has {self.in_features} inputs, and int32 holds sums of at most {MOST_INPUTS} products of int8 for sure"
+                f"{name} has {self.in_features} inputs, and int32 holds sums of at most {MOST_INPUTS} products for sure"
             )
         self.setting: LinearSetting | None = None
 

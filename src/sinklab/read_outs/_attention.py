@@ -12,7 +12,7 @@ from sinklab.attention.accumulate import Means, by_head, filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.lean import lean_arguments
-from sinklab.attention.operation import is_largest, row_share
+from sinklab.attention.operation import is_largest, just_above, row_share
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
 from sinklab.jobs.trained import MeasuredModel
@@ -144,7 +144,7 @@ class FirstToken(Watcher):
         self.means.add(FIRST_MASS, call.site, *by_head(weight, counted))
         sees = scores_of_keys(call, first)[1][..., 0] & counted  # behind a window no query does
         means = sum_by_document(call, weight.where(sees, 0.0)) / sum_by_document(call, sees).clamp(min=1)
-        hits = 100.0 * (means > THRESHOLD).double()
+        hits = 100.0 * (means > just_above(THRESHOLD)).double()
         self.means.add(MASS_RATE, call.site, hits.sum(0), torch.ones_like(hits).sum(0))
         self.means.add(FIRST_ARGMAX, call.site, *by_head(100.0 * is_largest(weight, largest), counted))
         self.means.add(ENTROPY, call.site, *by_head(entropy, counted.to(mass.device) & (mass > 0)))

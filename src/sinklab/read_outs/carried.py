@@ -10,7 +10,7 @@ from torch import Tensor
 from sinklab.attention.accumulate import filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
-from sinklab.attention.operation import row_share
+from sinklab.attention.operation import just_above, row_share
 from sinklab.attention.probe import Watcher
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import THRESHOLD, first_text, look, sum_by_document
@@ -58,7 +58,7 @@ class CarriedRate(Watcher):
             weights = weights * call.gain.mean(-1, keepdim=True)
         seen = sum_by_document(call, scores_of_keys(call, first)[1] & call.counted[:, None, :, None])
         both = torch.minimum(sum_by_document(call, weights), sum_by_document(call, shares)) / seen.clamp_min(1)
-        self.hits.append((both.amax(-1) > THRESHOLD).double().cpu())
+        self.hits.append((both.amax(-1) > just_above(THRESHOLD)).double().cpu())
 
     def rate(self) -> float:
         """Percent of all rows and heads."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
+from sinklab.attention.operation import just_above
 from sinklab.attention.probe import Watcher
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import THRESHOLD, first_text, look, sum_by_document
@@ -69,6 +70,5 @@ def effective(trained: MeasuredModel) -> dict[str, float]:
     watched = EffectiveWeight(trained.front)
     look(trained.loaded.model, first_text(trained), (watched,))
     means = torch.cat([part.flatten() for part in watched.means])
-    # In float32, as sink_rate compares: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
-    above = means.float() > torch.tensor(THRESHOLD, dtype=torch.float32)
+    above = means > just_above(THRESHOLD)
     return {"effective_sink_rate": 100.0 * above.double().mean().item(), "effective_first": means.mean().item()}

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from sinklab.attention.operation import just_above
 from sinklab.attention.probe import Probe
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.hidden_norm import HiddenNorm
@@ -111,5 +112,5 @@ def _sink_heads(weights: dict[int, Tensor]) -> list[tuple[int, int]]:
         (layer, head)
         for layer, of_layer in weights.items()
         for head, weight in enumerate(of_layer.tolist())
-        if weight > THRESHOLD
+        if weight > just_above(THRESHOLD)
     ]

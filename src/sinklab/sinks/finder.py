@@ -142,7 +142,6 @@ class SinkFinder(Watcher):
         queries = _by_document(call, call.counted[:, None].to(share.dtype))[:, 0]
         cross = stands_on_no_key(call)
         early = seen >= (queries // 2).clamp(min=1).gather(1, call.key_documents.clamp(min=0))[:, None]
-        # In float32, like the statistics: the nearest float64 of a mean of exactly 0.3 may lie above 0.3.
         hits = self._above(share / seen.clamp_min(1.0)) & early & real[:, None]
         loud = hits if call.operation.normalized else hits & self._above(weight / seen.clamp_min(1.0))
         own = 0.0 if cross else nn.functional.pad(self._own(call, statistics), (call.kv_len - call.q_len, 0))
