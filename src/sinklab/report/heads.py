@@ -174,34 +174,16 @@ def head_view(
     blobs: dict[str, str] = {}
     notes, finding = list(about.notes), ""
     sinks: list[Sink] = []
+    weights: _Weights | None = None
     if received is not None:
-        weights, shares, early, null = _on_grid(received, grid)
-        known = about.names is not None
-        front = front_names(received.front)
-        # Of several samples, and of the two sides of a pair, a position holds more than one token.
-        texts = about.names or (maps.tokens[0] if maps and len(maps.tokens) == 1 and not maps.targets else None)
-        parts = list(dict.fromkeys(row.part for row in grid))
-        if len(parts) > 1:
-            named = []
-            for part in parts:
-                # The keys of the decoder are tokens of the target, and nothing of what the names and groups are of.
-                target = part == "decoder"
-                side = None if maps is None else maps.targets if target else maps.tokens
-                own = (None if target else about.names) or (side[0] if side and len(side) == 1 else None)
-                rows = np.array([row.part == part for row in grid])
-                groups = {} if target else about.groups
-                named += _sinks(
-                    weights, shares, early, null, grid, own, groups, threshold, known=known and not target, part=part, rows=rows
-                )
-        else:
-            named = _sinks(weights, shares, early, null, grid, texts, about.groups, threshold, known=known, front=front)
+        weights = _on_grid(received, grid)
+        named = _named(weights, about, maps, threshold, front_names(received.front))
         found, named = len(named), _strongest(named)
         sinks = [sink for sink, _ in named]
-        least = np.minimum(weights, shares)
-        finding = _finding(sinks, found, least, early, grid, threshold, about.kind, len(received.received))
-        _add_received(data, blobs, weights, early, named)
+        finding = _finding(sinks, found, weights, threshold, about.kind, len(received.received))
+        _add_received(data, blobs, weights, named)
         data["pictures"] = _pictures(about, received)
-    data["heads"] = weights.shape[1] if received is not None else numbers.num_heads if numbers else 0
+    data["heads"] = weights.mean.shape[1] if weights is not None else numbers.num_heads if numbers else 0
     for entry in measures:
         if len(json_text({"": [*data["headNumbers"], entry]}).encode()) <= NUMBERS_BUDGET:
             data["headNumbers"].append(entry)
@@ -219,15 +201,37 @@ def _page(context: Mapping[str, object], data: Mapping[str, object], blobs: Mapp
     return render("heads.html.j2", context, data, blobs)
 
 
-def _on_grid(received: Received, grid: Sequence[GridRow]) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
-    """Mean weights and shares ``(modules, heads, keys)``, which keys half of the queries see ``(modules, keys)``, null mass."""
-    place = {name: index for index, name in enumerate(received.modules)}
-    order = [place[row.module] for row in grid]
-    weights = _over_samples(received.received)
-    shares = weights if received.share is None else _over_samples(received.share)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Weights:
+    """What every key gets of every head, in the order of the grid.
+
+    Attributes:
+        mean: mean weights ``(modules, heads, keys)``.
+        shares: the same of the sum of each row.
+        early: which keys half of the queries see, ``(modules, keys)``.
+        null: null mass ``(modules, heads)``.
+    """
+
+    grid: Sequence[GridRow]
+    mean: NDArray[Any]
+    shares: NDArray[Any]
+    early: NDArray[np.bool_]
+    null: NDArray[Any]
+
+    @property
+    def least(self) -> NDArray[Any]:
+        """As a weight or as a share of the row, whichever is less."""
+        return np.asarray(np.minimum(self.mean, self.shares))
+
+
+def _on_grid(received: Received, grid: Sequence[GridRow]) -> _Weights:
+    index = {name: index for index, name in enumerate(received.modules)}
+    order = [index[row.module] for row in grid]
+    mean = _over_samples(received.received)
+    shares = mean if received.share is None else _over_samples(received.share)
     seen = received.seen.sum(0)
     early = (seen > 0) & (2 * seen >= received.queries.sum(0)[:, None])
-    return weights[order], shares[order], early[order], received.null.mean(0)[order]
+    return _Weights(grid, mean[order], shares[order], early[order], received.null.mean(0)[order])
 
 
 def _over_samples(values: NDArray[np.float32]) -> NDArray[Any]:
@@ -238,12 +242,30 @@ def _over_samples(values: NDArray[np.float32]) -> NDArray[Any]:
     return mean
 
 
+def _named(
+    weights: _Weights, about: Shown, maps: Maps | None, threshold: float, front: Sequence[str]
+) -> list[tuple[Sink, NDArray[Any]]]:
+    """The sinks of every part, as :func:`_sinks` gives them, with the tokens or names of their positions."""
+    known = about.names is not None
+    parts = list(dict.fromkeys(row.part for row in weights.grid))
+    if len(parts) <= 1:
+        # Of several samples, and of the two sides of a pair, a position holds more than one token.
+        texts = about.names or (maps.tokens[0] if maps and len(maps.tokens) == 1 and not maps.targets else None)
+        return _sinks(weights, texts, about.groups, threshold, known=known, front=front)
+    named = []
+    for part in parts:
+        # The keys of the decoder are tokens of the target, and nothing of what the names and groups are of.
+        target = part == "decoder"
+        side = None if maps is None else maps.targets if target else maps.tokens
+        texts = (None if target else about.names) or (side[0] if side and len(side) == 1 else None)
+        rows = np.array([row.part == part for row in weights.grid])
+        groups = {} if target else about.groups
+        named += _sinks(weights, texts, groups, threshold, known=known and not target, part=part, rows=rows)
+    return named
+
+
 def _sinks(
-    weights: NDArray[Any],
-    shares: NDArray[Any],
-    early: NDArray[np.bool_],
-    null: NDArray[Any],
-    grid: Sequence[GridRow],
+    weights: _Weights,
     texts: Sequence[str] | None,
     groups: Mapping[str, Sequence[int]],
     threshold: float,
@@ -264,9 +286,10 @@ def _sinks(
     Returns:
         Each with what it gets of every head, ``(modules, heads)``; of a part, heads of others give it nothing.
     """
+    early, null = weights.early, weights.null
     if rows is not None:
         early, null = early & rows[:, None], np.where(rows[:, None], null, np.nan)
-    by_weight, by_share = (np.where(early[:, None], values, np.nan) for values in (weights, shares))
+    by_weight, by_share = (np.where(early[:, None], values, np.nan) for values in (weights.mean, weights.shares))
     grouped = {position for positions in groups.values() for position in positions}
     given: list[tuple[str, int | None, str | None, NDArray[Any], NDArray[Any]]] = [
         *(
@@ -285,11 +308,13 @@ def _sinks(
     for called, at, token, values, of_row in given:
         # A weight says nothing by itself where rows have no fixed sum: that of a sigmoid is 1/2 on every key of score 0.
         where = np.argwhere(np.nan_to_num(np.minimum(values, of_row)) > threshold).tolist()
-        heads = sorted(((grid[row].layer, head, float(values[row, head])) for row, head in where), key=lambda head: -head[2])
+        heads = sorted(
+            ((weights.grid[row].layer, head, float(values[row, head])) for row, head in where), key=lambda head: -head[2]
+        )
         if heads:
             mean = float(np.nanmean(values))
             if rows is not None:
-                values = np.where(rows[:, None], values, np.where(np.isfinite(weights).any(-1), 0.0, np.nan))
+                values = np.where(rows[:, None], values, np.where(np.isfinite(weights.mean).any(-1), 0.0, np.nan))
             name = called + _of_part(part)
             found.append((Sink(name=name, position=at, token=token, mean_weight=mean, heads=heads, part=part), values))
     return found
@@ -308,9 +333,7 @@ def _of_part(part: str) -> str:
 def _finding(
     sinks: Sequence[Sink],
     found: int,
-    weights: NDArray[Any],
-    early: NDArray[np.bool_],
-    grid: Sequence[GridRow],
+    weights: _Weights,
     threshold: float,
     kind: str,
     samples: int,
@@ -320,13 +343,13 @@ def _finding(
     Args:
         sinks: those that are listed.
         found: how many there are, listed or not.
-        weights: what heads give to keys, as a weight or as a share of the row, whichever is less.
     """
     what = {"image": "picture", "audio": "recording", "pairs": "pair"}.get(kind, "text")
     what = f"this {what}" if samples == 1 else f"these {samples} {what}s"
-    there = np.isfinite(weights).any(-1)
+    grid, least = weights.grid, weights.least
+    there = np.isfinite(least).any(-1)
     if not sinks:
-        candidates = np.where(early[:, None], weights, np.nan)
+        candidates = np.where(weights.early[:, None], least, np.nan)
         if np.isnan(candidates).all():
             return f"On {what} no position is seen by half of the queries, so none can be a sink."
         row, head, at = (int(index) for index in np.unravel_index(np.nanargmax(candidates), candidates.shape))
@@ -357,11 +380,11 @@ def _finding(
 def _add_received(
     data: dict[str, Any],
     blobs: dict[str, str],
-    weights: NDArray[Any],
-    early: NDArray[np.bool_],
+    received: _Weights,
     sinks: Sequence[tuple[Sink, NDArray[Any]]],
 ) -> None:
     """Weights by head and position, as fine as fits; the script takes them in percent as its rates, and as they are."""
+    weights, early = received.mean, received.early
     keys, most = weights.shape[-1], 256
     places = [sink["position"] for sink, _ in sinks if sink["position"] is not None]
     while True:

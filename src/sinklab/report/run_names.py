@@ -21,6 +21,18 @@ def labels_of(runs: Sequence[RunCurves]) -> list[str]:
     operations = [run.operation for run in runs]
     if len(set(operations)) == len(runs) > 1:
         return operations
+    labels = _by_settings(runs)
+    several = Counter(labels)
+    unnamed = [index for index, label in enumerate(labels) if not label or several[label] > 1]
+    for index, label in zip(unnamed, _by_folder([runs[index] for index in unnamed]), strict=True):
+        labels[index] = label
+    # Labels differ at their ends as often as at their beginnings.
+    short = [label if len(label) <= 2 * WIDTH else f"{label[: WIDTH - 1]}…{label[-WIDTH:]}" for label in labels]
+    return short if len(set(short)) == len(set(labels)) else labels
+
+
+def _by_settings(runs: Sequence[RunCurves]) -> list[str]:
+    """The settings of a sweep that differ, behind its folder where there are several; empty for runs of no sweep."""
     every = list(dict.fromkeys(path for run in runs for path in run.settings))
     differing = [path for path in every if len({_value(run.settings.get(path)) for run in runs if run.settings}) > 1]
     sweeps = _tell_apart({run.folder.parent for run in runs if run.settings})
@@ -29,17 +41,15 @@ def labels_of(runs: Sequence[RunCurves]) -> list[str]:
         shown = {path: run.settings[path] for path in differing or every if path in run.settings}
         label = ", ".join(f"{_word(path, every)}={_value(value)}" for path, value in shown.items())
         labels.append(f"{sweeps[run.folder.parent]}: {label}" if label and len(sweeps) > 1 else label)
-    several = Counter(labels)
-    unnamed = [index for index, label in enumerate(labels) if not label or several[label] > 1]
-    names = Counter(runs[index].name for index in unnamed)
-    folders = _tell_apart({runs[index].folder for index in unnamed if names[runs[index].name] > 1})
-    for index in unnamed:
-        run = runs[index]
-        name = folders.get(run.folder, run.name)
-        labels[index] = name if run.operation in name else f"{name} ({run.operation})"
-    # Labels differ at their ends as often as at their beginnings.
-    short = [label if len(label) <= 2 * WIDTH else f"{label[: WIDTH - 1]}…{label[-WIDTH:]}" for label in labels]
-    return short if len(set(short)) == len(set(labels)) else labels
+    return labels
+
+
+def _by_folder(runs: Sequence[RunCurves]) -> list[str]:
+    """The names of the runs, or of as many folders as tell those of one name apart, with the operation unless it is in them."""
+    names = Counter(run.name for run in runs)
+    folders = _tell_apart({run.folder for run in runs if names[run.name] > 1})
+    labels = [folders.get(run.folder, run.name) for run in runs]
+    return [label if run.operation in label else f"{label} ({run.operation})" for run, label in zip(runs, labels, strict=True)]
 
 
 def _tell_apart(folders: Collection[Path]) -> dict[Path, str]:

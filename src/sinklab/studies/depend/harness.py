@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,46 +96,20 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: 
         ConfigurationError: no two documents are longer than the window; or sampling or beams are asked for.
     """
     folder, _, name = task.rpartition(":")
-    # The harness reads thousands of files to know its own tasks, which takes seconds; those of a folder need none of them.
-    manager = TaskManager(include_path=folder or None, include_defaults=not folder)
-    if name not in manager.all_tasks:
-        raise InputError(
-            f"lm-evaluation-harness {importlib.metadata.version('lm_eval')} has no task {name!r}"
-            f"{f' in {folder}' if folder else ''}; list its tasks with 'lm-eval ls tasks', or name one of your own as "
-            "lm_eval:FOLDER:TASK"
-        )
-    try:
-        tasks = manager.load([name])
-    except (OSError, ValueError) as error:  # also what datasets raises for a text that is neither on the hub nor in its cache
-        raise InputError(
-            f"task {name!r} of lm-evaluation-harness cannot be loaded: {' '.join(str(error).split())}; it needs its texts, "
-            "which most tasks take from the Hugging Face hub: without a network only those work that have been read before"
-        ) from error
-    for part in tasks["tasks"].values():
-        if part.get_config("num_fewshot") is None:
-            part.set_config(key="num_fewshot", value=0)
-        part.set_fewshot_seed(seed=seed)
+    tasks = _load(folder, name, seed)
     lm = PolicyLM(loaded, Full(), bos=0 if loaded.encoder.bos_token_id is not None else None)
     requests: dict[tuple[str, int], list[list[str]]] = {}
-    whole, generated = set(), 0
+    rolling, generated = set(), 0
     for key, part in sorted(tasks["tasks"].items()):
         part.build_all_requests(limit=items, rank=0, world_size=1)
         for instance in part.instances:
             strings = [text for text in instance.args if isinstance(text, str)]
             requests.setdefault((key, int(instance.doc_id)), []).append(strings)
             if instance.request_type == "loglikelihood_rolling":
-                whole.add(key)
+                rolling.add(key)
             elif instance.request_type == "generate_until":
                 generated = max(generated, read_greedy(instance.args[1])[1])
-    documents = []
-    for (key, _), texts in sorted(requests.items()):
-        lengths = [len(lm.fronted(lm.tok_encode("".join(strings)))) for strings in texts]
-        # What is scored is the second string, the whole of a text that is alone, or of a prompt what is generated behind it.
-        before = [1 if key in whole else len(lm.fronted(lm.tok_encode(strings[0]))) for strings in texts]
-        scored = [max(1, length - begin) for length, begin in zip(lengths, before, strict=True)]
-        # For acc_mutual_info the harness reads every choice once more, behind nothing.
-        choices = sum(len(strings) < 2 or bool(strings[0]) for strings in texts) or len(texts)
-        documents.append(_Document(max(lengths), tuple(zip(lengths, scored, strict=True)), choices))
+    documents = [_document(lm, texts, rolling=key in rolling) for (key, _), texts in sorted(requests.items())]
     budget = plan.contenders.budget
     counted = [index for index, document in enumerate(documents) if document.longest + min(plan.bos) >= budget + 2]
     if len(counted) < 2:
@@ -148,6 +122,49 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: 
     known = json.dumps([[*key, *texts] for key, texts in sorted(requests.items())])
     texts_known = hashlib.sha256(known.encode()).hexdigest()
     return PreparedHarness(name, tasks, items, documents, counted, generated, texts_known)
+
+
+def _load(folder: str, name: str, seed: int) -> dict[str, Any]:
+    """The task of a name, and its parts, without examples in front unless it says how many.
+
+    Raises:
+        InputError: no such task, or one whose texts cannot be had.
+    """
+    # The harness reads thousands of files to know its own tasks, which takes seconds; those of a folder need none of them.
+    manager = TaskManager(include_path=folder or None, include_defaults=not folder)
+    if name not in manager.all_tasks:
+        raise InputError(
+            f"lm-evaluation-harness {importlib.metadata.version('lm_eval')} has no task {name!r}"
+            f"{f' in {folder}' if folder else ''}; list its tasks with 'lm-eval ls tasks', or name one of your own as "
+            "lm_eval:FOLDER:TASK"
+        )
+    try:
+        tasks: dict[str, Any] = manager.load([name])
+    except (OSError, ValueError) as error:  # also what datasets raises for a text that is neither on the hub nor in its cache
+        raise InputError(
+            f"task {name!r} of lm-evaluation-harness cannot be loaded: {' '.join(str(error).split())}; it needs its texts, "
+            "which most tasks take from the Hugging Face hub: without a network only those work that have been read before"
+        ) from error
+    for part in tasks["tasks"].values():
+        if part.get_config("num_fewshot") is None:
+            part.set_config(key="num_fewshot", value=0)
+        part.set_fewshot_seed(seed=seed)
+    return tasks
+
+
+def _document(lm: PolicyLM, texts: Sequence[list[str]], *, rolling: bool) -> _Document:
+    """A document of which these texts are read, each in one string or more.
+
+    Args:
+        rolling: the whole of each text is scored.
+    """
+    lengths = [len(lm.fronted(lm.tok_encode("".join(strings)))) for strings in texts]
+    # What is scored is the second string, the whole of a text that is alone, or of a prompt what is generated behind it.
+    before = [1 if rolling else len(lm.fronted(lm.tok_encode(strings[0]))) for strings in texts]
+    scored = [max(1, length - begin) for length, begin in zip(lengths, before, strict=True)]
+    # For acc_mutual_info the harness reads every choice once more, behind nothing.
+    choices = sum(len(strings) < 2 or bool(strings[0]) for strings in texts) or len(texts)
+    return _Document(max(lengths), tuple(zip(lengths, scored, strict=True)), choices)
 
 
 def run_harness(
