@@ -429,6 +429,19 @@ def test_empty_slots_of_a_static_cache_are_no_tokens(family: str, backend: str) 
     pandas.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-4)
 
 
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("family", ["t5", "bart", "whisper"])
+def test_static_cache_of_an_encoder_decoder(family: str, padded: bool) -> None:
+    """Cross-attention goes on, too, where the mask of the self-attention before it was built before the forward."""
+    padded &= family != "whisper"
+    static = generated(family, "sdpa", padded, cache_implementation="static")
+    growing = generated(family, "sdpa", padded)
+    for one, other in zip(static, growing, strict=True):
+        assert one.site == other.site
+        assert torch.equal(one.call.query_positions, other.call.query_positions)
+        assert one.call.cached_keys == other.call.cached_keys
+
+
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 def test_a_mask_of_the_user_goes_on_with_a_cache(kind: type[Cache]) -> None:
     """The host builds no mask then that would say where the queries begin; the cache does."""

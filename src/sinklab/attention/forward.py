@@ -125,9 +125,10 @@ class Forward:
     def decoded(self, q_len: int) -> int:
         """How many tokens were cached before the present queries.
 
-        The mask of cross-attention knows nothing of the decoder's cache; that of the self-attention before it does.
+        The mask of cross-attention knows nothing of the decoder's cache; that of the self-attention before it does, or the
+        cache itself, where that mask was built before the forward or by the caller.
         """
-        return max((record.q_offset for record in self.masks if record.q_length == q_len), default=self.cached or 0)
+        return max((record.q_offset for record in self.masks if record.q_length == q_len), default=0) or self.goes_on_from
 
 
 def _equal(mask: Tensor, other: Tensor) -> bool:

@@ -79,7 +79,8 @@ class GrowingColumns:
             if known.batch != batch:
                 raise SessionError(
                     f"{call.site.module}: a sequence with cached keys went on with {batch} rows after {known.batch}; rows that "
-                    "are added, dropped or reordered (beam search) cannot be followed: decode greedily or by sampling"
+                    "are added, dropped or reordered (beam search) cannot be followed: decode greedily or by sampling, with "
+                    "num_beams=1"
                 )
             _require_followed(call, known.trace, trace)
             fresh = _joined((known.codes, known.sums, known.counts), fresh)
@@ -119,7 +120,7 @@ def _require_followed(call: AttentionCall, before: Tensor | None, now: Tensor | 
         if bool((here[row] == before).flatten(1).all(dim=1).any()):
             raise SessionError(
                 f"{call.site.module}: row {row} goes on with the cached keys of another row; rows that are reordered (beam "
-                "search) cannot be followed: decode greedily or by sampling"
+                "search) cannot be followed: decode greedily or by sampling, with num_beams=1 (pipelines of speech take 5)"
             )
 
 

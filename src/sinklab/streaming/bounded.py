@@ -142,6 +142,20 @@ class BoundedCache(Cache, Planner):
         assert isinstance(self.table, IndexedTable)
         return describe_slots(self.table, max(1, self.layers[0].batch_size), tokenizer)
 
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, in the forward that was planned for; see :class:`~sinklab.streaming.held.HeldLayer`.
+
+        Raises:
+            ConfigurationError: no forward was planned, as for cross-attention.
+        """
+        if self._table is None or self._table.step is None:
+            raise ConfigurationError(
+                f"a {type(self).__name__} was given keys outside a forward that it has planned, as those of cross-attention "
+                "are. It holds the self-attention of a decoder: EncoderDecoderCache(SinkCache(…), DynamicCache())"
+            )
+        updated: tuple[Tensor, Tensor] = super().update(*args, **kwargs)
+        return updated
+
     # --- what transformers asks of a cache -----------------------------------------------------------------------------------
 
     @property
