@@ -1,4 +1,4 @@
-"""sigma-reparam: projections whose largest singular value is one learned number, against collapse of the attention entropy."""
+"""sigma-reparam: projections over their spectral norm, times a learned number, against collapse of the attention entropy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class SigmaReparam(Softmax):
     Zhai et al. 2023 (arXiv 2303.06296): ``σ(W)`` is the spectral norm and ``γ`` is learned, so the norm of a projection, and
     with it the size of the scores, moves only as fast as one number does. The projections are the ``nn.Linear`` modules inside
     the attention module; each becomes a SigmaLinear, whose ``weight`` keeps its name, with ``gamma`` beside it. ``γ`` starts at
-    ``σ(W)``, so that the function is unchanged, as in their released vision code; the paper starts at 1.
+    ``σ(W)``, so that the function is unchanged, as in their released vision code; the paper starts at 1. ``σ(W)`` is followed
+    by one step of power iteration in each forward of training, as in the paper: while weights change fast it lags some percent
+    behind the spectral norm.
     """
 
     def prepare(self, module: nn.Module) -> None:
