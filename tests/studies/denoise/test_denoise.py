@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import numpy as np
@@ -530,3 +531,96 @@ def test_a_model_without_a_mask_token_is_asked_for_it(text):
         denoise(unnamed, corpus=str(text), seq_len=12, samples=3, steps=2)
     found = denoise(unnamed, corpus=str(text), mask_token=MASK, seq_len=12, samples=3, steps=2)
     assert found.summary["mask_token"] == MASK
+
+
+REMOTE = """
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import MaskedLMOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+class TinyDreamConfig(PreTrainedConfig):
+    model_type = "tiny_dream"
+    hidden_size, num_hidden_layers, num_attention_heads, vocab_size = 16, 1, 2, 301
+
+
+class TinyDreamAttention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.layer_idx, self.is_causal = config, 0, False
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, hidden_states):
+        def heads(projection):
+            return projection(hidden_states).unflatten(-1, (2, 8)).transpose(1, 2)
+
+        name = self.config._attn_implementation
+        arguments = heads(self.q_proj), heads(self.k_proj), heads(self.v_proj), None
+        outputs = CALL
+        return self.o_proj(outputs.flatten(2))
+
+
+class TinyDreamLayer(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.self_attn = TinyDreamAttention(config)
+
+    def forward(self, hidden_states):
+        return hidden_states + self.self_attn(hidden_states)
+
+
+class TinyDream(PreTrainedModel):
+    config_class, _supports_sdpa, _supports_attention_backend = TinyDreamConfig, True, True
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(301, 16)
+        self.layers = nn.ModuleList([TinyDreamLayer(config)])
+        self.lm_head = nn.Linear(16, 301, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embed_tokens
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def forward(self, input_ids=None, attention_mask=None, **kwargs):
+        hidden = self.embed_tokens(input_ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return MaskedLMOutput(logits=self.lm_head(hidden))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "refused"),
+    [
+        (
+            "ALL_ATTENTION_FUNCTIONS.get_interface(name, None)(self, *arguments, scaling=8**-0.5)[0]",
+            None,
+        ),
+        ("nn.functional.scaled_dot_product_attention(*arguments).transpose(1, 2)", "TinyDream computes attention in its own"),
+    ],
+    ids=["interface", "own-code"],
+)
+def test_a_masked_diffusion_model_of_code_of_its_own(call, refused, tmp_path, monkeypatch):
+    """The form of LLaDA and Dream; before, one off the interface was said to predict the next token."""
+    # As transformers imports it: which modules call the interface is read from their source.
+    name = f"tiny_dream_{'own' if refused else 'interface'}"
+    (tmp_path / f"{name}.py").write_text(REMOTE.replace("CALL", call))
+    monkeypatch.syspath_prepend(tmp_path)
+    code = importlib.import_module(name)
+    torch.manual_seed(0)
+    model = code.TinyDream(code.TinyDreamConfig()).eval()
+    text = tmp_path / "text.txt"
+    text.write_text("def read(path):\n    return open(path).read()\n" * 60)
+    loaded = wrap_model(model, make_tokenizer())
+    if refused is not None:
+        with pytest.raises(Exception, match=refused):
+            denoise(loaded, corpus=str(text), mask_token=300, seq_len=12, samples=2, steps=2)
+        return
+    found = denoise(loaded, corpus=str(text), mask_token=300, seq_len=12, samples=2, steps=2)
+    assert len(found.summary["by_step"]) == 3

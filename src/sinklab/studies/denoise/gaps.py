@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.anatomy import on_seam_modules
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.placement import input_device
@@ -63,6 +64,11 @@ def mask_token_of(loaded: LoadedModel, given: int | None) -> int:
         raise UnsupportedModelError(f"{name} writes one text behind another, and denoising fills in one; {FILLS}")
     if model.get_output_embeddings() is None:
         raise UnsupportedModelError(f"{name} has no head that predicts tokens; {FILLS}")
+    if not on_seam_modules(model):  # whether it sees what is behind a gap cannot be asked of it either
+        raise UnsupportedModelError(
+            f"{name} computes attention in its own code, not through the attention interface of transformers, so that no sink "
+            f"can be seen in it; {FILLS}"
+        )
     if not (looks_ahead(model) or (given is not None and _sees_the_end(model))):
         raise UnsupportedModelError(f"{name} predicts the next token and sees none behind a gap; {FILLS}")
     known: int | None = getattr(loaded.tokenizer, "mask_token_id", None)
