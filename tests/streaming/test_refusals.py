@@ -266,7 +266,7 @@ def test_gradient_checkpointing():
     with pytest.raises(ConfigurationError, match=r"withholds the cache from its layers; call model\.eval\(\)"):
         model.generate(text(5), past_key_values=cache, max_new_tokens=2, use_cache=True)
     model.eval()
-    assert gap(read(model, text(9), small(model)), read(decoder("llama"), text(9))) == 0
+    assert gap(read(model, text(9), small(model)), read(build_decoder("llama"), text(9))) == 0
 
 
 @torch.no_grad()
