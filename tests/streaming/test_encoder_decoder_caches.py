@@ -143,7 +143,7 @@ def test_refused():
     with pytest.raises(ConfigurationError, match=r"has cross-attention too.*EncoderDecoderCache\(SinkCache"):
         model.generate(text(7), past_key_values=bare, **GREEDY)
     crossed = EncoderDecoderCache(DynamicCache(), SinkCache(num_sinks=SINKS, window=WINDOW))
-    with pytest.raises(ConfigurationError, match=r"keys outside a forward that it has planned, as those of cross-attention"):
+    with pytest.raises(ConfigurationError, match=r"keys by no model that it belongs to, as those of cross-attention"):
         model.generate(text(7), past_key_values=crossed, **GREEDY)
     with pytest.raises(ConfigurationError, match="`rollback` is for keys in slots; T5ForConditionalGeneration needs them in"):
         small(model, rollback=2)

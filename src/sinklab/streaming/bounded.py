@@ -146,12 +146,12 @@ class BoundedCache(Cache, Planner):
         """Keys and values of a layer, in the forward that was planned for; see :class:`~sinklab.streaming.held.HeldLayer`.
 
         Raises:
-            ConfigurationError: no forward was planned, as for cross-attention.
+            ConfigurationError: no model has planned a forward with this cache, as for cross-attention.
         """
-        if self._table is None or self._table.step is None:
+        if self._table is None:
             raise ConfigurationError(
-                f"a {type(self).__name__} was given keys outside a forward that it has planned, as those of cross-attention "
-                "are. It holds the self-attention of a decoder: EncoderDecoderCache(SinkCache(…), DynamicCache())"
+                f"a {type(self).__name__} was given keys by no model that it belongs to, as those of cross-attention are. "
+                "It holds the self-attention of a decoder: EncoderDecoderCache(SinkCache(…), DynamicCache())"
             )
         updated: tuple[Tensor, Tensor] = super().update(*args, **kwargs)
         return updated
