@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import sinklab
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +30,29 @@ class Invoked:
         return self.stdout + self.stderr
 
 
+@functools.cache
+def parameters() -> frozenset[str]:
+    """What the functions behind all commands call their options."""
+    from sinklab.cli import commands
+    from sinklab.cli.derive import option_names
+
+    package = Path(sinklab.__file__).parent
+    with mock.patch.object(commands, "PACKAGE", package):  # tests plant others
+        return frozenset(name for place in commands.find_commands(package).values() for name in option_names(place.load()))
+
+
+def not_options(said: str) -> list[str]:
+    """Names in backticks that are options of other commands: the command that said this has none of that name."""
+    named = re.findall(r"`(\w+)`", said)
+    return [name for name in named if name in parameters()] if named else []
+
+
 @dataclasses.dataclass(frozen=True)
 class CliRunner:
-    """Calls ``app`` with other streams; what is no :class:`SystemExit` is a bug, and status 1, as in a process."""
+    """Calls ``app`` with other streams; what is no :class:`SystemExit` is a bug, and status 1, as in a process.
+
+    Advice to use an option that the command does not have is one, too.
+    """
 
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -43,4 +68,5 @@ class CliRunner:
             except Exception as bug:
                 raised, status = bug, 1
         printed, complained = (stream.buffer.getvalue().decode() for stream in (out, err))
+        assert not not_options(complained), complained
         return Invoked(status, printed, complained, raised)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
 
@@ -12,6 +14,8 @@ from tests.command_line import CliRunner
 from sinklab.cli import commands
 from sinklab.cli.app import app
 from sinklab.cli.derive import derive, read_docstring
+from sinklab.errors import ConfigurationError, calling
+from sinklab.registry import KINDS
 
 PLANTED = '''"""A planted command."""
 from __future__ import annotations
@@ -145,6 +149,22 @@ def test_messages_name_options(planted):
 
 
 @pytest.mark.parametrize(
+    "file", sorted(path for kind in KINDS for path in (commands.PACKAGE / kind).glob("*.py")), ids=lambda file: file.stem
+)
+def test_messages_of_plugins_put_no_setting_in_backticks(file):
+    """A setting is given in the text of an option; a command that has an option of that name would speak of the option."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef) and node.decorator_list:
+            fields = [part.target.id for part in node.body if isinstance(part, ast.AnnAssign)]
+            made = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+            fields += [argument.arg for part in made for argument in (*part.args.args, *part.args.kwonlyargs)]
+            raised = (part.exc for part in ast.walk(node) if isinstance(part, ast.Raise) and part.exc is not None)
+            texts = (part.value for error in raised for part in ast.walk(error) if isinstance(part, ast.Constant))
+            named = {name for text in texts if isinstance(text, str) for name in re.findall(r"`(\w+)`", text)}
+            assert not named.intersection(fields), f"{file}: {node.name}"
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["rose", "--sede", "1"], "Unknown option: --sede. Did you mean --seed?"),
@@ -178,6 +198,11 @@ def test_an_option_that_another_command_has_is_found_under_the_word_of_this_one(
 def test_parts_that_failed_are_said_and_change_the_status(planted):
     done = planted("rose", "--seed", "7")
     assert (done.exit_code, done.stdout, done.stderr) == (1, "grown\n", "failed: it wilts\n")
+
+
+def test_errors_speak_as_the_caller_does():
+    with pytest.raises(ConfigurationError, match=r"^`tokens` 1 and `bos` 2; lower `tokens`$"), calling(seq_len="tokens"):
+        raise ConfigurationError("`seq_len` 1 and `bos` 2; lower `seq_len`")
 
 
 def test_a_parameter_without_help_is_refused():

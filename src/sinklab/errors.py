@@ -17,6 +17,10 @@ one line and exits with status 2.
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
+
 __all__ = [
     "ConfigurationError",
     "ContractError",
@@ -28,6 +32,7 @@ __all__ = [
     "SinklabError",
     "UnknownNameError",
     "UnsupportedModelError",
+    "calling",
 ]
 
 
@@ -73,3 +78,20 @@ class ResultError(SinklabError, ValueError):
 
 class DoesNotApply(SinklabError):
     """A claim says nothing about a checkpoint; the message is the reason, such as "its positions are learned"."""
+
+
+@contextlib.contextmanager
+def calling(**names: str) -> Iterator[None]:
+    """Around a call of what has other names for what the caller was given: errors speak of ``seq_len`` as ``tokens``.
+
+    Args:
+        names: a parameter, which messages have in backticks, to what the caller calls it.
+
+    Raises:
+        SinklabError: of the block, in the caller's words.
+    """
+    try:
+        yield
+    except SinklabError as error:
+        error.args = (re.sub(r"`(\w+)`", lambda match: f"`{names.get(match[1], match[1])}`", str(error)),)
+        raise

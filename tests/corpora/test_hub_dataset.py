@@ -190,7 +190,7 @@ def test_too_few_rows_are_said_to_be_those_held_out(tmp_path, monkeypatch):
     assert sorted(HubDataset("someone/stories").passages(0)) == sorted(held_out)
     with pytest.raises(InputError, match=r"of the split 'train' the 5 % are read that training does not read; of one that"):
         HubDataset("someone/stories").sample(encoder, seq_len=2, samples=len(TEXTS), seed=0, bos=False)
-    assert HubDataset("someone/stories", held_out_split="test").more == "name a `held_out_split` with more text than 'test'"
+    assert HubDataset("someone/stories", held_out_split="test").more == "name a held_out_split with more text than 'test'"
     own = HubDataset(jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in TEXTS[:20]]))
     with pytest.raises(InputError, match=r"of 2,000 samples of 2 tokens; lower `samples` or `seq_len`, or give more rows$"):
         own.sample(encoder, seq_len=2, samples=2000, seed=0, bos=False)

@@ -47,11 +47,11 @@ def test_the_seed_draws_the_order(lines):
 
 def test_too_few_records_are_named_with_what_to_do(lines):
     message = (
-        r"'lines.txt' has 3 of 4 records of at most 5 tokens, and 1 longer ones; raise `seq_len`, or ask for fewer `texts`"
+        r"'lines.txt' has 3 of 4 records of at most 5 tokens, and 1 longer ones; raise `seq_len`, or ask for fewer `samples`"
     )
     with pytest.raises(InputError, match=message):
         whole(lines, samples=4)
-    with pytest.raises(InputError, match=r"4 of 9 records of at most 9 tokens, and 0 longer ones; ask for fewer `texts`"):
+    with pytest.raises(InputError, match=r"4 of 9 records of at most 9 tokens, and 0 longer ones; ask for fewer `samples`"):
         whole(lines, seq_len=9, samples=9)
     with pytest.raises(ConfigurationError, match="no beginning-of-sequence token"):
         whole(lines, bos=True, encoder=Encoder(vocab_size=9, tokenizer=Letters()))

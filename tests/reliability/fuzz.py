@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.command_line import not_options
 from tests.reliability.lines import QUICK, line
 from tests.reliability.sandbox import LAUNCHED, Ended, Limits, enclose, ran
 
@@ -126,7 +127,7 @@ def faults_of(ended: Ended, changed: Sequence[str]) -> list[str]:
       interrupted and has status 130.
     - No traceback, no warning.
     - With status 2: nothing on stdout; on stderr one line ``error: …`` of at most :data:`LONGEST` characters that speaks of no
-      class of Python, and no file that was not there before.
+      class of Python and of no option of another command, and no file that was not there before.
     - No lock, no partial result and no temporary file is left, and no host was asked for.
 
     Args:
@@ -155,6 +156,8 @@ def faults_of(ended: Ended, changed: Sequence[str]) -> list[str]:
         own = [text for text in errors if ".py" not in text]  # what a recipe of one's own raises is said as it is
         if any(re.search(r"\b[A-Z]\w*(Error|Exception)\b|\bNoneType\b|<class|object at 0x", text) for text in own):
             found.append("an error in terms of Python")
+        if names := not_options("".join(own)):
+            found.append(f"advice on {', '.join(names)}, which is no option of the command")
         if ended.stdout:
             found.append("output besides the error")
         if changed:

@@ -165,6 +165,9 @@ def test_what_is_allowed_is_no_fault():
     assert [faults_of(one, []) for one in allowed] == [[]] * len(allowed)
     assert faults_of(ended(130, "", "interrupted\n"), [])
     assert faults_of(ended(1, "a table\n"), [])
+    assert faults_of(ended(2, "", "error: 3 samples are too many; lower `samples` or `other`\n"), []) == [
+        "advice on samples, which is no option of the command"
+    ]
 
 
 def test_a_few_lines_of_the_command_line_keep_to_the_rules(tmp_path, capsys):

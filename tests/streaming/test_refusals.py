@@ -59,6 +59,22 @@ def test_a_decoder_that_sees_later_tokens():
         small(model)
 
 
+def test_encoders():
+    """What sees later tokens is none for a cache, whatever its positions are."""
+    for made in (
+        transformers.BertForMaskedLM(transformers.BertConfig(**TINY)),
+        transformers.ModernBertModel(transformers.ModernBertConfig(**TINY, pad_token_id=0)),
+    ):
+        with pytest.raises(UnsupportedModelError, match=f"{type(made).__name__} sees later tokens, as encoders do"):
+            small(made.eval())
+
+
+def test_a_model_that_takes_no_cache():
+    clip = transformers.CLIPModel(transformers.CLIPConfig(text_config=dict(TINY), vision_config={"num_hidden_layers": 1}))
+    with pytest.raises(UnsupportedModelError, match="CLIPModel takes no cache of keys and values, so it does not read a text"):
+        small(clip.eval())
+
+
 @pytest.mark.parametrize("family", sorted(ORDERED | {"qwen3_next", "bamba", "deepseek_v32", "gpt2", "deepseek_v3"}))
 def test_rotations_alone(family):
     with pytest.raises(UnsupportedModelError, match=ZOO[family].model):

@@ -15,6 +15,10 @@ import torch
 from tests.conftest import make_sinklm
 from transformers import (
     BatchEncoding,
+    BertConfig,
+    BertForMaskedLM,
+    CLIPConfig,
+    CLIPModel,
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -589,6 +593,11 @@ class TestErrors:
             Stream(T5ForConditionalGeneration(config).eval())
         with pytest.raises(UnsupportedModelError, match="The policy 'recompute' encodes the window anew and works"):
             Stream(GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2)).eval())
+        small = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        for made in (BertForMaskedLM(BertConfig(**small)), CLIPModel(CLIPConfig(text_config=small, vision_config=small))):
+            for policy in (None, "recompute", "full"):
+                with pytest.raises(UnsupportedModelError, match="predicts no next token of its own text, under any policy"):
+                    Stream(made.eval(), policy=policy)
 
     def test_no_such_policy(self, model):
         with pytest.raises(UnknownNameError, match="no policy is called 'sink_windw'"):

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import Cache
 from transformers.masking_utils import create_causal_mask
 
-__all__ = ["CACHE", "cache_argument", "given_cache", "returned_cache"]
+__all__ = ["CACHE", "cache_argument", "given_cache", "returned_cache", "takes_cache"]
 
 OLD: Final = "past_key_values"
 
@@ -22,6 +22,11 @@ CACHE: Final = "cache" if "cache" in inspect.signature(create_causal_mask).param
 def cache_argument(model: nn.Module, cache: Cache | None) -> dict[str, Cache | None]:
     """The cache as a keyword argument of a model, by the name that its forward has for it."""
     return {_name(type(model).forward): cache}
+
+
+def takes_cache(model: nn.Module) -> bool:
+    """Whether the forward of a model has a cache among its arguments, by either name."""
+    return not {CACHE, OLD}.isdisjoint(inspect.signature(model.forward).parameters)
 
 
 def given_cache(arguments: Mapping[str, object]) -> Cache | None:

@@ -42,11 +42,13 @@ class Bigrams(Corpus):
 
     def __init__(self, of: str = "python_source", tokens: int = 500_000) -> None:
         if tokens < 2:
-            raise ConfigurationError(f"`tokens` {tokens} hold no pair; take at least 2")
+            raise ConfigurationError(f"corpus 'bigrams': tokens {tokens} hold no pair; take at least 2")
         self.of, self.tokens = of, tokens
         self._source = resolve_corpus(of)
         if isinstance(self._source, Bigrams):
-            raise ConfigurationError("`of` bigrams: bigrams of bigrams follow the same law; name the text itself")
+            raise ConfigurationError(
+                "corpus 'bigrams' of bigrams: bigrams of bigrams follow the same law; name the text itself"
+            )
         self._known: tuple[Encoder, np.ndarray] | None = None
 
     @property

@@ -91,12 +91,12 @@ class HubDataset(TextCorpus):
     @property
     def more(self) -> str:
         if self.held_out_split is not None:
-            return f"name a `held_out_split` with more text than {self.held_out_split!r}"
+            return f"name a held_out_split with more text than {self.held_out_split!r}"
         if self._local:
             return "give more rows"
         return (
             f"give more rows: of the split {self.train_split!r} the {HELD_OUT_PERCENT} % are read that training does not read; "
-            "of one that `held_out_split` names, all"
+            "of one that held_out_split names, all"
         )
 
     @property

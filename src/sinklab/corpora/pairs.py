@@ -134,7 +134,7 @@ class Pairs(Corpus):
         if len(row) != 2 or (self.source, self.target) != ("source", "target"):
             raise InputError(
                 f"{self.path} line {number} has {_number(len(row))}, {', '.join(row)[:80]!r}, and none named {self.source!r} "
-                f"and {self.target!r}; give two columns, or their names with `source` and `target`"
+                f"and {self.target!r}; give two columns, or their names as source and target of the corpus"
             )
         return ["source", "target"]
 
@@ -157,7 +157,8 @@ class Pairs(Corpus):
                 value = value.get(key) if isinstance(value, dict) else None
             if value is None:
                 raise InputError(
-                    f"{where} has no {name!r}; it has {', '.join(map(repr, row))}: name the columns with `source` and `target`"
+                    f"{where} has no {name!r}; it has {', '.join(map(repr, row))}: name the columns as source and target of "
+                    "the corpus"
                 )
             if not isinstance(value, str):
                 raise InputError(f"{where}: {name!r} is {type(value).__name__}, not text")

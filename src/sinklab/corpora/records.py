@@ -85,5 +85,5 @@ class Records(TextCorpus):
                 return rows
         raise InputError(
             f"corpus {self.label!r} has {len(rows)} of {samples:,} records of at most {seq_len:,} tokens, and {longer} longer "
-            f"ones; {'raise `seq_len`, or ' if longer else ''}ask for fewer `texts`, or give more records"
+            f"ones; {'raise `seq_len`, or ' if longer else ''}ask for fewer `samples`, or give more records"
         )

@@ -27,7 +27,7 @@ from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
 from sinklab.models.hub import refusal
 from sinklab.results.reading import read_object, require_plain_file
 
-__all__ = ["TensorHeader", "first_line", "hash_files", "locate", "read_config", "read_headers", "weight_files"]
+__all__ = ["OwnCode", "TensorHeader", "first_line", "hash_files", "locate", "read_config", "read_headers", "weight_files"]
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -42,6 +42,22 @@ MOST_OF_A_KIND = 65_536
 
 COUNTED = re.compile(r"(^|_)(layers?|depths?|blocks|stages|labels|experts)$")
 """Names of fields that say how many modules or names a config class or a model makes, one by one."""
+
+
+class OwnCode(InputError):
+    """A checkpoint that brings its own model code.
+
+    Args:
+        name: of the checkpoint.
+        end: of the sentence that sinklab does not run it: what can be done.
+    """
+
+    def __init__(self, name: str, end: str) -> None:
+        super().__init__(f"{name} brings its own model code (auto_map in config.json), which sinklab does not run {end}")
+        self.name, self.end = name, end
+
+    def __reduce__(self) -> tuple[type[OwnCode], tuple[str, str]]:
+        return OwnCode, (self.name, self.end)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +147,7 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
     fields = _typed(content, path)
     model_type = fields.model_type
     if fields.auto_map is not None and model_type not in transformers.CONFIG_MAPPING and not trust_remote_code:
-        raise InputError(
-            f"{name} brings its own model code (auto_map in config.json), which sinklab does not run unless you say so: read "
-            "that code, then add `trust_remote_code`"
-        )
+        raise OwnCode(name, "unless you say so: read that code, then add `trust_remote_code`")
     if model_type is None:
         raise InputError(f"{path} does not say which architecture it describes: it has no model_type")
     if fields.transformers_weights not in (None, WEIGHTS, INDEX):

@@ -53,7 +53,7 @@ class QkNorm(Softmax):
         if self.unit_length and shape.scaling is not None:
             raise ConfigurationError(
                 f"operation 'qk_norm' with unit_length: the model scales scores by {shape.scaling:g} and not by "
-                f"1/sqrt({shape.head_dim}), so that `gain` would not take its place; leave unit_length out"
+                f"1/sqrt({shape.head_dim}), so that gain would not take its place; leave unit_length out"
             )
         return {"gain": torch.full((shape.num_heads,), float(self.initial))}
 

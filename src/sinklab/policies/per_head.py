@@ -47,14 +47,16 @@ class PerHead(BoundedPolicy):
         super().__post_init__()
         if self.heads is not None:
             if self.budgets:
-                raise ConfigurationError("`heads` names a file of budgets, and `budgets` gives them too; leave one out")
+                raise ConfigurationError(
+                    "policy 'per_head': heads names a file of budgets, and budgets gives them too; leave one out"
+                )
             read = HeadMap.read(Path(self.heads))
             for name, value in (("heads", None), ("budgets", read.budgets), ("fingerprint", read.fingerprint)):
                 object.__setattr__(self, name, value)
         if not self.budgets or not all(self.budgets):
             raise ConfigurationError(
-                "policy 'per_head' needs a budget for every head: `heads`, a head map that 'sinklab cache MODEL --per-head' "
-                "writes, or `budgets`, (num_sinks, window) of every key-value head of every layer"
+                "policy 'per_head' needs a budget for every head: heads, a head map that 'sinklab cache MODEL --per-head' "
+                "writes, or budgets, (num_sinks, window) of every key-value head of every layer"
             )
         assert self.rules  # made here, so that a budget that makes no sense is refused
 

@@ -58,7 +58,7 @@ class Pinned(SlotPolicy):
         if sinks.main is None:
             raise ConfigurationError("sinks were found nowhere, so there is none to pin; the policy window holds no sinks")
         if sinks.main.kind != "position":
-            why = "a window sees it always" if sinks.main.kind == "null" else "name those that it has in this text, `pinned`"
+            why = "a window sees it always" if sinks.main.kind == "null" else "name those that it has in this text, pinned"
             raise ConfigurationError(
                 f"the sink is {sinks.main.name}, which has no position of its own that could be pinned; {why}"
             )

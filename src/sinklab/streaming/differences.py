@@ -15,8 +15,7 @@ from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.state import ATTRIBUTE, state_of
-from sinklab.errors import UnsupportedModelError
-from sinklab.streaming.rotation import KeyRotations, Rotation
+from sinklab.streaming.rotation import FixedPositions, KeyRotations, Rotation
 
 __all__ = ["require_differences"]
 
@@ -35,7 +34,7 @@ def require_differences(model: PreTrainedModel, rotations: KeyRotations) -> None
     """Refuse a model whose operation maps rotated queries and keys to scores of the positions themselves.
 
     Raises:
-        UnsupportedModelError: it does.
+        FixedPositions: it does.
     """
     distinct = [rotation for rotation in dict.fromkeys(rotations.layers.values()) if rotation is not None]
     function = ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation)
@@ -44,11 +43,10 @@ def require_differences(model: PreTrainedModel, rotations: KeyRotations) -> None
         if type(operation).features is Operation.features:
             continue
         if not all(_sees_differences(module, operation, rotation) for rotation in distinct):
-            raise UnsupportedModelError(
+            raise FixedPositions(
                 f"{type(model).__name__} has scores of positions themselves and not of their differences: operation "
                 f"{operation.name!r} maps queries and keys after they are rotated. Keys that keep their places would give "
-                "other scores with every token from which positions are counted. The policy 'recompute' encodes the window "
-                "anew and works"
+                "other scores with every token from which positions are counted"
             )
 
 

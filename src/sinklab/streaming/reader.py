@@ -14,6 +14,7 @@ from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import learned_positions
+from sinklab.models.losses import is_causal_lm
 from sinklab.policies.base import Policy, PolicySpec, ScoredPolicy, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.policies.per_head import PerHead
@@ -121,6 +122,11 @@ def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128,
         raise UnsupportedModelError(
             f"{type(model).__name__} is an encoder-decoder, whose decoder does not read a text by itself. A cache for it goes "
             "to generate(), as past_key_values=EncoderDecoderCache(SinkCache(…), DynamicCache())"
+        )
+    if not is_causal_lm(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} predicts no next token of its own text, under any policy; a stream is for decoders, with "
+            "their head"
         )
     if quantized is None:
         return reader_of(made, model, chunk=chunk)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from sinklab.attention.anatomy import require_module
+from sinklab.attention.cache_argument import takes_cache
+from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy, Policy, SlotPolicy
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
@@ -24,10 +26,15 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
             f"{name} is an encoder-decoder, and its decoder has other positions than the buckets of distances of T5: learned "
             "or sinusoidal ones cannot be moved once they are in the cache, and rotary ones are served in decoders alone"
         )
-    if not getattr(config, "is_causal", True):
+    if looks_ahead(model):
         raise UnsupportedModelError(
-            f"{name} sees later tokens (`is_causal` of its config is false): keys that are held would have to change with "
-            "every token that comes, so that no cache gives what the model computes on a whole text"
+            f"{name} sees later tokens, as encoders do: keys that are held would have to change with every token that comes, "
+            "so that no cache gives what the model computes on a whole text"
+        )
+    if not takes_cache(model):
+        raise UnsupportedModelError(
+            f"{name} takes no cache of keys and values, so it does not read a text token by token; a bounded cache is "
+            "for decoders"
         )
     kinds = set(getattr(config, "layer_types", None) or [])
     strange = sorted(kinds - {"full_attention", "sliding_attention"})

@@ -23,11 +23,26 @@ from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 
-__all__ = ["KeyRotations", "Rotation", "read_rotations", "without_autocast"]
+__all__ = ["FixedPositions", "KeyRotations", "Rotation", "read_rotations", "without_autocast"]
 
 _MARGIN = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Largest distance, relative to the root mean square of a key, at which two keys count as the same: rounding of the angles,
 float32 in any model, at the positions of the probe, and of the products. A wrong layout is off by about 1."""
+
+
+class FixedPositions(UnsupportedModelError):
+    """What is cached cannot be moved to another position, which no cache of a window can do without.
+
+    Attributes:
+        reason: why, without what to do about it, for where another policy is no way out.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}. The policy 'recompute' encodes the window anew and works")
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[FixedPositions], tuple[str]]:
+        return FixedPositions, (self.reason,)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,7 +167,7 @@ def _read(model: PreTrainedModel) -> KeyRotations:
     for index, (keys, values) in sorted(seen.items()):
         margin = _MARGIN.get(keys.dtype, 6e-2)
         if not _alike(values, values[:1], margin):
-            raise UnsupportedModelError(_moving_values(model, index, keys, margin, first=not layers))
+            raise _moving_values(model, index, keys, margin, first=not layers)
         if _alike(keys, keys[:1], margin):
             layers[index] = None
             continue
@@ -185,24 +200,23 @@ def _require_position_ids(model: PreTrainedModel, layers: dict[int, Rotation | N
         )
 
 
-def _moving_values(model: PreTrainedModel, index: int, keys: Tensor, margin: float, *, first: bool) -> str:
+def _moving_values(model: PreTrainedModel, index: int, keys: Tensor, margin: float, *, first: bool) -> UnsupportedModelError:
     """Why the values of a layer, ``first`` of all or not, depend on the position of a token that is alone."""
     name = type(model).__name__
     if _alike(keys, keys[:1], margin):
-        return (
+        return UnsupportedModelError(
             f"layer {index} of {name} keeps its rotated keys in the second tensor of the cache (multi-head latent attention); "
             "rotating the first would corrupt it. Such models are not supported"
         )
     if not first:
-        return (
+        return FixedPositions(
             f"the first layer of {name} has values without positions and layer {index} has not: a token alone gives itself a "
             "weight that depends on its position, so scores are those of positions and not of their differences, and keys "
-            "cannot keep their places. The policy 'recompute' encodes the window anew and works"
+            "cannot keep their places"
         )
-    return (
+    return FixedPositions(
         f"{name} adds positions to its hidden states (learned or sinusoidal embeddings): what is cached cannot be moved to "
-        "another position, and with its original positions a stream soon has more than the model was made for. The policy "
-        "'recompute' encodes the window anew and works"
+        "another position, and with its original positions a stream soon has more than the model was made for"
     )
 
 

@@ -278,8 +278,12 @@ class TestRefusals:
         torch.manual_seed(0)
         model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=512, n_embd=32, n_layer=2, n_head=2)).eval()
         gpt2 = wrap_model(model, tokenizer=make_tokenizer())
-        with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel adds positions to its hidden states"):
-            depend(gpt2, ["long_text"], **QUICK)
+        for more in (["full"], ["recompute"]):  # the two that are compared hold a window whatever else does not
+            with pytest.raises(
+                UnsupportedModelError, match=r"GPT2LMHeadModel adds positions to its .*, which this model cannot have"
+            ) as refused:
+                depend(gpt2, ["long_text"], **(QUICK | {"policies": more}))
+            assert "recompute" not in str(refused.value)
 
     def test_another_policy_is_left_out_with_the_reason(self, loaded, monkeypatch):
         def refuse(model, policy, **settings):

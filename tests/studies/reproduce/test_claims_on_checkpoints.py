@@ -379,6 +379,11 @@ def test_refusals_are_one_line_and_come_first(here, llama, own_checkpoint, text,
     assert "short.txt" in refused("number_of_sinks", *model, "--corpus", "short.txt")
     for file in own_checkpoint.glob("tokenizer*"):
         file.unlink()
+    config = own_checkpoint / "config.json"
+    known = config.read_text()
+    config.write_text(json.dumps(json.loads(known) | {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}))
+    assert "which sinklab does not run for claims" in refused(FAST, "--model", str(own_checkpoint), "--corpus", str(text))
+    config.write_text(known)
     assert "came without a tokenizer" in refused(FAST, "--model", str(own_checkpoint), "--corpus", str(text))
     assert "are 3 for 1 models" in refused(FAST, *model, "--corpus", "a", "--corpus", "b", "--corpus", "c")
     assert "given twice" in refused(FAST, *model, *model)

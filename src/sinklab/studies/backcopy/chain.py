@@ -61,7 +61,7 @@ class BigramChain:
         if len(stuck):
             raise InputError(
                 f"bigram chain: nothing but triggers follows {self.characters[self.num_triggers + stuck[0]]!r}, so that a "
-                "sequence would stay there; take fewer characters, fewer triggers, or a longer text"
+                "sequence would stay there; take fewer `triggers`, or a longer text"
             )
         if self.marginal[self.num_triggers :].sum() <= ROUNDING:
             raise InputError("bigram chain: no sequence can begin: only triggers have a share in the marginal law")
@@ -181,8 +181,8 @@ def estimate_chain(texts: Iterable[str], characters: int, triggers: int, budget:
     present, counts = np.unique(np.concatenate(read), return_counts=True) if read else (np.zeros(0), np.zeros(0))
     if len(present) < characters:
         raise InputError(
-            f"bigram chain: the text has {len(present)} different characters, and {characters} were asked for; take a text "
-            "with more of them, or fewer characters"
+            f"bigram chain: the text has {len(present)} different characters, and the task needs {characters}; take a text "
+            "with more of them"
         )
     chosen = present[np.lexsort((present, -counts))[:characters]]
     order = np.argsort(chosen)
@@ -196,8 +196,7 @@ def estimate_chain(texts: Iterable[str], characters: int, triggers: int, budget:
     totals = pairs.sum(axis=1)
     if (totals == 0).any():
         raise InputError(
-            f"bigram chain: nothing follows {chr(int(chosen[int(np.argmin(totals))]))!r} in the text; take fewer characters or "
-            "a longer text"
+            f"bigram chain: nothing follows {chr(int(chosen[int(np.argmin(totals))]))!r} in the text; take a longer text"
         )
     letters = "".join(chr(int(code)) for code in chosen)
     return BigramChain(letters, pairs / totals[:, None], single / single.sum(), triggers)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sinklab.corpora.base import Corpus, Encoder
 from sinklab.corpora.text_file import TextFile
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, calling
 from sinklab.results.memory import require_memory
 
 __all__ = ["long_texts"]
@@ -33,7 +33,8 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
         raise ConfigurationError(f"`tokens` must be at least 2 and `documents` at least 1, got {tokens} and {documents}")
     require_memory(16 * tokens, f"`tokens` {tokens}")
     if type(text).documents is Corpus.documents:
-        return text.sample(encoder, seq_len=tokens, samples=documents, seed=seed, bos=bos)
+        with calling(seq_len="tokens", samples="documents"):
+            return text.sample(encoder, seq_len=tokens, samples=documents, seed=seed, bos=bos)
     own = tokens - bos
     if isinstance(text, TextFile):
         ids = encoder.encode(text.text)

@@ -11,7 +11,7 @@ from torch import Tensor
 from sinklab.corpora._reading import written_corpus
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.corpora.records import Records
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
 from sinklab.models.lengths import learned_positions, require_positions, trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.studies.causes.readout import MaskedToken, NextToken, Readout, readout_for
@@ -76,10 +76,12 @@ def texts_of(
         )
     rows = []
     for _, corpus in corpora:
-        if isinstance(corpus, Records):
-            rows.append(corpus.whole(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos))
-        else:
-            rows.append(_sampled(corpus, loaded, seq_len=seq_len, texts=texts, seed=seed, bos=bos).tolist())
+        with calling(samples="texts"):  # `samples` are here inputs of one's own, and the command line has no such option
+            if isinstance(corpus, Records):
+                rows.append(corpus.whole(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos))
+            else:
+                sampled = corpus.sample(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos)
+                rows.append(sampled.tolist())
     tokens, padding = _padded(rows, [*loaded.encoder.special_ids, *range(loaded.encoder.vocab_size)])
     require_positions(loaded.model, tokens[0].shape[1])
     groups = list(zip(names, tokens, strict=True))
@@ -97,14 +99,6 @@ def texts_of(
         assert mask is not None  # refused above
         return Texts(masked_samples(groups, mask, padding=padding, seed=seed), readout, record)
     return Texts(token_samples(groups, padding=padding), readout, record)
-
-
-def _sampled(corpus: Corpus, loaded: LoadedModel, *, seq_len: int, texts: int, seed: int, bos: bool) -> Tensor:
-    try:
-        return corpus.sample(loaded.encoder, seq_len=seq_len, samples=texts, seed=seed, bos=bos)
-    except (ConfigurationError, InputError) as error:
-        # `samples` are here inputs of one's own, and the command line has no such option.
-        raise type(error)(str(error).replace("`samples`", "`texts`")) from None
 
 
 def _padded(rows: Sequence[list[list[int]]], ids: Sequence[int]) -> tuple[list[Tensor], int | None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.errors import ConfigurationError
 from sinklab.results.naming import counted
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
@@ -116,7 +116,6 @@ def depend(
     Next:
         sinklab stream {model} --prompt Once --max-new-tokens 100  (the cache with sinks at work)
     """
-    from sinklab.models.losses import is_causal_lm
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry
     from sinklab.results.table import append, make_table
@@ -130,6 +129,7 @@ def depend(
         default_window,
         loss_warning,
         repeats_warning,
+        require_windows,
         sink_warning,
         summarise_task,
         window_warning,
@@ -155,11 +155,7 @@ def depend(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
         )  # fmt: skip
-        if not is_causal_lm(loaded.model):
-            raise UnsupportedModelError(
-                f"{type(loaded.model).__name__} predicts no next token of its own text, so no task can be put to it under a "
-                "cache policy; depend is for decoders"
-            )
+        require_windows(loaded)
         model_bits = 8 * loaded.model.dtype.itemsize
         counts, bits = counts_of(read_bos(bos), loaded.encoder), read_bits(cache_bits, model_bits)
         budget = default_window(loaded) if window is None else window

@@ -14,11 +14,12 @@ from sinklab.corpora.base import hash_tokens
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import guess_warning
+from sinklab.models.losses import guess_warning, is_causal_lm
 from sinklab.results.metric import Row
 from sinklab.results.naming import counted
 from sinklab.results.voice import SinklabWarning
 from sinklab.streaming.refusals import most_slots
+from sinklab.streaming.rotation import FixedPositions, read_rotations
 from sinklab.studies.cache.policy_plan import sinks_of_texts
 from sinklab.studies.depend.conditions import ConditionPlan
 from sinklab.studies.depend.contenders import Contenders
@@ -26,10 +27,40 @@ from sinklab.studies.depend.outcome import Facts, Measured, outcome
 from sinklab.studies.depend.runner import PreparedTask, ScoredTask, curve, effective_lengths, per_item, table_rows
 from sinklab.studies.depend.score import METRICS
 
-__all__ = ["default_window", "loss_warning", "repeats_warning", "sink_warning", "summarise_task", "window_warning"]
+__all__ = [
+    "default_window",
+    "loss_warning",
+    "repeats_warning",
+    "require_windows",
+    "sink_warning",
+    "summarise_task",
+    "window_warning",
+]
 
 MOST_REPEATS = 0.1
 """Share of texts scored on tokens of another one up to which their intervals stand without a warning."""
+
+
+def require_windows(loaded: LoadedModel) -> None:
+    """Refuse a model that no task can be put to under the two caches that are always compared: they hold a window.
+
+    Raises:
+        UnsupportedModelError: it predicts no next token, or what is cached cannot be moved.
+    """
+    if not is_causal_lm(loaded.model):
+        raise UnsupportedModelError(
+            f"{type(loaded.model).__name__} predicts no next token of its own text, so no task can be put to it under a "
+            "cache policy; depend is for decoders"
+        )
+    try:
+        read_rotations(loaded.model)
+    except FixedPositions as error:
+        raise UnsupportedModelError(
+            f"{error.reason}. depend compares caches of a window with and without the sink, which this model cannot have; "
+            "'sinklab causes' asks what its sinks do on whole texts"
+        ) from None
+    except UnsupportedModelError:
+        pass  # said of the policy that cannot be had, which need not be one of the two
 
 
 def default_window(loaded: LoadedModel) -> int:

@@ -23,6 +23,7 @@ from sinklab.jobs.claim import Claim, OnCheckpoint
 from sinklab.jobs.effect import Numbers
 from sinklab.jobs.scale import CHECKPOINT
 from sinklab.jobs.verdict import Conclusion, judge_model, judge_models
+from sinklab.models.checkpoint import OwnCode
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, check_name, require_no_less
@@ -213,7 +214,12 @@ def opened_subject(
     Raises:
         InputError: see :func:`reproduce_on`.
     """
-    loaded = load_model(source)
+    try:
+        loaded = load_model(source)
+    except OwnCode as error:
+        raise OwnCode(
+            error.name, "for claims; 'sinklab audit' does if you say so, or give a checkpoint of a family that transformers has"
+        ) from None
     kind = kind_of(loaded)
     subject = Subject(
         name, source, kind, loaded.revision, loaded.operation, loaded.num_parameters, corpus,
