@@ -92,7 +92,7 @@ def test_a_model_inside_another_object_is_taken_out_where_that_is_known_and_else
         Stream(bert)
     for make in (small, Stream, lambda model: open_reader(model, "recompute"), small().bind):
         with pytest.raises(
-            UnsupportedModelError, match="Sequential is no model of transformers, .*; give the one that it holds"
+            UnsupportedModelError, match=r"Sequential is no model of transformers, .*; give the one that it holds"
         ):
             make(torch.nn.Sequential(llama))
 

@@ -209,6 +209,7 @@ class PolicyCache(BoundedCache):
             )
         static = self.static  # the chunks before the last are not
         self._require_ready(module, arguments, batch)
+        self._require_no_gaps(length)
         outputs: list[ModelOutput] = []
         wanted = kept_logits(arguments)
         while (size := self._room(mask_of(arguments), batch, length)) < length:
@@ -238,15 +239,8 @@ class PolicyCache(BoundedCache):
             if apart is not None:
                 apart.ask(length)
             table.step = table.plan(length, valid)
-            if (
-                isinstance(table, SlotTable)
-                and table.maskless
-                and isinstance(table.step, Step)
-                and table.step.visible is not None
-            ):
-                raise UnsupportedModelError(
-                    _no_mask("flash", f"policy {self.policy.describe()} needs while it holds no token in some slots")
-                )
+            masked = isinstance(table.step, Step) and table.step.visible is not None
+            assert not (masked and isinstance(table, SlotTable) and table.maskless), "refused before anything was planned"
             table.note(ids, batch)
             if static:
                 self._make_static()
@@ -330,6 +324,14 @@ class PolicyCache(BoundedCache):
             table.ids = None
         for layer in self.layers:
             layer.release()
+
+    def _require_no_gaps(self, length: int) -> None:
+        """Refuse tokens that leave slots empty in front of others, where the attention function has no mask to hide these."""
+        table = self.table
+        if isinstance(table, SlotTable) and table.maskless and table.leaves_gaps(length + self._new_in_front):
+            raise UnsupportedModelError(
+                _no_mask("flash", f"policy {self.policy.describe()} needs while it holds no token in some slots")
+            )
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""

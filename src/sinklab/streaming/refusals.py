@@ -27,8 +27,8 @@ def inside(model: object) -> PreTrainedModel:
     found = unwrapped(model)
     if not isinstance(found, PreTrainedModel):
         raise UnsupportedModelError(
-            f"{type(found).__name__} is no model of transformers, whose forwards caches and streams follow; give the one that it "
-            "holds"
+            f"{type(found).__name__} is no model of transformers, whose forwards caches and streams follow; give the one that "
+            "it holds"
         )
     return found
 
