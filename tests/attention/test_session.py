@@ -343,6 +343,16 @@ def test_keys_in_slots_are_not_measured_by_their_places():
                 attend(one, **asked),
             ):
                 read(one, SinkCache(one, num_sinks=2, window=20))
+        whole = SinkCache(one, num_sinks=2, window=20)
+        with torch.no_grad():
+            expected = read(one, whole)
+        refused, inner = SinkCache(one, num_sinks=2, window=20), one.get_decoder() if one is pair else one.base_model
+        given = EncoderDecoderCache(refused, DynamicCache()) if one is pair else refused
+        with pytest.raises(UnsupportedModelError, match="by slots"), torch.no_grad(), attend(inner, [Entropy(sink_position=0)]):
+            inner(tokens, past_key_values=given)  # itself the module whose forwards the cache plans
+        assert refused.get_seq_length() == 0
+        with torch.no_grad():
+            torch.testing.assert_close(read(one, refused), expected, rtol=0, atol=0)  # as if nothing had been
         with torch.no_grad(), attend(one) as session:
             found = read(one, SinkCache(one, num_sinks=2, window=20))
         assert session.checks["calls_verified"]

@@ -37,6 +37,18 @@ def small(model=None, **settings) -> SinkCache:
 # --- models ------------------------------------------------------------------------------------------------------------------
 
 
+class Held(torch.nn.Module):
+    """As sentence-transformers holds a model."""
+
+    def __init__(self, model=None):
+        super().__init__()
+        self.transformers_model = model
+
+    @property
+    def config(self):
+        return self.transformers_model.config
+
+
 @pytest.mark.parametrize("family", sorted(REFUSED.keys() - ORDERED))
 def test_decoders(family):
     """Of the class's bare constructor and of generate(), before anything is generated."""
@@ -67,6 +79,22 @@ def test_encoders():
     ):
         with pytest.raises(UnsupportedModelError, match=f"{type(made).__name__} sees later tokens, as encoders do"):
             small(made.eval())
+
+
+def test_a_model_inside_another_object_is_taken_out_where_that_is_known_and_else_refused():
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).eval()
+    assert small(torch.nn.DataParallel(llama)).model is llama
+    assert Stream(torch.nn.DataParallel(llama)).model is open_reader(torch.compile(llama), "sink_window").model is llama
+    bert = Held(transformers.BertModel(transformers.BertConfig(**TINY)).eval())
+    with pytest.raises(UnsupportedModelError, match="BertModel sees later tokens"):
+        small(bert)  # as sentence-transformers holds one
+    with pytest.raises(UnsupportedModelError, match="BertModel predicts no next token"):
+        Stream(bert)
+    for make in (small, Stream, lambda model: open_reader(model, "recompute"), small().bind):
+        with pytest.raises(
+            UnsupportedModelError, match=r"Sequential is no model of transformers, .*; give the one that it holds"
+        ):
+            make(torch.nn.Sequential(llama))
 
 
 def test_a_model_that_takes_no_cache():
@@ -202,6 +230,10 @@ def test_no_room_for_positions():
         ({"window": 64.0}, "window must be a whole number, got 64.0"),
         ({"positions": "absolute"}, "positions 'absolute' is neither 'in_cache' nor 'original'"),
         ({"chunk": 0}, "chunk 0 must be 1 or more"),
+        ({"chunk": "4"}, "chunk must be a whole number, got '4'"),
+        ({"window": Held()}, "window must be a whole number, got Held$"),
+        ({"rollback": Held()}, "`rollback` must be a whole number, got Held$"),
+        ({"sinks": Held()}, r"sinks must be what find_sinks\(model\) found, got Held$"),
     ],
 )
 def test_sizes(settings, said):

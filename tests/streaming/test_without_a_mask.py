@@ -99,6 +99,11 @@ def test_what_needs_a_mask_is_refused(flash):
         read(model, tokens, caches[1])
     with pytest.raises(UnsupportedModelError, match=r"which policy \{0, 7\}\+9 needs while it holds no token in some slots"):
         read(model, tokens, caches[2], pieces=[3, 1, 5])  # the slot of token 7 is empty
+    assert caches[2].get_seq_length() == 3
+    model.config._attn_implementation = "eager"  # and it goes on as if the tokens had not been given
+    rest, whole = read(model, tokens[:, 3:], caches[2]), read(model, tokens, PolicyCache(caches[2].policy, model))
+    torch.testing.assert_close(rest, whole[:, 3:])
+    model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UnsupportedModelError, match="takes no 4-D mask, which policy 'blocks' needs"):
         read(model, tokens, PolicyCache(Blocks(num_sinks=1, block=4), model))  # a block that has left is still in its slots
     own = build(KINDS["prefix"])

@@ -113,6 +113,8 @@ class ModelHooks:
         handles, hook = [], functools.partial(_Hook, type(self.model).__name__)
         for module in self.anatomy.models:
             handles.append(module.register_forward_pre_hook(hook(self._begin_forward), with_kwargs=True))
+            # In front of what a cache does there: it would have planned a step that is never made.
+            handles.append(module.register_forward_pre_hook(hook(self._require_places), with_kwargs=True, prepend=True))
             handles.append(module.register_forward_hook(hook(self._end_forward), always_call=True))
         if self.editing.of_inputs:
             handles.append(self.model.register_forward_pre_hook(hook(self._edit_arguments), with_kwargs=True, prepend=True))
@@ -204,7 +206,6 @@ class ModelHooks:
             if module is self.anatomy.encoder:
                 self.now.source_ids = ids.long()
         if outermost:
-            self._require_places(cache)
             self.now.cache = cache
             if self.now.cached and self.now.token_ids:
                 self.now.past_ids = self._ids_of_cache(cache, self.now.cached, self.now.token_ids[-1])
@@ -229,11 +230,13 @@ class ModelHooks:
             known = ids.new_full((len(ids), length), -1)
         return known[:, :length]
 
-    def _require_places(self, cache: Cache | None) -> None:
+    def _require_places(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
         """Refuse a cache whose keys are not in the order of the text where somebody asks at which positions they are."""
+        if not self.active() or self.depth:
+            return
+        cache = given_cache(kwargs)
         held = getattr(cache, "self_attention_cache", cache)
         if getattr(held, "keys_in_slots", False) and self.asked:
-            self.depth = 0
             raise UnsupportedModelError(
                 f"a {type(held).__name__} gives attention its keys by slots, with copies of those that are pinned, so that "
                 "what is asked of a position would be answered of another; measure or edit the model with its own cache "

@@ -27,10 +27,25 @@ from torch import Tensor
 
 from sinklab.errors import ConfigurationError
 
-__all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "ScoredPolicy", "SlotPolicy"]
+__all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "ScoredPolicy", "SlotPolicy", "require_whole"]
 
 Positions = Literal["in_cache", "original"]
 """Position of a key: its rank among the tokens that are held, as StreamingLLM has it, or its index in the text."""
+
+
+def require_whole(name: str, value: object, least: int, why: str = "") -> None:
+    """Refuse a setting ``name`` below ``least``, or that is no whole number.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        given = repr(value) if isinstance(value, (str, float, type(None))) else type(value).__name__  # a model has pages
+        raise ConfigurationError(f"{name} must be a whole number, got {given}") from None
+    if number < least:
+        raise ConfigurationError(f"{name} {number} must be {least} or more{why}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,13 +108,7 @@ class Policy(abc.ABC):
         Raises:
             ConfigurationError: it is.
         """
-        value = getattr(self, name)
-        try:
-            operator.index(value)
-        except TypeError:
-            raise ConfigurationError(f"{name} must be a whole number, got {value!r}") from None
-        if value < least:
-            raise ConfigurationError(f"{name} {value} must be {least} or more{why}")
+        require_whole(name, getattr(self, name), least, why)
 
     @property
     def _mode(self) -> str:

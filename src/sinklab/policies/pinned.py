@@ -55,6 +55,8 @@ class Pinned(SlotPolicy):
             ConfigurationError: the main sink has no position: it is a token, which stands elsewhere in every text, or the null
                 score, which is always seen; or it is a learned token in front, which stays anyway; or there is none.
         """
+        if not isinstance(sinks, Sinks):
+            raise ConfigurationError(f"sinks must be what find_sinks(model) found, got {type(sinks).__name__}")
         if sinks.main is None:
             raise ConfigurationError("sinks were found nowhere, so there is none to pin; the policy window holds no sinks")
         if sinks.main.kind != "position":

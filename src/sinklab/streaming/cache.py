@@ -13,8 +13,7 @@ from transformers import EncoderDecoderCache, PreTrainedModel
 from sinklab.attention.cache_argument import given_cache
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.wrappers import unwrapped
-from sinklab.policies.base import BoundedPolicy, Positions, SlotPolicy
+from sinklab.policies.base import BoundedPolicy, Positions, SlotPolicy, require_whole
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.sinks import Sinks
@@ -39,7 +38,7 @@ from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.limits import fit_limits, warn_of_length
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
 from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
-from sinklab.streaming.refusals import require_decoder, require_integers
+from sinklab.streaming.refusals import inside, require_decoder, require_integers
 from sinklab.streaming.rotation import KeyRotations
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import StaticStep, Step
@@ -106,10 +105,8 @@ class PolicyCache(BoundedCache):
                 f"{type(self).__name__} takes a {self.takes.__name__}, and policy {policy.name!r} is none; "
                 "open_reader(model, policy) picks what a policy needs"
             )
-        if chunk < 1:
-            raise ConfigurationError(f"chunk {chunk} must be 1 or more")
-        if rollback < 0:
-            raise ConfigurationError(f"`rollback` {rollback} must be 0 or more: so many tokens can be taken back at once")
+        require_whole("chunk", chunk, 1)
+        require_whole("`rollback`", rollback, 0, ": so many tokens can be taken back at once")
         if rollback and quantized is not None:
             raise ConfigurationError(
                 f"`rollback` takes tokens back, and what `quantized` {quantized!r} has rounded with them stays rounded; leave "
@@ -136,7 +133,7 @@ class PolicyCache(BoundedCache):
             ConfigurationError: it is bound to another model, or ``rebase_at`` leaves no room.
             UnsupportedModelError: as the class says.
         """
-        model = unwrapped(model)
+        model = inside(model)
         if self.model is model:
             return self
         if self._table is not None:
@@ -212,6 +209,7 @@ class PolicyCache(BoundedCache):
             )
         static = self.static  # the chunks before the last are not
         self._require_ready(module, arguments, batch)
+        self._require_no_gaps(length)
         outputs: list[ModelOutput] = []
         wanted = kept_logits(arguments)
         while (size := self._room(mask_of(arguments), batch, length)) < length:
@@ -241,15 +239,8 @@ class PolicyCache(BoundedCache):
             if apart is not None:
                 apart.ask(length)
             table.step = table.plan(length, valid)
-            if (
-                isinstance(table, SlotTable)
-                and table.maskless
-                and isinstance(table.step, Step)
-                and table.step.visible is not None
-            ):
-                raise UnsupportedModelError(
-                    _no_mask("flash", f"policy {self.policy.describe()} needs while it holds no token in some slots")
-                )
+            masked = isinstance(table.step, Step) and table.step.visible is not None
+            assert not (masked and isinstance(table, SlotTable) and table.maskless), "refused before anything was planned"
             table.note(ids, batch)
             if static:
                 self._make_static()
@@ -336,6 +327,14 @@ class PolicyCache(BoundedCache):
             table.ids = None
         for layer in self.layers:
             layer.release()
+
+    def _require_no_gaps(self, length: int) -> None:
+        """Refuse tokens that leave slots empty in front of others, where the attention function has no mask to hide these."""
+        table = self.table
+        if isinstance(table, SlotTable) and table.maskless and table.leaves_gaps(length + self._new_in_front):
+            raise UnsupportedModelError(
+                _no_mask("flash", f"policy {self.policy.describe()} needs while it holds no token in some slots")
+            )
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""

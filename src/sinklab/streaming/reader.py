@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from sinklab.attention.anatomy import require_module
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -24,7 +23,7 @@ from sinklab.streaming.base import Reader, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.per_head import PerHeadCache, verify_groups
 from sinklab.streaming.recompute import RecomputeReader
-from sinklab.streaming.refusals import require_integers
+from sinklab.streaming.refusals import inside, require_integers
 from sinklab.streaming.scored import ScoredCache
 from sinklab.streaming.telemetry import Telemetry
 from sinklab.streaming.verify import verify_model
@@ -116,7 +115,7 @@ def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128,
         UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or one that cannot be quantised.
         UnsupportedModelError: it cannot be had with this model; see :class:`~sinklab.streaming.cache.PolicyCache`.
     """
-    require_module(model)
+    model = inside(model)
     made = policies.make(policy)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(

@@ -8,16 +8,33 @@ from sinklab.attention.anatomy import require_module
 from sinklab.attention.cache_argument import takes_cache
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.wrappers import unwrapped
 from sinklab.policies.base import BoundedPolicy, Policy, SlotPolicy
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 from sinklab.streaming.ordered import has_ordered_bias
 
-__all__ = ["extent", "most_slots", "require_decoder", "require_integers", "require_positions"]
+__all__ = ["extent", "inside", "most_slots", "require_decoder", "require_integers", "require_positions"]
+
+
+def inside(model: object) -> PreTrainedModel:
+    """The model of transformers itself, out of what others put round it; its forwards are those that a cache plans.
+
+    Raises:
+        InputError: no module of torch.
+        UnsupportedModelError: no model of transformers, and nothing of which is known where it holds one.
+    """
+    require_module(model)
+    found = unwrapped(model)
+    if not isinstance(found, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"{type(found).__name__} is no model of transformers, whose forwards caches and streams follow; give the one that "
+            "it holds"
+        )
+    return found
 
 
 def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
     """Refuse what is not a causal decoder whose every layer can see all that the policy holds."""
-    require_module(model)
     name, config = type(model).__name__, model.config.get_text_config()
     if model.config.is_encoder_decoder:
         if has_ordered_bias(model):

@@ -127,6 +127,18 @@ class SlotTable(IndexedTable):
         whole = self.policy.visible(tokens[:, None], tokens).sum(dim=1) == tokens + 1
         return max(1, int(whole.long().cumprod(dim=0).sum()))
 
+    def leaves_gaps(self, length: int) -> bool:
+        """Whether :meth:`unmasked` tokens and then one after the other of ``length`` ever see a slot that holds nothing yet."""
+        if self.full:
+            return False
+        seen = int(self.seen[0])
+        alone = 0 if self.columns else self.unmasked(length)  # so many see each other as in plain causal attention
+        tokens = torch.arange(seen + length)
+        slots = self.policy.slots(tokens)
+        first = torch.full((self.policy.num_slots,), seen + length).scatter_reduce(0, slots, tokens, "amin")
+        taken = (first[slots] == tokens).cumsum(dim=0)
+        return bool((slots.cummax(dim=0).values >= taken)[seen + alone :].any())
+
     def plan(self, length: int, valid: Tensor | None) -> Step:
         if length > 1 or (valid is not None and not bool(valid.all())):
             return self._plan_chunk(length, valid)

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.anatomy import require_module
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.policies.base import PolicySpec
+from sinklab.policies.base import PolicySpec, require_whole
 from sinklab.streaming.base import Reader
 from sinklab.streaming.decoding import TextDecoder, Tokenizer
 from sinklab.streaming.fitting import fitting_policy
 from sinklab.streaming.host import BOUNDARIES, require_one_text
 from sinklab.streaming.in_front import columns_of, tokens_of_prefix
 from sinklab.streaming.reader import open_reader
+from sinklab.streaming.refusals import inside
 from sinklab.streaming.sampling import Sampler, Sampling
 from sinklab.streaming.state import read_state, save_state
 from sinklab.streaming.streamed_token import StreamedToken
@@ -80,9 +80,8 @@ class Stream:
         keep: str | Sequence[int] | None = None,
         chunk: int = 128,
     ) -> None:
-        require_module(model)
-        if chunk < 1:
-            raise ConfigurationError(f"chunk {chunk} must be 1 or more")
+        model = inside(model)
+        require_whole("chunk", chunk, 1)
         if isinstance(stop, str) or "" in stop:
             raise ConfigurationError(f"stop is a list of strings that are not empty; got {stop!r}")
         if stop and tokenizer is None:
