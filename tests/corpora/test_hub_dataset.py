@@ -6,10 +6,11 @@ import datasets
 import pytest
 from tests.conftest import make_tokenizer
 
-from sinklab.corpora import resolve_corpus
-from sinklab.corpora.base import Encoder
+from sinklab.corpora import hub_dataset, resolve_corpus
+from sinklab.corpora.base import PASSAGES_IN_VAIN, Encoder
 from sinklab.corpora.hub_dataset import HubDataset
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.studies.cache.long_texts import long_texts
 
 TEXTS = [f"this is text {number}" for number in range(60)]
 
@@ -188,9 +189,27 @@ def test_too_few_rows_are_said_to_be_those_held_out(tmp_path, monkeypatch):
     encoder = Encoder(vocab_size=300, tokenizer=make_tokenizer())
     held_out = list(HubDataset("someone/stories").documents("held_out"))
     assert sorted(HubDataset("someone/stories").passages(0)) == sorted(held_out)
-    with pytest.raises(InputError, match=r"of the split 'train' the 5 % are read that training does not read; of one that"):
+    with pytest.raises(
+        InputError,
+        match=r"the 5 % are read that training does not read, until 1,000 in a row are shorter .*of one that",
+    ):
         HubDataset("someone/stories").sample(encoder, seq_len=2, samples=len(TEXTS), seed=0, bos=False)
     assert HubDataset("someone/stories", held_out_split="test").more == "name a held_out_split with more text than 'test'"
     own = HubDataset(jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in TEXTS[:20]]))
     with pytest.raises(InputError, match=r"of 2,000 samples of 2 tokens; lower `samples` or `seq_len`, or give more rows$"):
         own.sample(encoder, seq_len=2, samples=2000, seed=0, bos=False)
+
+
+def test_a_split_that_is_named_is_read_to_its_end_and_what_is_not_is_said(tmp_path, monkeypatch):
+    """The first long text stands behind more short ones than an endless corpus is searched for."""
+    texts = [f"a {number}" for number in range(30 * PASSAGES_IN_VAIN)] + ["b c d e f g h i j"] * 100
+    builder = Builder()
+    builder.as_streaming_dataset = lambda: {name: datasets.Dataset.from_dict({"text": texts}) for name in ("train", "test")}
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *args, **kwargs: builder)
+    monkeypatch.setattr(hub_dataset, "SHUFFLED", 1)
+    encoder, size = Encoder(vocab_size=300, tokenizer=make_tokenizer()), {"seq_len": 8, "samples": 1, "seed": 0, "bos": False}
+    named = HubDataset("someone/stories", held_out_split="test")
+    assert named.sample(encoder, **size).shape == (1, 8)
+    assert len(long_texts(named, encoder, tokens=8, documents=2, seed=0, bos=False)) == 2
+    with pytest.raises(InputError, match=r"it gives 0 of 1 samples.* until 1,000 in a row are shorter than a sample; of one"):
+        HubDataset("someone/stories").sample(encoder, **size)

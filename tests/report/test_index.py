@@ -57,6 +57,20 @@ def test_newest_first_and_what_has_no_time_last(tmp_path):
     assert read_runs(tmp_path)[0].created == "2026-11-22T23:59:59+00:00"
 
 
+def test_an_extreme_over_seeds_is_an_extreme(tmp_path):
+    """The worst of all runs is not the mean of the worst of each."""
+    rows = [
+        {"probe": "trigger", "metric": metric, "unit": "weight", "version": 1, "seed": seed, "value": value}
+        for metric, values in (("max_error", (0.25, 4.0, 1.0)), ("bos_weight_min", (0.5, 0.125, 0.75)), ("steps", (3.0, 6.0)))
+        for seed, value in enumerate(values)
+    ]
+    (tmp_path / "lab").mkdir()
+    write_json({"run_id": "20261122T100000Z-00000a", "kind": "trigger", "config": {}}, tmp_path / "lab" / "run.json")
+    write_table(make_table(rows, operation="softmax"), tmp_path / "lab" / "table.parquet")
+    numbers = {name: value for name, (value, _) in read_runs(tmp_path)[0].numbers.items()}
+    assert numbers == {"max_error": 4.0, "bos_weight_min": 0.125, "steps": 4.5}
+
+
 def test_at_work_is_what_a_process_holds(tmp_path):
     folder = write_training(tmp_path / "train", status="running")
     unfinished = tmp_path / "lab" / "store"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HELD",
     "HELD_OUT_PERCENT",
+    "PASSAGES_IN_VAIN",
     "Corpus",
     "Encoder",
     "Identity",

@@ -29,7 +29,8 @@ class HubDataset(TextCorpus):
     """One column of text, one document a row, read as a stream: nothing is downloaded ahead and memory does not grow.
 
     Passages are rows, mixed by a buffer of a thousand: those of the held-out split where one is named; else all rows of your
-    own files, and of a dataset on the hub those held out of the split that training reads.
+    own files, and of a dataset on the hub those held out of the split that training reads, until a thousand in a row are too
+    short.
 
     A model of pictures is given the column of images instead, with the column of class labels, if there is one; all rows of the
     held-out split, or else of the one that training reads.
@@ -95,13 +96,14 @@ class HubDataset(TextCorpus):
         if self._local:
             return "give more rows"
         return (
-            f"give more rows: of the split {self.train_split!r} the {HELD_OUT_PERCENT} % are read that training does not read; "
-            "of one that held_out_split names, all"
+            f"give more rows: of the split {self.train_split!r} the {HELD_OUT_PERCENT} % are read that training does not read, "
+            f"until {self.patience:,.0f} in a row are shorter than a sample; of one that held_out_split names, all"
         )
 
     @property
     def patience(self) -> float:
-        return math.inf if self._local else super().patience
+        """None is given up on your own files, nor on a split that is named; what a training reads may be the whole web."""
+        return math.inf if self._local or self.held_out_split is not None else super().patience
 
     @property
     def identity(self) -> Identity:

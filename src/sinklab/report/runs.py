@@ -15,6 +15,7 @@ import pandas as pd
 from sinklab.errors import SinklabError
 from sinklab.results.finding import finding_of
 from sinklab.results.folder import in_use
+from sinklab.results.metric import over_seeds
 from sinklab.results.run import SETTINGS, STORE, Progress, silent
 from sinklab.results.table import read_run, read_table
 
@@ -49,8 +50,9 @@ class IndexedRun:
         pages: names of its pages and pictures, pages first.
         settings: every setting by its dotted name, as text.
         tokens: hash of the texts that were read; empty where none is recorded. Losses of other texts do not compare.
-        numbers: numbers of the whole model at the last step, each with its unit; means where a table has several seeds. Those
-            of a table about several models, or several operations, have these in their names.
+        numbers: numbers of the whole model at the last step, each with its unit; where a table has several seeds their
+            mean, or the largest or least of them, as the metric declares. Those of a table about several models, or several
+            operations, have these in their names.
         curves: metric to steps and values.
         versions: metric to the version of its definition, or versions; numbers of two do not compare.
     """
@@ -227,6 +229,7 @@ def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object]) -> dict[
         sink=rows["sink"].where(sinks > 1),
         state=("step " + rows["step"].astype("string")).where(rows["probe"].eq("denoise").fillna(False)),
     )
+    one_of = over_seeds(rows["metric"].unique())
     keys = [*_telling(rows), "sink", "state", "metric", "corpus", "bos", "policy", "intervention", "unit"]
     for key, group in rows.groupby(keys, dropna=False, sort=False):
         *about, metric, corpus, bos, policy, intervention, unit = key
@@ -235,7 +238,7 @@ def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object]) -> dict[
             if not pd.isna(value) and (pd.isna(main) or value != main):
                 others.append(word.format(value))
         name = " · ".join(map(str, (metric, *others)))
-        value = float(group["value"].mean())
+        value = float(group["value"].agg(one_of.get(metric, "mean")))
         if np.isfinite(value) and len(numbers) < MOST_NUMBERS:
             numbers.setdefault(name, (value, "" if pd.isna(unit) else str(unit)))
     return numbers

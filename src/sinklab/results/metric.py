@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from sinklab.errors import ContractError
 from sinklab.registry import KINDS
@@ -34,6 +34,7 @@ __all__ = [
     "definitions",
     "definitions_of",
     "metrics_of",
+    "over_seeds",
 ]
 
 FRACTION, PERCENTAGE = (0.0, 1.0), (0.0, 100.0)
@@ -54,6 +55,8 @@ class Metric:
         version: raised when the definition changes; numbers of different versions are never merged.
         outcome: whether it is 1 or 0 of every single case: something that happened or did not. Several are a count, with the
             interval of one.
+        over_seeds: what one number of several seeds is: their mean, or of what is the largest or least of a run, the worst
+            case or a bound, that of all runs.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Metric:
     range: tuple[float, float] = (float("-inf"), float("inf"))
     version: int = 1
     outcome: bool = False
+    over_seeds: Literal["mean", "max", "min"] = "mean"
 
     def bound(self, end: str) -> Metric:
         """The ``low`` or ``high`` end of the interval of this number, under its name with ``_low`` or ``_high``."""
@@ -159,6 +163,11 @@ def definitions_of(table: pd.DataFrame) -> list[dict[str, object]]:
         if name in known:
             measured_by.setdefault(probe, []).append(known[name].metric)
     return definitions(measured_by)
+
+
+def over_seeds(names: Iterable[str]) -> dict[str, str]:
+    """What one number of several seeds is, by the name of the metric; those that are not in the catalogue are left out."""
+    return {name: declared.metric.over_seeds for name, declared in _known(set(names)).items()}
 
 
 @dataclasses.dataclass(frozen=True)

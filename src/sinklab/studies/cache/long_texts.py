@@ -5,15 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.corpora.base import Corpus, Encoder
+from sinklab.corpora.base import PASSAGES_IN_VAIN, Corpus, Encoder, TextCorpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError, calling
 from sinklab.results.memory import require_memory
 
 __all__ = ["long_texts"]
-
-TEXTS_IN_VAIN = 1000
-"""After so many texts in a row that are too short a corpus is given up."""
 
 
 def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, seed: int, bos: bool) -> Tensor:
@@ -45,7 +42,7 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
     if not rows:
         raise InputError(
             f"corpus {text.name!r} ({text.identity.source}) is too short: its longest text has {longest:,} tokens and {own:,} "
-            "are wanted; lower `tokens`, or give a longer text"
+            "are wanted; lower `tokens`, or " + text.more
         )
     result = torch.tensor(rows, dtype=torch.int64)
     return torch.nn.functional.pad(result, (1, 0), value=encoder.bos_token_id) if bos else result
@@ -54,6 +51,7 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
 def _beginnings(text: Corpus, encoder: Encoder, length: int, number: int) -> tuple[list[list[int]], int]:
     rows: list[list[int]] = []
     longest = in_vain = 0
+    patience = text.patience if isinstance(text, TextCorpus) else PASSAGES_IN_VAIN
     for document in text.documents("held_out"):
         ids = _first_ids(encoder, document, length)
         longest = max(longest, len(ids))
@@ -62,7 +60,7 @@ def _beginnings(text: Corpus, encoder: Encoder, length: int, number: int) -> tup
             in_vain = 0
         else:
             in_vain += 1
-        if len(rows) == number or in_vain == TEXTS_IN_VAIN:
+        if len(rows) == number or in_vain >= patience:
             break
     return rows, longest
 

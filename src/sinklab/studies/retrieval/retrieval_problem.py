@@ -21,7 +21,7 @@ __all__ = ["RetrievalNumbers", "RetrievalProblem", "evaluate_retrieval", "retrie
 
 METRICS = (
     Metric("before_bos_mean", "weight", "Mean weight on BOS of content tokens before the trigger."),
-    Metric("before_bos_min", "weight", "Least single weight on BOS of content tokens before the trigger."),
+    Metric("before_bos_min", "weight", "Least single weight on BOS of content tokens before the trigger.", over_seeds="min"),
     Metric("behind_bos_mean", "weight", "Mean weight on BOS of content tokens behind the trigger."),
     Metric("behind_trigger_mean", "weight", "Mean weight on the trigger of content tokens behind it."),
     Metric("trigger_bos", "weight", "Mean weight of the trigger on BOS."),
