@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import threading
+import types
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.attach import save_model
 from sinklab.models.language_model import SinkLM
-from sinklab.models.loading import hash_weights, load_model, wrap_model
+from sinklab.models.loading import hash_weights, load_model, num_parameters, wrap_model
 from sinklab.models.wrappers import out_of_peft, unwrapped
 
 SMALL = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32}
@@ -432,6 +433,20 @@ def test_models_are_loaded_in_threads(checkpoint):
     assert expected.startswith("sha256-")
 
 
+def test_packed_weights_are_counted_as_what_they_stand_for():
+    """Two in a byte, as bitsandbytes has them, and eight in an integer that is no parameter, as GPTQ and AWQ have them."""
+    model = make_sinklm()
+    whole = sum(one.numel() for one in model.parameters())
+    assert wrap_model(model, make_tokenizer()).num_parameters == num_parameters(model) == whole
+    down, up = (getattr(model.layers[0].mlp, name) for name in ("down_proj", "up_proj"))
+    halved = nn.Parameter(torch.zeros(down.weight.numel() // 2, 1, dtype=torch.uint8), requires_grad=False)
+    halved.quant_state = types.SimpleNamespace(shape=down.weight.shape)
+    down.weight, size = halved, up.weight.numel()
+    del up.weight
+    up.register_buffer("qweight", torch.zeros(size // 8, dtype=torch.int32))
+    assert num_parameters(model) == whole
+
+
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
 def test_maps_that_torch_has_packed_have_an_identity_and_are_measured():
     """``quantize_dynamic`` packs weight and bias into one object, which is no tensor."""
@@ -441,6 +456,8 @@ def test_maps_that_torch_has_packed_have_an_identity_and_are_measured():
     loaded = wrap_model(packed, make_tokenizer())
     assert loaded.revision == wrap_model(copy.deepcopy(packed), make_tokenizer()).revision
     assert len({loaded.revision, hash_weights(plain), hash_weights(other)}) == 3
+    untied = plain.lm_head.weight.numel()  # packed by itself, it is no longer that of the embedding
+    assert loaded.num_parameters == wrap_model(plain, make_tokenizer()).num_parameters + untied
     with torch.no_grad():
         packed.layers[0].mlp.down_proj.set_weight_bias(
             torch.quantize_per_tensor(plain.layers[0].mlp.down_proj.weight * 2, 0.01, 0, torch.qint8), None

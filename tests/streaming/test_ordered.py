@@ -234,8 +234,21 @@ def test_which_models_these_are(models):
     assert not has_ordered_bias(SinkLM(SinkLMConfig(**shape(head_dim=8))))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_original_positions_without_gaps_are_those_in_the_cache(models, family):
+    """What a window holds is as far from the query as in the text."""
+    found = [
+        open_reader(models[family], Window(window=6, positions=positions)).read(text())
+        for positions in ("original", "in_cache")
+    ]
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_refusals(models):
-    with pytest.raises(UnsupportedModelError, match=r"Bloom.* counts the keys .* '2\+8, original positions' has original"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"Bloom.* counts the keys .* '2\+8, original positions' wants those in the text, with gaps"
+    ):
         PolicyCache(SinkWindow(num_sinks=2, window=8, positions="original"), models["bloom"])
     with pytest.raises(UnsupportedModelError, match="SinkLM adds a bias that counts the keys"):
         open_reader(models["alibi"], Strided(num_sinks=0, dense=4, span=8, stride=2))

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import threading
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-__all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "wrap_model"]
+__all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "num_parameters", "wrap_model"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -69,7 +70,7 @@ class LoadedModel:
         revision: identity of the weights: ``sha256-`` and the first 16 digits of the hash of the safetensors file (of the list
             of file hashes when there are several), or the commit of the hub repository.
         operation: attention operation, such as ``softmax`` or ``softmax with sink logit``.
-        num_parameters: learned numbers, tied ones counted once.
+        num_parameters: learned numbers, tied ones counted once, and packed ones as what they stand for.
         source: directory that the files were read from; ``None`` for a model that was handed over in memory.
         processor: what makes its inputs of pictures or sound; ``None`` for a model of text, and where there is none.
     """
@@ -167,7 +168,7 @@ def load_model(
         encoder=_encoder(model, tokenizer),
         revision=commit or hash_files(files),
         operation=_operation(model),
-        num_parameters=_num_parameters(model),
+        num_parameters=num_parameters(model),
         source=folder,
         processor=load_processor(folder, name, kind_of(model), trust_remote_code),
     )
@@ -207,7 +208,7 @@ def wrap_model(
         encoder=_encoder(model, tokenizer),
         revision=hash_weights(model),
         operation=_operation(model),
-        num_parameters=_num_parameters(model),
+        num_parameters=num_parameters(model),
         processor=processor,
     )
 
@@ -343,10 +344,15 @@ def _leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _num_parameters(model: PreTrainedModel) -> int:
-    """Learned numbers, those of other ranks too."""
+def num_parameters(model: PreTrainedModel) -> int:
+    """Learned numbers, those of other ranks too, and those that are packed: two in a byte, or in what is no parameter."""
     if ranks_of(model) is None or any(hasattr(parameter, "to_local") for parameter in model.parameters()):
-        return int(model.num_parameters())
+        shapes = (getattr(getattr(one, "quant_state", None), "shape", one.shape) for one in model.parameters())  # bitsandbytes
+        packed = (kept for kept in model.state_dict().values() if isinstance(kept, (tuple, list)))  # torch: weight and bias
+        inside = (part.numel() for parts in packed for part in parts if isinstance(part, Tensor))
+        integers = (one for one in model.modules() if isinstance(getattr(one, "qweight", None), Tensor))  # GPTQ, AWQ
+        maps = (int(one.in_features) * int(one.out_features) for one in integers if hasattr(one, "in_features"))
+        return sum(map(math.prod, shapes)) + sum(inside) + sum(maps)
     return int(skeleton_of(type(model), model.config).num_parameters())  # plain shards, of an older transformers
 
 

@@ -18,7 +18,7 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import first_line
 from sinklab.models.classes import class_targets
-from sinklab.models.loading import LoadedModel
+from sinklab.models.loading import LoadedModel, num_parameters
 from sinklab.models.positions import positions_of
 from sinklab.models.processor import FILES, Processor, kind_of, load_processor
 from sinklab.results.memory import require_memory
@@ -49,7 +49,7 @@ def reading_part(loaded: LoadedModel) -> LoadedModel:
     if processor is None and loaded.source is not None:
         processor = load_processor(loaded.source, loaded.name, kind_of(part), False)
     return dataclasses.replace(
-        loaded, model=part, tokenizer=None, encoder=Encoder(0), processor=processor, num_parameters=part.num_parameters()
+        loaded, model=part, tokenizer=None, encoder=Encoder(0), processor=processor, num_parameters=num_parameters(part)
     )
 
 

@@ -41,13 +41,16 @@ def require_ordered(policy: BoundedPolicy, model: PreTrainedModel) -> None:
     """Refuse a policy that a model with an ordered bias cannot have.
 
     Raises:
-        UnsupportedModelError: original positions, or more tokens than the model's table of biases has columns.
+        UnsupportedModelError: original positions of tokens with others between them that have left, or more tokens than the
+            model's table of biases has columns.
     """
     name = type(model).__name__
-    if policy.positions != "in_cache":
+    consecutive = not policy.pinned and policy.reach == policy.num_slots  # as far from each other in the cache as in the text
+    if policy.positions != "in_cache" and not consecutive:
         raise UnsupportedModelError(
-            f"{name} adds a bias that counts the keys between key and query, so the positions of what is held are those in the "
-            f"cache; policy {policy.describe()!r} has original positions. Choose one with positions='in_cache'"
+            f"{name} adds a bias that counts the keys between key and query, and those that have left cannot be counted: what "
+            f"is held has its positions in the cache, and policy {policy.describe()!r} wants those in the text, with gaps. "
+            "Choose one with positions='in_cache'"
         )
     table = int(getattr(model.config.get_text_config(), "max_seq_len", None) or sys.maxsize)  # MPT
     if policy.num_slots > table:

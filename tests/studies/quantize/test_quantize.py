@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+import transformers
 import yaml
 from tests.conftest import make_sinklm
 from tests.studies.quantize.planted import TOKENS, bigram, rows
@@ -697,3 +698,14 @@ def test_texts_past_the_trained_length_are_said(long):
     loaded.model.config.max_position_embeddings = length - long
     said = quantize(loaded, inputs=rows(16), calibration=CALIBRATION, schemes=["w8a16"]).summary["text"]
     assert (f"The samples have {length} tokens and the model was made for {length - 1}: past that length" in said) == long
+
+
+@pytest.mark.parametrize("blocks", ["encoder.block", "decoder.block"])
+def test_both_streams_of_an_encoder_decoder_are_on_grids_where_they_begin(blocks):
+    config = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2)
+    twin = Twin(transformers.T5ForConditionalGeneration(config).eval(), residual=True)
+    places = [(key, site.kind) for key, site in twin.sites.items() if site.kind != "linear" and key.startswith(blocks)]
+    assert places == [
+        (f"{blocks}.0 (input)", "entry"), (f"{blocks}.0 (output)", "residual"), (f"{blocks}.1 (output)", "residual"),
+    ]  # fmt: skip
+    assert [site.layer for site in twin.sites.values() if site.kind == "entry"] == [0, 2]

@@ -161,7 +161,8 @@ class Twin:
 
     Args:
         model: in evaluation mode; it stays as it is.
-        residual: have sites on the residual stream, where it enters the first block and leaves each.
+        residual: have sites on the residual stream, where it enters the first block and leaves each; of an encoder–decoder on
+            both streams.
         integer: multiply codes as integers.
 
     Attributes:
@@ -240,9 +241,13 @@ class Twin:
         self.sites[site.key], self._maps[site.key] = site, quantized
 
     def _put_on_residual(self, blocks: list[tuple[str, nn.Module]]) -> None:
-        points = [_Residual(Site(blocks[0][0], "entry", 0))]
-        blocks[0][1].register_forward_pre_hook(points[0].before, with_kwargs=True)
+        anatomy, entered, points = Anatomy(self.model), set[str](), list[_Residual]()
         for layer, (name, block) in enumerate(blocks):
+            part = anatomy.part(name)  # encoder and decoder have a stream each
+            if part not in entered:
+                entered.add(part)
+                points.append(_Residual(Site(name, "entry", layer)))
+                block.register_forward_pre_hook(points[-1].before, with_kwargs=True)
             points.append(_Residual(Site(name, "residual", layer)))
             block.register_forward_hook(points[-1].behind)
         for point in points:
