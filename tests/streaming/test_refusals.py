@@ -95,6 +95,10 @@ def test_a_model_inside_another_object_is_taken_out_where_that_is_known_and_else
             UnsupportedModelError, match=r"Sequential is no model of transformers, .*; give the one that it holds"
         ):
             make(torch.nn.Sequential(llama))
+    prompted = torch.nn.Sequential(llama)
+    prompted.active_peft_config = type("Config", (), {"is_prompt_learning": True})  # as PEFT's prompt and prefix tuning
+    with pytest.raises(UnsupportedModelError, match="puts a learned prompt in front of every text"):
+        small(prompted)
 
 
 def test_a_model_that_takes_no_cache():

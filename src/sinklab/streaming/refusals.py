@@ -26,9 +26,14 @@ def inside(model: object) -> PreTrainedModel:
     require_module(model)
     found = unwrapped(model)
     if not isinstance(found, PreTrainedModel):
+        name = type(found).__name__
+        if hasattr(found, "active_peft_config"):  # of adapters it would have come out; the model inside has no prompt
+            raise UnsupportedModelError(
+                f"{name} puts a learned prompt in front of every text, which caches and streams do not follow: use a cache of "
+                "transformers"
+            )
         raise UnsupportedModelError(
-            f"{type(found).__name__} is no model of transformers, whose forwards caches and streams follow; give the one that "
-            "it holds"
+            f"{name} is no model of transformers, whose forwards caches and streams follow; give the one that it holds"
         )
     return found
 
