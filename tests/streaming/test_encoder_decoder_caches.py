@@ -147,5 +147,5 @@ def test_refused():
         model.generate(text(7), past_key_values=crossed, **GREEDY)
     with pytest.raises(ConfigurationError, match="`rollback` is for keys in slots; T5ForConditionalGeneration needs them in"):
         small(model, rollback=2)
-    with pytest.raises(UnsupportedModelError, match=r"counts the keys .* has original positions"):
+    with pytest.raises(UnsupportedModelError, match=r"counts the keys .* wants those in the text, with gaps"):
         small(model, positions="original")

@@ -159,7 +159,7 @@ def test_refusals(lab, tmp_path):
     with pytest.raises(InputError, match="exists and is a file"):
         lab([Softmax()], out=tmp_path / "mine.txt", overwrite=True)
     assert (tmp_path / "mine.txt").is_file()
-    with pytest.raises(InputError, match="the text has 27 different characters, and 28 were asked for"):
+    with pytest.raises(InputError, match="the text has 27 different characters, and the task needs 28; take a text with more"):
         lab([Softmax()], fields={"characters": 28})
 
 

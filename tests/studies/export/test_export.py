@@ -421,7 +421,10 @@ def test_other_runs_are_refused(tmp_path):
     assert refusal in export(tmp_path, "--to", "vllm", status=2).stderr
     write_json({"kind": "audit"}, tmp_path / "run.json")
     write_json({"cache": None}, tmp_path / "summary.json")
-    assert "an audit without a comparison" in export(tmp_path, "--to", "vllm", status=2).stderr
+    assert (
+        "is an audit that compared no policies; a run of 'sinklab cache' is needed"
+        in export(tmp_path, "--to", "vllm", status=2).stderr
+    )
 
 
 def test_cache_refuses_before_it_opens_the_model():

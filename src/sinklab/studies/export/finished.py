@@ -22,6 +22,6 @@ def comparison_of(folder: Path) -> Comparison:
     summary = read_run(folder, "summary.json") if kind in ("cache", "audit") else {}
     found = summary.get("cache") if kind == "audit" else summary
     if not isinstance(found, dict) or "policies" not in found:
-        what = f"a run of {kind}" if kind != "audit" else "an audit without a comparison of policies (--no-cache)"
+        what = f"a run of {kind}" if kind != "audit" else "an audit that compared no policies"
         raise InputError(f"{folder} is {what.replace('--no-cache', '`cache` off')}; a run of 'sinklab cache' is needed")
     return cast(Comparison, found)  # of a kind that writes one
