@@ -338,7 +338,7 @@ def test_what_torch_puts_round_a_model(wrap, gated_sink, tmp_path):
 
 
 def test_a_module_that_holds_a_model_in_its_own_way():
-    with pytest.raises(InputError, match=r"takes a model of transformers; Sequential is none and holds none that it knows"):
+    with pytest.raises(InputError, match="Sequential is no model of transformers; give the model that is inside it"):
         attach(torch.nn.Sequential(llama()), "sigmoid")
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from tests.conftest import make_sinklm, make_tokenizer
+from tests.models.adapted import Adapted
 from torch import nn
 
 from sinklab import SinkCache, measure, show
@@ -319,23 +320,6 @@ def test_a_model_is_taken_out_of_what_wraps_it(wrap):
     assert wrap_model(wrap(model)).model is model
     table = measure(wrap(model), probes=["null_mass"], corpus="random_tokens", samples=2, seq_len=8, bos="none").table
     assert set(table["module"].dropna()) <= {name for name, _ in model.named_modules()}
-
-
-class Adapted(nn.Module):
-    """As PEFT holds a model: of adapters that are in its layers, or with a prompt that is not."""
-
-    __module__ = "peft.peft_model"
-
-    def __init__(self, model, *, prompt):
-        super().__init__()
-        self.base_model, self.config = model, model.config
-        self.active_peft_config = type("Config", (), {"is_prompt_learning": prompt})
-
-    def get_base_model(self):
-        return self.base_model
-
-    def forward(self, *args, **kwargs):
-        return self.base_model(*args, **kwargs)
 
 
 class Sentences(nn.Sequential):

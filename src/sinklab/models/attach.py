@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import off_seam_modules, on_seam_modules, require_module
+from sinklab.attention.anatomy import off_seam_modules, on_seam_modules
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.placement import input_device
@@ -29,7 +29,7 @@ from sinklab.models.checkpoint import MOST_OF_A_KIND, first_line, weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
-from sinklab.models.wrappers import unwrapped
+from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.registry import operations
 from sinklab.results.voice import warn
 
@@ -88,10 +88,7 @@ def attach(
         ConfigurationError: a :class:`~sinklab.models.language_model.SinkLM`, whose operation is a field of its config; or a
             second operation on top of one that is attached.
     """
-    require_module(model)
-    given, model = model, unwrapped(model)
-    if not isinstance(model, PreTrainedModel):
-        raise InputError(f"attach() takes a model of transformers; {type(given).__name__} is none and holds none that it knows")
+    given, model = model, transformers_model(model)
     if isinstance(model.config, SinkLMConfig):
         raise ConfigurationError(
             "the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …}), and sinklab pretrain "

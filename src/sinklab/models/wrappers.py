@@ -8,7 +8,10 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["out_of_peft", "tokenizer_inside", "unwrapped"]
+from sinklab.attention.anatomy import require_module
+from sinklab.errors import InputError
+
+__all__ = ["out_of_peft", "tokenizer_inside", "transformers_model", "unwrapped"]
 
 
 def unwrapped(model: Any) -> Any:
@@ -16,6 +19,19 @@ def unwrapped(model: Any) -> Any:
     model = _out_of_torch(model)
     inner = _out_of_sentences(out_of_peft(model))
     return model if inner is model else unwrapped(inner)
+
+
+def transformers_model(model: object) -> PreTrainedModel:
+    """The model of transformers itself, out of what others put round it, for what can be done with no other.
+
+    Raises:
+        InputError: no module of torch, or one that is no model of transformers and holds none where one is looked for.
+    """
+    require_module(model)
+    found = unwrapped(model)
+    if not isinstance(found, PreTrainedModel):
+        raise InputError(f"{type(found).__name__} is no model of transformers; give the model that is inside it")
+    return found
 
 
 def out_of_peft(model: Any) -> Any:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from sinklab.attention.anatomy import require_module
 from sinklab.attention.cache_argument import takes_cache
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.wrappers import unwrapped
+from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.policies.base import BoundedPolicy, Policy, SlotPolicy
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 from sinklab.streaming.ordered import has_ordered_bias
@@ -17,25 +16,18 @@ __all__ = ["extent", "inside", "most_slots", "require_decoder", "require_integer
 
 
 def inside(model: object) -> PreTrainedModel:
-    """The model of transformers itself, out of what others put round it; its forwards are those that a cache plans.
+    """The model of transformers itself, whose forwards a cache plans.
 
     Raises:
-        InputError: no module of torch.
-        UnsupportedModelError: no model of transformers, and nothing of which is known where it holds one.
+        InputError: no model of transformers, and none inside that is known.
+        UnsupportedModelError: one with a learned prompt of PEFT in front, which is no part of the model inside.
     """
-    require_module(model)
-    found = unwrapped(model)
-    if not isinstance(found, PreTrainedModel):
-        name = type(found).__name__
-        if hasattr(found, "active_peft_config"):  # of adapters it would have come out; the model inside has no prompt
-            raise UnsupportedModelError(
-                f"{name} puts a learned prompt in front of every text, which caches and streams do not follow: use a cache of "
-                "transformers"
-            )
+    if hasattr(model, "active_peft_config") and unwrapped(model) is model:
         raise UnsupportedModelError(
-            f"{name} is no model of transformers, whose forwards caches and streams follow; give the one that it holds"
+            f"{type(model).__name__} puts a learned prompt in front of every text, which caches and streams do not follow: use "
+            "a cache of transformers"
         )
-    return found
+    return transformers_model(model)
 
 
 def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
