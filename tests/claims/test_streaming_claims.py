@@ -12,7 +12,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from sinklab.claims import _streaming, cliff_at_the_cache_size, stable_over_long_texts
 from sinklab.claims._first_tokens import first_tokens
 from sinklab.claims._streaming import draw, keep
-from sinklab.errors import ConfigurationError
+from sinklab.errors import UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims, tasks
 from sinklab.streaming.perplexity import losses
@@ -74,7 +74,7 @@ def test_at_small_a_seed_is_a_training():
     assert _streaming.model_of("small", 2, "sigmoid") == "embedded:sigmoid-2"
     assert {_streaming.model_of("tiny", seed) for seed in range(8)} == {"embedded:softmax"}
     assert _streaming.model_of("tiny", 5, "sigmoid") == "embedded:sigmoid"
-    with pytest.raises(ConfigurationError, match=r"seed 3: .* there are 3, seeds 0 to 2"):
+    with pytest.raises(UnknownNameError, match=r"^embedded:softmax-3: the package has trainings from seeds 0 to 2"):
         _streaming.model_of("small", 3)
 
 

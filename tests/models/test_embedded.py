@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 
 import pytest
 
@@ -66,3 +67,32 @@ def test_every_softmax_sinks_and_no_sigmoid_does():
 def test_an_unknown_one_suggests_the_nearest():
     with pytest.raises(UnknownNameError, match=r"'embedded:softmx'\. Did you mean 'embedded:softmax'\? Known: embedded:sig"):
         embedded_path("embedded:softmx")
+
+
+class TestFurtherSeeds:
+    def test_a_training_is_found_below_the_folder_that_the_environment_names(self, tmp_path, monkeypatch):
+        shutil.copytree(embedded_path("embedded:sigmoid-1"), tmp_path / "sigmoid-7" / "final")
+        monkeypatch.setenv("SINKLAB_EMBEDDED", str(tmp_path))
+        assert embedded_path("embedded:sigmoid-7") == tmp_path / "sigmoid-7" / "final"
+        loaded = load_model("embedded:sigmoid-7")
+        assert (loaded.name, loaded.operation) == ("embedded:sigmoid-7", "sigmoid")
+        assert embedded_names() == NAMES  # what is listed is the package's
+
+    def test_those_of_the_package_come_first(self, tmp_path, monkeypatch):
+        shutil.copytree(embedded_path("embedded:sigmoid"), tmp_path / "softmax-1" / "final")
+        monkeypatch.setenv("SINKLAB_EMBEDDED", str(tmp_path))
+        assert load_model("embedded:softmax-1").operation == "softmax"
+
+    def test_a_missing_one_says_how_it_is_made(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("SINKLAB_EMBEDDED", str(tmp_path))
+        with pytest.raises(UnknownNameError) as refused:
+            embedded_path("embedded:softmax-3")
+        assert str(refused.value) == (
+            f"embedded:softmax-3: the package has trainings from seeds 0 to 2, and {tmp_path} has none from 3. In a clone of "
+            "sinklab, `make embedded SEEDS=3` makes one (half an hour on a core); SINKLAB_EMBEDDED names the folder of such "
+            "trainings"
+        )
+
+    def test_a_misspelt_operation_is_no_seed(self):
+        with pytest.raises(UnknownNameError, match=r"no embedded model is called 'embedded:softmx-3'\. Did you mean"):
+            embedded_path("embedded:softmx-3")

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from sinklab.corpora import resolve_corpus
-from sinklab.errors import ConfigurationError
 from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.jobs.claim import Measure, OfCheckpoint
 from sinklab.jobs.effect import Numbers
 from sinklab.jobs.scale import Cost, Scale
-from sinklab.models.embedded import SEEDS, embedded_called
+from sinklab.models.embedded import embedded_called, embedded_path
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.policies.base import Policy
 from sinklab.streaming.perplexity import losses
@@ -121,16 +120,13 @@ def model_of(scale: Scale, seed: int, operation: str = "softmax") -> str:
     """Name of the model that is measured at a scale: at ``small`` that of a training, at others the same for all seeds.
 
     Raises:
-        ConfigurationError: a seed from which no model was trained.
+        UnknownNameError: a seed from which no model was trained; the message says how to train one.
     """
     if scale != "small":
         return MODELS[scale].replace("embedded:softmax", f"embedded:{operation}")
-    if seed not in SEEDS:
-        raise ConfigurationError(
-            f"seed {seed}: at scale 'small' seeds are trainings of the embedded model, and there are {len(SEEDS)}, seeds "
-            f"{SEEDS[0]} to {SEEDS[-1]}"
-        )
-    return embedded_called(operation, seed)
+    name = embedded_called(operation, seed)
+    embedded_path(name)  # refused here, before texts are drawn for it
+    return name
 
 
 def draw(seed: int, scale: Scale) -> LongTexts:

@@ -1,18 +1,27 @@
-"""The embedded models: small decoders of two operations and three seeds that come with the package; no download is needed."""
+"""The embedded models: small decoders of two operations and three seeds that come with the package; no download is needed.
+
+Trainings of the same recipe from further seeds are not in the package. Made with ``make embedded SEEDS="3 4"``, they go by the
+same names (``embedded:softmax-3``) where ``SINKLAB_EMBEDDED`` names the folder of the trainings.
+"""
 
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 
 from sinklab.errors import UnknownNameError
 
-__all__ = ["FOLDER", "PREFIX", "SEEDS", "embedded_called", "embedded_names", "embedded_path"]
+__all__ = ["BUILD", "FOLDER", "PREFIX", "SEEDS", "TRAINED", "embedded_called", "embedded_names", "embedded_path"]
 
 PREFIX = "embedded:"
 SEEDS = (0, 1, 2)
-"""From which each operation was trained."""
+"""From which each operation of the package was trained."""
 FOLDER = Path(__file__).parent / "embedded_checkpoints"
+BUILD = Path("build/embedded")
+"""Where trainings are made."""
+TRAINED = "final"
+"""Folder of the finished checkpoint in that of a training."""
 
 
 def embedded_called(operation: str, seed: int) -> str:
@@ -21,19 +30,31 @@ def embedded_called(operation: str, seed: int) -> str:
 
 
 def embedded_names() -> list[str]:
-    """Names as a user writes them, such as ``embedded:softmax``; sorted."""
+    """Names of those in the package as a user writes them, such as ``embedded:softmax``; sorted."""
     return sorted(PREFIX + path.parent.name for path in FOLDER.glob("*/config.json"))
 
 
 def embedded_path(name: str) -> Path:
-    """Directory of an embedded model.
+    """Directory of an embedded model: in the package, or of a further training below ``$SINKLAB_EMBEDDED``.
 
     Raises:
-        UnknownNameError: no such embedded model; the message lists those that are there.
+        UnknownNameError: no such embedded model; the message lists those that are there, and says how one from a further seed
+            is made.
     """
     names = embedded_names()
-    if name not in names:
+    if name in names:
+        return FOLDER / name.removeprefix(PREFIX)
+    operation, _, seed = name.removeprefix(PREFIX).partition("-")
+    if not (seed.isdecimal() and PREFIX + operation in names):
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UnknownNameError(f"no embedded model is called {name!r}.{hint} Known: {', '.join(names) or 'none'}")
-    return FOLDER / name.removeprefix(PREFIX)
+    trainings = Path(os.environ.get("SINKLAB_EMBEDDED") or BUILD).expanduser()
+    folder = trainings / name.removeprefix(PREFIX) / TRAINED
+    if not (folder / "config.json").is_file():
+        raise UnknownNameError(
+            f"{name}: the package has trainings from seeds {SEEDS[0]} to {SEEDS[-1]}, and {trainings} has none from {seed}. "
+            f"In a clone of sinklab, `make embedded SEEDS={seed}` makes one (half an hour on a core); "
+            "SINKLAB_EMBEDDED names the folder of such trainings"
+        )
+    return folder

@@ -2,7 +2,8 @@
 
 ``python -m sinklab.training.embedded prepare`` trains the tokenizer and encodes the corpus;
 ``… train softmax`` and ``… train sigmoid --seed 1`` train (and resume) one model each; ``… ship`` writes the checkpoints, the
-training log and their hashes into the package. ``make embedded`` runs all of it.
+training log and their hashes into the package. ``make embedded`` runs all of it; ``make embedded SEEDS="3 4"`` trains from
+further seeds, which are not shipped.
 """
 
 from __future__ import annotations
@@ -28,15 +29,13 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, Trai
 from sinklab.attention.session import attend
 from sinklab.corpora.base import Encoder, hash_tokens
 from sinklab.corpora.python_source import PythonSource
-from sinklab.models.embedded import FOLDER, PREFIX, SEEDS, embedded_called
+from sinklab.models.embedded import BUILD, FOLDER, PREFIX, SEEDS, TRAINED, embedded_called
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.training.process import has_bfloat16
 from sinklab.training.tokenizer import encode, train_bpe
 
 __all__ = ["OPERATIONS", "Recipe", "main"]
-
-BUILD = Path("build/embedded")
 
 OPERATIONS: dict[str, dict[str, object]] = {
     "softmax": {"name": "softmax"},
@@ -217,8 +216,8 @@ def train(operation: str, recipe: Recipe) -> None:
         callbacks=[HeldOut(recipe, loss_rows, sink_rows, folder / "log.jsonl")],
     )
     trainer.train(resume_from_checkpoint=resume)
-    model.save_pretrained(folder / "final")
-    tokenizer.save_pretrained(folder / "final")
+    model.save_pretrained(folder / TRAINED)
+    tokenizer.save_pretrained(folder / TRAINED)
     run = {
         "operation": OPERATIONS[operation],
         "recipe": dataclasses.asdict(recipe),
@@ -247,7 +246,7 @@ def ship() -> None:
     for name in finished:
         source, target = BUILD / name, FOLDER / name
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(source / "final", target)
+        shutil.copytree(source / TRAINED, target)
         run = json.loads((source / "training.json").read_text())
         run["log"] = [json.loads(line) for line in (source / "log.jsonl").read_text().splitlines()]
         run["safetensors_sha256"] = hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest()
@@ -264,7 +263,7 @@ def main() -> None:
     steps.add_parser("prepare", help="train the tokenizer and encode the corpus")
     trainer = steps.add_parser("train", help="train one model, or go on with it")
     trainer.add_argument("operation", choices=sorted(OPERATIONS))
-    trainer.add_argument("--seed", type=int, choices=SEEDS, default=0)
+    trainer.add_argument("--seed", type=int, default=0, help=f"those from {SEEDS[0]} to {SEEDS[-1]} are shipped")
     steps.add_parser("ship", help="copy the finished checkpoints into the package")
     arguments = parser.parse_args()
     if arguments.step == "prepare":
