@@ -17,7 +17,9 @@ from sinklab.registry import policies
 from sinklab.streaming import apart
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.slot_table import SlotTable
+from sinklab.streaming.step import Step
 
 LENGTH = 50
 CPU = torch.device("cpu")
@@ -271,3 +273,23 @@ def read_masked(model, tokens, mask, cache, pieces):
         model(input_ids=piece, attention_mask=shown, past_key_values=cache, use_cache=True).logits for piece, shown in both
     ]
     return torch.cat(logits, dim=1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("moved", [1, 4], ids=["pinned-keys-alike", "each-by-its-own"])
+def test_pinned_keys_are_rotated_by_their_own_steps(rows, copies, moved):
+    # Heads and rows of the batch share products; each key is to come out as if it were moved alone.
+    batch, heads, pinned, size = 2, 3, 4, 6
+    index = torch.arange(size // 2)
+    rotation = Rotation(torch.tensor([1.0, 0.3, 0.02], dtype=torch.float64), index, index + size // 2, size)
+    shifts = torch.randint(-50, 50, (rows, copies, moved))
+    step = Step(copies, None, 0, shifts, None, None, 0, torch.zeros(rows, copies, dtype=torch.long))
+    layer = SlotLayer.__new__(SlotLayer)
+    layer.rotation = rotation
+    masters = torch.randn(batch, heads, pinned, size, dtype=torch.float64)
+    rotated = layer._rotated(step, masters)
+    assert rotated.shape == (batch, heads, copies, pinned, size)
+    steps = shifts[:, None].expand(batch, heads, copies, pinned)
+    expected = rotation.rotated(masters[:, :, None].expand(-1, -1, copies, -1, -1), steps)
+    assert torch.allclose(rotated, expected, atol=1e-12)

@@ -98,14 +98,20 @@ class SlotLayer(HeldLayer):
         matrices = step.rotation_matrices(self.rotation, masters.dtype)[:, None]  # (rows, 1, copies, 1 or pinned, size, size)
         if matrices.shape[:4].numel() == 1:  # one product instead of one for every head
             return (masters @ matrices[0, 0, 0, 0])[:, :, None]
+        # Heads, and rows of the batch that move alike, are rows of one product: broadcast, each would copy the matrices.
+        batch, heads, pinned, size = masters.shape
+        rows = matrices.shape[0]
+        alike = masters.reshape(rows, batch // rows, heads, pinned, size)
         if matrices.shape[3] == 1:
-            return masters[:, :, None] @ matrices[:, :, :, 0]
-        return (masters[:, :, None, :, None] @ matrices)[..., 0, :]
+            moved = alike.flatten(1, 3)[:, None] @ matrices[:, 0, :, 0]  # (rows, copies, alike · heads · pinned, size)
+            return moved.unflatten(2, (-1, heads, pinned)).movedim(1, 3).flatten(0, 1)
+        moved = alike.flatten(1, 2).transpose(1, 2)[:, None] @ matrices[:, 0]  # (rows, copies, pinned, alike · heads, size)
+        return moved.unflatten(3, (-1, heads)).permute(0, 3, 4, 1, 2, 5).flatten(0, 1)
 
     def _chunk(self, step: Step, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         keys, values, masters = self.keys, self.values, self.masters
         assert step.source is not None
-        source = step.source.expand(len(keys), -1)
+        source = step.source
         # Keys of the ring as they were before the chunk: its queries may still see tokens whose slots the chunk takes.
         ring = slice(self.fixed, self.fixed + step.used)
         old = keys[:, :, ring].clone(), values[:, :, ring].clone()
@@ -131,6 +137,11 @@ class SlotLayer(HeldLayer):
 
 
 def _received(held: Tensor, given: Tensor, source: Tensor) -> Tensor:
-    """``held`` with what each slot receives: ``given`` at ``source``, ``(batch, slots)``, or what it had, where that is -1."""
-    index = source.clamp(min=0)[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3])
-    return torch.where((source >= 0)[:, None, :, None], given.gather(2, index).to(held.dtype), held)
+    """``held`` with what each slot receives: ``given`` at ``source``, ``(1 or batch, slots)``, or what it had, where that is
+    -1."""
+    index = source.clamp(min=0)
+    if len(source) == 1:  # whole keys are copied much faster than numbers are gathered
+        received = given.index_select(2, index[0])
+    else:
+        received = given.gather(2, index[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]))
+    return torch.where((source >= 0)[:, None, :, None], received.to(held.dtype), held)
