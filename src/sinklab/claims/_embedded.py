@@ -15,7 +15,7 @@ __all__ = ["COSTS", "EVIDENCE", "embedded_model", "numbers_of"]
 EVIDENCE: Mapping[Scale, str] = {
     "tiny": "one trained model of 1.5 million parameters; a seed is a draw of 100 texts, so intervals are over texts, not "
     "trainings",
-    "small": "three trainings of 1.5 million parameters on Python source, 5,000 steps; each reads 100 texts of its own",
+    "small": "trainings of 1.5 million parameters on Python source, 5,000 steps; each reads 100 texts of its own",
 }
 """Said of every claim that rests on these numbers."""
 

@@ -58,7 +58,7 @@ LAST = 128
 
 DRAWS: Mapping[Scale, str] = {
     "tiny": "one trained model, embedded:softmax; seeds are draws of 16 texts, so intervals are over texts and not trainings",
-    "small": "three trainings of one recipe, embedded:softmax and what its seeds 1 and 2 gave; each reads 16 texts of its own",
+    "small": "trainings of one recipe, embedded:softmax and what further seeds gave; each reads 16 texts of its own",
 }
 """Said of every claim that rests on these texts, at the scales where it was run."""
 

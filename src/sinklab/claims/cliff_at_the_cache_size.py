@@ -126,7 +126,7 @@ def cliff_at_the_cache_size() -> Claim:
         evidence={
             "tiny": "one trained model, embedded:softmax, and seeds are draws of 24 texts; the score is the share of digits "
             "(chance 0.1) and not whole answers, of which a model of this size gets few",
-            "small": "three trainings of one recipe, and each reads 24 texts of its own; the score is the share of digits "
+            "small": "trainings of one recipe, and each reads 24 texts of its own; the score is the share of digits "
             "(chance 0.1) and not whole answers, of which a model of this size gets few",
         },
     )

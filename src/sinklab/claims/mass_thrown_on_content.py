@@ -140,7 +140,7 @@ def mass_thrown_on_content() -> Claim:
         evidence={
             "tiny": "one trained model, embedded:softmax; a seed is a draw of texts, so intervals are over texts, not "
             "trainings",
-            "small": "three trainings of 1.5 million parameters on Python source; each reads texts of its own",
+            "small": "trainings of 1.5 million parameters on Python source; each reads texts of its own",
         },
         checkpoint=OnCheckpoint(measure=of_checkpoint, reads="context"),
     )

@@ -34,7 +34,7 @@ def sigmoid_in_a_deeper_model() -> Claim:
         parts=(has_massive(SOFTMAX), has_no_sink(SIGMOID), has_no_massive(SIGMOID)),
         evidence={
             "tiny": EVIDENCE["tiny"].replace("one trained model", "one trained model of each operation,"),
-            "small": EVIDENCE["small"].replace("three trainings", "three trainings of each operation,"),
+            "small": EVIDENCE["small"].replace("trainings", "trainings of each operation,"),
         },
     )
 
