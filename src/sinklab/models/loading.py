@@ -311,31 +311,38 @@ def _build(
                 ignore_mismatched_sizes=True,  # require_fit() refuses them by their shapes, which the error does not name
                 **options,
             )
-    except SinklabError:
-        raise
-    except ImportError as error:
-        raise UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}") from error
-    except torch.OutOfMemoryError:
+    except (SinklabError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        # A config that was changed by hand makes classes of transformers fail in every way that Python has. Those of our own
-        # class are checked before, so that what it raises is a bug and is shown as one.
-        if isinstance(error, OSError) and error.errno is not None:
+        explained = _explained(error, cls, name, attn_implementation, spread)
+        if explained is None:
             raise
-        if attn_implementation and isinstance(error, ValueError):
-            raise ConfigurationError(f"{name} cannot use attention {attn_implementation!r}: {first_line(error)}") from error
-        if cls is SinkLM and not isinstance(
-            error, SafetensorError | OSError | ValueError | RuntimeError | KeyError | AttributeError
-        ):
-            raise
-        if "offload_folder" in str(error) and "offload_folder" not in spread.options:
-            raise ConfigurationError(
-                f"{name}: some weights go to the disk in another form than the checkpoint's; give a directory for them with "
-                "`offload_folder`, or more room with `max_memory`"
-            ) from error
-        raise InputError(f"{name} cannot be loaded as {cls.__name__}: {first_line(error)}") from error
+        raise explained from error
     require_fit(name, model, report)
     return model
+
+
+def _explained(error: Exception, cls: type, name: str, attn_implementation: str | None, spread: Spread) -> SinklabError | None:
+    """What is said of an error of ``from_pretrained``; ``None`` for one that is shown as it is.
+
+    A config that was changed by hand makes classes of transformers fail in every way that Python has. Those of our own class
+    are checked before, so that what it raises is a bug and is shown as one.
+    """
+    if isinstance(error, ImportError):
+        return UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}")
+    if isinstance(error, OSError) and error.errno is not None:
+        return None
+    if attn_implementation and isinstance(error, ValueError):
+        return ConfigurationError(f"{name} cannot use attention {attn_implementation!r}: {first_line(error)}")
+    of_files = isinstance(error, SafetensorError | OSError | ValueError | RuntimeError | KeyError | AttributeError)
+    if cls is SinkLM and not of_files:
+        return None
+    if "offload_folder" in str(error) and "offload_folder" not in spread.options:
+        return ConfigurationError(
+            f"{name}: some weights go to the disk in another form than the checkpoint's; give a directory for them with "
+            "`offload_folder`, or more room with `max_memory`"
+        )
+    return InputError(f"{name} cannot be loaded as {cls.__name__}: {first_line(error)}")
 
 
 def _leave() -> None:
@@ -364,7 +371,8 @@ def _check_finite(model: nn.Module, name: str) -> None:
             bad = int((~finite).sum()), finite.numel(), key
             break
     ranks = ranks_of(model)
-    for number, size, key in (found for found in ([bad] if ranks is None else ranks.gather_objects(bad)) if found):
+    of_ranks = [bad] if ranks is None else ranks.gather_objects(bad)
+    for number, size, key in filter(None, of_ranks):
         raise InputError(f"{name} has NaN or infinite weights: {number} of {size} numbers in {key}")
 
 
