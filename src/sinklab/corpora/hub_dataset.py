@@ -231,19 +231,12 @@ class HubDataset(TextCorpus):
             return datasets.load_dataset_builder(str(self._local.parent), self.subset, data_files=self._local.name)
 
     def _column(self, rows: Any) -> str:
-        if rows.features is None:  # not declared anywhere: the first rows show
-            kinds: dict[str, str] = {}
-            for row in islice(rows, LOOKED_AT):
-                kinds |= {name: type(value).__name__ for name, value in row.items() if value is not None or name not in kinds}
-            strings = [name for name, kind in kinds.items() if kind == "str"]
-        else:
-            kinds = {name: str(getattr(kind, "dtype", kind)) for name, kind in rows.features.items()}
-            strings = [name for name, kind in kinds.items() if kind in ("string", "large_string")]
-        wanted = self.text_column or ("text" if "text" in strings or len(strings) != 1 else strings[0])
-        if wanted in strings:
-            return wanted
+        kinds, strings = _kinds(rows)
+        column = self.text_column or ("text" if "text" in strings or len(strings) != 1 else strings[0])
+        if column in strings:
+            return column
         columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none"
-        what = f"no text column {wanted!r}" if self.text_column or len(strings) > 1 else "no column of text"
+        what = f"no text column {column!r}" if self.text_column or len(strings) > 1 else "no column of text"
         raise InputError(
             f"dataset {self.dataset} has {what}; its columns: {columns}"
             + (f"; choose one with text_column: {', '.join(strings)}" if strings else "")
@@ -269,6 +262,17 @@ class HubDataset(TextCorpus):
             raise InputError(f"dataset {self.dataset} cannot be read: {_first_line(error)}") from error
         finally:
             datasets.logging.set_verbosity(verbosity)
+
+
+def _kinds(rows: Any) -> tuple[dict[str, str], list[str]]:
+    """Column to the type of its values in words, and the columns of text."""
+    if rows.features is not None:
+        kinds = {name: str(getattr(kind, "dtype", kind)) for name, kind in rows.features.items()}
+        return kinds, [name for name, kind in kinds.items() if kind in ("string", "large_string")]
+    kinds = {}  # not declared anywhere: the first rows show
+    for row in islice(rows, LOOKED_AT):
+        kinds |= {name: type(value).__name__ for name, value in row.items() if value is not None or name not in kinds}
+    return kinds, [name for name, kind in kinds.items() if kind == "str"]
 
 
 def _stored_content(picture: Mapping[str, Any]) -> bytes | Path | None:

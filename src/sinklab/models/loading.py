@@ -353,14 +353,17 @@ def _leave() -> None:
 
 def num_parameters(model: PreTrainedModel) -> int:
     """Learned numbers, those of other ranks too, and those that are packed: two in a byte, or in what is no parameter."""
-    if ranks_of(model) is None or any(hasattr(parameter, "to_local") for parameter in model.parameters()):
-        shapes = (getattr(getattr(one, "quant_state", None), "shape", one.shape) for one in model.parameters())  # bitsandbytes
-        packed = (kept for kept in model.state_dict().values() if isinstance(kept, (tuple, list)))  # torch: weight and bias
-        inside = (part.numel() for parts in packed for part in parts if isinstance(part, Tensor))
-        integers = (one for one in model.modules() if isinstance(getattr(one, "qweight", None), Tensor))  # GPTQ, AWQ
-        maps = (int(one.in_features) * int(one.out_features) for one in integers if hasattr(one, "in_features"))
-        return sum(map(math.prod, shapes)) + sum(inside) + sum(maps)
-    return int(skeleton_of(type(model), model.config).num_parameters())  # plain shards, of an older transformers
+    if ranks_of(model) is not None and not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+        return int(skeleton_of(type(model), model.config).num_parameters())  # plain shards, of an older transformers
+    # bitsandbytes: a parameter of bytes knows the shape that it stands for.
+    shapes = (getattr(getattr(parameter, "quant_state", None), "shape", parameter.shape) for parameter in model.parameters())
+    # torch: weight and bias of a quantised linear map, as one entry of the state.
+    packed = (entry for entry in model.state_dict().values() if isinstance(entry, (tuple, list)))
+    numbers = (part.numel() for parts in packed for part in parts if isinstance(part, Tensor))
+    # GPTQ, AWQ: linear maps of integers.
+    quantised = (module for module in model.modules() if isinstance(getattr(module, "qweight", None), Tensor))
+    maps = (int(module.in_features) * int(module.out_features) for module in quantised if hasattr(module, "in_features"))
+    return sum(map(math.prod, shapes)) + sum(numbers) + sum(maps)
 
 
 def _check_finite(model: nn.Module, name: str) -> None:
@@ -387,24 +390,24 @@ def _rows(model: PreTrainedModel) -> int:
 
 def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Encoder:
     config, rows = model.config.get_text_config(), _rows(model)
-    config_bos = getattr(config, "bos_token_id", None)
-    bos = config_bos[0] if isinstance(config_bos, list) else config_bos
-    if bos is not None and bos >= rows:
-        bos = None  # the default of a config class, meant for another vocabulary
+    bos = _declared_bos(config, rows)
     if tokenizer is None:
         special = [getattr(config, f"{role}_token_id", None) for role in ("bos", "eos", "pad")]
         flat = [token for entry in special for token in (entry if isinstance(entry, list) else [entry]) if token is not None]
         return Encoder(vocab_size=rows, bos_token_id=bos, special_ids=frozenset(flat))
+    cls_token_id = getattr(tokenizer, "cls_token_id", None)
     if tokenizer.bos_token_id is not None and tokenizer.bos_token_id < rows:
         bos = tokenizer.bos_token_id
-    elif getattr(tokenizer, "cls_token_id", None) is not None:
-        bos = tokenizer.cls_token_id
+    elif cls_token_id is not None:
+        bos = cls_token_id
     closing: tuple[int, ...] = ()
     if not is_causal_lm(model):
         front, closing = _frame(tokenizer, rows)
-        # The config classes of some encoder-decoders have a bos_token_id that no tokenizer of theirs puts anywhere.
-        begins = tokenizer.bos_token_id is not None or getattr(tokenizer, "cls_token_id", None) is not None
-        bos = front[0] if len(front) == 1 else bos if begins or not model.config.is_encoder_decoder else None
+        has_bos = tokenizer.bos_token_id is not None or cls_token_id is not None
+        if len(front) == 1:
+            bos = front[0]
+        elif model.config.is_encoder_decoder and not has_bos:
+            bos = None  # the config classes of some have a bos_token_id that no tokenizer of theirs puts anywhere
     added = {token for token, entry in getattr(tokenizer, "added_tokens_decoder", {}).items() if entry.special}
     return Encoder(
         # Vocabularies are often padded beyond the tokenizer's last id; those rows are not tokens.
@@ -415,6 +418,13 @@ def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
         special_ids=frozenset(tokenizer.all_special_ids) | added,
         closing_ids=closing,
     )
+
+
+def _declared_bos(config: PreTrainedConfig, rows: int) -> int | None:
+    """The beginning-of-sequence token of a config; ``None`` where that is past the vocabulary, as a default of its class."""
+    bos = getattr(config, "bos_token_id", None)
+    bos = bos[0] if isinstance(bos, list) else bos
+    return None if bos is None or bos >= rows else int(bos)
 
 
 def _frame(tokenizer: PreTrainedTokenizerBase, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
