@@ -173,14 +173,18 @@ class Registry(Generic[T]):
             ConfigurationError: it reads like neither, or is a class.
         """
         self._refuse_class(spec)
-        if not isinstance(spec, str):
-            settings = dict(spec)
-            name = settings.pop("name", self.default)
-            if name is None:
-                raise ConfigurationError(f"a {self.kind} needs a name; got {settings}. Known: {', '.join(self)}")
-            if not isinstance(name, str):
-                raise ConfigurationError(f"{self.kind}: the name {name!r} is no text. Known: {', '.join(self)}")
-            return {"name": name, **settings}
+        return self._read_text(spec, stands_for) if isinstance(spec, str) else self._read_mapping(spec)
+
+    def _read_mapping(self, spec: Mapping[str, object]) -> dict[str, Any]:
+        settings = dict(spec)
+        name = settings.pop("name", self.default)
+        if name is None:
+            raise ConfigurationError(f"a {self.kind} needs a name; got {settings}. Known: {', '.join(self)}")
+        if not isinstance(name, str):
+            raise ConfigurationError(f"{self.kind}: the name {name!r} is no text. Known: {', '.join(self)}")
+        return {"name": name, **settings}
+
+    def _read_text(self, spec: str, stands_for: Callable[[str], str | None]) -> dict[str, Any]:
         name, colon, text = (part.strip() for part in spec.partition(":"))
         old = re.fullmatch(r"(\w+)\((.*)\)", spec.strip(), re.DOTALL)
         if old is not None:
@@ -188,21 +192,11 @@ class Registry(Generic[T]):
         parts = _split(text)
         if not name or (colon and not parts) or not all("=" in part for part in parts):
             raise ConfigurationError(f"{spec!r} cannot be read; write name or name:setting=value,setting=value")
-        import yaml
-
-        fields: dict[str, Any] = {"name": name}
         known = (name if name in self else stands_for(name)) if parts else None
+        fields: dict[str, Any] = {"name": name}
         for key, _, value in ((piece.strip() for piece in part.partition("=")) for part in parts):
             declared = Any if known is None else _annotation(self[known], key)
-            is_text = _takes(declared, value, strict=True)
-            try:
-                fields[key] = yaml.safe_load(value)
-            except (yaml.YAMLError, ValueError, RecursionError):  # dates, integers and nesting that Python has no room for, too
-                if not is_text:
-                    raise ConfigurationError(f"{spec!r}: the value {value!r} of {key} is not YAML") from None
-                fields[key] = value
-            if is_text and not _takes(declared, fields[key]):
-                fields[key] = value
+            fields[key] = _read_value(spec, key, value, declared)
         return fields
 
     def make(self, spec: object, *arguments: object) -> Any:
@@ -413,12 +407,26 @@ def _takes(annotation: Any, value: object, *, strict: bool = False) -> bool:
     return True
 
 
+def _read_value(spec: str, key: str, text: str, declared: Any) -> object:
+    """The value of a setting in YAML; as it is written where a text is declared and YAML reads something else."""
+    import yaml
+
+    is_text = _takes(declared, text, strict=True)
+    try:
+        value: object = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):  # dates, integers and nesting that Python has no room for, too
+        if is_text:
+            return text
+        raise ConfigurationError(f"{spec!r}: the value {text!r} of {key} is not YAML") from None
+    return text if is_text and not _takes(declared, value) else value
+
+
 def _annotation(plugin: Any, name: str) -> Any:
     """The type that a class or function declares for a setting; ``Any`` where it declares none that exists at run time."""
-    places: Sequence[Any] = [plugin]
+    owners: Sequence[Any] = [plugin]
     if isinstance(plugin, type):
-        places = plugin.__mro__ if dataclasses.is_dataclass(plugin) else [getattr(plugin, "__init__")]  # noqa: B009
-    for owner in places:
+        owners = plugin.__mro__ if dataclasses.is_dataclass(plugin) else [getattr(plugin, "__init__")]  # noqa: B009
+    for owner in owners:
         annotations = getattr(owner, "__annotations__", {})
         if name in annotations:
             holder = types.SimpleNamespace(__annotations__={name: annotations[name]})

@@ -7,12 +7,16 @@ import inspect
 import io
 import math
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from sinklab.corpora import kind_of_spec
 from sinklab.corpora.base import Corpus, Encoder, TextCorpus
 from sinklab.errors import SinklabError
 from sinklab.registry import corpora
 from sinklab.results.metric import Metric
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["BITS_PER_BYTE", "MOST_UNREAD", "Reading", "corpus_record", "lines_of", "read_samples", "written_corpus"]
 
@@ -71,42 +75,87 @@ def read_samples(corpus: Corpus, encoder: Encoder, *, seq_len: int, samples: int
         return None
     if tokenizer is None or not isinstance(corpus, TextCorpus) or not getattr(tokenizer, "is_fast", False) or seq_len <= framed:
         return None
-    tokens = characters = predicted = unknown = 0
-    visible = read = predicted_bytes = 0.0
+    counts = _Counts()
     for ids, text in islice(corpus.pieces(encoder, seq_len - framed, seed), samples):
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        spans = [(int(start), int(stop)) for start, stop in encoded["offset_mapping"]]
-        if max((stop for _, stop in spans), default=0) < len(text.rstrip()):
-            # Some vocabularies drop characters and count offsets in what is left: places are shares of the text then.
-            share = min(1.0, _letters(tokenizer.decode(encoded["input_ids"])) / max(_letters(text), 1))
-            step = len(text) / max(len(spans), 1)
-            spans = [(round(place * step), round((place + 1) * step)) for place in range(len(spans))]
-        else:
-            share = 1.0
-        every, spans = spans, spans[: len(ids)]
-        end, first = max(stop for _, stop in spans), 0 if bos else spans[0][1]
-        known = [span for token, span in zip(ids, spans, strict=True) if token != tokenizer.unk_token_id]
+        spans, share = _spans(tokenizer, text)
+        counts.add(text, [token == tokenizer.unk_token_id for token in ids], spans, share, whole=bos)
+    return counts.reading()
+
+
+def _spans(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[tuple[int, int]], float]:
+    """First and last character of every token, and the share of the text that the tokens stand for."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    spans = [(int(start), int(stop)) for start, stop in encoded["offset_mapping"]]
+    if max((stop for _, stop in spans), default=0) >= len(text.rstrip()):
+        return spans, 1.0
+    # Some vocabularies drop characters and count offsets in what is left: places are shares of the text then.
+    share = min(1.0, _letters(tokenizer.decode(encoded["input_ids"])) / max(_letters(text), 1))
+    step = len(text) / max(len(spans), 1)
+    return [(round(place * step), round((place + 1) * step)) for place in range(len(spans))], share
+
+
+@dataclasses.dataclass
+class _Counts:
+    """What is counted over samples.
+
+    Attributes:
+        tokens, unknown, predicted: of all samples, the unknown ones, and those that have one before them.
+        characters: that tokens stand for.
+        predicted_bytes: of the characters that the predicted tokens stand for.
+        visible, read: characters other than white space, and those of them that a known token stands for.
+    """
+
+    tokens: int = 0
+    unknown: int = 0
+    predicted: int = 0
+    characters: int = 0
+    predicted_bytes: float = 0.0
+    visible: float = 0.0
+    read: float = 0.0
+
+    def add(self, text: str, unknown: list[bool], spans: list[tuple[int, int]], share: float, *, whole: bool) -> None:
+        """Count a sample, the first tokens of a text.
+
+        Args:
+            unknown: of every token of the sample whether it is the unknown one.
+            spans: of every token of the text its characters.
+            share: of the text that its tokens stand for.
+            whole: whether the first token is predicted too.
+        """
+        own = spans[: len(unknown)]
+        end, first = max(stop for _, stop in own), 0 if whole else own[0][1]
+        known = [span for is_unknown, span in zip(unknown, own, strict=True) if not is_unknown]
         covered = bytearray(end)
         for start, stop in known:
             covered[start:stop] = b"\1" * (stop - start)
-        tokens, characters, unknown = tokens + len(ids), characters + end, unknown + len(ids) - len(known)
-        predicted += len(ids) - (not bos)
-        predicted_bytes += len(text[first:end].encode(errors="replace"))
+        self.tokens += len(unknown)
+        self.characters += end
+        self.unknown += len(unknown) - len(known)
+        self.predicted += len(unknown) - (not whole)
+        self.predicted_bytes += len(text[first:end].encode(errors="replace"))
         # Of a character that a sample's ends cut, the bytes of the tokens that are on this side.
-        predicted_bytes -= _bytes_of_place(text, end - 1, every[len(ids) :], every)
-        if not bos:
-            predicted_bytes += _bytes_of_place(text, first - 1, every[1:], every)
-        visible += _letters(text[:end])
-        read += share * sum(covered[place] for place in range(end) if not text[place].isspace())
-    if not predicted_bytes or not predicted:
-        return None
-    return Reading(characters / tokens, predicted_bytes / predicted, unknown / tokens, 1.0 - read / visible if visible else 0.0)
+        self.predicted_bytes -= _bytes_of_character(text, end - 1, spans[len(unknown) :], spans)
+        if not whole:
+            self.predicted_bytes += _bytes_of_character(text, first - 1, spans[1:], spans)
+        self.visible += _letters(text[:end])
+        self.read += share * sum(covered[place] for place in range(end) if not text[place].isspace())
+
+    def reading(self) -> Reading | None:
+        """The means; ``None`` where no token is predicted."""
+        if not self.predicted_bytes or not self.predicted:
+            return None
+        return Reading(
+            self.characters / self.tokens,
+            self.predicted_bytes / self.predicted,
+            self.unknown / self.tokens,
+            1.0 - self.read / self.visible if self.visible else 0.0,
+        )
 
 
-def _bytes_of_place(text: str, place: int, spans: list[tuple[int, int]], every: list[tuple[int, int]]) -> float:
+def _bytes_of_character(text: str, position: int, spans: list[tuple[int, int]], every: list[tuple[int, int]]) -> float:
     """Bytes of one character that stand for some of the tokens over it; those of a byte-level BPE have about as many each."""
-    among, over = (sum(start <= place < stop for start, stop in some) for some in (spans, every))
-    return len(text[place : place + 1].encode(errors="replace")) * among / over if over else 0.0
+    among, over = (sum(start <= position < stop for start, stop in some) for some in (spans, every))
+    return len(text[position : position + 1].encode(errors="replace")) * among / over if over else 0.0
 
 
 def _letters(text: str) -> int:

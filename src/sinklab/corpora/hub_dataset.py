@@ -6,8 +6,8 @@ import contextlib
 import math
 import random
 import re
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -139,33 +139,37 @@ class HubDataset(TextCorpus):
             features = rows.features or {}
             images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
             classes = {name: kind for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-            image = self._chosen(self.image_column, "image", images, features, "column of images")
-            label = self.label_column
-            if label is None and classes:
-                label = "label" if "label" in classes or len(classes) > 1 else next(iter(classes))
-            if label is not None and label not in features:
-                raise InputError(f"dataset {self.dataset} has no column {label!r}; its columns: {_listed(features)}")
-            chosen = rows.select_columns([image, *([label] if label else [])])
-            iterator = iter(chosen.cast_column(image, datasets.Image(decode=False)))
-        number = -1
-        while True:
+            image = self._image_column(images, features)
+            label = self._label_column(classes, features)
+            columns = rows.select_columns([image, *([label] if label else [])])
+            iterator = iter(columns.cast_column(image, datasets.Image(decode=False)))
+        for number in count():
             with self._explained():
                 row = next(iterator, None)
             if row is None:
                 return
-            number += 1
-            stored, value = row[image] or {}, None if label is None else row[label]
-            named = classes[label].int2str(value) if label in classes and isinstance(value, int) and value >= 0 else value
-            content = stored.get("bytes") or (Path(stored["path"]) if stored.get("path") else None)
+            content = _stored_content(row[image] or {})
             if content is not None:
-                yield number, content, named if isinstance(named, (str, int)) and named != -1 else None
+                yield number, content, _class(None if label is None else row[label], classes.get(label))
 
-    def _chosen(self, asked: str | None, usual: str, found: list[str], features: Any, what: str) -> str:
-        wanted = asked or (usual if usual in found or len(found) != 1 else found[0])
-        if wanted in found:
-            return wanted
-        several = f"; choose one with image_column: {', '.join(found)}" if found else ""
-        missing = f"no {what}" if not found and asked is None else f"no {what} {wanted!r}"
+    def _label_column(self, classes: Mapping[str, object], features: Any) -> str | None:
+        """The column of the classes: the one that was chosen, or the usual or only one; ``None`` where there is none."""
+        label = self.label_column
+        if label is None and classes:
+            label = "label" if "label" in classes or len(classes) > 1 else next(iter(classes))
+        if label is not None and label not in features:
+            raise InputError(f"dataset {self.dataset} has no column {label!r}; its columns: {_listed(features)}")
+        return label
+
+    def _image_column(self, images: list[str], features: Any) -> str:
+        """The column of pictures: the one that was chosen, or the usual or only one."""
+        column = self.image_column or ("image" if "image" in images or len(images) != 1 else images[0])
+        if column in images:
+            return column
+        several = f"; choose one with image_column: {', '.join(images)}" if images else ""
+        missing = "no column of images"
+        if images or self.image_column is not None:
+            missing += f" {column!r}"
         raise InputError(f"dataset {self.dataset} has {missing}; its columns: {_listed(features)}{several}")
 
     def documents(self, split: Split) -> Iterator[str]:
@@ -227,19 +231,12 @@ class HubDataset(TextCorpus):
             return datasets.load_dataset_builder(str(self._local.parent), self.subset, data_files=self._local.name)
 
     def _column(self, rows: Any) -> str:
-        if rows.features is None:  # not declared anywhere: the first rows show
-            kinds: dict[str, str] = {}
-            for row in islice(rows, LOOKED_AT):
-                kinds |= {name: type(value).__name__ for name, value in row.items() if value is not None or name not in kinds}
-            strings = [name for name, kind in kinds.items() if kind == "str"]
-        else:
-            kinds = {name: str(getattr(kind, "dtype", kind)) for name, kind in rows.features.items()}
-            strings = [name for name, kind in kinds.items() if kind in ("string", "large_string")]
-        wanted = self.text_column or ("text" if "text" in strings or len(strings) != 1 else strings[0])
-        if wanted in strings:
-            return wanted
+        kinds, strings = _kinds(rows)
+        column = self.text_column or ("text" if "text" in strings or len(strings) != 1 else strings[0])
+        if column in strings:
+            return column
         columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none"
-        what = f"no text column {wanted!r}" if self.text_column or len(strings) > 1 else "no column of text"
+        what = f"no text column {column!r}" if self.text_column or len(strings) > 1 else "no column of text"
         raise InputError(
             f"dataset {self.dataset} has {what}; its columns: {columns}"
             + (f"; choose one with text_column: {', '.join(strings)}" if strings else "")
@@ -265,6 +262,33 @@ class HubDataset(TextCorpus):
             raise InputError(f"dataset {self.dataset} cannot be read: {_first_line(error)}") from error
         finally:
             datasets.logging.set_verbosity(verbosity)
+
+
+def _kinds(rows: Any) -> tuple[dict[str, str], list[str]]:
+    """Column to the type of its values in words, and the columns of text."""
+    if rows.features is not None:
+        kinds = {name: str(getattr(kind, "dtype", kind)) for name, kind in rows.features.items()}
+        return kinds, [name for name, kind in kinds.items() if kind in ("string", "large_string")]
+    kinds = {}  # not declared anywhere: the first rows show
+    for row in islice(rows, LOOKED_AT):
+        kinds |= {name: type(value).__name__ for name, value in row.items() if value is not None or name not in kinds}
+    return kinds, [name for name, kind in kinds.items() if kind == "str"]
+
+
+def _stored_content(picture: Mapping[str, Any]) -> bytes | Path | None:
+    """A picture as it is stored, in the row or in a file; ``None`` where there is none."""
+    return picture.get("bytes") or (Path(picture["path"]) if picture.get("path") else None)
+
+
+def _class(value: object, classes: Any) -> str | int | None:
+    """The class of a row by its name, or by its number where the column has no names; ``None`` where it is not known.
+
+    Args:
+        classes: the ``ClassLabel`` of the column, if it is one.
+    """
+    if classes is not None and isinstance(value, int) and value >= 0:
+        value = classes.int2str(value)
+    return value if isinstance(value, (str, int)) and value != -1 else None
 
 
 def _listed(features: Any) -> str:

@@ -117,9 +117,8 @@ def run_sweep(
         plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
         varied = {path: list(values) for path, values in grid.items()}
         plan.write(recipe=config.name, grid=varied, seeds=seeds and list(seeds), dtype=dtype)
-        if progress and dtype not in (None, AUTO) and (ray is not None or planned is not None):
-            origin = "was planned with" if planned is not None else "takes from this machine; set training.dtype for another"
-            print(f"training.dtype is {dtype} in all cells, which the sweep {origin}", file=sys.stderr)
+        if progress and dtype not in (None, AUTO):
+            _say_dtype(dtype, planned=planned is not None, elsewhere=ray is not None)
         errors: dict[str, str] = {}
         with _noting_what_is_kept(plan, resume):
             try:
@@ -134,6 +133,17 @@ def _check_processes(jobs: int | None, retries: int, ray: str | None) -> None:
         raise ConfigurationError("`jobs` is for processes of this machine; with `ray` the cluster has as many as fit")
     if (jobs is not None and jobs < 1) or retries < 0:
         raise ConfigurationError(f"`jobs` must be at least 1 and `retries` at least 0, got {jobs} and {retries}")
+
+
+def _say_dtype(dtype: str | None, *, planned: bool, elsewhere: bool) -> None:
+    """Say which dtype all cells have, where this machine may not be the one that it suits."""
+    if planned:
+        origin = "was planned with"
+    elif elsewhere:
+        origin = "takes from this machine; set training.dtype for another"
+    else:
+        return
+    print(f"training.dtype is {dtype} in all cells, which the sweep {origin}", file=sys.stderr)
 
 
 @contextmanager

@@ -82,38 +82,51 @@ def make_cells(
     varied = {field_path(name): list(values) for name, values in grid.items()}
     if len(varied) < len(grid):
         raise ConfigurationError(f"the grid varies a field twice: {', '.join(grid)}")
-    taken = {item.partition("=")[0] for item in changes}
-    both = sorted(taken & varied.keys())
-    if both:
-        raise ConfigurationError(f"{both[0]} is both set and varied; leave out one of `changes` and `grid`")
-    if seeds is not None:
-        both = sorted({"training.seed", "data.seed"} & (varied.keys() | taken))
-        if both:
-            raise ConfigurationError(f"`seeds` sets {both[0]} too; leave out `seeds` or {both[0]}")
-    axes: list[tuple[str, Sequence[object]]] = [*varied.items(), ("`seeds`", [0] if seeds is None else list(seeds))]
-    for path, values in axes:
-        texts = [_text(value) for value in values]
-        if not texts:
-            raise ConfigurationError(f"{path} has no values to run")
-        if len(set(texts)) < len(texts):
-            twice = next(text for text in texts if texts.count(text) > 1)
-            raise ConfigurationError(f"{path} has the value {twice} twice")
+    _require_apart(varied, changes, seeds)
+    _require_values({**varied, "`seeds`": [0] if seeds is None else list(seeds)})
     cells: list[Cell] = []
     by_config: dict[str, str] = {}
     for seed in [None] if seeds is None else seeds:
         for combination in itertools.product(*varied.values()):
-            settings = dict(zip(varied, combination, strict=True))
-            name = _cell_name(settings, seed)
-            overrides = [*changes, *(item for path, value in settings.items() for item in _overrides(path, value))]
-            overrides += [] if seed is None else [f"training.seed={seed}", f"data.seed={seed}"]
-            try:
-                cells.append(Cell(name, settings, with_overrides(config, overrides)))
-            except SinklabError as error:
-                raise ConfigurationError(f"cell {name}: {error}") from error
-            twin = by_config.setdefault(cells[-1].config.model_dump_json(), name)
-            if twin != name:  # as 1 and 1.0: it would be trained twice, and stand as two settings that agree
-                raise ConfigurationError(f"cells {twin} and {name} are one configuration; leave one of the two values out")
+            cell = _cell(config, dict(zip(varied, combination, strict=True)), seed, changes)
+            twin = by_config.setdefault(cell.config.model_dump_json(), cell.name)
+            if twin != cell.name:  # as 1 and 1.0: it would be trained twice, and stand as two settings that agree
+                raise ConfigurationError(f"cells {twin} and {cell.name} are one configuration; leave one of the two values out")
+            cells.append(cell)
     return cells
+
+
+def _require_apart(varied: Mapping[str, object], changes: Sequence[str], seeds: Sequence[int] | None) -> None:
+    """Refuse a field that is varied, changed or set by ``seeds``, and another of these too."""
+    changed = {item.partition("=")[0] for item in changes}
+    both = sorted(changed & varied.keys())
+    if both:
+        raise ConfigurationError(f"{both[0]} is both set and varied; leave out one of `changes` and `grid`")
+    both = sorted({"training.seed", "data.seed"} & (varied.keys() | changed))
+    if both and seeds is not None:
+        raise ConfigurationError(f"`seeds` sets {both[0]} too; leave out `seeds` or {both[0]}")
+
+
+def _require_values(axes: Mapping[str, Sequence[object]]) -> None:
+    """Refuse a field without a value, or with one of them twice."""
+    for path, values in axes.items():
+        texts = [_text(value) for value in values]
+        if not texts:
+            raise ConfigurationError(f"{path} has no values to run")
+        for text in texts:
+            if texts.count(text) > 1:
+                raise ConfigurationError(f"{path} has the value {text} twice")
+
+
+def _cell(config: PretrainingConfig, settings: dict[str, object], seed: int | None, changes: Sequence[str]) -> Cell:
+    """One combination of settings with one seed."""
+    name = _cell_name(settings, seed)
+    overrides = [*changes, *(item for path, value in settings.items() for item in _overrides(path, value))]
+    overrides += [] if seed is None else [f"training.seed={seed}", f"data.seed={seed}"]
+    try:
+        return Cell(name, settings, with_overrides(config, overrides))
+    except SinklabError as error:
+        raise ConfigurationError(f"cell {name}: {error}") from error
 
 
 def parse_grid(items: Sequence[str]) -> dict[str, list[object]]:
@@ -158,12 +171,12 @@ def field_path(name: str, values: Sequence[object] = ()) -> str:
     parts = [
         path.removesuffix(end) + name for path in known for end in _ends(path) if end != path and _leads(name, end, known[path])
     ]
-    found = [name] if whole else sorted(set(parts))
-    if len(found) == 1:
-        return found[0]
-    if found:
+    paths = [name] if whole else sorted(set(parts))
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
         by_seeds = "; `seeds` sets both" if name == "seed" else ""
-        raise ConfigurationError(f"`grid` {name}: which of {', '.join(found)}?{by_seeds}")
+        raise ConfigurationError(f"`grid` {name}: which of {', '.join(paths)}?{by_seeds}")
     endings = {end: path for path in known for end in _ends(path)} | ALIASES
     near = difflib.get_close_matches(name, endings, n=1)
     hint = f"Did you mean {endings[near[0]]!r}?" if near else "'sinklab show RECIPE' lists the fields"

@@ -311,31 +311,38 @@ def _build(
                 ignore_mismatched_sizes=True,  # require_fit() refuses them by their shapes, which the error does not name
                 **options,
             )
-    except SinklabError:
-        raise
-    except ImportError as error:
-        raise UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}") from error
-    except torch.OutOfMemoryError:
+    except (SinklabError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        # A config that was changed by hand makes classes of transformers fail in every way that Python has. Those of our own
-        # class are checked before, so that what it raises is a bug and is shown as one.
-        if isinstance(error, OSError) and error.errno is not None:
+        explained = _explained(error, cls, name, attn_implementation, spread)
+        if explained is None:
             raise
-        if attn_implementation and isinstance(error, ValueError):
-            raise ConfigurationError(f"{name} cannot use attention {attn_implementation!r}: {first_line(error)}") from error
-        if cls is SinkLM and not isinstance(
-            error, SafetensorError | OSError | ValueError | RuntimeError | KeyError | AttributeError
-        ):
-            raise
-        if "offload_folder" in str(error) and "offload_folder" not in spread.options:
-            raise ConfigurationError(
-                f"{name}: some weights go to the disk in another form than the checkpoint's; give a directory for them with "
-                "`offload_folder`, or more room with `max_memory`"
-            ) from error
-        raise InputError(f"{name} cannot be loaded as {cls.__name__}: {first_line(error)}") from error
+        raise explained from error
     require_fit(name, model, report)
     return model
+
+
+def _explained(error: Exception, cls: type, name: str, attn_implementation: str | None, spread: Spread) -> SinklabError | None:
+    """What is said of an error of ``from_pretrained``; ``None`` for one that is shown as it is.
+
+    A config that was changed by hand makes classes of transformers fail in every way that Python has. Those of our own class
+    are checked before, so that what it raises is a bug and is shown as one.
+    """
+    if isinstance(error, ImportError):
+        return UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}")
+    if isinstance(error, OSError) and error.errno is not None:
+        return None
+    if attn_implementation and isinstance(error, ValueError):
+        return ConfigurationError(f"{name} cannot use attention {attn_implementation!r}: {first_line(error)}")
+    of_files = isinstance(error, SafetensorError | OSError | ValueError | RuntimeError | KeyError | AttributeError)
+    if cls is SinkLM and not of_files:
+        return None
+    if "offload_folder" in str(error) and "offload_folder" not in spread.options:
+        return ConfigurationError(
+            f"{name}: some weights go to the disk in another form than the checkpoint's; give a directory for them with "
+            "`offload_folder`, or more room with `max_memory`"
+        )
+    return InputError(f"{name} cannot be loaded as {cls.__name__}: {first_line(error)}")
 
 
 def _leave() -> None:
@@ -346,14 +353,17 @@ def _leave() -> None:
 
 def num_parameters(model: PreTrainedModel) -> int:
     """Learned numbers, those of other ranks too, and those that are packed: two in a byte, or in what is no parameter."""
-    if ranks_of(model) is None or any(hasattr(parameter, "to_local") for parameter in model.parameters()):
-        shapes = (getattr(getattr(one, "quant_state", None), "shape", one.shape) for one in model.parameters())  # bitsandbytes
-        packed = (kept for kept in model.state_dict().values() if isinstance(kept, (tuple, list)))  # torch: weight and bias
-        inside = (part.numel() for parts in packed for part in parts if isinstance(part, Tensor))
-        integers = (one for one in model.modules() if isinstance(getattr(one, "qweight", None), Tensor))  # GPTQ, AWQ
-        maps = (int(one.in_features) * int(one.out_features) for one in integers if hasattr(one, "in_features"))
-        return sum(map(math.prod, shapes)) + sum(inside) + sum(maps)
-    return int(skeleton_of(type(model), model.config).num_parameters())  # plain shards, of an older transformers
+    if ranks_of(model) is not None and not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
+        return int(skeleton_of(type(model), model.config).num_parameters())  # plain shards, of an older transformers
+    # bitsandbytes: a parameter of bytes knows the shape that it stands for.
+    shapes = (getattr(getattr(parameter, "quant_state", None), "shape", parameter.shape) for parameter in model.parameters())
+    # torch: weight and bias of a quantised linear map, as one entry of the state.
+    packed = (entry for entry in model.state_dict().values() if isinstance(entry, (tuple, list)))
+    numbers = (part.numel() for parts in packed for part in parts if isinstance(part, Tensor))
+    # GPTQ, AWQ: linear maps of integers.
+    quantised = (module for module in model.modules() if isinstance(getattr(module, "qweight", None), Tensor))
+    maps = (int(module.in_features) * int(module.out_features) for module in quantised if hasattr(module, "in_features"))
+    return sum(map(math.prod, shapes)) + sum(numbers) + sum(maps)
 
 
 def _check_finite(model: nn.Module, name: str) -> None:
@@ -364,7 +374,8 @@ def _check_finite(model: nn.Module, name: str) -> None:
             bad = int((~finite).sum()), finite.numel(), key
             break
     ranks = ranks_of(model)
-    for number, size, key in (found for found in ([bad] if ranks is None else ranks.gather_objects(bad)) if found):
+    of_ranks = [bad] if ranks is None else ranks.gather_objects(bad)
+    for number, size, key in filter(None, of_ranks):
         raise InputError(f"{name} has NaN or infinite weights: {number} of {size} numbers in {key}")
 
 
@@ -379,24 +390,24 @@ def _rows(model: PreTrainedModel) -> int:
 
 def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Encoder:
     config, rows = model.config.get_text_config(), _rows(model)
-    config_bos = getattr(config, "bos_token_id", None)
-    bos = config_bos[0] if isinstance(config_bos, list) else config_bos
-    if bos is not None and bos >= rows:
-        bos = None  # the default of a config class, meant for another vocabulary
+    bos = _declared_bos(config, rows)
     if tokenizer is None:
         special = [getattr(config, f"{role}_token_id", None) for role in ("bos", "eos", "pad")]
         flat = [token for entry in special for token in (entry if isinstance(entry, list) else [entry]) if token is not None]
         return Encoder(vocab_size=rows, bos_token_id=bos, special_ids=frozenset(flat))
+    cls_token_id = getattr(tokenizer, "cls_token_id", None)
     if tokenizer.bos_token_id is not None and tokenizer.bos_token_id < rows:
         bos = tokenizer.bos_token_id
-    elif getattr(tokenizer, "cls_token_id", None) is not None:
-        bos = tokenizer.cls_token_id
+    elif cls_token_id is not None:
+        bos = cls_token_id
     closing: tuple[int, ...] = ()
     if not is_causal_lm(model):
         front, closing = _frame(tokenizer, rows)
-        # The config classes of some encoder-decoders have a bos_token_id that no tokenizer of theirs puts anywhere.
-        begins = tokenizer.bos_token_id is not None or getattr(tokenizer, "cls_token_id", None) is not None
-        bos = front[0] if len(front) == 1 else bos if begins or not model.config.is_encoder_decoder else None
+        has_bos = tokenizer.bos_token_id is not None or cls_token_id is not None
+        if len(front) == 1:
+            bos = front[0]
+        elif model.config.is_encoder_decoder and not has_bos:
+            bos = None  # the config classes of some have a bos_token_id that no tokenizer of theirs puts anywhere
     added = {token for token, entry in getattr(tokenizer, "added_tokens_decoder", {}).items() if entry.special}
     return Encoder(
         # Vocabularies are often padded beyond the tokenizer's last id; those rows are not tokens.
@@ -407,6 +418,13 @@ def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
         special_ids=frozenset(tokenizer.all_special_ids) | added,
         closing_ids=closing,
     )
+
+
+def _declared_bos(config: PreTrainedConfig, rows: int) -> int | None:
+    """The beginning-of-sequence token of a config; ``None`` where that is past the vocabulary, as a default of its class."""
+    bos = getattr(config, "bos_token_id", None)
+    bos = bos[0] if isinstance(bos, list) else bos
+    return None if bos is None or bos >= rows else int(bos)
 
 
 def _frame(tokenizer: PreTrainedTokenizerBase, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

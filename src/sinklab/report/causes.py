@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from sinklab.report.causes_figure import SHOWN, effect_of, figure_of, interval, name_of
 from sinklab.report.page import write_command_page
@@ -109,20 +109,7 @@ def _three_metrics(section: object, unit: str) -> dict[str, object] | None:
     rows = section["layers"] if many else section["heads"]
     names = [name for name in METRICS if any(row.get(name) is not None for row in rows.values())]
     most = {name: max((abs(row[name]) for row in rows.values() if row.get(name) is not None), default=0.0) for name in names}
-    bars = [
-        [
-            None
-            if (value := row.get(name)) is None
-            else {
-                "text": number(value, 2) if name in ("concentration", "outliers") else _signed(value, 4),
-                "width": f"{100 * abs(value) / (1.0 if name == 'concentration' else most[name] or 1.0):.1f}",
-                "kind": name.split()[0],
-                "below": value < 0,
-            }
-            for name in names
-        ]
-        for row in rows.values()
-    ]
+    bars = [[_bar(name, row.get(name), most[name]) for name in names] for row in rows.values()]
     return {
         "missing": None,
         "what": "Layer" if many else "Head",
@@ -131,12 +118,33 @@ def _three_metrics(section: object, unit: str) -> dict[str, object] | None:
         "rows": list(zip(rows, bars, strict=True)),
         "unit": unit,
         "relations": [
-            f"{METRICS[pair['first']][0]} and {_lower(METRICS[pair['second']][0])}: {pair['reading']} (rank correlation "
-            f"{_signed(pair['rho']) if pair['low'] is None else _bounds(pair, 'rho')} over {counted(pair['items'], 'head')})"
+            _relation(pair)
             for pair in section["correlations"]
             if pair["over"] == "heads" and pair["rho"] is not None and {pair["first"], pair["second"]} <= METRICS.keys()
         ],
     }
+
+
+def _bar(name: str, value: float | None, most: float) -> dict[str, object] | None:
+    """One number as a bar; of all but shares, the largest of the column is as wide as the cell."""
+    if value is None:
+        return None
+    full = 1.0 if name == "concentration" else most or 1.0
+    return {
+        "text": number(value, 2) if name in ("concentration", "outliers") else _signed(value, 4),
+        "width": f"{100 * abs(value) / full:.1f}",
+        "kind": name.split()[0],
+        "below": value < 0,
+    }
+
+
+def _relation(pair: Mapping[str, Any]) -> str:
+    """How two metrics go together over heads."""
+    rho = _signed(pair["rho"]) if pair["low"] is None else _bounds(pair, "rho")
+    return (
+        f"{METRICS[pair['first']][0]} and {_lower(METRICS[pair['second']][0])}: {pair['reading']} (rank correlation "
+        f"{rho} over {counted(pair['items'], 'head')})"
+    )
 
 
 CONDITIONS = {

@@ -182,41 +182,77 @@ def _table(audits: Sequence[tuple[str, Audit]]) -> pd.DataFrame:
 
 
 def _numbers(audit: Audit) -> dict[str, object]:
+    """Row to number, in the order of the table; ``None`` where it was not measured."""
+    corpus, revision = _text(audit)
+    return {
+        **_of_model(audit),
+        **_of_rates(audit),
+        **_of_strongest_sink(audit),
+        **_of_attention_and_activations(audit),
+        **_of_conditions(audit),
+        **_certified(audit),
+        **{f"setting: {name}": _setting(audit, name) for name in _SETTINGS},
+        "setting: corpus": corpus,
+        "setting: revision of the corpus": _short(revision),
+    }
+
+
+def _of_model(audit: Audit) -> dict[str, object]:
     summary = audit.summary
-    sinks = sinks_of(audit.summary)
-    top = sinks[0] if sinks else {}
-    token = token_there(top) if top.get("kind") == "position" else top.get("token")
-    heads = share_of_sinking_heads(audit)
-    null, gate = mean_by_head(audit, "null_mass", "null_mass"), mean_by_head(audit, "null_mass", "output_gain")
     loss = _float(summary.get("loss"))
-    numbers: dict[str, Any] = {
+    return {
         "model": audit.model,
         "revision of the model": _short(str(summary["revision"])) if summary.get("revision") else None,
         "dtype": audit.run.get("dtype"),
         "operation": f"{audit.operation} ({summary['tier']})" if summary.get("tier") else audit.operation,
         **({} if loss is None else {f"loss ({loss_unit(summary)})": loss}),
         "loss (bits per byte)": _float(summary.get("bits_per_byte")),
-        "sink rate at position 0, gu2024 (%)": _float(summary.get("sink_rate_gu2024")),
     }
+
+
+def _of_rates(audit: Audit) -> dict[str, object]:
+    """The sink rates, each under its own name."""
+    rates: dict[str, object] = {"sink rate at position 0, gu2024 (%)": _float(audit.summary.get("sink_rate_gu2024"))}
     for name, title in TITLES.items():
         if not name.startswith("gu2024"):
-            numbers[f"{title[0].lower()}{title[1:]}, {name}{_PERCENT}"] = named_rate(audit, name)
+            rates[f"{title[0].lower()}{title[1:]}, {name}{_PERCENT}"] = named_rate(audit, name)
     learned = named_rate(audit, "gu2024_null")
     if learned is not None:
-        numbers["sink rate of the null score, gu2024_null (%)"] = learned
+        rates["sink rate of the null score, gu2024_null (%)"] = learned
+    return rates
+
+
+def _of_strongest_sink(audit: Audit) -> dict[str, object]:
+    summary, sinks = audit.summary, sinks_of(audit.summary)
+    heads = share_of_sinking_heads(audit)
     none = "none" if isinstance(summary.get("sink_positions"), list) else None
-    numbers |= {
-        "strongest sink: position": none if not top else top["position"] if top["kind"] == "position" else top["name"],
-        "strongest sink: token": display_token(token) if token else none if not top else None,
-        "strongest sink: rate (%)": _float(top.get("rate")),
+    position, token, rate = none, none, None
+    if sinks:
+        top = sinks[0]
+        is_position = top["kind"] == "position"
+        position = top["position"] if is_position else top["name"]
+        text = token_there(top) if is_position else top.get("token")
+        token = display_token(text) if text else None
+        rate = _float(top.get("rate"))
+    return {
+        "strongest sink: position": position,
+        "strongest sink: token": token,
+        "strongest sink: rate (%)": rate,
         "strongest sink: heads": f"{heads[0]} of {heads[1]}" if heads else None,
         "sinks": len(sinks) if none else None,  # positions, groups of them, tokens and the null score, each as one
         "sink role": summary.get("sink_role"),
+    }
+
+
+def _of_attention_and_activations(audit: Audit) -> dict[str, object]:
+    null, gate = mean_by_head(audit, "null_mass", "null_mass"), mean_by_head(audit, "null_mass", "output_gain")
+    # Of a model without a sink it is measured without position 0, which is none.
+    has_no_sink = isinstance(audit.summary.get("sink_positions"), list) and not sinks_of(audit.summary)
+    return {
         "null mass (%)": None if null is None else 100 * null,
         **({} if gate is None else {"gate (mean factor on a head's output)": gate}),
         "entropy (nats)": mean_by_head(audit, "entropy", "entropy"),
-        # Of a model without one it is measured without position 0, which is no sink.
-        "entropy without the sink (nats)": None if none and not top else mean_by_head(audit, "entropy", "entropy_without_sink"),
+        "entropy without the sink (nats)": None if has_no_sink else mean_by_head(audit, "entropy", "entropy_without_sink"),
         "massive activations (most in a layer)": _largest(audit, "massive_activation", "massive_count"),
         "largest activation": _largest(audit, "massive_activation", "max_abs"),
         "largest activation / median": _largest(audit, "massive_activation", "max_to_median"),
@@ -224,25 +260,24 @@ def _numbers(audit: Audit) -> dict[str, object]:
         "outliers: maximum infinity norm": _whole(audit, "outliers", "max_inf_norm"),
         "outliers: kurtosis": _whole(audit, "outliers", "kurtosis"),
     }
-    rates = {kind: _condition(audit, kind) for kind in ("with", "without", "random_tokens", "repeated_token")}
-    both = rates["with"] is not None and rates["without"] is not None
-    bos_name = summary.get("bos_name")
-    if bos_words(True, bos_name):
-        name = bos_words(True, bos_name).removeprefix("with ")
-        numbers |= {
-            f"{name} sensitivity (percentage points)": rates["with"] - rates["without"] if both else None,  # type: ignore[operator]
-            f"sink rate at position 0 with {name} (%)": rates["with"],
-            f"sink rate at position 0 without {name} (%)": rates["without"],
+
+
+def _of_conditions(audit: Audit) -> dict[str, object]:
+    """The rate at position 0 under the conditions of the audit; those with and without BOS where the model has one."""
+    rows: dict[str, object] = {}
+    with_bos, without_bos = _condition(audit, "with"), _condition(audit, "without")
+    if words := bos_words(True, audit.summary.get("bos_name")):
+        name = words.removeprefix("with ")
+        known = with_bos is not None and without_bos is not None
+        rows = {
+            f"{name} sensitivity (percentage points)": with_bos - without_bos if known else None,  # type: ignore[operator]
+            f"sink rate at position 0 with {name} (%)": with_bos,
+            f"sink rate at position 0 without {name} (%)": without_bos,
         }
-    numbers |= {
-        "sink rate at position 0, random tokens (%)": rates["random_tokens"],
-        "sink rate at position 0, one token repeated (%)": rates["repeated_token"],
+    return rows | {
+        "sink rate at position 0, random tokens (%)": _condition(audit, "random_tokens"),
+        "sink rate at position 0, one token repeated (%)": _condition(audit, "repeated_token"),
     }
-    numbers |= _certified(audit)
-    for name in _SETTINGS:
-        numbers[f"setting: {name}"] = _setting(audit, name)
-    corpus, revision = _text(audit)
-    return numbers | {"setting: corpus": corpus, "setting: revision of the corpus": _short(revision)}
 
 
 def _certified(audit: Audit) -> dict[str, Any]:
@@ -348,29 +383,22 @@ def _sentences(audits: Sequence[tuple[str, Audit]]) -> list[str]:
 
 def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:
     """Which model predicts best, where that can be said: of the same tokens per token, of the same text per byte."""
-    if sum(_float(audit.summary.get("loss")) is not None for _, audit in audits) < 2:
+    units = [loss_unit(audit.summary) for _, audit in audits if _float(audit.summary.get("loss")) is not None]
+    if len(units) < 2:
         return []
-    if len({_text(audit) for _, audit in audits}) > 1:
-        return ["Losses are not ranked, since the texts differ."]
-    if different := _different(audits, ("seq_len", "samples", "bos", "seed")):
-        return [
-            f"Losses are not ranked, since the audits differ in {_join(different)}: they are of other passages or contexts."
-        ]
-    kinds = dict.fromkeys(loss_unit(audit.summary) for _, audit in audits if _float(audit.summary.get("loss")) is not None)
-    if len(kinds) > 1:
-        return [f"Losses are not ranked: {_join(list(kinds))} are losses of different tasks."]
-    per_token = next(iter(kinds))
+    if why := _why_unranked(audits, list(dict.fromkeys(units))):
+        return [f"Losses are not ranked{why}"]
+    per_token = units[0]
     tokens = {audit.run.get("token_sha256") for _, audit in audits}
     key, unit = ("loss", per_token) if len(tokens) == 1 and None not in tokens else ("bits_per_byte", "bits per byte")
-    losses = [(name, _float(audit.summary.get(key))) for name, audit in audits]
-    known = [(name, loss) for name, loss in losses if loss is not None]
-    if len(known) < 2:
+    losses = {name: loss for name, audit in audits if (loss := _float(audit.summary.get(key))) is not None}
+    if len(losses) < 2:
         return [f"Losses are not ranked: {per_token} of different tokenizers do not compare, and bytes were not counted."]
-    best = min(loss for _, loss in known)
-    lowest = _join([name for name, loss in known if loss == best])
+    best = min(losses.values())
+    lowest = _join([name for name, loss in losses.items() if loss == best])
     others = [
         f"{name} {percent(100 * (loss / best - 1))} above it" if best > 0 else f"{name} {number(loss, 4)}"
-        for name, loss in known
+        for name, loss in losses.items()
         if loss > best
     ]
     ranked = f"Lowest loss: {lowest}, {number(best, 4)} {unit}{'; ' if others else ''}{_join(others)}."
@@ -379,6 +407,17 @@ def _losses(audits: Sequence[tuple[str, Audit]]) -> list[str]:
     if others:  # an audit keeps the mean of its losses, and nothing of their spread
         ranked += " These are means over one draw of samples, without an interval: others may give another order."
     return [ranked]
+
+
+def _why_unranked(audits: Sequence[tuple[str, Audit]], units: Sequence[str]) -> str:
+    """The end of a sentence where losses do not compare, whatever the tokenizers; empty where they may."""
+    if len({_text(audit) for _, audit in audits}) > 1:
+        return ", since the texts differ."
+    if different := _different(audits, ("seq_len", "samples", "bos", "seed")):
+        return f", since the audits differ in {_join(different)}: they are of other passages or contexts."
+    if len(units) > 1:
+        return f": {_join(units)} are losses of different tasks."
+    return ""
 
 
 def _different(audits: Sequence[tuple[str, Audit]], settings: Sequence[str]) -> list[str]:

@@ -63,12 +63,8 @@ def draw_runs(runs: Sequence[RunCurves], *, missing: str = "") -> Figure:
     labels, looks = labels_of(runs), _looks(runs)
     mapped = _mapped(runs)
     shared = "Runs that differ in nothing but their seed have one look." if len(looks) < len(runs) else ""
-    notes = [
-        line
-        for text in (missing, measured_apart(runs), without_maps(runs), shared)
-        if text
-        for line in textwrap.wrap(text, 200)
-    ]
+    sentences = (missing, measured_apart(runs), without_maps(runs), shared)
+    notes = [line for text in sentences for line in textwrap.wrap(text, 200)]
     columns = max(1, min(3, 150 // (max(len(label) for _, label in looks) + 20)))
     # The legend takes room of its own; a null score has a line beside that of its position.
     lines = sum(1 + any(len(run.series("sink_rate", "gu2024_null")[0]) for run in members) for members, _ in looks)
@@ -78,18 +74,7 @@ def draw_runs(runs: Sequence[RunCurves], *, missing: str = "") -> Figure:
     top = [figure.add_subplot(grid[0, column]) for column in range(3)]
     named: dict[str, Line2D] = {}
     for index, (members, label) in enumerate(looks):
-        colour, turn = COLOURS[index % len(COLOURS)], index // len(COLOURS)
-        width = 1.8 if len(members) == 1 else 1.0
-        losses = [_draw_losses(top[0], run, label, colour, turn, width) for run in members]
-        rates = [_draw_rates(top[1], run, _with_place(label, members), colour, turn, width) for run in members]
-        nulls = [_draw_nulls(top[1], run, f"{label}, null score", colour, turn, width) for run in members]
-        gaps = [
-            _line(top[2], run.series("sink_readout", "sink_loss_gap"), colour, label, linestyle=STYLES[turn], linewidth=width)
-            for run in members
-        ]
-        # One legend for the axes of all runs: lines of the sink rate, and of runs that have none, others.
-        first = next(filter(None, [*rates, *nulls, *losses, *gaps]), None)
-        named |= {str(line.get_label()): line for line in (first, next(filter(None, nulls), None)) if line is not None}
+        named |= {str(line.get_label()): line for line in _draw_look(top, members, label, index)}
     _finish(top[0], "loss (strong: held-out; faint: training)", "nats per token")
     _finish(top[1], "sink rate (Gu et al. 2024)", "% of heads and samples", floor=0.0)
     _finish(top[2], "what the sink is worth to a windowed model", "nats per token")
@@ -110,12 +95,28 @@ def draw_runs(runs: Sequence[RunCurves], *, missing: str = "") -> Figure:
     return figure
 
 
+def _draw_look(top: Sequence[Axes], members: Sequence[RunCurves], label: str, index: int) -> list[Line2D]:
+    """Draw the runs of one look on the three axes; the lines that stand for them in the legend."""
+    colour, turn = COLOURS[index % len(COLOURS)], index // len(COLOURS)
+    width = 1.8 if len(members) == 1 else 1.0
+    losses = [_draw_losses(top[0], run, label, colour, turn, width) for run in members]
+    rates = [_draw_rates(top[1], run, _with_place(label, members), colour, turn, width) for run in members]
+    nulls = [_draw_nulls(top[1], run, f"{label}, null score", colour, turn, width) for run in members]
+    gaps = [
+        _line(top[2], run.series("sink_readout", "sink_loss_gap"), colour, label, linestyle=STYLES[turn], linewidth=width)
+        for run in members
+    ]
+    # One legend for the axes of all runs: lines of the sink rate, and of runs that have none, others.
+    first = next(filter(None, [*rates, *nulls, *losses, *gaps]), None)
+    return [line for line in (first, next(filter(None, nulls), None)) if line is not None]
+
+
 def measured_apart(runs: Sequence[RunCurves]) -> str:
     """In what the measurements of runs differ, whose lines stand in one picture; empty where in nothing."""
     parts = []
     for name in dict.fromkeys(name for run in runs for name in run.measured):
-        found = [run.measured[name] for run in runs if name in run.measured]
-        values = list(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in found))
+        measured = [run.measured[name] for run in runs if name in run.measured]
+        values = list(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in measured))
         if len(values) > 1:
             parts.append(f"{name} ({', '.join(values)})")
     differ = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)

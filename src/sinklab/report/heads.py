@@ -290,34 +290,60 @@ def _sinks(
     if rows is not None:
         early, null = early & rows[:, None], np.where(rows[:, None], null, np.nan)
     by_weight, by_share = (np.where(early[:, None], values, np.nan) for values in (weights.mean, weights.shares))
+    candidates = []
+    for name, positions in groups.items():
+        members = list(positions)
+        candidates.append(_Candidate(name, by_weight[..., members].sum(-1), by_share[..., members].sum(-1)))
+    if np.isfinite(null).any():
+        candidates.append(_Candidate("the null score", null, null))
     grouped = {position for positions in groups.values() for position in positions}
-    given: list[tuple[str, int | None, str | None, NDArray[Any], NDArray[Any]]] = [
-        *(
-            (called, None, None, *(values[..., list(positions)].sum(-1) for values in (by_weight, by_share)))
-            for called, positions in groups.items()
-        ),
-        *([("the null score", None, None, null, null)] if np.isfinite(null).any() else []),
-    ]
     for position in np.flatnonzero((np.nan_to_num(np.minimum(by_weight, by_share)) > threshold).any((0, 1))).tolist():
+        if position in grouped:
+            continue
         text = texts[position] if texts is not None and position < len(texts) else None
         own = front[position] if position < len(front) else text if known else None
         token = None if known or position < len(front) else text
-        if position not in grouped:
-            given.append((own or position_name(position), position, token, by_weight[..., position], by_share[..., position]))
-    found: list[tuple[Sink, NDArray[Any]]] = []
-    for called, at, token, values, of_row in given:
+        name = own or position_name(position)
+        candidates.append(_Candidate(name, by_weight[..., position], by_share[..., position], position, token))
+    sinks: list[tuple[Sink, NDArray[Any]]] = []
+    for candidate in candidates:
+        heads = candidate.heads(weights.grid, threshold)
+        if not heads:
+            continue
+        values = candidate.values
+        mean = float(np.nanmean(values))
+        if rows is not None:
+            values = np.where(rows[:, None], values, np.where(np.isfinite(weights.mean).any(-1), 0.0, np.nan))
+        sink = Sink(
+            name=candidate.name + _of_part(part), position=candidate.position, token=candidate.token, mean_weight=mean,
+            heads=heads, part=part,
+        )  # fmt: skip
+        sinks.append((sink, values))
+    return sinks
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A position, a group of positions or the null score.
+
+    Attributes:
+        values: what it gets of every head, ``(modules, heads)``.
+        shares: the same as a share of the row.
+        position, token: of a single position, its token where that is known.
+    """
+
+    name: str
+    values: NDArray[Any]
+    shares: NDArray[Any]
+    position: int | None = None
+    token: str | None = None
+
+    def heads(self, grid: Sequence[GridRow], threshold: float) -> list[tuple[int, int, float]]:
+        """Layer, head and weight of the heads that give it more than the threshold, the strongest first."""
         # A weight says nothing by itself where rows have no fixed sum: that of a sigmoid is 1/2 on every key of score 0.
-        where = np.argwhere(np.nan_to_num(np.minimum(values, of_row)) > threshold).tolist()
-        heads = sorted(
-            ((weights.grid[row].layer, head, float(values[row, head])) for row, head in where), key=lambda head: -head[2]
-        )
-        if heads:
-            mean = float(np.nanmean(values))
-            if rows is not None:
-                values = np.where(rows[:, None], values, np.where(np.isfinite(weights.mean).any(-1), 0.0, np.nan))
-            name = called + _of_part(part)
-            found.append((Sink(name=name, position=at, token=token, mean_weight=mean, heads=heads, part=part), values))
-    return found
+        above = np.argwhere(np.nan_to_num(np.minimum(self.values, self.shares)) > threshold).tolist()
+        heads = [(grid[row].layer, head, float(self.values[row, head])) for row, head in above]
+        return sorted(heads, key=lambda head: -head[2])
 
 
 def _strongest(found: Sequence[tuple[Sink, NDArray[Any]]]) -> list[tuple[Sink, NDArray[Any]]]:

@@ -82,13 +82,13 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
     Args:
         budget: bytes that it stays below if it can; maps get what everything else leaves of them.
     """
-    found, parts = verdict(audit), audit.parts
+    finding, parts = verdict(audit), audit.parts
     context = {
         "title": audit.model,
         "operation": audit.operation,
-        "verdict": found,
+        "verdict": finding,
         "subtitle": rest_sentence(audit),
-        "sentences": [str(text) for text in audit.summary.get("text") or [] if text != found],
+        "sentences": [str(text) for text in audit.summary.get("text") or [] if text != finding],
         "cards": part_cards(parts, audit) if parts else cards(audit),
         "threshold": f"{audit.threshold:g}",
         "sinks": [row for part, view in parts or [("", audit)] for row in _sinks(view, part, audit)],

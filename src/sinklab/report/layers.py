@@ -20,6 +20,9 @@ LOOKS = 5 * COLOURS
 Source = tuple[str | Callable[[Audit], str], Callable[[Audit], dict[int, float] | None], str]
 """Series name, where its numbers come from, how its line is drawn."""
 
+Line = tuple[str, dict[str, object], dict[int, float]]
+"""A name, how it is drawn, and numbers by layer."""
+
 
 def _positions(probe: str, metric: str) -> list[Source]:
     """The first position, the strongest sink where it is elsewhere, and the mean of the rest."""
@@ -78,16 +81,7 @@ def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, object]
     """
     figures = []
     for title, axis, caption, logarithmic, sources in FIGURES:
-        lines: list[tuple[str, dict[str, object], dict[int, float]]] = []
-        for index, (name, audit) in enumerate(audits[:LOOKS]):
-            for label, source, kind in sources if len(audits) == 1 else sources[:1]:
-                values = source(audit)
-                if values:
-                    shown = label(audit) if callable(label) else label
-                    if len(audits) == 1:
-                        lines.append((shown, {"kind": kind}, values))
-                    else:
-                        lines.append((name, look_of(index), values))
+        lines = _lines_of_one(audits[0][1], sources) if len(audits) == 1 else _lines_of_several(audits, sources[0])
         layers = sorted({layer for _, _, values in lines for layer in values})
         every = [value for _, _, values in lines for value in values.values()]
         # A logarithmic axis has no place for 0, and within one decade a plain one is easier to read.
@@ -107,6 +101,21 @@ def layer_figures(audits: Sequence[tuple[str, Audit]]) -> list[dict[str, object]
             }
         )
     return figures
+
+
+def _lines_of_one(audit: Audit, sources: Sequence[Source]) -> list[Line]:
+    """Every series of a figure that has numbers."""
+    return [
+        (label(audit) if callable(label) else label, {"kind": kind}, values)
+        for label, source, kind in sources
+        if (values := source(audit))
+    ]
+
+
+def _lines_of_several(audits: Sequence[tuple[str, Audit]], source: Source) -> list[Line]:
+    """One series of every audit that has numbers and a look of its own."""
+    _, read, _ = source
+    return [(name, look_of(index), values) for index, (name, audit) in enumerate(audits[:LOOKS]) if (values := read(audit))]
 
 
 def layer_table(figures: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

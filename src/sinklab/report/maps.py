@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,18 +51,7 @@ def read_maps(path: Path) -> Maps | None:
     """
     if not path.is_file():
         return None
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  not a mapping
-            known = [name for name in dtypes if name in _MAPS]
-            if wrong := [name for name in known if dtypes[name] != _MAPS[name]]:
-                raise ResultError(f"{path}: {wrong[0]} is {dtypes[wrong[0]]}, expected {_MAPS[wrong[0]]}; audit again")
-            tensors = {name: file.get_tensor(name) for name in known}
-    except (SafetensorError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise ResultError(f"{path} is not a safetensors file: {error}") from error
+    tensors, metadata = _contents(path)
     missing = [name for name in _MAPS if name not in tensors]
     if missing:
         raise ResultError(f"{path} does not hold {', '.join(missing)}; audit again")
@@ -72,12 +62,29 @@ def read_maps(path: Path) -> Maps | None:
             "expected (samples, layers, heads, rows, columns) twice and (samples, layers, heads, 2)"
         )
     try:
-        tokens = [[str(token) for token in sample] for sample in json.loads(metadata.get("tokens", "[]"))]
-        targets = [[str(token) for token in sample] for sample in json.loads(metadata.get("targets", "[]"))]
+        tokens, targets = (_token_texts(metadata.get(name, "[]")) for name in ("tokens", "targets"))
         modules = [str(name) for name in json.loads(metadata.get("modules", "[]"))]
-        seq_len = int(metadata.get("seq_len", weights.shape[-1]))
+        seq_len = int(metadata.get("seq_len", str(weights.shape[-1])))
     except (ValueError, TypeError, RecursionError) as error:
         raise ResultError(f"{path}: its metadata cannot be read: {error}") from error
     if not weights.shape[-1] <= seq_len <= RANGES["key_position"][1]:
         raise ResultError(f"{path}: {seq_len} tokens are said to be in maps of {weights.shape[-1]} columns; audit again")
     return Maps(weights, scores, ranges, tokens, modules, seq_len, targets)
+
+
+def _contents(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The tensors of :data:`_MAPS` that are there, and the metadata."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys() if name in _MAPS}  # noqa: SIM118  not a mapping
+            if wrong := [name for name in dtypes if dtypes[name] != _MAPS[name]]:
+                raise ResultError(f"{path}: {wrong[0]} is {dtypes[wrong[0]]}, expected {_MAPS[wrong[0]]}; audit again")
+            return {name: file.get_tensor(name) for name in dtypes}, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ResultError(f"{path} is not a safetensors file: {error}") from error
+
+
+def _token_texts(text: str) -> list[list[str]]:
+    return [[str(token) for token in sample] for sample in json.loads(text)]

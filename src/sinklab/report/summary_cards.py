@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -100,43 +101,21 @@ def cards(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> list[Card]:
     """
     summary, threshold = audit.summary, f"{audit.threshold:g}"
     rate = summary.get("sink_rate_gu2024")
-    sinks = sinks_of(audit.summary)
     heads = share_of_sinking_heads(audit)
-    loss = summary.get("loss")
     null, entropy = mean_by_head(audit, "null_mass", "null_mass"), mean_by_head(audit, "entropy", "entropy")
     without = mean_by_head(audit, "entropy", "entropy_without_sink")
     parts = parts or [("", audit)]
     massive = _largest_named(parts, "massive_activation", "max_to_median")
     ratio = _largest_named(parts, "hidden_norm", "first_to_rest_ratio")
-    # Of a sink that has a name and a token on the card, the role says the same again.
-    role = summary.get("sink_role")
-    role = None if not sinks or role in ("null score", sinks[0].get("description")) else role
-    strongest = Card("Strongest sink", None, "")
-    if sinks:
-        top, name = sinks[0], str(sinks[0]["name"])
-        there = token_there(top)  # a position may be called by its token: [CLS]
-        token = f"{quote(there)} · " if there and there not in name else ""
-        strongest = Card("Strongest sink", name[0].upper() + name[1:], f"{token}{percent(top['rate'])}")
-    elif silent_of(summary):
-        strongest = Card("Strongest sink", "None", "by weight; rows divided by their sums pass the threshold")
-    elif isinstance(summary.get("sink_positions"), list):
-        # Some may pass it: in a few samples, in layers with a window, or late, where few queries see them.
-        strongest = Card("Strongest sink", "None", "no position passes the threshold often enough")
     return [
         Card("Sink rate", None if rate is None else percent(rate), f"Gu et al., first position, threshold {threshold}"),
-        dataclasses.replace(strongest, note=" · ".join(filter(None, [strongest.note, str(role) if role else ""]))),
+        _strongest_card(summary),
         Card(
             "Heads that sink",
             f"{number(heads[0])} of {number(heads[1])}" if heads else None,
             f"in more than {100 * LEAST_SHARE:g} % of samples, with {100 * LEVEL:g} % confidence, at {sink_name(audit)}",
         ),
-        Card(
-            "Loss",
-            number(float(loss), 4) if isinstance(loss, (int, float)) else None,
-            f"{loss_unit(summary)}; perplexity {number(math.exp(loss))}"
-            if isinstance(loss, (int, float)) and loss < 100 and summary.get("loss_kind", "next token") == "next token"
-            else loss_unit(summary),
-        ),
+        _loss_card(summary),
         mass_card(audit, null),
         Card(
             "Entropy",
@@ -154,6 +133,35 @@ def cards(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> list[Card]:
             f"the mean of the others; layer {ratio[1]}" if ratio else "against the mean of the other positions",
         ),
     ]
+
+
+def _strongest_card(summary: Mapping[str, Any]) -> Card:
+    """The strongest sink with its token, rate and role."""
+    label = "Strongest sink"
+    sinks = sinks_of(summary)
+    if sinks:
+        top, name = sinks[0], str(sinks[0]["name"])
+        there = token_there(top)  # a position may be called by its token: [CLS]
+        token = quote(there) if there and there not in name else ""
+        # Of a sink that has a name and a token on the card, the role says the same again.
+        role = summary.get("sink_role")
+        role = str(role) if role and role not in ("null score", top.get("description")) else ""
+        return Card(label, name[0].upper() + name[1:], " · ".join(filter(None, [token, percent(top["rate"]), role])))
+    if silent_of(summary):
+        return Card(label, "None", "by weight; rows divided by their sums pass the threshold")
+    if isinstance(summary.get("sink_positions"), list):
+        # Some may pass it: in a few samples, in layers with a window, or late, where few queries see them.
+        return Card(label, "None", "no position passes the threshold often enough")
+    return Card(label, None, "")
+
+
+def _loss_card(summary: Mapping[str, Any]) -> Card:
+    """The loss, and of a next-token loss the perplexity."""
+    loss, unit = summary.get("loss"), loss_unit(summary)
+    if not isinstance(loss, (int, float)):
+        return Card("Loss", None, unit)
+    has_perplexity = loss < 100 and summary.get("loss_kind", "next token") == "next token"
+    return Card("Loss", number(float(loss), 4), f"{unit}; perplexity {number(math.exp(loss))}" if has_perplexity else unit)
 
 
 def part_cards(parts: Sequence[tuple[str, Audit]], audit: Audit) -> list[Card]:

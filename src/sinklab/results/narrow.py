@@ -24,25 +24,38 @@ def fitted(part: RenderableType, console: Console) -> Iterator[RenderableType]:
     if Measurement.get(console, wide, part).maximum <= console.width:
         yield part
         return
-    rows = list(zip(*(column.cells for column in part.columns), strict=True))
+    if _narrow(part, console):
+        yield part
+    else:
+        yield from _as_lines(part)
+
+
+def _narrow(table: Table, console: Console) -> bool:
+    """Set widths with which cells wrap between words and columns that must not wrap are whole; false where there is no room."""
+    wide = console.options.update(width=10**6)
     measured = [
-        [Measurement.get(console, wide, _text(cell)) for cell in (column.header, *column.cells)] for column in part.columns
+        [Measurement.get(console, wide, _text(cell)) for cell in (column.header, *column.cells)] for column in table.columns
     ]
     widths = [
         max(cell.maximum if column.no_wrap else cell.minimum for cell in cells)
-        for column, cells in zip(part.columns, measured, strict=True)
+        for column, cells in zip(table.columns, measured, strict=True)
     ]
     room = console.width - 2 * (len(widths) - 1)  # two spaces between columns
-    if sum(widths) <= room:
-        natural = [max(cell.maximum for cell in cells) for cells in measured]
-        for _ in range(room - sum(widths)):  # to the column that lacks most
-            lacks = [most - width for most, width in zip(natural, widths, strict=True)]
-            widths[lacks.index(max(lacks))] += 1
-        for column, width in zip(part.columns, widths, strict=True):
-            column.width = width
-        yield part
-        return
-    headers = [_text(column.header) for column in part.columns]
+    if sum(widths) > room:
+        return False
+    natural = [max(cell.maximum for cell in cells) for cells in measured]
+    for _ in range(room - sum(widths)):  # to the column that lacks most
+        lacks = [most - width for most, width in zip(natural, widths, strict=True)]
+        widths[lacks.index(max(lacks))] += 1
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = width
+    return True
+
+
+def _as_lines(table: Table) -> Iterator[Text]:
+    """Every row as its first cell, and below it a line for each other cell that is not empty."""
+    headers = [_text(column.header) for column in table.columns]
+    rows = zip(*(column.cells for column in table.columns), strict=True)
     for number, (first, *others) in enumerate(rows):
         heading = _text(first)
         heading.stylize("bold")

@@ -65,16 +65,18 @@ class _Module:
     ) -> None:
         """Add what was seen of some more documents."""
         for name, values in sums.items():
-            known = self.sums.get(name, values.new_zeros(*values.shape[:-1], 0))
-            more = values.shape[-1] - known.shape[-1]
-            self.sums[name] = nn.functional.pad(known, (0, max(more, 0))) + nn.functional.pad(values, (0, max(-more, 0)))
+            before = self.sums.get(name, values.new_zeros(*values.shape[:-1], 0))
+            more = values.shape[-1] - before.shape[-1]
+            self.sums[name] = nn.functional.pad(before, (0, max(more, 0))) + nn.functional.pad(values, (0, max(-more, 0)))
         self.documents += documents
-        codes = np.concatenate((self.codes, codes))
-        self.codes, index = np.unique(codes, axis=0, return_inverse=True)
-        self.counts = np.bincount(index.ravel(), np.concatenate((self.counts, counts)), len(self.codes)).astype(np.int64)
-        self.ratios = np.bincount(index.ravel(), np.concatenate((self.ratios, ratios)), len(self.codes))
-        self.rated = np.bincount(index.ravel(), np.concatenate((self.rated, rated)), len(self.codes))
-        self.loud = np.bincount(index.ravel(), np.concatenate((self.loud, loud)), len(self.codes))
+        self.codes, index = np.unique(np.concatenate((self.codes, codes)), axis=0, return_inverse=True)
+
+        def total(before: np.ndarray, values: np.ndarray) -> np.ndarray:
+            return np.bincount(index.ravel(), np.concatenate((before, values)), len(self.codes))
+
+        self.counts = total(self.counts, counts).astype(np.int64)
+        self.ratios, self.rated = total(self.ratios, ratios), total(self.rated, rated)
+        self.loud = total(self.loud, loud)
 
     def mean(self, value: str, count: str) -> np.ndarray:
         """Mean by head and position; 0 where nothing was counted."""
@@ -126,52 +128,59 @@ class SinkFinder(Watcher):
             return
         if call.cached_keys:
             raise SessionError(f"{call.site.module}: sinks are found on whole texts; run the model without a cache")
-        known = self._modules.get(call.site.module)
-        if known is None:
-            heads = [Head(call.site.layer, number, call.site.module) for number in range(call.num_heads)]
-            known = self._modules[call.site.module] = _Module(heads)
-        known.operation = call.operation.name
-        self._front = max(self._front, call.front)
-        if known is next(iter(self._modules.values())):
-            self._samples, self._seq_len = self._samples + len(call.queries), max(self._seq_len, call.q_len)
         weight, share, count = statistics.column_sum, statistics.column_share, statistics.column_count
         assert weight is not None  # asked for in ``needs``
         assert share is not None
         assert count is not None
         seen, real = count.expand_as(share), call.key_positions >= 0
         queries = _by_document(call, call.counted[:, None].to(share.dtype))[:, 0]
-        cross = stands_on_no_key(call)
+        # Only a key that half of the queries of its document see can be a sink: the mean of a late one is over few rows.
         early = seen >= (queries // 2).clamp(min=1).gather(1, call.key_documents.clamp(min=0))[:, None]
-        hits = self._above(share / seen.clamp_min(1.0)) & early & real[:, None]
-        loud = hits if call.operation.normalized else hits & self._above(weight / seen.clamp_min(1.0))
-        own = 0.0 if cross else nn.functional.pad(self._own(call, statistics), (call.kv_len - call.q_len, 0))
-        other = share - own
-        standing = (
-            torch.zeros_like(seen[:, :1])
-            if cross
-            else nn.functional.pad(call.counted.to(share.dtype), (call.kv_len - call.q_len, 0))[:, None]
-        )
-        sums = {
-            "weight": weight, "seen": seen, "share": other, "asked": seen - standing, "keys": torch.ones_like(seen[:, :1]),
-            "early": early.to(share.dtype).mean(1, keepdim=True),
+        mean_share = share / seen.clamp_min(1.0)
+        mean_weight = mean_share if call.operation.normalized else weight / seen.clamp_min(1.0)
+        hits = self._above(mean_share) & early & real[:, None]
+        loud = hits if call.operation.normalized else hits & self._above(mean_weight)
+        own, standing = self._on_own_keys(call, statistics, share)
+        by_key = {
+            "weight": weight, "seen": seen, "share": share - own, "asked": seen - standing,
+            "keys": torch.ones_like(seen[:, :1]), "early": early.to(share.dtype).mean(1, keepdim=True),
         }  # fmt: skip
-        found = {name: by_position(values, call.key_positions) for name, values in sums.items()}
+        sums = {name: by_position(values, call.key_positions) for name, values in by_key.items()}
+        module = self._module_of(call)
         if call.sink_scores is not None and statistics.null_mass is not None:
             mean = _by_document(call, statistics.null_mass) / queries[:, None].clamp_min(1.0)
-            found["null"] = mean.double().sum((0, 2)).cpu()[:, None]
-            found["null_hits"] = self._above(mean).double().sum((0, 2)).cpu()[:, None]
-            known.has_null = True
+            sums["null"] = mean.double().sum((0, 2)).cpu()[:, None]
+            sums["null_hits"] = self._above(mean).double().sum((0, 2)).cpu()[:, None]
+            module.has_null = True
         for called, positions in self._together.items():
             member = torch.isin(call.key_positions, torch.tensor(positions, device=call.key_positions.device))
-            passes = []
-            for mean in (share / seen.clamp_min(1.0), (share if call.operation.normalized else weight) / seen.clamp_min(1.0)):
-                of_keys = mean.masked_fill(~(early & (member & real)[:, None]), 0.0)
-                alpha = of_keys.new_zeros(*of_keys.shape[:2], int(call.key_documents.max()) + 1)
-                alpha = alpha.scatter_add(2, call.key_documents.clamp(min=0)[:, None].expand(of_keys.shape), of_keys)
-                passes.append(self._above(alpha))
-            by_share, by_weight = passes
-            found[called] = torch.stack([part.double().sum((0, 2)).cpu() for part in (by_share, by_share & by_weight)], dim=1)
-        known.add(found, float((queries > 0).sum()), *_codes(call, hits, loud))
+            candidates = early & (member & real)[:, None]
+            by_share, by_weight = (
+                self._above(_by_key_document(call, mean.masked_fill(~candidates, 0.0))) for mean in (mean_share, mean_weight)
+            )
+            sums[called] = torch.stack([part.double().sum((0, 2)).cpu() for part in (by_share, by_share & by_weight)], dim=1)
+        module.add(sums, float((queries > 0).sum()), *_codes(call, hits, loud))
+
+    def _module_of(self, call: AttentionCall) -> _Module:
+        """The sums of the module that a call is of; those of the first module say how many samples there are."""
+        module = self._modules.get(call.site.module)
+        if module is None:
+            heads = [Head(call.site.layer, number, call.site.module) for number in range(call.num_heads)]
+            module = self._modules[call.site.module] = _Module(heads)
+        module.operation = call.operation.name
+        self._front = max(self._front, call.front)
+        if module is next(iter(self._modules.values())):
+            self._samples, self._seq_len = self._samples + len(call.queries), max(self._seq_len, call.q_len)
+        return module
+
+    def _on_own_keys(self, call: AttentionCall, statistics: Statistics, share: Tensor) -> tuple[Tensor, Tensor]:
+        """By key, what the query that stands on it gives to it, and how many counted queries stand on it, one or none."""
+        if stands_on_no_key(call):
+            none = torch.zeros_like(share[:, :1])
+            return none, none
+        cached = call.kv_len - call.q_len
+        own = nn.functional.pad(self._own(call, statistics), (cached, 0))
+        return own, nn.functional.pad(call.counted.to(share.dtype), (cached, 0))[:, None]
 
     def _above(self, means: Tensor) -> Tensor:
         return means.float() > just_above(self.threshold)
@@ -254,11 +263,6 @@ class SinkFinder(Watcher):
             if null.sinking or (null.rate or 0.0) >= LEAST_RATE:
                 listed.append((null, True))
         listed.sort(key=lambda entry: -(entry[0].rate or 0.0))
-        weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in modules]
-        heads_by_weight = sum(
-            int((_with_groups(weight, [group for group, _ in groups]) > just_above(self.threshold)).any(1).sum())
-            for weight in weights
-        )
         sinks, followed, weak, silent = (
             tuple(sink for sink, is_loud in listed if _list_of(sink, is_loud) == name)
             for name in ("sinks", "followed", "weak", "silent")
@@ -266,9 +270,15 @@ class SinkFinder(Watcher):
         return Sinks(
             sinks=sinks, followed=followed, weak=weak, silent=silent, threshold=self.threshold,
             definition=DEFINITION, corpus=corpus, bos=bos, samples=self._samples,
-            seq_len=self._seq_len, heads=tuple(heads), length=self._length, heads_by_weight=heads_by_weight,
+            seq_len=self._seq_len, heads=tuple(heads), length=self._length,
+            heads_by_weight=self._heads_by_weight([group for group, _ in groups]),
             front=self._front,
         )  # fmt: skip
+
+    def _heads_by_weight(self, groups: Sequence[Sink]) -> int:
+        """Heads that give a position or a group more than the threshold by weight, in the mean over all documents."""
+        weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in self._modules.values()]
+        return sum(int((_with_groups(weight, groups) > just_above(self.threshold)).any(1).sum()) for weight in weights)
 
     def by_token(self, decode: Callable[[int], str]) -> list[dict[str, object]]:
         """Tokens that play the sink, wherever they stand, most frequent first: text, share of all sinks, positions."""
@@ -424,6 +434,12 @@ def _by_document(call: AttentionCall, values: Tensor) -> Tensor:
     size = max(int(call.query_documents.max()), int(call.key_documents.max()), 0) + 1
     sums = values.new_zeros(*values.shape[:2], size)
     return sums.scatter_add(2, documents[:, None].expand(values.shape), values.masked_fill(~call.counted[:, None], 0.0))
+
+
+def _by_key_document(call: AttentionCall, values: Tensor) -> Tensor:
+    """Sums of ``(batch, heads, kv_len)`` over the keys of each document: ``(batch, heads, documents)``."""
+    sums = values.new_zeros(*values.shape[:2], int(call.key_documents.max()) + 1)
+    return sums.scatter_add(2, call.key_documents.clamp(min=0)[:, None].expand(values.shape), values)
 
 
 def _with_groups(weights: np.ndarray, groups: Sequence[Sink]) -> np.ndarray:

@@ -79,22 +79,26 @@ def find_sinks(
             f"`part` {part!r}: {type(model).__name__} showed no attention of such a part; parts are those of an "
             f"encoder–decoder ({', '.join(PARTS)})"
         )
-    tried: dict[int | Literal["null"], float] = {}
-    for finder in finders:
-        tried |= {key: max(share, tried.get(key, 0.0)) for key, share in finder.tried().items()}
     whole = SinkFinder(threshold, part=part, names=names, together=together)
     for finder in finders:
         whole.merge(finder)
-    found = whole.sinks(decode=decode, corpus=corpus, bos=bos)
-    found = dataclasses.replace(found, tried=tuple(sorted(tried.items(), key=lambda pair: -pair[1])))
+    sinks = dataclasses.replace(whole.sinks(decode=decode, corpus=corpus, bos=bos), tried=_tried(finders))
     if place != "find":
-        found = _placed(found, place, whole, inputs)
-    if place == "find" and (short := short_rows_warning(found.length, threshold)) and _reads_causally(model, inputs):
+        sinks = _placed(sinks, place, whole, inputs)
+    elif (short := short_rows_warning(sinks.length, threshold)) and _reads_causally(model, inputs):
         warn(f"find_sinks: {short}")
-    if found.main is None:
-        unknown = np.full(len(found.heads), np.nan)
-        return dataclasses.replace(found, weights=unknown, value_ratio=unknown)
-    return weigh_sinks(model, inputs, found, batch_size=batch_size, part=part)
+    if sinks.main is None:
+        unknown = np.full(len(sinks.heads), np.nan)
+        return dataclasses.replace(sinks, weights=unknown, value_ratio=unknown)
+    return weigh_sinks(model, inputs, sinks, batch_size=batch_size, part=part)
+
+
+def _tried(finders: Sequence[SinkFinder]) -> tuple[tuple[int | Literal["null"], float], ...]:
+    """Positions and the null score with the largest share that a head gives to them in any domain, the largest first."""
+    largest: dict[int | Literal["null"], float] = {}
+    for finder in finders:
+        largest |= {key: max(share, largest.get(key, 0.0)) for key, share in finder.tried().items()}
+    return tuple(sorted(largest.items(), key=lambda pair: -pair[1]))
 
 
 @torch.no_grad()
@@ -126,16 +130,16 @@ def _run(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, batch_siz
         model(**lean_arguments(model, {name: tensor[chosen.to(tensor.device)] for name, tensor in inputs.items()}))
 
 
-def _placed(found: Sinks, place: SinkPlace | None, finder: SinkFinder, inputs: Mapping[str, Tensor]) -> Sinks:
+def _placed(sinks: Sinks, place: SinkPlace | None, finder: SinkFinder, inputs: Mapping[str, Tensor]) -> Sinks:
     """The same with a given main sink; the others that were found come after it."""
     if place is None:
-        return dataclasses.replace(found, sinks=(), followed=(), weak=(), silent=())
+        return dataclasses.replace(sinks, sinks=(), followed=(), weak=(), silent=())
     given, null = sink_at(place), finder.has_null
-    known = {"position": 0 <= (given.position or 0) < found.length, "null": null, "token": "input_ids" in inputs}
-    known["group"] = bool(given.positions) and min(given.positions) >= 0 and max(given.positions) < found.length
+    known = {"position": 0 <= (given.position or 0) < sinks.length, "null": null, "token": "input_ids" in inputs}
+    known["group"] = bool(given.positions) and min(given.positions) >= 0 and max(given.positions) < sinks.length
     if not known[given.kind]:
-        has = f"positions 0 to {found.length - 1} and {'a null score' if null else 'not a null score in every module'}"
+        has = f"positions 0 to {sinks.length - 1} and {'a null score' if null else 'not a null score in every module'}"
         raise ConfigurationError(f"place {given.place!r}: no such place; on these texts the model has {has}")
-    same = [sink for sink in found.sinks if sink.place == given.place]
-    others = tuple(sink for sink in found.sinks if sink.place != given.place)
-    return dataclasses.replace(found, sinks=(given if isinstance(place, Sink) or not same else same[0], *others))
+    same = [sink for sink in sinks.sinks if sink.place == given.place]
+    others = tuple(sink for sink in sinks.sinks if sink.place != given.place)
+    return dataclasses.replace(sinks, sinks=(given if isinstance(place, Sink) or not same else same[0], *others))

@@ -296,43 +296,41 @@ def measure_sinks(
     probes = (SinkRate(threshold=threshold), entropy, HiddenNorm(), MassiveActivation())
     with attend(model, [*probes, finder]) as session:
         losses = torch.cat([part.scored(token_losses(model, part)) for part in rows.split(size)])
-    found, at = finder.sinks(), entropy.sink_position
-    if entropy.about(found).sink_position != at:
-        probes = (probes[0], entropy := Entropy().about(found), *probes[2:])
+    sinks, expected_position = finder.sinks(), entropy.sink_position
+    if entropy.about(sinks).sink_position != expected_position:
+        probes = (probes[0], entropy := Entropy().about(sinks), *probes[2:])
         with attend(model, [entropy], verify=False):
             for part in rows.split(size):
                 model(**lean_arguments(model, part.inputs))
     measured: list[SingleRow] = [{**row, "probe": probe.name} for probe in probes for row in unpacked(probe.rows())]
-    whole = [row for row in measured if "layer" not in row]
-    profile = {row["key_position"]: row["value"] for row in whole if row["metric"] == "gu2024"}
     rates = finder.rates()
-    sinks = _strongest(rates, (length - window) // 2)
-    with_sink, without_sink = (
-        torch.cat(side)
-        for side in zip(*(windowed_losses(model, part, window, sinks) for part in rows[:READOUT_ROWS].split(size)), strict=True)
-    )
-    values = {
+    strongest = _strongest(rates, (length - window) // 2)
+    pairs = [windowed_losses(model, part, window, strongest) for part in rows[:READOUT_ROWS].split(size)]
+    with_sink, without_sink = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    by_token = {
         LOSS: losses,
         WINDOWED_LOSS_WITH_SINK: with_sink,
         WINDOWED_LOSS_WITHOUT_SINK: without_sink,
         SINK_LOSS_GAP: without_sink - with_sink,
     }
     of_readout: list[Row] = [
-        {"metric": metric, "value": losses.mean().item(), "count": losses.numel()} for metric, losses in values.items()
+        {"metric": metric, "value": values.mean().item(), "count": values.numel()} for metric, values in by_token.items()
     ]
     of_readout += [
         {"metric": SINK_POSITION_RATE, "value": rates[position], "count": rows.documents, "key_position": position}
-        for position in sinks
+        for position in strongest
     ]
     readout: list[SingleRow] = [{**row, "probe": "sink_readout"} for row in unpacked(of_readout)]
-    of_whole = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
+    of_model = [row for row in measured if "layer" not in row]
+    sink_rates = {row["key_position"]: row["value"] for row in of_model if row["metric"] == "gu2024"}
+    means = {row["metric"]: row["value"] for row in (*of_model, *readout) if "key_position" not in row}
     numbers = (
-        profile.get(0, 0.0), rates[sinks[0]], float(sinks[0]), of_whole["qiu2025_first_attention"], of_whole["entropy"],
-        readout[0]["value"], readout[3]["value"],
+        sink_rates.get(0, 0.0), rates[strongest[0]], float(strongest[0]), means["qiu2025_first_attention"], means["entropy"],
+        means[LOSS.name], means[SINK_LOSS_GAP.name],
     )  # fmt: skip
     headline = dict(zip(HEADLINE, numbers, strict=True))
-    kept_rows = [*(row for row in measured if _wanted(row, sinks)), *readout]
-    return SinkMeasurement(kept_rows, headline, session.operation, found)
+    of_table = [*(row for row in measured if _wanted(row, strongest)), *readout]
+    return SinkMeasurement(of_table, headline, session.operation, sinks)
 
 
 def _require_next_token(model: PreTrainedModel) -> None:

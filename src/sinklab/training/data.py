@@ -82,15 +82,7 @@ class PreparedData:
         """
         rows = self.held_out_dataset
         if front and rows.isolated:
-            every = self.probe_text(len(rows), seq_len, bos)
-            assert every.position_ids is not None
-            inside = (torch.diff(every.position_ids, dim=1) == 1).all(dim=1)
-            if not inside.any():
-                raise InputError(
-                    f"no held-out row of {seq_len:,} tokens lies inside one document, and documents that do not see each other "
-                    "cannot be told apart behind learned tokens in front; lower watch.seq_len, or set data.packing=stream"
-                )
-            return TextRows(every.ids[inside][:samples])
+            return self._inside_documents(samples, seq_len, bos)
         if seq_len > rows.context:
             raise ConfigurationError(f"probe rows of {seq_len:,} tokens are longer than those of training, {rows.context:,}")
         if samples > len(rows):
@@ -98,19 +90,39 @@ class PreparedData:
                 f"{samples} probe rows are asked for and there are {len(rows)} held-out rows; lower watch.samples or raise "
                 "data.held_out_rows"
             )
-        if bos is None:
-            positions = torch.stack([rows[index]["position_ids"] for index in range(samples)]) if rows.isolated else None
-            return TextRows(
-                self.held_out[:samples, :seq_len].clone(), None if positions is None else positions[:, :seq_len].clone()
+        return self._as_trained(samples, seq_len) if bos is None else self._with_bos(samples, seq_len, bos)
+
+    def _inside_documents(self, samples: int, seq_len: int, bos: bool | None) -> TextRows:
+        """The first rows that lie inside one document."""
+        every = self.probe_text(len(self.held_out_dataset), seq_len, bos)
+        assert every.position_ids is not None
+        inside = (torch.diff(every.position_ids, dim=1) == 1).all(dim=1)
+        if not inside.any():
+            raise InputError(
+                f"no held-out row of {seq_len:,} tokens lies inside one document, and documents that do not see each other "
+                "cannot be told apart behind learned tokens in front; lower watch.seq_len, or set data.packing=stream"
             )
-        token = self.tokenizer.bos_token_id
+        return TextRows(every.ids[inside][:samples])
+
+    def _as_trained(self, samples: int, seq_len: int) -> TextRows:
+        """Rows that begin as those of training."""
+        rows = self.held_out_dataset
+        ids = self.held_out[:samples, :seq_len].clone()
+        if not rows.isolated:
+            return TextRows(ids)
+        positions = torch.stack([rows[index]["position_ids"] for index in range(samples)])
+        return TextRows(ids, positions[:, :seq_len].clone())
+
+    def _with_bos(self, samples: int, seq_len: int, bos: bool) -> TextRows:
+        """Rows with the beginning-of-sequence token in front, or without it."""
+        rows, token = self.held_out_dataset, self.tokenizer.bos_token_id
         if bos and token is None:
             raise ConfigurationError("this tokenizer has no beginning-of-sequence token; set watch.bos to false or null")
         if bos and rows.fixed is not None and rows.fixed[0] == 0:
             raise ConfigurationError("watch.bos puts a token at position 0, where data.fixed_position has put another")
         leading = [rows.leading(index, seq_len, token if bos else None, token) for index in range(samples)]
-        begun = [row.position_ids for row in leading if row.position_ids is not None]
-        return TextRows(torch.cat([row.ids for row in leading]), torch.cat(begun) if begun else None)
+        positions = [row.position_ids for row in leading if row.position_ids is not None]
+        return TextRows(torch.cat([row.ids for row in leading]), torch.cat(positions) if positions else None)
 
 
 def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = silent) -> PreparedData:

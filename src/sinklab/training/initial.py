@@ -99,26 +99,15 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
     targets = {_plain(key): parameter for key, parameter in model.named_parameters()}
     buffers = {_plain(key): buffer for key, buffer in model.named_buffers()}
     _fold_scales(stored, targets)
-    misshapen = [key for key in targets if key in stored and stored[key].shape != targets[key].shape]
-    if wrong := [key for key in misshapen if not _is_of_operation(key)]:
-        raise InputError(
-            f"the weights of {name} do not fit: {wrong[0]} has the shape {tuple(stored[wrong[0]].shape)} there and "
-            f"{tuple(targets[wrong[0]].shape)} here"
-        )
-    shared = [key for key in targets if key in stored and key not in misshapen]
-    known = {*targets, *buffers, *model.all_tied_weights_keys}
-    same_operation = config.operation["name"] == model.config.operation["name"]
+    misshapen = _misshapen(stored, targets, name)
     with torch.no_grad():
-        for key in shared:
-            targets[key].copy_(stored[key])
+        _copy(stored, {key: target for key, target in targets.items() if key not in misshapen})
         # What the operation has taken from the weights (singular vectors) is of the initial ones until here.
-        if same_operation:
-            for key in buffers.keys() & stored.keys():
-                buffers[key].copy_(stored[key])
+        if config.operation["name"] == model.config.operation["name"]:
+            _copy(stored, buffers)
         else:
-            for module in model.modules():
-                if isinstance(module, SinkLMLayer):
-                    module.self_attn.operation.prepare(module.self_attn)
+            _prepare_operations(model)
+    known = {*targets, *buffers, *model.all_tied_weights_keys}
     return {
         "path": name,
         "sha256": hash_files(files),
@@ -126,6 +115,33 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
         "new": [key for key in targets if key not in stored or key in misshapen],
         "dropped": [key for key in stored if key not in known or key in misshapen],
     }
+
+
+def _misshapen(stored: Mapping[str, Tensor], targets: Mapping[str, Tensor], name: str) -> set[str]:
+    """Parameters of the operation that have another shape in the model.
+
+    Raises:
+        InputError: a parameter of another shape that is not of the operation.
+    """
+    misshapen = [key for key in targets if key in stored and stored[key].shape != targets[key].shape]
+    if wrong := [key for key in misshapen if not _is_of_operation(key)]:
+        raise InputError(
+            f"the weights of {name} do not fit: {wrong[0]} has the shape {tuple(stored[wrong[0]].shape)} there and "
+            f"{tuple(targets[wrong[0]].shape)} here"
+        )
+    return set(misshapen)
+
+
+def _copy(stored: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    for key in targets.keys() & stored.keys():
+        targets[key].copy_(stored[key])
+
+
+def _prepare_operations(model: SinkLM) -> None:
+    """Have the operation of every layer take from the weights what it needs."""
+    for module in model.modules():
+        if isinstance(module, SinkLMLayer):
+            module.self_attn.operation.prepare(module.self_attn)
 
 
 def _fitting_config(folder: Path, ours: SinkLMConfig) -> SinkLMConfig:

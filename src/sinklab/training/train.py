@@ -232,8 +232,7 @@ def _train(run: Prepared) -> Result:
             record.update(float32_products="oneDNN" if handed_over else "default")
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         steps = trainer.state.global_step
-        ended = steps >= config.training.steps or (bookkeeper.diverged and config.training.stop_when_diverged)
-        status: Status = "stopped" if not ended else "diverged" if bookkeeper.diverged else "finished"
+        status = _status(config, steps, diverged=bookkeeper.diverged)
         if status == "finished" or (status == "diverged" and all(p.isfinite().all() for p in run.model.parameters())):
             save_model(trainer, tokenizer, out / "model")
         table.write()
@@ -246,15 +245,27 @@ def _train(run: Prepared) -> Result:
     divergence = None if bookkeeper.divergence is None else dataclasses.asdict(bookkeeper.divergence)
     weights = weights_sha256(out / "model")
     stopped_by = bookkeeper.stopped_by if status == "stopped" else None
-    watch = config.watch
-    few = few_queries_warning(watch.seq_len, config.model.window, watch.threshold)
-    few = few or short_documents_warning(run.probe_rows.lengths, watch.threshold)
-    warning = " ".join(filter(None, (few, front_warning(config.model.operation["name"], config.model.tokens_in_front))))
+    warning = _warning(config, run.probe_rows)
     record.update(
         status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights, stopped_by=stopped_by,
         **({"warning": warning} if warning else {}),
     )  # fmt: skip
     return result_of(out, table.table(), record.fields)
+
+
+def _status(config: PretrainingConfig, steps: int, *, diverged: bool) -> Status:
+    """How a training came to its end."""
+    if steps < config.training.steps and not (diverged and config.training.stop_when_diverged):
+        return "stopped"
+    return "diverged" if diverged else "finished"
+
+
+def _warning(config: PretrainingConfig, probe_rows: TextRows) -> str:
+    """What keeps the sink rates of a run from saying what they seem to; empty where nothing does."""
+    watch = config.watch
+    few = few_queries_warning(watch.seq_len, config.model.window, watch.threshold)
+    few = few or short_documents_warning(probe_rows.lengths, watch.threshold)
+    return " ".join(filter(None, (few, front_warning(config.model.operation["name"], config.model.tokens_in_front))))
 
 
 def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[str]) -> None:

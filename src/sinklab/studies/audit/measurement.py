@@ -129,8 +129,8 @@ def measure_audit(
 
     maps = AttentionMaps(MAP_TILES, _longest(drawn) or 0)
     patches = OnPatches() if drawn.grid is not None and drawn.pictures is not None else None
-    seen = [maps, *([patches] if patches else [])]
-    run_probes(loaded.model, shown, seen, batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
+    drawers = [maps, *([patches] if patches else [])]
+    run_probes(loaded.model, shown, drawers, batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
 
     summary = summarize(
         loaded,
@@ -154,9 +154,9 @@ def measure_audit(
     if cache:
         summary["cache"], policy_table = _policies(loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress)
         tables.append(policy_table)
-    also: list[Probe] = []
+    certificate_probes: list[Probe] = []
     if certificate and tokens is not None:
-        summary["certificate"], certificate_table, also = certified(
+        summary["certificate"], certificate_table, certificate_probes = certified(
             loaded, tokens, summary, sinks, run_id=run_id, seed=seed, progress=progress
         )
         tables.append(certificate_table)
@@ -175,7 +175,7 @@ def measure_audit(
         "corpus": corpus_record(text, reading),
         "token_sha256": drawn.sha256,
         "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
-        "definitions": definitions({probe.name: probe.metrics for probe in (*main.probes, *also)}),
+        "definitions": definitions({probe.name: probe.metrics for probe in (*main.probes, *certificate_probes)}),
         "checks": checks(main.session, identity),
         "calls": dict(main.session.calls),
     }

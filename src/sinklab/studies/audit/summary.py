@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -240,45 +240,71 @@ def _condition(condition: Condition, part: Part) -> dict[str, object]:
 
 def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
     """Sentences with what the finding leaves out."""
-    heads, main, sentences = summary["num_heads"], sinks.main, []
+    return [
+        *_about_main(summary, sinks),
+        *_about_rows(summary, sinks),
+        *_about_others(sinks),
+        *_about_null_mass(summary, sinks),
+        *_about_conditions(summary),
+    ]
+
+
+def _about_main(summary: dict[str, Any], sinks: Sinks) -> Iterator[str]:
+    main = sinks.main
+    if main is None:
+        return
     text = summary["kind"] in ("text", "pairs")
-    unit = "token" if text else "position"
     these = "this one" if summary["samples"] == 1 else f"these {summary['samples']:,}"
     # The parts of a model of pictures have positions of their own: places of the picture, and queries for what is in it.
     length = sinks.length if summary.get("part") and not text else summary["seq_len"]
-    if main is not None:
-        sentences.append(
-            f"{of_heads(summary['sink_heads'], heads, 'sinks', 'sink')} at {main.name}: in more than "
-            f"{100 * LEAST_SHARE:g} % of samples like {these} of {counted(length, unit)}, with "
-            f"{100 * LEVEL:g} % confidence."
-        )
-        # The finding names the token of most samples.
-        if main.kind == "position" and main.token is not None and (main.token_share or 0.0) <= MOST:
-            sentences.append("The token there differs from sample to sample.")
-        if text and main.kind != "null" and main.place != 0:
-            sentences.append(f"Position 0 is the sink in {percent(summary['sink_rate_gu2024'])}.")
+    yield (
+        f"{of_heads(summary['sink_heads'], summary['num_heads'], 'sinks', 'sink')} at {main.name}: in more than "
+        f"{100 * LEAST_SHARE:g} % of samples like {these} of {counted(length, 'token' if text else 'position')}, with "
+        f"{100 * LEVEL:g} % confidence."
+    )
+    # The finding names the token of most samples.
+    if main.kind == "position" and main.token is not None and (main.token_share or 0.0) <= MOST:
+        yield "The token there differs from sample to sample."
+    if text and main.kind != "null" and main.place != 0:
+        yield f"Position 0 is the sink in {percent(summary['sink_rate_gu2024'])}."
+
+
+def _about_rows(summary: dict[str, Any], sinks: Sinks) -> Iterator[str]:
+    """That the rates are of rows divided by their sum, where the rows of the operation do not sum to one."""
     if not summary["normalized"]:
-        sentences.append(
+        heads = of_heads(sinks.heads_by_weight, summary["num_heads"], "gives", "give")
+        yield (
             f"The operation ({summary['operation']}) does not normalise, so rates are taken on rows divided by their sum. As "
-            f"the weights are, {of_heads(sinks.heads_by_weight, heads, 'gives', 'give')} some position more than "
-            f"{summary['threshold']:g}."
+            f"the weights are, {heads} some position more than {summary['threshold']:g}."
         )
+
+
+def _about_others(sinks: Sinks) -> Iterator[str]:
+    """Every sink but the main one."""
     for sink in sinks.sinks[1:]:
         token = f" ({_mostly(sink)})" if sink.kind == "position" and sink.token is not None else ""
         verb = "sink" if sink.kind == "group" else "sinks"
-        sentences.append(f"{sink.name[0].upper()}{sink.name[1:]}{token} {verb} in {percent(sink.rate)}.")
-    if summary["null_mass"] and (main is None or main.kind != "null"):
+        yield f"{sink.name[0].upper()}{sink.name[1:]}{token} {verb} in {percent(sink.rate)}."
+
+
+def _about_null_mass(summary: dict[str, Any], sinks: Sinks) -> Iterator[str]:
+    """The mass that no key gets, unless the main sink is just that."""
+    if summary["null_mass"] and (sinks.main is None or sinks.main.kind != "null"):
         share = percent(100 * summary["null_mass"])
-        sentences.append(
+        yield (
             f"Heads give {share} of their mass to no key (null mass: what a null score takes, or clipping and rectifying "
             "leave)."
         )
+
+
+def _about_conditions(summary: dict[str, Any]) -> Iterator[str]:
+    """The sink under every condition but the main one."""
     for condition in summary["conditions"][1:]:
         where = f"{condition['corpus']} {bos_words(condition['bos'], summary['bos_name'])}".rstrip()
-        sink_in_words = "there is no sink" if condition["sink_rate"] is None else f"the sink is {condition['sink']}"
-        share = "" if condition["sink_rate"] is None else f" ({percent(condition['sink_rate'])})"
-        sentences.append(f"On {where} {sink_in_words}{share}.")
-    return sentences
+        if condition["sink_rate"] is None:
+            yield f"On {where} there is no sink."
+        else:
+            yield f"On {where} the sink is {condition['sink']} ({percent(condition['sink_rate'])})."
 
 
 def _mostly(sink: Sink) -> str:

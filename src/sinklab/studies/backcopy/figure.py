@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,22 @@ COLOURS = ("#4269d0", "#ff725c", "#3ca951", "#efb118", "#a463f2", "#6cc5b0", "#9
 LEAST_EXCESS = 1e-4
 """Nats; below it a logarithmic axis shows noise."""
 
+CURVES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], float | None]] = {
+    "excess loss at triggers (nats)": lambda point, head: _floored(point["trigger_excess"]),
+    "excess loss elsewhere (nats)": lambda point, head: _floored(point["other_excess"]),
+    "weight on BOS, no trigger": lambda point, head: head["bos_weight"],
+    "weight of triggers on the token before": lambda point, head: head["previous_weight_trigger"],
+    "value norm, BOS / others": lambda point, head: head["value_ratio"],
+    "largest residual norm, BOS / others": lambda point, head: _largest(point),
+}
+"""By title of the panel, the number that it shows, from a point of a curve and the entry of the copying head there."""
+
 
 def write_figure(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the runs: a colour for what was trained, thin lines for its seeds; numbers by head are those of the copying head.
 
     Args:
-        runs: records of :func:`~sinklab.studies.backcopy.lab.run_lab`.
+        runs: records of :func:`~sinklab.studies.backcopy.lab.run_backcopy`.
         path: its suffix decides the format.
     """
     from matplotlib.figure import Figure
@@ -27,39 +37,19 @@ def write_figure(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(11.0, 6.2), layout="constrained", dpi=120)
     panels = figure.subplots(2, 3).flatten()
     kinds = list(dict.fromkeys(_kind(run) for run in runs))
-    titles = (
-        "excess loss at triggers (nats)",
-        "excess loss elsewhere (nats)",
-        "weight on BOS, no trigger",
-        "weight of triggers on the token before",
-        "value norm, BOS / others",
-        "largest residual norm, BOS / others",
-    )
     for run in runs:
         style = _style(kinds.index(_kind(run)))
         steps = [point["step"] for point in run["curve"]]
         heads = [_copying(point, run) for point in run["curve"]]
-        curves = (
-            [_floored(point["trigger_excess"]) for point in run["curve"]],
-            [_floored(point["other_excess"]) for point in run["curve"]],
-            [head["bos_weight"] for head in heads],
-            [head["previous_weight_trigger"] for head in heads],
-            [head["value_ratio"] for head in heads],
-            [_largest(point) for point in run["curve"]],
-        )
-        for panel, curve in zip(panels, curves, strict=True):
-            panel.plot(steps, [float("nan") if value is None else value for value in curve], **style)
-    for panel, title in zip(panels, titles, strict=True):
+        for panel, value_at in zip(panels, CURVES.values(), strict=True):
+            values = [value_at(point, head) for point, head in zip(run["curve"], heads, strict=True)]
+            panel.plot(steps, [float("nan") if value is None else value for value in values], **style)
+    last_step = max(1, *(run["steps"] for run in runs))
+    for panel, title in zip(panels, CURVES, strict=True):
         panel.set_title(title, fontsize=9)
         panel.tick_params(labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
-        # What happens happens early, and growth that goes on must be seen too.
-        panel.set_xscale("function", functions=(_root, _square))
-        last = max(1, *(run["steps"] for run in runs))
-        panel.set_xlim(0, last)
-        panel.set_xticks(
-            [last * (number / 4) ** 2 for number in range(5)], [f"{last * number**2 // 16:,}" for number in range(5)]
-        )
+        _set_root_scale(panel, last_step)
     for panel in panels[3:]:
         panel.set_xlabel("step", fontsize=8)
     for number in (0, 1, 5):
@@ -73,6 +63,15 @@ def write_figure(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
         panels[0].plot([], [], label=name, **_style(number))
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     write_image(figure, path)
+
+
+def _set_root_scale(panel: Any, last_step: int) -> None:
+    """Draw the root of the step: what happens happens early, and growth that goes on must be seen too."""
+    panel.set_xscale("function", functions=(_root, _square))
+    panel.set_xlim(0, last_step)
+    panel.set_xticks(
+        [last_step * (number / 4) ** 2 for number in range(5)], [f"{last_step * number**2 // 16:,}" for number in range(5)]
+    )
 
 
 def _kind(run: Mapping[str, Any]) -> str:

@@ -57,37 +57,34 @@ def run_backcopy(
         the end and on the way; ``record`` says of the ``chain`` and how many runs were ``resumed``.
     """
     settings = BackcopySettings() if settings is None else settings
+    optimizers, layers = optimizers or [settings.optimizer], layers or [settings.layers]
     grid = [
         (operation, dataclasses.replace(settings, optimizer=optimizer, layers=depth), seed)
-        for operation, optimizer, depth, seed in itertools.product(
-            operations, optimizers or [settings.optimizer], layers or [settings.layers], seeds
-        )
+        for operation, optimizer, depth, seed in itertools.product(operations, optimizers, layers, seeds)
     ]
     if not grid or samples < 2:
         raise ConfigurationError(
             f"bigram-backcopy lab: {counted(len(operations), 'operation')}, {counted(len(seeds), 'seed')} and "
             f"{counted(samples, 'sample')}; expected at least one, one, and two"
         )
-    labels = [label_of(operation, registered.make) for operation in operations]
     options: dict[str, Sequence[object]] = {
-        "operation": labels,
-        "optimizer": optimizers or [settings.optimizer],
-        "layers": layers or [settings.layers],
+        "operation": [label_of(operation, registered.make) for operation in operations],
+        "optimizer": optimizers,
+        "layers": layers,
         "seeds": seeds,
     }
     require_none_twice(**options)
     for _, cell, _ in grid:
         cell.check()
     source = resolve_corpus(corpus)
-    of_all = {key: value for key, value in settings.to_dict().items() if key not in ("optimizer", "layers")}
-    asked = {**of_all, "samples": samples, "corpus": corpus_record(source)}
+    common = {key: value for key, value in settings.to_dict().items() if key not in ("optimizer", "layers")}
     resume = out is not None and not overwrite
     with Run(
         "backcopy",
         out=out,
         overwrite=overwrite,
         resume=resume,
-        settings=asked,
+        settings={**common, "samples": samples, "corpus": corpus_record(source)},
         grid=options,
         grid_of=_grid_of,
         progress=progress,
@@ -100,25 +97,9 @@ def run_backcopy(
         resumed = 0
         for number, (operation, cell, seed) in enumerate(grid):
             run.progress("runs", number, len(grid))
-            identity = {
-                "operation": operation.to_dict(),
-                "learning_rate": cell.rate(operation),
-                **{key: value for key, value in cell.to_dict().items() if not key.endswith("_rate")},
-                "seed": seed,
-                "chain": chain.identity,
-                "samples": samples,
-            }
-            name = f"{operation.name}-{cell.optimizer}-{cell.layers}layers-seed{seed}"
-            sources = "" if out is None else digest_of(train, record_of, type(operation))
-            stored = run.store.get(name, identity, sources)
-            if stored is not None:
-                records.append(stored.record)
-                resumed += 1
-                continue
-            training = train(operation, cell, problem, seed, lambda done, total: run.progress("steps of this run", done, total))
-            label = label_of(operation, registered.make)
-            records.append(record_of(label, operation, cell, problem, seed, training, samples))
-            run.store.put(name, identity, sources, records[-1])
+            record, is_stored = _record(run, operation, cell, problem, seed, samples)
+            records.append(record)
+            resumed += is_stored
         run.progress("runs", len(grid), len(grid))
         rows = (row for record in records for row in rows_of(record))
         return run.finish(
@@ -139,6 +120,30 @@ def run_backcopy(
             },
             resumed=resumed,
         )
+
+
+def _record(
+    run: Run, operation: Operation, cell: BackcopySettings, problem: BackcopyProblem, seed: int, samples: int
+) -> tuple[dict[str, Any], bool]:
+    """The record of one run, trained now or from the store of the lab, and whether it is from there."""
+    identity = {
+        "operation": operation.to_dict(),
+        "learning_rate": cell.rate(operation),
+        **{key: value for key, value in cell.to_dict().items() if not key.endswith("_rate")},
+        "seed": seed,
+        "chain": problem.chain.identity,
+        "samples": samples,
+    }
+    name = f"{operation.name}-{cell.optimizer}-{cell.layers}layers-seed{seed}"
+    sources = "" if run.out is None else digest_of(train, record_of, type(operation))
+    stored = run.store.get(name, identity, sources)
+    if stored is not None:
+        return stored.record, True
+    training = train(operation, cell, problem, seed, lambda done, total: run.progress("steps of this run", done, total))
+    label = label_of(operation, registered.make)
+    record = record_of(label, operation, cell, problem, seed, training, samples)
+    run.store.put(name, identity, sources, record)
+    return record, False
 
 
 def _grid_of(summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from torch import Tensor
@@ -89,61 +89,40 @@ def recommend(
     pinned = pinned or {}
     largest = max(by_sinks)
     needed, sinks, rival = _sinks(by_sinks[largest])
-    elsewhere = {
+    better_by_size = {
         held: _better_pinned(by_sinks[held][sinks], others)
         for held, others in pinned.items()
         if sinks in by_sinks.get(held, {})
     }
-    best = elsewhere.get(largest)
-
-    def is_enough(held: int) -> bool:
-        """Whether so many tokens lose little against the largest size, with what is best there."""
-        if best is not None:
-            return (label := elsewhere.get(held)) is not None and _below(
-                estimate(pinned[held][label] - pinned[largest][best]), WINDOW_MARGIN
-            )
-        return (
-            sinks in by_sinks[held]
-            and _sinks(by_sinks[held])[0] == needed
-            and _below(estimate(by_sinks[held][sinks] - by_sinks[largest][sinks]), WINDOW_MARGIN)
-        )
-
-    budget = next(held for held in sorted(by_sinks) if held == largest or is_enough(held))
-    first = by_sinks[budget][sinks]
+    budget = _size(by_sinks, pinned, better_by_size, needed, sinks)
     if sinks == 0 and rival not in by_sinks[budget]:
         rival = max(by_sinks[budget])
-    better = elsewhere.get(budget)
+    better = better_by_size.get(budget)
+    first = by_sinks[budget][sinks]
     chosen = first if better is None else pinned[budget][better]
-    gain = estimate(by_sinks[budget][0] - (by_sinks[budget][sinks or rival] if better is None else chosen))
-    against_recompute = estimate(chosen - recompute[budget]) if recompute and budget in recompute else None
-    against_full = None if full is None else estimate(chosen - full)
-    loss = estimate(chosen)
-    if better is None:
-        parts = [_opening(needed, sinks, budget - sinks, rival, loss, gain)]
-    else:
-        parts = [
-            f"Keep the sinks where they were found ({better}): {loss.mean:.3f} nats per token, {_signed(gain)} better than a "
-            "window of the same size without"
-        ]
-        needed = "yes" if gain.low is not None and gain.low > SINK_MARGIN else needed
-    if against_recompute is not None:
-        parts.append(f"against re-computing the window for every token it {_loses(against_recompute)}")
-    if against_full is not None:
-        parts.append(
-            f"against keeping all {length:,} tokens it {_loses(against_full)}{_why(against_full, length, trained_length)}"
-        )
+    with_sinks = by_sinks[budget][sinks or rival] if better is None else chosen
+    gain = estimate(by_sinks[budget][0] - with_sinks)
+    use = Recommendation(
+        needed="yes" if better is not None and _above(gain, SINK_MARGIN) else needed,
+        num_sinks=sinks,
+        window=budget - sinks,
+        better=better,
+        loss=estimate(chosen),
+        gain=gain,
+        against_recompute=estimate(chosen - recompute[budget]) if recompute and budget in recompute else None,
+        against_full=None if full is None else estimate(chosen - full),
+        sentence="",
+    )
+    clauses = [*_clauses(use, rival, length, trained_length)]
     if better is not None:
-        parts.append(f"{_first_tokens(sinks)} in that size {_loses(estimate(first - chosen))} against it")
+        clauses.append(f"{_first_tokens(sinks)} in that size {_loses(estimate(first - chosen))} against it")
     if trained_length is not None and largest >= trained_length:
-        parts.append(
+        clauses.append(
             f"this rests on caches that take {largest + 1:,} positions, and the model was trained on {trained_length:,}: "
             "measure smaller ones"
         )
-    rare = f" {rare_cost(len(chosen))}" if needed == "no" else ""  # of means over texts, which hide what few of them have
-    return Recommendation(
-        needed, sinks, budget - sinks, better, loss, gain, against_recompute, against_full,
-        "; ".join(parts).rstrip(".") + "." + rare,
-    )  # fmt: skip
+    rare = f" {rare_cost(len(chosen))}" if use.needed == "no" else ""  # of means over texts, which hide what few of them have
+    return dataclasses.replace(use, sentence="; ".join(clauses).rstrip(".") + "." + rare)
 
 
 def _sinks(sizes: Mapping[int, Tensor]) -> tuple[Needed, int, int]:
@@ -151,13 +130,36 @@ def _sinks(sizes: Mapping[int, Tensor]) -> tuple[Needed, int, int]:
     means = {number: estimate(losses).mean for number, losses in sizes.items()}
     best = min((number for number in sizes if number), key=lambda number: (means[number], number))
     gain = estimate(sizes[0] - sizes[best])
-    if gain.low is not None and gain.low > SINK_MARGIN:
+    if _above(gain, SINK_MARGIN):
         enough = (number for number in sorted(sizes) if number == best or _enough(sizes, number, best))
         return "yes", next(enough), best
     # The best of several is the best by luck too, which makes gains look larger: the safe side for a "no".
     if _below(gain, SINK_MARGIN):
         return "no", 0, best
     return "undecided", (best if gain.mean > 0 else 0), best
+
+
+def _size(
+    by_sinks: Mapping[int, Mapping[int, Tensor]],
+    pinned: Mapping[int, Mapping[str, Tensor]],
+    better_by_size: Mapping[int, str | None],
+    needed: Needed,
+    sinks: int,
+) -> int:
+    """The smallest size that loses little against the largest one, among those in which the answer is the same.
+
+    Args:
+        better_by_size: label of the policy that is better than first tokens, by size; ``None`` or no entry where none is.
+        needed, sinks: the answer for first tokens in the largest size.
+    """
+    largest = max(by_sinks)
+    if better_by_size.get(largest) is not None:
+        alike = {held: pinned[held][label] for held, label in better_by_size.items() if label is not None}
+    else:
+        alike = {held: sizes[sinks] for held, sizes in by_sinks.items() if sinks in sizes and _sinks(sizes)[0] == needed}
+    return min(
+        held for held, losses in alike.items() if held == largest or _below(estimate(losses - alike[largest]), WINDOW_MARGIN)
+    )
 
 
 def _enough(sizes: Mapping[int, Tensor], number: int, best: int) -> bool:
@@ -168,29 +170,46 @@ def _below(difference: Estimate, margin: float) -> bool:
     return difference.high is not None and difference.high <= margin
 
 
+def _above(difference: Estimate, margin: float) -> bool:
+    return difference.low is not None and difference.low > margin
+
+
 def _better_pinned(first: Tensor, pinned: Mapping[str, Tensor]) -> str | None:
     """Label of the best policy that keeps other tokens; ``None`` if it gains too little over the one with first tokens."""
     gains = {label: estimate(first - losses) for label, losses in pinned.items()}
     best = max(gains, key=lambda label: gains[label].mean, default=None)
-    if best is None or (low := gains[best].low) is None or low <= SINK_MARGIN:
-        return None
-    return best
+    return best if best is not None and _above(gains[best], SINK_MARGIN) else None
 
 
-def _opening(needed: Needed, sinks: int, window: int, rival: int, loss: Estimate, gain: Estimate) -> str:
-    """What to use where no policy that keeps other tokens is better."""
-    tokens = f"a window of {window:,} tokens"
-    if needed == "yes":
-        return f"Keep {_number(sinks)} and {tokens}: {loss.mean:.3f} nats per token, {_signed(gain)} better than without"
-    if needed == "no":
+def _clauses(use: Recommendation, rival: int, length: int, trained_length: int | None) -> Iterator[str]:
+    """What to use, and how it compares with re-computation and with dense attention."""
+    yield _opening(use, rival)
+    if use.against_recompute is not None:
+        yield f"against re-computing the window for every token it {_loses(use.against_recompute)}"
+    if use.against_full is not None:
+        why = _why(use.against_full, length, trained_length)
+        yield f"against keeping all {length:,} tokens it {_loses(use.against_full)}{why}"
+
+
+def _opening(use: Recommendation, rival: int) -> str:
+    """What to use, its loss and its gain; ``rival`` is the best number of sinks that is not 0."""
+    loss, gain, window = f"{use.loss.mean:.3f}", _signed(use.gain), f"a window of {use.window:,} tokens"
+    if use.better is not None:
         return (
-            f"No sinks needed: {tokens} gives {loss.mean:.3f} nats per token, and no number of sinks improves it by more "
-            f"than {SINK_MARGIN:g} ({_number(rival)}: a gain of {_signed(gain)})"
+            f"Keep the sinks where they were found ({use.better}): {loss} nats per token, {gain} better than a "
+            "window of the same size without"
         )
-    held = f"{_number(sinks)} and {tokens}" if sinks else tokens
+    if use.needed == "yes":
+        return f"Keep {_number(use.num_sinks)} and {window}: {loss} nats per token, {gain} better than without"
+    if use.needed == "no":
+        return (
+            f"No sinks needed: {window} gives {loss} nats per token, and no number of sinks improves it by more "
+            f"than {SINK_MARGIN:g} ({_number(rival)}: a gain of {gain})"
+        )
+    held = f"{_number(use.num_sinks)} and {window}" if use.num_sinks else window
     return (
-        f"Whether sinks are needed is undecided on this text (a gain of {_signed(gain)} nats per token from "
-        f"{_number(rival)}); {held} gives {loss.mean:.3f}; measure on more text"
+        f"Whether sinks are needed is undecided on this text (a gain of {gain} nats per token from "
+        f"{_number(rival)}); {held} gives {loss}; measure on more text"
     )
 
 

@@ -66,14 +66,14 @@ def card_of(folder: Path) -> Card:
         headings=headings, rows=rows, finding=_said(run.finding, public),
         recommendation=advice if advice != run.finding else "", limits=[_said(limit, public) for limit in limits],
         command=command_of(record, summary, model), made=dict(_made(record, summary, run)),
-        numbers=[one for one in numbers if math.isfinite(one.value)],
+        numbers=[number for number in numbers if math.isfinite(number.value)],
     )  # fmt: skip
 
 
 def _specs(summary: Summary) -> list[str]:
     """Tasks of a run as they were typed, with the folders of the machine in their settings."""
     tasks = summary.get("tasks")
-    return [str(one["task"]) for one in tasks if isinstance(one, dict) and "task" in one] if isinstance(tasks, list) else []
+    return [str(task["task"]) for task in tasks if isinstance(task, dict) and "task" in task] if isinstance(tasks, list) else []
 
 
 def _said(sentence: str, public: Mapping[str, str]) -> str:
@@ -275,11 +275,11 @@ def _other(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
 
 def _settings_of_metrics(record: Summary) -> dict[str, str]:
     """Metric to the settings that its probe had, as ``" (sink_rate:threshold=0.2)"``; none of a probe without settings."""
-    probes = {str(one["name"]): public_spec(spelled(one)) for one in probe_settings(record) if len(one) > 1}
+    probes = {str(probe["name"]): public_spec(spelled(probe)) for probe in probe_settings(record) if len(probe) > 1}
     return {
-        str(one.get("metric")): f" ({probes[one['probe']]})"
-        for one in record.get("definitions") or []
-        if isinstance(one, dict) and one.get("probe") in probes
+        str(metric.get("metric")): f" ({probes[metric['probe']]})"
+        for metric in record.get("definitions") or []
+        if isinstance(metric, dict) and metric.get("probe") in probes
     }
 
 
@@ -312,13 +312,13 @@ def _task(kind: str, summary: Summary) -> str:
 
 def _corpus(record: Summary) -> str:
     """Name of the corpus in a record: of a measurement, of a training, or of a command that reads several."""
-    places = (record.get("corpus"), record.get("data"))
-    named = next((place["name"] for place in places if isinstance(place, dict) and place.get("name")), None)
+    entries = (record.get("corpus"), record.get("data"))
+    named = next((entry["name"] for entry in entries if isinstance(entry, dict) and entry.get("name")), None)
     config = record.get("config")
     data = config.get("data") if isinstance(config, dict) else None
     domains, tasks = record.get("domains"), record.get("tasks")
-    listed = ", ".join(str(one.get("domain")) for one in domains) if isinstance(domains, list) else ""
-    listed = listed or (", ".join(dict.fromkeys(str(one.get("name")) for one in tasks)) if isinstance(tasks, list) else "")
+    listed = ", ".join(str(domain.get("domain")) for domain in domains) if isinstance(domains, list) else ""
+    listed = listed or (", ".join(dict.fromkeys(str(task.get("name")) for task in tasks)) if isinstance(tasks, list) else "")
     return str(named or (data.get("corpus") if isinstance(data, dict) else None) or listed)
 
 

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from sinklab.registry import spelled
 
@@ -46,42 +47,59 @@ def command_of(record: Mapping[str, object], summary: Mapping[str, object], mode
         return "sinklab pretrain run.json --out again  # the run.json of this run"
     if kind not in FUNCTIONS:
         return ""
+    settings = _settings(kind, record, summary)
+    if settings is None:
+        return ""
     module, _, name = FUNCTIONS[kind].partition(":")
     parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    config = record.get("config")
-    given = dict(config) if isinstance(config, dict) else {}
-    for old, new in ELSEWHERE.get(kind, {}).items():
-        given[new] = given.pop(old, None)
-    given |= {"domains": summary.get("domains")} if kind == "causes" else {}
-    if (texts := _texts(record, str(given.get("corpus")))) is not None:
-        if None in texts:  # inputs and corpora of Python have no line
-            return ""
-        given |= {"domains": texts} if kind == "causes" else {"corpus": texts[0]}
-    if kind == "measure":  # the config of older runs has the names of the probes alone
-        given["probes"] = [spelled(settings) for settings in probe_settings(record)] or given.get("probes")
-    specs = [*given.get("tasks", [None]), *(given.get("policies") or [])]
-    if kind == "depend" and not all(isinstance(spec, str) for spec in specs):  # objects of Python have no line
-        return ""
-    if record.get("dtype") not in (None, "float32"):
-        given["dtype"] = record["dtype"]
-    revision = summary.get("revision")
-    if isinstance(revision, str) and re.fullmatch("[0-9a-f]{40}", revision):
-        given["revision"] = revision
-    if kind == "audit" and not isinstance(summary.get("cache"), dict):
-        given["cache"] = False
-    for section in ("certificate", "causes", "origin") if kind == "audit" else ():
-        given[section] = section in summary
     words = ["sinklab", kind, model]
-    for option, value in given.items():
+    for option, value in (settings | _beside_settings(kind, record, summary)).items():
         if option in parameters and value is not None and not _is_default(value, parameters[option].default):
             words += _option(option, value)
     return shlex.join(words)
 
 
+def _settings(kind: str, record: Mapping[str, object], summary: Mapping[str, object]) -> dict[str, Any] | None:
+    """The settings of a run by the names of options; ``None`` where one is an object of Python, which no line can name."""
+    config = record.get("config")
+    settings = dict(config) if isinstance(config, dict) else {}
+    for old, new in ELSEWHERE.get(kind, {}).items():
+        settings[new] = settings.pop(old, None)
+    if kind == "causes":
+        settings["domains"] = summary.get("domains")
+    texts = _texts(record, str(settings.get("corpus")))
+    if texts is not None:
+        if None in texts:
+            return None
+        settings |= {"domains": texts} if kind == "causes" else {"corpus": texts[0]}
+    if kind == "measure":  # the config of older runs has the names of the probes alone
+        settings["probes"] = [spelled(probe) for probe in probe_settings(record)] or settings.get("probes")
+    if kind == "depend":
+        specs = [*settings.get("tasks", [None]), *(settings.get("policies") or [])]
+        if not all(isinstance(spec, str) for spec in specs):
+            return None
+    return settings
+
+
+def _beside_settings(kind: str, record: Mapping[str, object], summary: Mapping[str, object]) -> dict[str, object]:
+    """Options that a run does not have among its settings: dtype, revision of the model, and the sections of an audit."""
+    options: dict[str, object] = {}
+    if record.get("dtype") not in (None, "float32"):
+        options["dtype"] = record["dtype"]
+    revision = summary.get("revision")
+    if isinstance(revision, str) and re.fullmatch("[0-9a-f]{40}", revision):
+        options["revision"] = revision
+    if kind == "audit":
+        if not isinstance(summary.get("cache"), dict):
+            options["cache"] = False
+        options |= {section: section in summary for section in ("certificate", "causes", "origin")}
+    return options
+
+
 def probe_settings(record: Mapping[str, object]) -> list[dict[str, object]]:
     """Name and settings of every probe of a run of ``measure``, from its record; empty where that does not say."""
     probes = record.get("probes")
-    return [one for one in probes if isinstance(one, dict) and "name" in one] if isinstance(probes, list) else []
+    return [probe for probe in probes if isinstance(probe, dict) and "name" in probe] if isinstance(probes, list) else []
 
 
 def _is_default(value: object, default: object) -> bool:
@@ -93,7 +111,7 @@ def _option(name: str, value: object) -> list[str]:
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
     if isinstance(value, list):
-        return [f"--{option}={','.join(public_spec(str(one)) for one in value)}"]
+        return [f"--{option}={','.join(public_spec(str(spec)) for spec in value)}"]
     text = str(value)
     return [f"--{option}={public_name(text)}" if "/" in text and name not in TEXTS else f"--{option}={text}"]
 
@@ -111,10 +129,10 @@ def _texts(record: Mapping[str, object], named: str) -> list[str | None] | None:
     if corpus is None and domains is None:
         return [None] if named in OWN_INPUTS else None
     entries = domains if isinstance(domains, list) else [corpus]
-    about = [one for one in entries if isinstance(one, dict) and ("settings" in one or "source" not in one)]
-    if len(about) < len(entries):
+    readable = [entry for entry in entries if isinstance(entry, dict) and ("settings" in entry or "source" not in entry)]
+    if len(readable) < len(entries):
         return None
-    return [_written(one.get("settings")) for one in about]
+    return [_written(entry.get("settings")) for entry in readable]
 
 
 def _written(settings: object) -> str | None:

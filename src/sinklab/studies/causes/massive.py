@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -194,11 +195,7 @@ def massive_activations(
             two texts.
         UnsupportedModelError: no layer was seen.
     """
-    criteria: Sequence[tuple[float, float]] = CRITERIA
-    if least is not None or times_median is not None:
-        criteria = [(SUN[0] if least is None else least, SUN[1] if times_median is None else times_median)]
-    if criteria[0][0] < 0 or criteria[0][1] <= 0:
-        raise ConfigurationError(f"thresholds must be positive, got least={least} and times_median={times_median}")
+    criteria = _criteria(least, times_median)
     readout = readout_for(model) if readout is None else readout
     for criterion in criteria:
         clean, weighed, peaks = _measured(model, samples, readout, no_edits, criterion, sinks, batch_size)
@@ -218,15 +215,8 @@ def massive_activations(
         width = peaks[0][1].width
         for name in ("zero", "mean", "control"):
             points = _points(peaks_seen, name, len(samples), width, torch.Generator().manual_seed(seed))
-
-            def edit(start: int, stop: int, points: dict[int, Tensor] = points) -> list[Intervention]:
-                return [
-                    _SetValues(layers=(layer,), points=inside - torch.tensor([start, 0, 0, 0.0], dtype=torch.float64))
-                    for layer, all_points in points.items()
-                    if len(inside := all_points[(all_points[:, 0] >= start) & (all_points[:, 0] < stop)])
-                ]
-
-            losses, after, _ = _measured(model, samples, readout, edit, criterion, sinks, batch_size)
+            edits = functools.partial(_set_points, points)
+            losses, after, _ = _measured(model, samples, readout, edits, criterion, sinks, batch_size)
             tests[name] = Edit(change(losses, clean, "massive activations"), None if after is None else after.weights)
     return MassiveActivations(
         found=_found(peaks_seen, layers, ids),
@@ -240,6 +230,30 @@ def massive_activations(
         texts=len(samples),
         unit=readout.unit,
     )
+
+
+def _criteria(least: float | None, times_median: float | None) -> Sequence[tuple[float, float]]:
+    """The criteria to try, in order: those of the library, or one with thresholds that are given."""
+    if least is None and times_median is None:
+        return CRITERIA
+    criterion = (SUN[0] if least is None else least, SUN[1] if times_median is None else times_median)
+    if criterion[0] < 0 or criterion[1] <= 0:
+        raise ConfigurationError(f"thresholds must be positive, got least={least} and times_median={times_median}")
+    return [criterion]
+
+
+def _set_points(points: Mapping[int, Tensor], start: int, stop: int) -> list[Intervention]:
+    """Sets the points of a batch, the samples ``start`` to ``stop``, layer by layer.
+
+    Args:
+        points: layer to rows of sample, position, channel and value.
+    """
+    offset = torch.tensor([start, 0, 0, 0.0], dtype=torch.float64)
+    return [
+        _SetValues(layers=(layer,), points=inside - offset)
+        for layer, of_layer in points.items()
+        if len(inside := of_layer[(of_layer[:, 0] >= start) & (of_layer[:, 0] < stop)])
+    ]
 
 
 def _measured(

@@ -121,6 +121,10 @@ class Request:
         return {**dataclasses.asdict(self), "heads": self.heads.words()}
 
 
+_HEAD = re.compile(r"\s*\d{1,9}\.\d{1,9}\s*")
+"""A head in text, ``layer.head``."""
+
+
 def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]] | None) -> Asked:
     """Heads and groups from ``0.1,3.0+3.1``, ``all`` or ``layers``; from Python also pairs, and lists of pairs for groups.
 
@@ -146,24 +150,29 @@ def _heads_of_pairs(heads: Sequence[Pair | Sequence[Pair]]) -> Asked:
 
 def _heads_of_text(heads: str) -> Asked:
     parts = [part.strip() for part in heads.split(",") if part.strip()]
-    named = [part.split("+") for part in parts if part not in ("all", "layers")]
-    for members in named:
+    groups = [part.split("+") for part in parts if part not in ("all", "layers")]
+    for members in groups:
         if len(members) > 1 and not all(member.strip() for member in members):
             raise ConfigurationError(
                 f"`heads` {'+'.join(members)!r}: no head stands on one side of a +; a group is written 0.0+0.1"
             )
-    if not parts or not all(re.fullmatch(r"\s*\d{1,9}\.\d{1,9}\s*", member) for members in named for member in members):
+    if not parts or not all(_HEAD.fullmatch(member) for members in groups for member in members):
         raise ConfigurationError(
             f"`heads` {heads!r} must be all, or heads written layer.head with commas between, such as 0.1,3.0; + joins those "
             "that are edited at once, 0.1+3.0, and layers is each layer's"
         )
-    pairs = [tuple((int(layer), int(head)) for layer, head in (member.split(".") for member in members)) for members in named]
-    whole = {"all", "layers"} & set(parts)
+    pairs = [tuple(map(_pair_of_text, members)) for members in groups]
+    every_head = "all" in parts or "layers" in parts
     return Asked(
-        None if whole else tuple(members[0] for members in pairs if len(members) == 1),
+        None if every_head else tuple(members[0] for members in pairs if len(members) == 1),
         tuple(members for members in pairs if len(members) > 1),
         "layers" in parts,
     )
+
+
+def _pair_of_text(head: str) -> Pair:
+    layer, _, number = head.partition(".")
+    return int(layer), int(number)
 
 
 def _listed(given: object, entry: object) -> list[Any]:

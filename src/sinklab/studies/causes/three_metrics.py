@@ -228,15 +228,7 @@ def three_metrics(
         **{name: _mean(effects.of(variant), (1, 2)) for name, variant in needs.items()},
     }
     layers, by_layer = _by_layer(probe, located, by_head)
-    quiet: list[Head] = []
-    needy: list[Head] = []
-    if "hide" in effects.variants:
-        concentrated = by_head["concentration"] >= threshold
-        for head, has_sink, need in zip(effects.heads, concentrated, _intervals(effects), strict=True):
-            if has_sink and need.high < minimal_effect:
-                quiet.append(head)
-            elif not has_sink and need.low >= minimal_effect:
-                needy.append(head)
+    quiet, needy = _off_expectation(effects, by_head["concentration"] >= threshold, minimal_effect)
     return ThreeMetrics(
         heads=list(effects.heads),
         by_head=by_head,
@@ -250,6 +242,19 @@ def three_metrics(
         texts=len(samples),
         unit=effects.unit,
     )
+
+
+def _off_expectation(effects: Effects, has_sink: np.ndarray, minimal_effect: float) -> tuple[list[Head], list[Head]]:
+    """Heads with a sink that they do not need, and heads without one that lose where it is hidden.
+
+    Both are empty where it was not hidden.
+    """
+    if "hide" not in effects.variants:
+        return [], []
+    needs = list(zip(effects.heads, has_sink, _intervals(effects), strict=True))
+    quiet = [head for head, sinks, need in needs if sinks and need.high < minimal_effect]
+    needy = [head for head, sinks, need in needs if not sinks and need.low >= minimal_effect]
+    return quiet, needy
 
 
 def _by_layer(

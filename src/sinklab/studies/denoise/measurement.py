@@ -143,19 +143,19 @@ class _Fixed:
         Args:
             hits: boolean ``(texts, heads, length)``.
         """
-        there = hits.any(-1)
-        kept = hits | ~there[..., None]
+        has_sink = hits.any(-1)
+        candidates = hits | ~has_sink[..., None]
         if first:
-            self._done.append((there, kept))
+            self._done.append((has_sink, candidates))
         else:
             ever, fixed = self._done[-1]
-            self._done[-1] = (ever | there, fixed & kept)
+            self._done[-1] = (ever | has_sink, fixed & candidates)
 
     @property
     def without(self) -> float | None:
         """Share without one among the (text, head) with a sink in some state, in percent."""
-        ever = sum(int(one.sum()) for one, _ in self._done)
-        return 100 * sum(int((one & ~fixed.any(-1)).sum()) for one, fixed in self._done) / ever if ever else None
+        ever = sum(int(had_sink.sum()) for had_sink, _ in self._done)
+        return 100 * sum(int((had_sink & ~fixed.any(-1)).sum()) for had_sink, fixed in self._done) / ever if ever else None
 
 
 def _forward(

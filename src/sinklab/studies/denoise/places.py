@@ -66,6 +66,6 @@ def changes(before: Tensor, behind: Tensor) -> Changes:
     Args:
         before, behind: boolean ``(texts, heads, length)``, which keys are sinks.
     """
-    there, next_there = before.any(-1), behind.any(-1)
-    kept = (before & behind).any(-1)
-    return Changes(there, there & next_there, there & next_there & ~kept, there & ~next_there)
+    has_sink, has_next = before.any(-1), behind.any(-1)
+    stays = (before & behind).any(-1)
+    return Changes(has_sink, has_sink & has_next, has_sink & has_next & ~stays, has_sink & ~has_next)

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from sinklab.models.loading import LoadedModel
     from sinklab.policies.base import Policy
     from sinklab.registry import Registry
+    from sinklab.results.metric import Row
+    from sinklab.results.store import Store
+    from sinklab.studies.depend.clock import Clock
+    from sinklab.studies.depend.conditions import ConditionPlan
     from sinklab.studies.depend.harness import PreparedHarness
+    from sinklab.studies.depend.runner import PreparedTask
     from sinklab.tasks.base import Task
 
 __all__ = ["depend"]
@@ -125,18 +130,9 @@ def depend(
     from sinklab.studies.depend.contenders import make_contenders
     from sinklab.studies.depend.display import display
     from sinklab.studies.depend.heatmap import write_heatmap
-    from sinklab.studies.depend.measurement import (
-        default_window,
-        loss_warning,
-        repeats_warning,
-        require_windows,
-        sink_warning,
-        summarise_task,
-        window_warning,
-    )
+    from sinklab.studies.depend.measurement import default_window, loss_warning, require_windows, window_warning
     from sinklab.studies.depend.plot import write_plots
     from sinklab.studies.depend.rows import index_rows
-    from sinklab.studies.depend.runner import PreparedTask, prepare_task, run_task
     from sinklab.studies.measure.probing import opened, writes
 
     settings = {
@@ -148,9 +144,8 @@ def depend(
         length_known(),  # the summary has a warning
     ):
         _check_arguments(tasks, items, level)
-        tasks = tasks if corpus is None else _reading(tasks, corpus)
-        chosen = [task if isinstance(task, str) and task.startswith(HARNESS) else registry.make(task) for task in tasks]
-        labels = _labels(chosen)
+        tasks = tasks if corpus is None else _with_corpus(tasks, corpus)
+        by_label = _by_label(tasks)
         loaded = opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
@@ -164,16 +159,8 @@ def depend(
         largest = max(policy.max_held(1 << 62) - 1 for policy in contenders.policies.values() if policy.bounded)
         warnings = [window_warning(loaded, largest)]  # each a sentence, or empty
         plan = make_plan(contenders, counts, read_sights(visibility), bits, model_bits, cross=cross)
-        prepared: list[PreparedTask | PreparedHarness] = []
-        for task, label in zip(chosen, labels, strict=True):
-            if isinstance(task, str):
-                from sinklab.studies.depend.harness import prepare_harness
-
-                prepared.append(prepare_harness(loaded, task.removeprefix(HARNESS), plan, items, seed))
-            else:
-                prepared.append(own := prepare_task(loaded, task, label, plan, items, seed))
-                texts = own.sheets[plan.reference][0].tokens
-                warnings += [repeats_warning(own), sink_warning(loaded, label, texts, contenders)]
+        prepared = [_prepare(loaded, task, label, plan, items, seed) for label, task in by_label.items()]
+        warnings += _text_warnings(loaded, prepared, plan)
         clock = Clock(
             ((condition.kind, task.tokens(condition)) for task in prepared for condition in plan.conditions),
             say if plan.grid else lambda text: None,
@@ -181,18 +168,12 @@ def depend(
         )
         if plan.grid:
             cells = len(plan.conditions)
-            of_what = f"{counted(len(prepared), 'task')}, {counted(cells, 'condition')}"
-            say(f"{counted(len(prepared) * cells, 'cell')}: {of_what}, {clock.tokens:,} tokens to compute")
+            size = f"{counted(len(prepared), 'task')}, {counted(cells, 'condition')}"
+            say(f"{counted(len(prepared) * cells, 'cell')}: {size}, {clock.tokens:,} tokens to compute")
         identity = _identity(loaded, stored=run.out is not None)
         frames, summaries, records = [], [], []
-        for ready in prepared:
-            if isinstance(ready, PreparedTask):
-                scored = run_task(loaded, ready, plan, run.store, identity, clock)
-                summary, rows, record = summarise_task(scored, plan, level)
-            else:
-                from sinklab.studies.depend.harness import run_harness
-
-                summary, rows, record = run_harness(loaded, ready, plan, level, run.store, identity, clock)
+        for task in prepared:
+            summary, rows, record = _score(loaded, task, plan, level, run.store, identity, clock)
             rows += index_rows(summary, plan.reference)
             summaries.append(summary)
             warnings.append(loss_warning(loaded, summary))
@@ -200,7 +181,7 @@ def depend(
             frames.append(
                 make_table(
                     rows, run_id=run.id, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
-                    corpus=ready.label, seed=seed, probe="depend",
+                    corpus=task.label, seed=seed, probe="depend",
                 )
             )  # fmt: skip
 
@@ -212,7 +193,7 @@ def depend(
         return run.finish(
             summary={
                 "model": loaded.name, "operation": loaded.operation, "window": contenders.budget, "bos": plan.reference,
-                "items": items, "level": level, "bits": model_bits, "warnings": [warning for warning in warnings if warning],
+                "items": items, "level": level, "bits": model_bits, "warnings": list(filter(None, warnings)),
                 "tasks": summaries,
             },
             table=append(frames),
@@ -239,6 +220,52 @@ def _check_arguments(tasks: Sequence[str | Task], items: int, level: float) -> N
         raise ConfigurationError(f"`level` {level:g} must lie between 0 and 1: 0.95 is that of intervals of 95 %")
 
 
+def _prepare(
+    loaded: LoadedModel, task: str | Task, label: str, plan: ConditionPlan, items: int, seed: int
+) -> PreparedTask | PreparedHarness:
+    """A task of ours, or one of the harness by its name, ready to be read."""
+    if isinstance(task, str):
+        from sinklab.studies.depend.harness import prepare_harness
+
+        return prepare_harness(loaded, task.removeprefix(HARNESS), plan, items, seed)
+    from sinklab.studies.depend.runner import prepare_task
+
+    return prepare_task(loaded, task, label, plan, items, seed)
+
+
+def _score(
+    loaded: LoadedModel,
+    prepared: PreparedTask | PreparedHarness,
+    plan: ConditionPlan,
+    level: float,
+    store: Store,
+    identity: dict[str, object],
+    clock: Clock,
+) -> tuple[dict[str, Any], list[Row], dict[str, Any]]:
+    """Read a task under every condition; its part of the summary, its rows of the table and its record."""
+    from sinklab.studies.depend.measurement import summarise_task
+    from sinklab.studies.depend.runner import PreparedTask, run_task
+
+    if isinstance(prepared, PreparedTask):
+        return summarise_task(run_task(loaded, prepared, plan, store, identity, clock), plan, level)
+    from sinklab.studies.depend.harness import run_harness
+
+    return run_harness(loaded, prepared, plan, level, store, identity, clock)
+
+
+def _text_warnings(loaded: LoadedModel, prepared: Sequence[PreparedTask | PreparedHarness], plan: ConditionPlan) -> list[str]:
+    """Of the texts of our tasks, a sentence each, or an empty text."""
+    from sinklab.studies.depend.measurement import repeats_warning, sink_warning
+    from sinklab.studies.depend.runner import PreparedTask
+
+    warnings = []
+    for task in prepared:
+        if isinstance(task, PreparedTask):
+            tokens = task.sheets[plan.reference][0].tokens
+            warnings += [repeats_warning(task), sink_warning(loaded, task.label, tokens, plan.contenders)]
+    return warnings
+
+
 def _identity(loaded: LoadedModel, *, stored: bool) -> dict[str, object]:
     """What stored scores of a model are found by; its weights are hashed only if scores are ``stored``."""
     identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
@@ -260,7 +287,7 @@ def _as_given(registry: Registry[Any], plugins: Sequence[str | Task | Policy]) -
     return [plugin if isinstance(plugin, str) else registry.settings(plugin) for plugin in plugins]
 
 
-def _reading(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
+def _with_corpus(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
     """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone.
 
     They stay text, which a command line can name again.
@@ -268,7 +295,7 @@ def _reading(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
     from sinklab.registry import spelled
     from sinklab.registry import tasks as registry
 
-    given: list[str | Task] = []
+    with_corpus: list[str | Task] = []
     readers = 0
     for task in tasks:
         if isinstance(task, str) and not task.startswith(HARNESS):
@@ -277,28 +304,30 @@ def _reading(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
             if any(field.name == "corpus" for field in dataclasses.fields(plugin)):
                 readers += 1
                 task = spelled({"corpus": corpus} | settings)
-        given.append(task)
+        with_corpus.append(task)
     if not readers:
         raise ConfigurationError(f"`corpus` {corpus}: none of the tasks that are named reads a corpus (sinklab show TASK)")
-    return given
+    return with_corpus
 
 
-def _labels(tasks: Sequence[str | Task]) -> list[str]:
-    """A name for each task of ours; of several that have one name also the settings in which they differ."""
-    labels = []
-    for task in tasks:
-        if isinstance(task, str):
-            labels.append(task)
-            continue
-        twins = [other for other in tasks if not isinstance(other, str) and other.name == task.name]
-        names = [
-            field.name
-            for field in dataclasses.fields(task)
-            if any(getattr(twin, field.name) != getattr(task, field.name) for twin in twins)
-        ]
-        settings = ",".join(f"{name}={getattr(task, name)}" for name in names)
-        labels.append(f"{task.name}:{settings}" if settings else task.name)
+def _by_label(tasks: Sequence[str | Task]) -> dict[str, str | Task]:
+    """The tasks by their labels: ours as objects, those of the harness as text."""
+    from sinklab.registry import tasks as registry
+
+    made = [task if isinstance(task, str) and task.startswith(HARNESS) else registry.make(task) for task in tasks]
+    labels = [_label(task, made) for task in made]
     for label in labels:
         if labels.count(label) > 1:
             raise ConfigurationError(f"task {label!r} is named twice; once is enough, or give it other settings")
-    return labels
+    return dict(zip(labels, made, strict=True))
+
+
+def _label(task: str | Task, tasks: Sequence[str | Task]) -> str:
+    """A name for a task; where several of ours have one name, also the settings in which they differ."""
+    if isinstance(task, str):
+        return task
+    twins = [other for other in tasks if not isinstance(other, str) and other.name == task.name]
+    names = [field.name for field in dataclasses.fields(task)]
+    differing = [name for name in names if any(getattr(twin, name) != getattr(task, name) for twin in twins)]
+    settings = ",".join(f"{name}={getattr(task, name)}" for name in differing)
+    return f"{task.name}:{settings}" if settings else task.name

@@ -186,10 +186,80 @@ def run_harness(
     Raises:
         InputError: a task without a score for each document.
     """
-    scored: dict[Condition, np.ndarray] = {}
-    bos: dict[str, Any] = {}
-    refused: dict[Condition, str] = {}
-    metric = used = ""
+    scored = _score_conditions(loaded, prepared, plan, store, identity, clock)
+    counted = prepared.counted
+    choices = [prepared.documents[index].choices for index in counted]
+    of_policies = {name: plan.of_policy(name) for name in plan.contenders.policies}
+    summary = outcome(
+        {
+            "task": prepared.label, "metric": scored.metric, "unit": HARNESS_SCORE.unit, "axis": None,
+            "documents": len(prepared.documents),
+        },
+        Measured(
+            {condition: values[counted] for condition, values in scored.scores.items()},
+            scored.refused,
+            chance=float(np.mean([1.0 / number for number in choices])) if min(choices) > 1 else None,
+            minimal_effect=MINIMAL_EFFECT,
+            scale=1.0,
+            level=level,
+        ),
+        plan,
+        means={
+            name: {"all_documents": float(scored.scores[condition].mean())}
+            for name, condition in of_policies.items()
+            if condition in scored.scores
+        },
+        curves={},
+        lengths={},
+    )  # fmt: skip
+    rows: list[Row] = [
+        {
+            "policy": condition.label,
+            "bos": condition.bos,
+            "metric": dataclasses.replace(HARNESS_SCORE, name=scored.metric),
+            "value": float(values.mean()),
+            "count": len(values),
+        }
+        for condition, values in scored.scores.items()
+    ]
+    record = {
+        "name": prepared.label,
+        "lm_eval": importlib.metadata.version("lm_eval"),
+        "filter": scored.filter,
+        "bos": scored.bos,
+        "refused": {condition.label_beside(plan.reference): reason for condition, reason in scored.refused.items()},
+    }
+    return summary, rows, record
+
+
+@dataclasses.dataclass(eq=False)
+class _Scored:
+    """All scores of one task of the harness.
+
+    Attributes:
+        scores: by condition, one number for each document.
+        bos: by the label of a condition, what stood in front.
+        refused: conditions that the model cannot be read under, with the reason.
+        metric, filter: of the harness, that the scores are of.
+    """
+
+    scores: dict[Condition, np.ndarray] = dataclasses.field(default_factory=dict)
+    bos: dict[str, Any] = dataclasses.field(default_factory=dict)
+    refused: dict[Condition, str] = dataclasses.field(default_factory=dict)
+    metric: str = ""
+    filter: str = ""
+
+
+def _score_conditions(
+    loaded: LoadedModel,
+    prepared: PreparedHarness,
+    plan: ConditionPlan,
+    store: Store,
+    identity: Mapping[str, object],
+    clock: Clock,
+) -> _Scored:
+    """Score the documents under every condition; one that the model refuses is noted, unless the verdict needs it."""
+    scored = _Scored()
     longest = max(document.longest for document in prepared.documents) + prepared.generated
     # In tokens, not in conditions: re-computation takes many times what a cache takes of the same texts.
     steps, done = sum(prepared.tokens(condition) for condition in plan.conditions), 0
@@ -204,62 +274,24 @@ def run_harness(
         }  # fmt: skip
         sources = "" if store.folder is None else digest_of(run_harness, type(policy))
         stored = store.get("lm_eval-scores", settings, sources)
-        if stored is None:
+        if stored is not None:
+            evaluation = stored.record
+            clock.skip(condition.kind, tokens)
+        else:
             try:
                 with clock.cell(condition.kind, tokens):
-                    found = _evaluate(loaded, prepared, condition, policy)
+                    evaluation = _evaluate(loaded, prepared, condition, policy)
             except (ConfigurationError, UnsupportedModelError) as error:
                 if condition in plan.needed:
                     raise
-                refused[condition] = " ".join(str(error).split())
+                scored.refused[condition] = " ".join(str(error).split())
                 continue
-            store.put("lm_eval-scores", settings, sources, found)
-        else:
-            found = stored.record
-            clock.skip(condition.kind, tokens)
-        metric, used = str(found["metric"]), str(found["filter"])
-        scored[condition] = np.array(found["scores"])
-        bos[condition.label_beside(plan.reference)] = found["bos"]
+            store.put("lm_eval-scores", settings, sources, evaluation)
+        scored.metric, scored.filter = str(evaluation["metric"]), str(evaluation["filter"])
+        scored.scores[condition] = np.array(evaluation["scores"])
+        scored.bos[condition.label_beside(plan.reference)] = evaluation["bos"]
         clock.progress(prepared.label, done, steps)
-    counted = prepared.counted
-    choices = [prepared.documents[index].choices for index in counted]
-    compared = [name for name in plan.contenders.policies if plan.of_policy(name) in scored]
-    summary = outcome(
-        {
-            "task": prepared.label, "metric": metric, "unit": HARNESS_SCORE.unit, "axis": None,
-            "documents": len(prepared.documents),
-        },
-        Measured(
-            {condition: values[counted] for condition, values in scored.items()},
-            refused,
-            chance=float(np.mean([1.0 / number for number in choices])) if min(choices) > 1 else None,
-            minimal_effect=MINIMAL_EFFECT,
-            scale=1.0,
-            level=level,
-        ),
-        plan,
-        means={name: {"all_documents": float(scored[plan.of_policy(name)].mean())} for name in compared},
-        curves={},
-        lengths={},
-    )  # fmt: skip
-    rows: list[Row] = [
-        {
-            "policy": condition.label,
-            "bos": condition.bos,
-            "metric": dataclasses.replace(HARNESS_SCORE, name=metric),
-            "value": float(values.mean()),
-            "count": len(values),
-        }
-        for condition, values in scored.items()
-    ]
-    record = {
-        "name": prepared.label,
-        "lm_eval": importlib.metadata.version("lm_eval"),
-        "filter": used,
-        "bos": bos,
-        "refused": {condition.label_beside(plan.reference): reason for condition, reason in refused.items()},
-    }
-    return summary, rows, record
+    return scored
 
 
 def _evaluate(loaded: LoadedModel, prepared: PreparedHarness, condition: Condition, policy: Policy) -> dict[str, Any]:
@@ -272,7 +304,7 @@ def _evaluate(loaded: LoadedModel, prepared: PreparedHarness, condition: Conditi
         # The harness lists every document under each filter of a task, such as two ways to read a number out of an answer.
         first = of_part[0]["filter"] if of_part else ""
         filters.append(first)
-        samples += sorted((one for one in of_part if one["filter"] == first), key=lambda sample: int(sample["doc_id"]))
+        samples += sorted((sample for sample in of_part if sample["filter"] == first), key=lambda sample: int(sample["doc_id"]))
     metric = next((score for score in SCORES if samples and all(score in sample for sample in samples)), "")
     if not metric:
         raise InputError(f"task {prepared.name!r} has none of {', '.join(SCORES)} for each document, and the verdict needs one")

@@ -65,7 +65,9 @@ class PreparedTask:
 
 def tokens_of(sheet: Sheet, condition: Condition) -> int:
     """Tokens of all rows of a sheet that the model computes under a condition."""
-    return len(sheet.tokens) * condition.policy.computed([range(one.start - 1, one.stop - 1) for one in sheet.questions])
+    return len(sheet.tokens) * condition.policy.computed(
+        [range(question.start - 1, question.stop - 1) for question in sheet.questions]
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,9 +151,11 @@ def run_task(
         answers: list[list[Scores]] = []
         try:
             with clock.cell(condition.kind, tokens):
-                for number, sheet in enumerate(sheets, start=1):
+                read = done
+                for sheet in sheets:
                     answers.append(_score_all(loaded, policy, condition.quantized, sheet))
-                    clock.progress(prepared.label, done + sum(tokens_of(one, condition) for one in sheets[:number]), steps)
+                    read += tokens_of(sheet, condition)
+                    clock.progress(prepared.label, read, steps)
         except (ConfigurationError, UnsupportedModelError) as error:
             if condition in plan.needed:
                 raise

@@ -73,14 +73,15 @@ class TracedPlace:
 
 def entry_of(setting: OriginSetting, traced: TracedPlace) -> OriginFound:
     """The entry of one place in the summary, with its verdict."""
-    place, birth, pull = traced.place, traced.birth, traced.pull
-    writer, split, clean, own = traced.writer, traced.split, traced.clean, traced.own
+    place, birth, clean, own = traced.place, traced.birth, traced.clean, traced.own
+    writer, split = traced.writer, traced.split
     stage, block, module, sublayer = _where(setting, traced)
+    pull, pull_lost = (None, None) if traced.pull is None else traced.pull
     entry: OriginFound = {
         "place": place.name,
         "kind": "spike" if place.spike else "sink",
         "positions": place.positions,
-        "description": " and ".join(sink.describe() for sink in place.sinks) if len(place.sinks) == 1 else place.name,
+        "description": place.sinks[0].describe() if len(place.sinks) == 1 else place.name,
         "by": traced.by,
         "stage": stage,
         "block": block,
@@ -89,18 +90,18 @@ def entry_of(setting: OriginSetting, traced: TracedPlace) -> OriginFound:
         "before": birth.before,
         "after": birth.after,
         "peak": birth.peak,
-        "pull": None if pull is None else pull[0],
-        "pull_lost": None if pull is None or pull[1] is None else _interval(pull[1]),
+        "pull": pull,
+        "pull_lost": None if pull_lost is None else _interval(pull_lost),
         "norms": {"place": _norms(setting, traced.at), "others": _norms(setting, setting.others)},
-        "norm": None if split is None else split.norm,
-        "rest": None if split is None else split.rest,
-        "error": None if split is None else split.error,
-        "against_others": split is not None and split.against_others,
-        "not_split": "" if split is None else split.why,
-        "channels": [] if split is None else [dataclasses.asdict(channel) for channel in split.channels],
+        "norm": None,
+        "rest": None,
+        "error": None,
+        "against_others": False,
+        "not_split": "",
+        "channels": [],
         "unit_kind": None if writer is None else writer.kind,
         "num_units": None if writer is None else writer.units,
-        "units": [] if split is None else [_unit(part) for part in split.parts],
+        "units": [],
         "weights": [],
         "weight": known(float(mean_over(clean.weights, own).nanmean())),
         "uniform": known(float(mean_over(clean.uniform, own).nanmean())),
@@ -111,6 +112,16 @@ def entry_of(setting: OriginSetting, traced: TracedPlace) -> OriginFound:
         "heads": _heads(traced),
         "verdict": "",
     }
+    if split is not None:
+        entry |= {
+            "norm": split.norm,
+            "rest": split.rest,
+            "error": split.error,
+            "against_others": split.against_others,
+            "not_split": split.why,
+            "channels": [dataclasses.asdict(channel) for channel in split.channels],
+            "units": [_unit(part) for part in split.parts],
+        }
     if writer is not None and split is not None:
         entry["weights"] = [_weight(part.unit, weight) for part in split.parts for weight in writer.weights(part.unit)]
     if traced.moved is not None:
@@ -149,7 +160,7 @@ def _outcomes(traced: TracedPlace) -> list[OriginEdit]:
     for number, placed in enumerate(traced.edits):
         kinds.setdefault((placed.on, placed.edit.name), []).append(number)
     uniform = mean_over(clean.uniform, own)
-    given = mean_over(clean.weights, own)
+    as_it_is = mean_over(clean.weights, own)
     before = clean.spikes[:, block]
     outcomes: list[OriginEdit] = []
     under: list[tuple[str, str, str, Sequence[Measured | Moved]]] = [
@@ -159,17 +170,17 @@ def _outcomes(traced: TracedPlace) -> list[OriginEdit]:
     if traced.moved is not None:
         what = "the largest activation of all tokens at every register, and 0 at every patch"
         under.append(("registers", "moved", what, [traced.moved]))
-    for on, name, what, seen in under:
-        loss = torch.stack([one.loss for one in seen]).mean(0) - clean.loss
-        weight = torch.stack([mean_over(one.weights, own) for one in seen]).mean(0)
-        spike = torch.stack([one.spikes[:, block:].amax(1) for one in seen]).mean(0)
+    for on, name, what, runs in under:
+        loss = torch.stack([run.loss for run in runs]).mean(0) - clean.loss
+        weight = torch.stack([mean_over(run.weights, own) for run in runs]).mean(0)
+        spike = torch.stack([run.spikes[:, block:].amax(1) for run in runs]).mean(0)
         outcomes.append({
             "edit": name,
             "on": on,
             "what": what,
             "loss": _difference(loss),
             "weight": known(float(weight.nanmean())),
-            "weight_kept": _kept(weight, given, uniform),
+            "weight_kept": _kept(weight, as_it_is, uniform),
             "spike": float(spike.mean()),
             "spike_kept": _share(spike, before),
         })  # fmt: skip

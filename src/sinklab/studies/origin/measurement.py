@@ -117,25 +117,17 @@ def locate_origins(
     rare = {sink.name: count for sink in listed if (count := _having(growth, sink)) < 2}
     followed = [sink for sink in listed if sink.name not in rare]
     spikes = spike_places(growth, followed, samples.names)
-    everything = Place((*followed, *spikes)) if followed or spikes else None
-    real = growth.positions >= 0
-    others = real if everything is None else real & ~everything.mask(growth.positions, growth.tokens)
-    if not bool(others.any(1).all()):
-        assert everything is not None
-        raise InputError(
-            f"a sample of {int(real.sum(1).min())} positions has no token besides {everything.name} to compare with; give "
-            "longer samples (`seq_len`)"
-        )
+    others = _other_tokens(growth, (*followed, *spikes))
     setting = OriginSetting(model, structure, samples, forward, growth, others, batch_size, controls, seed, progress, registers)
-    found, rows, loss = [], list[Row](), torch.full((1,), float("nan"))
+    origins, rows, loss = [], list[Row](), torch.full((1,), float("nan"))
     partly: dict[str, int] = {}
     for place, birth in _groups(setting, followed[:PLACES], spikes):
         if (having := int(setting.tokens_at(place).any(1).sum())) < len(samples):
             partly[place.name] = having
-        entry, own, loss = _origin(setting, place, birth)
-        found.append(entry)
+        origin, own, loss = _origin(setting, place, birth)
+        origins.append(origin)
         rows += own
-    if found and len(loss) < len(samples):  # samples that lack the place have a loss, too
+    if origins and len(loss) < len(samples):  # samples that lack the place have a loss, too
         loss = clean_losses(model, samples, forward, batch_size)
     mean_loss = known(float(loss.nanmean()))
     summary: OriginSummary = {
@@ -145,19 +137,36 @@ def locate_origins(
         "loss": mean_loss,
         "controls": controls,
         "seed": seed,
-        "origins": found,
-        "notes": _notes(sinks, followed, spikes, structure)
-        + _numbering(found)
-        + _counts(rare, partly, len(samples))
-        + list(filter(None, [guess_warning(model, mean_loss), *length_warnings(model, samples, None)]))
-        + [
-            f"What makes {origin['place']} stand out is not traced to neurons of one write, so nothing is moved to registers."
-            for origin in found
-            if registers and "registers" not in origin
+        "origins": origins,
+        "notes": [
+            *_notes(sinks, followed, spikes, structure),
+            *_numbering(origins),
+            *_counts(rare, partly, len(samples)),
+            *filter(None, [guess_warning(model, mean_loss), *length_warnings(model, samples, None)]),
+            *(_without_registers(origins) if registers else []),
         ],
     }
     summary["text"] = sentences(summary)
     return Located(summary, rows)
+
+
+def _other_tokens(growth: Growth, sinks: Sequence[Sink]) -> Tensor:
+    """Boolean ``(samples, length)``: the tokens that are no sink and no spike.
+
+    Raises:
+        InputError: a sample without such a token.
+    """
+    real = growth.positions >= 0
+    if not sinks:
+        return real
+    everything = Place(tuple(sinks))
+    others = real & ~everything.mask(growth.positions, growth.tokens)
+    if not bool(others.any(1).all()):
+        raise InputError(
+            f"a sample of {int(real.sum(1).min())} positions has no token besides {everything.name} to compare with; give "
+            "longer samples (`seq_len`)"
+        )
+    return others
 
 
 def require_settings(samples: int, controls: int, batch_size: int | None, registers: int = 0) -> None:
@@ -257,11 +266,20 @@ def _notes(sinks: Sinks, followed: Sequence[Sink], spikes: Sequence[Sink], struc
     return notes
 
 
-def _numbering(found: Sequence[OriginFound]) -> list[str]:
+def _without_registers(origins: Sequence[OriginFound]) -> list[str]:
+    """Places for which nothing is moved to the registers that were asked for, a sentence each."""
+    return [
+        f"What makes {origin['place']} stand out is not traced to neurons of one write, so nothing is moved to registers."
+        for origin in origins
+        if "registers" not in origin
+    ]
+
+
+def _numbering(origins: Sequence[OriginFound]) -> list[str]:
     """How heads are numbered where not every block has attention, a sentence; blocks are numbered among all."""
-    if not found:
+    if not origins:
         return []
-    blocks = found[0]["weight_by_block"]
+    blocks = origins[0]["weight_by_block"]
     attending = [block for block, weight in enumerate(blocks) if weight is not None]
     if not 0 < len(attending) < len(blocks):
         return []
@@ -278,28 +296,18 @@ def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[OriginF
     if not bool(at.any(1).all()):  # a token that samples lack
         setting, at = setting.having(at.any(1)), at[at.any(1)]
     clean = _run(setting, [Edit("as it is")], at, {}, f"{place.name}: as it is")[0]
-    sublayer: Sublayer | None = None
-    pull: tuple[float, Interval | None] | None = None
-    by: Literal["norm", "pull", "none"] = "norm" if birth.jumps else "none"
-    if birth.jumps:
-        sublayer = setting.structure.sublayers[birth.stage - 1] if birth.stage else None
-    if not place.spike and clean.pulls and not (birth.jumps and _is_ahead(setting, clean, birth)):
-        sublayer, pull = _strongest_write(setting, at, clean, place)
-        by = "none" if sublayer is None and pull[1] is not None else "pull"
-    block = None if sublayer is None else setting.structure.blocks[sublayer.block]
-    own = own_heads(setting, clean, -1 if block is None else block.number)
+    sublayer, pull, by = _write_behind(setting, at, clean, place, birth)
+    block = -1 if sublayer is None else setting.structure.blocks[sublayer.block].number
+    own = own_heads(setting, clean, block)
     writer, split = None, None
+    edits: list[PlacedEdit] = []
+    measured: list[Measured] = []
     if sublayer is not None:
-        heads = clean.weights.get(_label(sublayer, setting.structure.blocks[sublayer.block]))
-        writer = writer_of(setting.model, sublayer, None if heads is None else heads.shape[1])
-        split = decompose(
-            setting.model, setting.structure, sublayer, writer, setting.samples, (at, setting.others), setting.forward,
-            setting.batch_size, against_others=by == "pull",
-        )  # fmt: skip
-    edits = [] if split is None or sublayer is None else list(_edits(setting, at, sublayer, writer, split))
-    writers = {} if sublayer is None else {sublayer.stage: writer}
-    measured = _run(setting, [placed.edit for placed in edits], at, writers, f"{place.name}: edits") if edits else []
-    spike_block = _spike_block(clean, 0 if block is None else block.number)
+        writer, split = _split(setting, at, clean, sublayer, against_others=by == "pull")
+        edits = list(_edits(setting, at, sublayer, writer, split))
+        if edits:
+            measured = _run(setting, [placed.edit for placed in edits], at, {sublayer.stage: writer}, f"{place.name}: edits")
+    spike_block = _spike_block(clean, max(block, 0))
     traced = TracedPlace(
         place=place, at=at, birth=birth, by=by, sublayer=sublayer, pull=pull, writer=writer, split=split, clean=clean, own=own,
         spike_block=spike_block, edits=edits, measured=measured,
@@ -309,6 +317,34 @@ def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[OriginF
         traced = dataclasses.replace(traced, moved=measure_registers(setting, at, writer, units, setting.registers))
     entry = entry_of(setting, traced)
     return entry, list(origin_rows(entry, clean, len(setting.samples))), clean.loss
+
+
+def _write_behind(
+    setting: OriginSetting, at: Tensor, clean: Measured, place: Place, birth: Birth
+) -> tuple[Sublayer | None, tuple[float, Interval | None] | None, Literal["norm", "pull", "none"]]:
+    """``sublayer``, ``pull`` and ``by`` of :class:`TracedPlace`: the write at which the norm jumps, or that the pull is of.
+
+    A sink whose norm does not jump, or whose heads read it before it does, is followed by its pull.
+    """
+    if not place.spike and clean.pulls and not (birth.jumps and _is_ahead(setting, clean, birth)):
+        sublayer, pull = _strongest_write(setting, at, clean, place)
+        return sublayer, pull, "none" if sublayer is None and pull[1] is not None else "pull"
+    if not birth.jumps:
+        return None, None, "none"
+    return (setting.structure.sublayers[birth.stage - 1] if birth.stage else None), None, "norm"
+
+
+def _split(
+    setting: OriginSetting, at: Tensor, clean: Measured, sublayer: Sublayer, *, against_others: bool
+) -> tuple[Writer | None, Decomposition]:
+    """The writer of a write, and the write as a sum over its units."""
+    heads = clean.weights.get(_label(sublayer, setting.structure.blocks[sublayer.block]))
+    writer = writer_of(setting.model, sublayer, None if heads is None else heads.shape[1])
+    split = decompose(
+        setting.model, setting.structure, sublayer, writer, setting.samples, (at, setting.others), setting.forward,
+        setting.batch_size, against_others=against_others,
+    )  # fmt: skip
+    return writer, split
 
 
 def _run(
@@ -376,26 +412,8 @@ def _edits(
     setting: OriginSetting, at: Tensor, sublayer: Sublayer, writer: Writer | None, split: Decomposition
 ) -> Iterator[PlacedEdit]:
     """Edits of the units of a write, of as many random ones, of the whole write and of its channels."""
-    generator = torch.Generator().manual_seed(setting.seed)
-    others = setting.others
     if writer is not None and split.parts:
-        found = [part.unit for part in split.parts]
-        pool = torch.tensor([unit for unit in range(writer.units) if unit not in set(found)])
-        enough = len(pool) >= len(found)
-        draws = [pool[torch.randperm(len(pool), generator=generator)[: len(found)]] for _ in range(setting.controls)]
-        groups = [found, *(draw.tolist() for draw in draws if enough)]
-        columns = [writer.columns(group) for group in groups]
-        clean = read_columns(
-            setting.model, setting.structure, sublayer, writer, torch.cat(columns), setting.samples, at.shape[1],
-            setting.forward, setting.batch_size,
-        ).split([len(own) for own in columns], dim=2)  # fmt: skip
-        for mode, what in MODES.items():
-            for number, (own, values) in enumerate(zip(columns, clean, strict=True)):
-                if number and mode not in CONTROLLED:
-                    continue
-                new = new_values(mode, values, at, others, generator)
-                on = "controls" if number else "units"
-                yield PlacedEdit(on, Edit(mode, stage=sublayer.stage, columns=own, values=new), what)
+        yield from _edits_of_units(setting, at, sublayer, writer, [part.unit for part in split.parts])
     if sublayer.kind != "block":
         zero = torch.zeros(1, 1, 1)
         whole = Edit("zero", stage=sublayer.stage, write=zero)
@@ -405,6 +423,27 @@ def _edits(
         for name, state in (("zero", torch.zeros(len(channels))), ("mean", torch.tensor([c.state for c in split.channels]))):
             what = f"the channels {'0' if name == 'zero' else 'at their mean over samples'} at the place, behind the block"
             yield PlacedEdit("channels", Edit(name, block=sublayer.block, channels=channels, state=state), what)
+
+
+def _edits_of_units(
+    setting: OriginSetting, at: Tensor, sublayer: Sublayer, writer: Writer, units: list[int]
+) -> Iterator[PlacedEdit]:
+    """Edits of the units, and of as many random ones where the writer has so many besides."""
+    generator = torch.Generator().manual_seed(setting.seed)
+    pool = torch.tensor([unit for unit in range(writer.units) if unit not in set(units)])
+    draws = [pool[torch.randperm(len(pool), generator=generator)[: len(units)]] for _ in range(setting.controls)]
+    enough = len(pool) >= len(units)
+    columns = [writer.columns(group) for group in (units, *(draw.tolist() for draw in draws if enough))]
+    clean = read_columns(
+        setting.model, setting.structure, sublayer, writer, torch.cat(columns), setting.samples, at.shape[1],
+        setting.forward, setting.batch_size,
+    ).split([len(own) for own in columns], dim=2)  # fmt: skip
+    for mode, what in MODES.items():
+        for number, (own, values) in enumerate(zip(columns, clean, strict=True)):
+            if number and mode not in CONTROLLED:
+                continue
+            new = new_values(mode, values, at, setting.others, generator)
+            yield PlacedEdit("controls" if number else "units", Edit(mode, stage=sublayer.stage, columns=own, values=new), what)
 
 
 def _spike_block(clean: Measured, block: int) -> int:

@@ -292,30 +292,24 @@ def judged(
         one_rate: all were trained at one learning rate and no other, so that the numbers of the evaluation are those at it.
         natural: the text is natural, so that a window loses context, too.
     """
-    bounds, at_one = (_of_text(some, natural) for some in (BOUNDS, AT_ONE_RATE))
     own = {label: {seed: numbers[seed] for seed in numbers if seed in seeds.get(label, numbers)} for label in labels}
     summaries = {label: summarised(label, own[label]) | _of_costs(costs.get(label, {})) for label in labels}
-    for label in cannot:
-        summaries[label] |= {
-            name: dataclasses.replace(found, low=None, high=None, method=None)
-            for name, found in summaries[label].items()
-            if name == "trigger_solved"
-        }
+    _drop_interval(summaries, cannot)
     for label, choice in choices.items():
         summaries[label] |= {name: Summary(value, None, None, len(choice.seeds)) for name, value in choice.numbers.items()}
+    reference = summaries.get(REFERENCE, {})
     beyond = {label: _beyond(label, own[label]) for label in labels}
-    points = {label: _point(summaries[label], summaries.get(REFERENCE, {}), beyond[label]) for label in labels}
-    enough = {
+    points = {label: _point(summaries[label], reference, beyond[label]) for label in labels}
+    best = set(pareto({
         label: point
         for label, point in points.items()
-        if point is not None
-        and all(len(own[label]) - summaries[label][name].count <= MOST_LOST * len(own[label]) for name in ON_THE_PLOT)
-    }
-    best = set(pareto(enough))
-    rows = []
-    asked = [bound for bound in bounds if bound.name in REPLACING] if one_rate else at_one
+        if point is not None and _has_enough(summaries[label], len(own[label]))
+    }))  # fmt: skip
+    bounds, at_one = (_of_text(some, natural) for some in (BOUNDS, AT_ONE_RATE))
+    at_one_rate = [bound for bound in bounds if bound.name in REPLACING] if one_rate else at_one
     # Of an operation without numbers there, whose trainings all diverged, they are open, as those at its own rate are.
-    measured = all(bound.column in summaries.get(REFERENCE, {}) for bound in asked)
+    measured = all(bound.column in reference for bound in at_one_rate)
+    rows = []
     for label in labels:
         findings = _findings(bounds, label, own[label])
         rows.append(
@@ -327,7 +321,7 @@ def judged(
                 label in best,
                 beside=None if label == REFERENCE else compared(label, own[label]),
                 choice=choices.get(label),
-                at_one_rate=_findings(asked, label, own[label]) if measured else {},
+                at_one_rate=_findings(at_one_rate, label, own[label]) if measured else {},
                 seeds=tuple(own[label]),
                 beyond=beyond[label],
                 point=points[label],
@@ -336,16 +330,28 @@ def judged(
     return rows
 
 
+def _drop_interval(summaries: Mapping[str, dict[str, Summary]], cannot: Collection[str]) -> None:
+    """Leave the trigger task without an interval where an operation cannot do it, since its seeds are no draw."""
+    for label in cannot:
+        if (solved := summaries[label].get("trigger_solved")) is not None:
+            summaries[label]["trigger_solved"] = dataclasses.replace(solved, low=None, high=None, method=None)
+
+
+def _has_enough(summaries: Mapping[str, Summary], seeds: int) -> bool:
+    """Whether few seeds lack the numbers of the plot."""
+    return all(seeds - summaries[name].count <= MOST_LOST * seeds for name in ON_THE_PLOT)
+
+
 def _beyond(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
     """Mean difference from softmax at the same seed, of every column in nats that both have there."""
-    found = {}
+    means = {}
     for column in COLUMNS:
         if column.metric.unit == "nats":
             difference = Difference(column.name, label, REFERENCE)
             values = [value for of_seed in numbers.values() if (value := difference(of_seed)) is not None]
             if values:
-                found[column.name] = statistics.fmean(values)
-    return found
+                means[column.name] = statistics.fmean(values)
+    return means
 
 
 def _point(

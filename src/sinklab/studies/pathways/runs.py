@@ -119,7 +119,7 @@ def cells_of(
 
         return Variant(pathway.label, changes)
 
-    variants = [variant(one) for one in asked.pathways if one.label in factors]
+    variants = [variant(pathway) for pathway in asked.pathways if pathway.label in factors]
     return make_cells(variants, asked.scale, seeds, asked.base, asked.dtype)
 
 
@@ -219,59 +219,73 @@ def train_and_read(
         ray=ray,
         progress=progress,
     )
-    tried = selection_cells(asked)
+    selection = selection_cells(asked)
     choices: dict[str, Choice] = {}
     errors: dict[str, str] = {}
     if asked.rate is None:
-        plan, errors = train({cell.name: cell for of_factor in tried.values() for cell in of_factor.values()}, [])
+        plan, errors = train(_by_name(selection), [])
         choices = {
-            pathway.label: Choice(_losses(pathway.label, tried, plan), SELECTION_SEEDS[asked.scale])
+            pathway.label: Choice(_losses(pathway.label, selection, plan), SELECTION_SEEDS[asked.scale])
             for pathway in asked.pathways
         }
-    factors = factors_of(asked, choices)
-    by_source = evaluation_cells(asked, factors)
+    evaluation = evaluation_cells(asked, factors_of(asked, choices))
     read = [
         (cell.name, read_out)
-        for source, of_source in by_source.items()
-        for cell in of_source.values()
+        for source, cells in evaluation.items()
+        for cell in cells.values()
         for read_out in READ_OUTS[source]
     ]
-    plan, later = train({cell.name: cell for of_source in by_source.values() for cell in of_source.values()}, read)
-    raw = {
-        source: {
-            key: work.read_numbers(plan.folder / cell.name, READ_OUTS[source])
-            for key, cell in of_source.items()
-            if plan.outcome(cell.name) is not None
-        }
-        for source, of_source in by_source.items()
+    plan, later_errors = train(_by_name(evaluation), read)
+    trained = {
+        source: {key: plan.folder / cell.name for key, cell in cells.items() if plan.outcome(cell.name) is not None}
+        for source, cells in evaluation.items()
     }
-    names: dict[Source, dict[str, dict[str, str]]] = {source: {} for source in by_source}
-    if asked.rate is None:
-        names = {"rates": {}, **names}
-    for source, of_source in by_source.items():
-        for (label, seed), cell in of_source.items():
+    raw = {
+        source: {key: work.read_numbers(folder, READ_OUTS[source]) for key, folder in folders.items()}
+        for source, folders in trained.items()
+    }
+    failures = [f"{name}: {why}" for name, why in (errors | later_errors).items()]
+    failures += [f"{label}: {_why_none(choice)}" for label, choice in choices.items() if choice.factor is None]
+    any_trained = next((folder for folders in trained.values() for folder in folders.values()), None)
+    return Found(
+        numbers=combined(raw, asked.seeds, natural=is_natural(asked.scale)),
+        choices=choices,
+        cells=_cell_names(selection, evaluation),
+        errors=failures,
+        held_out_sha256="" if any_trained is None else work.held_out_text(any_trained),
+    )
+
+
+def _by_name(groups: Mapping[Any, Mapping[tuple[str, int], Cell]]) -> dict[str, Cell]:
+    return {cell.name: cell for cells in groups.values() for cell in cells.values()}
+
+
+def _cell_names(
+    selection: Mapping[float, Mapping[tuple[str, int], Cell]], evaluation: Mapping[Source, Mapping[tuple[str, int], Cell]]
+) -> dict[Source, dict[str, dict[str, str]]]:
+    """Training to label to seed to the name of the cell, as :class:`Found` has them."""
+    names: dict[Source, dict[str, dict[str, str]]] = {"rates": {}} if selection else {}
+    for source, cells in evaluation.items():
+        names[source] = {}
+        for (label, seed), cell in cells.items():
             names[source].setdefault(label, {})[str(seed)] = cell.name
-    for factor, of_factor in tried.items():
-        for (label, seed), cell in of_factor.items():
+    for factor, cells in selection.items():
+        for (label, seed), cell in cells.items():
             names["rates"].setdefault(label, {})[f"{factor:g} seed {seed}"] = cell.name
-    told = [f"{name}: {why}" for name, why in (errors | later).items()]
-    told += [f"{label}: {_why_none(choice)}" for label, choice in choices.items() if choice.factor is None]
-    trained = next((plan.folder / names[source][label][str(seed)] for source, of in raw.items() for label, seed in of), None)
-    text = "" if trained is None else work.held_out_text(trained)
-    return Found(combined(raw, asked.seeds, natural=is_natural(asked.scale)), choices, names, told, text)
+    return names
 
 
-def _losses(label: str, tried: Mapping[float, Mapping[tuple[str, int], Cell]], plan: SweepPlan) -> Losses:
-    """Held-out losses of one operation by factor and selection seed."""
+def _losses(label: str, selection: Mapping[float, Mapping[tuple[str, int], Cell]], plan: SweepPlan) -> Losses:
+    """Held-out losses of one operation by factor and selection seed; ``None`` for a training that diverged."""
     losses: dict[float, dict[int, float | None]] = {}
-    for factor, of_factor in tried.items():
+    for factor, cells in selection.items():
         losses[factor] = {}
-        for (of_label, seed), cell in of_factor.items():
+        for (of_label, seed), cell in cells.items():
             if of_label == label and plan.outcome(cell.name) is not None:
-                found = work.read_numbers(plan.folder / cell.name, ())
-                loss = found.get("held_out_loss", math.nan)
-                if found["diverged"] or math.isfinite(loss):
-                    losses[factor][seed] = None if found["diverged"] else loss
+                numbers = work.read_numbers(plan.folder / cell.name, ())
+                loss = numbers.get("held_out_loss", math.nan)
+                if numbers["diverged"] or math.isfinite(loss):
+                    losses[factor][seed] = None if numbers["diverged"] else loss
     return losses
 
 

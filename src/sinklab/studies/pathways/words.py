@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sinklab.jobs.scale import Base, Scale, is_natural
 from sinklab.results.naming import counted
@@ -157,34 +157,48 @@ def _of_one_rate(rate: float) -> list[str]:
 
 def _of_rates(rows: Sequence[Row]) -> list[str]:
     """How much the learning rate matters to the comparison."""
-    sentences = []
+    return [*_of_tuning(rows), *_of_choices(rows), *_of_ranges(rows)]
+
+
+def _of_tuning(rows: Sequence[Row]) -> Iterator[str]:
+    """What a rate of its own gains an operation."""
     gains = {row.label: row.numbers["tuning_gain"].mean for row in rows if "tuning_gain" in row.numbers}
-    if gains and max(gains.values()) > MARGIN:
-        most = max(gains, key=gains.__getitem__)
+    if not gains:
+        return
+    most = max(gains, key=gains.__getitem__)
+    if gains[most] > MARGIN:
         own = f" and softmax {gains[REFERENCE]:z.3f}" if REFERENCE in gains and most != REFERENCE else ""
-        sentences.append(
+        yield (
             f"A rate of its own, chosen on other seeds, gains {most} {gains[most]:z.3f} nats{own}: one rate for all would "
             f"misjudge {most}."
         )
-    elif gains:
-        sentences.append(f"A rate of its own gains no operation more than {MARGIN} nats.")
-    ends = [f"{row.label} ({row.choice.end})" for row in rows if row.choice is not None and row.choice.end]
+    else:
+        yield f"A rate of its own gains no operation more than {MARGIN} nats."
+
+
+def _of_choices(rows: Sequence[Row]) -> Iterator[str]:
+    """Operations whose best rate is an end of the range, or that have none."""
+    choices = {row.label: row.choice for row in rows if row.choice is not None}
+    ends = [f"{label} ({choice.end})" for label, choice in choices.items() if choice.end]
     if ends:
-        sentences.append(f"The best rate is the end of the range, so that one outside may be better, with {_list(ends)}.")
-    none = [row.label for row in rows if row.choice is not None and row.choice.factor is None]
+        yield f"The best rate is the end of the range, so that one outside may be better, with {_list(ends)}."
+    none = [label for label, choice in choices.items() if choice.factor is None]
     if none:
-        sentences.append(f"No learning rate could be chosen for {_list(none)}.")
+        yield f"No learning rate could be chosen for {_list(none)}."
+
+
+def _of_ranges(rows: Sequence[Row]) -> Iterator[str]:
+    """How far the loss varies over the rates, and where trainings diverged."""
     ranges = {row.label: row.numbers["rate_range"].mean for row in rows if "rate_range" in row.numbers}
     if len(ranges) > 1:
         least, most = min(ranges, key=ranges.__getitem__), max(ranges, key=ranges.__getitem__)
-        sentences.append(
+        yield (
             f"Over the rates the loss varies least with {least} ({ranges[least]:.3f} nats) and most with {most} "
             f"({ranges[most]:.3f})."
         )
-    broken = [row.label for row in rows if (_mean(row, "rate_diverged") or 0.0) > 0.0]
-    if broken:
-        sentences.append(f"Some trainings of the selection diverged with {_list(broken)}.")
-    return sentences
+    diverged = [row.label for row in rows if (_mean(row, "rate_diverged") or 0.0) > 0.0]
+    if diverged:
+        yield f"Some trainings of the selection diverged with {_list(diverged)}."
 
 
 def _of_sinks_at_one_rate(rows: Sequence[Row], rate: float | None) -> list[str]:

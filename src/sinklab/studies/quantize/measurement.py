@@ -169,12 +169,8 @@ class _Examination:
         self.progress("calibrating", 2, 3)
         check = self._check(ranges)
         self.progress("calibrating", 3, 3)
-        clean = twin.losses(self.samples, None)
-        if not bool(clean.isfinite().any(dim=1).all()) or bool(clean.isinf().any()):
-            raise MeasurementError(
-                f"{self.loaded.name}: the loss is not finite without any quantisation, so a gap means nothing"
-            )
-        self.clean, self.clean_means = clean, _means(clean)
+        self.clean = clean = self._clean_losses()
+        self.clean_means = _means(clean)
         bases, losses = self._bases(ranges)
         schemes = [self._scheme(base, part) for base, part in zip(bases, losses, strict=True)]
         difference = self._difference(bases[0], losses[0]) if request.integer and check is not None else None
@@ -230,6 +226,26 @@ class _Examination:
             "recipe": None,
             "text": "",
         }
+        summary["text"] = " ".join(filter(None, (verdict_text(summary), *self._warnings(left))))
+        layers = {key: site.layer for key, site in twin.sites.items()}
+        rows = quantize_rows(
+            summary, spikes, layers, clean_loss=float(self.clean_means.mean()), scored=int(clean.isfinite().sum())
+        )
+        return Examined(summary, list(rows), _outside(twin), any(map_.transposed for map_ in twin.maps), _ragged(twin))
+
+    # --- parts ----------------------------------------------------------------------------------------------------------------
+
+    def _clean_losses(self) -> Tensor:
+        """Losses of the model as it is."""
+        losses = self.twin.losses(self.samples, None)
+        if not bool(losses.isfinite().any(dim=1).all()) or bool(losses.isinf().any()):
+            raise MeasurementError(
+                f"{self.loaded.name}: the loss is not finite without any quantisation, so a gap means nothing"
+            )
+        return losses
+
+    def _warnings(self, left: Sequence[str]) -> list[str]:
+        """What limits the numbers, a sentence each, or an empty text; ``left`` are linear maps without a range."""
         model = self.loaded.model
         warnings = [guess_warning(model, float(self.clean_means.mean())), *length_warnings(model, self.samples, None)]
         if left:
@@ -238,14 +254,7 @@ class _Examination:
                 f"What ranges are taken from does not run {left[0]}{also}: such linear maps stay as they are, in all that is "
                 "said here."
             )
-        summary["text"] = " ".join(filter(None, (verdict_text(summary), *warnings)))
-        layers = {key: site.layer for key, site in twin.sites.items()}
-        rows = quantize_rows(
-            summary, spikes, layers, clean_loss=float(self.clean_means.mean()), scored=int(clean.isfinite().sum())
-        )
-        return Examined(summary, list(rows), _outside(twin), any(map_.transposed for map_ in twin.maps), _ragged(twin))
-
-    # --- parts ----------------------------------------------------------------------------------------------------------------
+        return warnings
 
     def _sinks(self) -> tuple[tuple[int, ...] | None, str | None]:
         """Positions of the sinks on the calibration samples; ``None`` with the reason where they cannot be found."""

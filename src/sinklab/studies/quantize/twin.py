@@ -357,10 +357,10 @@ class Twin:
         def look(site: Site, values: Tensor) -> None:
             site.width = values.shape[-1]
             rows[site.key] += values.numel() // site.width
-            kept = self.without_padding(values.detach().float())
+            inputs = self.without_padding(values.detach().float())
             if without and values.ndim == 3:
-                kept = kept[:, [place for place in range(values.shape[1]) if place not in without]]
-            low, high = kept.reshape(-1, site.width).aminmax(dim=0)
+                inputs = inputs[:, [position for position in range(values.shape[1]) if position not in without]]
+            low, high = inputs.reshape(-1, site.width).aminmax(dim=0)
             before = found.get(site.key)
             if before is not None:
                 low, high = torch.minimum(low, before.low), torch.maximum(high, before.high)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -19,7 +19,7 @@ from sinklab.corpora._reading import read_samples
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.jobs.checkpoint import Checkpoint, Kind, Reads, check_texts, kind_of, not_about, rows_read
-from sinklab.jobs.claim import Claim, OnCheckpoint
+from sinklab.jobs.claim import Claim, OnCheckpoint, Part
 from sinklab.jobs.effect import Numbers
 from sinklab.jobs.scale import CHECKPOINT
 from sinklab.jobs.verdict import Conclusion, judge_model, judge_models
@@ -133,25 +133,19 @@ def reproduce_on(
         ConfigurationError: a number of corpora that is neither one nor that of the models, one model twice, seeds twice.
         KeyboardInterrupt: what has been measured is kept.
     """
-    if not models:
-        raise ConfigurationError("`models` are none; give directories or hub ids")
-    if len(corpora) not in (1, len(models)):
-        raise ConfigurationError(f"`corpora` are {len(corpora)} for {len(models)} models; give one for all, or one for each")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigurationError(f"`seeds` {list(seeds)}; expected one or more, and none twice")
-    if jobs is not None and jobs < 1:
-        raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
-    called = [parse_model(text) for text in models]
-    if len({name for name, _ in called}) < len(called):
-        raise ConfigurationError(f"`models` {', '.join(models)}: one of them is given twice; name directories by NAME=DIR")
+    _check_arguments(models, corpora, seeds, jobs)
+    named_sources = _named_sources(models)
     out = out.expanduser().absolute()
     check_name(out)
     wanted = {name: claim_called(name) for name in dict.fromkeys(names)}
-    asked = {"seeds": seeds, "models": [name for name, _ in called]}
+    grid = {"seeds": seeds, "models": [name for name, _ in named_sources]}
     for name in wanted:
-        require_no_less(out / CHECKPOINT / name, kept_of(out / CHECKPOINT / name, "seeds", "models"), asked)
+        require_no_less(out / CHECKPOINT / name, kept_of(out / CHECKPOINT / name, "seeds", "models"), grid)
     texts = corpora if len(corpora) == len(models) else [corpora[0]] * len(models)
-    subjects = [opened_subject(*of, text, list(wanted.values()), seeds, say) for of, text in zip(called, texts, strict=True)]
+    subjects = [
+        opened_subject(name, source, text, list(wanted.values()), seeds, say)
+        for (name, source), text in zip(named_sources, texts, strict=True)
+    ]
     _require_different(subjects)
     for name in wanted:
         _require_same_texts(out / CHECKPOINT / name, subjects)
@@ -163,12 +157,31 @@ def reproduce_on(
         if not subject.not_about(_how(claim))
         for seed in seeds
     ]
-    with keeping(out), contextlib.ExitStack() as using:
+    with keeping(out), contextlib.ExitStack() as locks:
         for name in sorted(wanted):
-            using.enter_context(FolderLock(out / CHECKPOINT / name))
+            locks.enter_context(FolderLock(out / CHECKPOINT / name))
         workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
         errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=workers, progress=progress)
         return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in wanted.items()]
+
+
+def _check_arguments(models: Sequence[str], corpora: Sequence[str], seeds: Sequence[int], jobs: int | None) -> None:
+    if not models:
+        raise ConfigurationError("`models` are none; give directories or hub ids")
+    if len(corpora) not in (1, len(models)):
+        raise ConfigurationError(f"`corpora` are {len(corpora)} for {len(models)} models; give one for all, or one for each")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(f"`seeds` {list(seeds)}; expected one or more, and none twice")
+    if jobs is not None and jobs < 1:
+        raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
+
+
+def _named_sources(models: Sequence[str]) -> list[tuple[str, str]]:
+    """Name and source of every model; no name twice."""
+    named_sources = [parse_model(text) for text in models]
+    if len({name for name, _ in named_sources}) < len(named_sources):
+        raise ConfigurationError(f"`models` {', '.join(models)}: one of them is given twice; name directories by NAME=DIR")
+    return named_sources
 
 
 def _require_different(subjects: Sequence[Subject]) -> None:
@@ -232,26 +245,35 @@ def opened_subject(
     if loaded.tokenizer is None:
         raise InputError(f"{name} came without a tokenizer, and claims are measured on text; add the files of its tokenizer")
     checkpoint = Checkpoint(loaded, text)
+    refused = _refused_reads(checkpoint, name, reads)
+    reading = read_samples(text, loaded.encoder, seq_len=64, samples=32, seed=0, bos=checkpoint.bos is not None)
+    if reading is not None and reading.warning:
+        say(f"{name}: {reading.warning}")
+    readable = sorted(reads - refused.keys())
+    if warning := next(filter(None, (alike_draws(loaded, text, rows, seeds) for rows in readable)), ""):
+        say(f"{name}: {warning}")
+    # Rows of one length alone, or a claim would be measured anew beside others that read longer ones.
+    tokens = hash_tokens(checkpoint.rows(32, 64).cpu()) if readable else ""
+    return dataclasses.replace(subject, text=f"{text.label}, {text.identity.revision}", tokens=tokens, refused=refused)
+
+
+def _refused_reads(checkpoint: Checkpoint, name: str, reads: Iterable[Reads]) -> dict[str, str]:
+    """Rows that claims read to why the model ``name`` cannot read them: a text of another length than it has.
+
+    Raises:
+        InputError: a text that is too short for them.
+    """
     refused: dict[str, str] = {}
-    for each in sorted(reads):
+    for rows in sorted(reads):
         try:
-            check_texts(checkpoint, each)
+            check_texts(checkpoint, rows)
         except DoesNotApply as error:
-            refused[each] = str(error)
+            refused[rows] = str(error)
         except InputError as error:
             if "too short" not in str(error):
                 raise
             raise InputError(f"{str(error).partition(';')[0]}; claims on {name} read as much: give a longer text") from None
-    reading = read_samples(text, loaded.encoder, seq_len=64, samples=32, seed=0, bos=checkpoint.bos is not None)
-    if reading is not None and reading.warning:
-        say(f"{name}: {reading.warning}")
-    for each in sorted(reads - refused.keys()):
-        if warning := alike_draws(loaded, text, each, seeds):
-            say(f"{name}: {warning}")
-            break
-    # Rows of one length alone, or a claim would be measured anew beside others that read longer ones.
-    tokens = hash_tokens(checkpoint.rows(32, 64).cpu()) if reads - refused.keys() else ""
-    return dataclasses.replace(subject, text=f"{text.label}, {text.identity.revision}", tokens=tokens, refused=refused)
+    return refused
 
 
 def alike_draws(loaded: LoadedModel, text: Corpus, reads: Reads, seeds: Sequence[int]) -> str:
@@ -274,6 +296,51 @@ def _how(claim: Claim) -> OnCheckpoint:
     return claim.checkpoint
 
 
+@dataclasses.dataclass(frozen=True)
+class _Measured:
+    """What there is of a claim on one model.
+
+    Attributes:
+        by_seed: the numbers of every seed, none of one that failed; no seed where the claim says nothing about the model.
+        reason: why the claim says nothing about the model; empty where it does.
+        seconds: that measuring took.
+        failed: what went wrong, a message each.
+    """
+
+    by_seed: dict[int, Numbers]
+    reason: str
+    seconds: float
+    failed: list[str]
+
+    def conclusion(self, parts: Sequence[Part], presupposes: Sequence[Part]) -> Conclusion:
+        """The verdict on the model."""
+        if self.reason:
+            return Conclusion("not applicable", (), (), self.reason)
+        return judge_model(parts, presupposes, self.by_seed)
+
+
+def _measured(subject: Subject, how: OnCheckpoint, tasks: Sequence[OfModel], errors: dict[str, str]) -> _Measured:
+    """Collect the stored numbers of a claim on one model, and the errors of those that are missing."""
+    if reason := subject.not_about(how):
+        return _Measured({}, reason, 0.0, [])
+    numbers: dict[int, Numbers] = {}
+    seconds, failed = 0.0, []
+    for task in tasks:
+        entry = task.cached()
+        if entry is None:
+            numbers[task.seed] = {}
+            if task.batch in errors:
+                failed.append(f"{task.batch}: {errors[task.batch]}")
+            continue
+        reason = reason or entry.get("reason", "")
+        numbers[task.seed] = {
+            label: {metric: value for metric, value in values.items() if value is not None}
+            for label, values in entry["numbers"].items()
+        }
+        seconds += entry["seconds"]
+    return _Measured({} if reason else numbers, reason, seconds, failed)
+
+
 def _conclude(
     name: str, claim: Claim, subjects: Sequence[Subject], seeds: Sequence[int], out: Path, errors: dict[str, str]
 ) -> Result:
@@ -282,31 +349,15 @@ def _conclude(
     parts = how.parts or claim.parts
     presupposes = claim.presupposes if how.presupposes is None else how.presupposes
     store = out / "measured" / CHECKPOINT
-    found: dict[str, Conclusion] = {}
-    numbers: dict[str, dict[int, Numbers]] = {}
-    seconds, failed = 0.0, list[str]()
-    for subject in subjects:
-        reason = subject.not_about(how)
-        of_seeds: dict[int, Numbers] = {}
-        for task in [] if reason else [subject.task(name, seed, store) for seed in seeds]:
-            entry = task.cached()
-            if entry is None:
-                of_seeds[task.seed] = {}
-                failed += [f"{task.batch}: {errors[task.batch]}"] if task.batch in errors else []
-                continue
-            reason = reason or entry.get("reason", "")
-            of_seeds[task.seed] = {
-                label: {metric: value for metric, value in of.items() if value is not None}
-                for label, of in entry["numbers"].items()
-            }
-            seconds += entry["seconds"]
-        numbers[subject.name] = {} if reason else of_seeds
-        if reason:
-            found[subject.name] = Conclusion("not applicable", (), (), reason)
-        else:
-            found[subject.name] = judge_model(parts, presupposes, of_seeds)
-    judgement = judge_models(parts, found, numbers, {subject.name: subject.revision for subject in subjects})
-    models = [_of_model(subject, found[subject.name]) for subject in subjects]
+    measured = {
+        subject.name: _measured(subject, how, [subject.task(name, seed, store) for seed in seeds], errors)
+        for subject in subjects
+    }
+    conclusions = {model: numbers.conclusion(parts, presupposes) for model, numbers in measured.items()}
+    by_model = {model: numbers.by_seed for model, numbers in measured.items()}
+    failed = [message for numbers in measured.values() for message in numbers.failed]
+    judgement = judge_models(parts, conclusions, by_model, {subject.name: subject.revision for subject in subjects})
+    models = [_of_model(subject, conclusions[subject.name]) for subject in subjects]
     folder, run_id = out / CHECKPOINT / name, new_run_id()
     folder.mkdir(parents=True, exist_ok=True)
     record = {
@@ -329,10 +380,10 @@ def _conclude(
         "models": models,
         "environment": environment(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "seconds": round(seconds, 1),
+        "seconds": round(sum(numbers.seconds for numbers in measured.values()), 1),
         "errors": failed,
     }
-    table = _table(subjects, numbers, run_id)
+    table = _table(subjects, by_model, run_id)
     write_table(table, folder / "table.parquet")
     write_json(record, folder / "run.json")
     summary = answer(name, claim.source, CHECKPOINT, judgement, seeds=seeds, folder=folder, errors=failed)
@@ -345,9 +396,9 @@ def _display(result: Result) -> Iterator[RenderableType]:
     yield from display_parts(row)
 
 
-def _of_model(subject: Subject, found: Conclusion) -> ClaimOfModel:
-    parts = [finding.to_dict() for finding in found.findings]
-    deciding = deciding_part({"parts": parts, "verdict": found.verdict})
+def _of_model(subject: Subject, conclusion: Conclusion) -> ClaimOfModel:
+    parts = [finding.to_dict() for finding in conclusion.findings]
+    deciding = deciding_part({"parts": parts, "verdict": conclusion.verdict})
     return {
         "name": subject.name,
         "revision": subject.revision,
@@ -355,13 +406,13 @@ def _of_model(subject: Subject, found: Conclusion) -> ClaimOfModel:
         "operation": subject.operation,
         "parameters": subject.parameters,
         "text": subject.text,
-        "verdict": found.verdict,
-        "reason": found.reason,
+        "verdict": conclusion.verdict,
+        "reason": conclusion.reason,
         "effect": None if deciding is None else deciding["mean"],
         "interval": None if deciding is None else deciding["interval"],
         "unit": None if deciding is None else deciding["unit"],
         "parts": parts,
-        "presupposes": [finding.to_dict() for finding in found.presupposed],
+        "presupposes": [finding.to_dict() for finding in conclusion.presupposed],
     }
 
 

@@ -138,8 +138,8 @@ def entries_of(results: Iterable[StoredClaim]) -> list[Entry]:
     one claim that of scales, the base of its source first, and then checkpoints.
     """
     entries = []
-    for one in results:
-        record, folder = one.record, one.folder.parent.name
+    for result in results:
+        record, folder = result.record, result.folder.parent.name
         if "models" not in record:
             entries.append(_entry(record, record, folder))
             continue
@@ -156,19 +156,16 @@ def _place(entry: Entry) -> tuple[int, bool, bool]:
 
 def _entry(record: ClaimRecord, judged: Judged, folder: str, model: ClaimOfModel | None = None) -> Entry:
     """One verdict of a record: its own, or that about one of its models."""
-    known = record if model is None else model
-    open_premise = next((part for part in known["presupposes"] if _undecided(part)), None)
+    subject = record if model is None else model
+    open_premise = next((part for part in subject["presupposes"] if _undecided(part)), None)
     verdict, deciding = judged["verdict"], _deciding(judged)
-    plain = PLAIN.get(verdict, verdict)
-    one = record.get("one_model") if model is None else model["name"]
-    about: About = "one model" if one else "models" if record["scale"] == CHECKPOINT else "trainings"
-    if verdict in ("agrees with the proof", "contradicts the proof"):
-        about = "proof"
+    one_model = record.get("one_model") if model is None else model["name"]
+    about = _about(record, verdict, one_model)
+    forecast = _forecast(judged, open_premise) if verdict == "inconclusive" else None
     seeds = len(record["seeds"])
     if about == "models":
         seeds = 0 if deciding is None else len(deciding["by_seed"])
-    waits = _forecast(judged, open_premise) if verdict == "inconclusive" else None
-    if open_premise is not None and waits is not None and about == "trainings":
+    if about == "trainings" and open_premise is not None and forecast is not None:
         seeds = _known(open_premise)  # which may be more than the parts have: others lend theirs
     return Entry(
         claim=record["claim"],
@@ -179,19 +176,28 @@ def _entry(record: ClaimRecord, judged: Judged, folder: str, model: ClaimOfModel
         own=_is_own(record, folder),
         evidence=evidence_of(record),
         about=about,
-        model=one or "",
+        model=one_model or "",
         verdict=verdict,
-        reason=known["reason"],
-        part=deciding if waits is None else waits.part,
-        others=len(judged["parts"]) - 1 if plain == "reproduced" else 0,
-        premise=waits is not None and waits.part is open_premise,
+        reason=subject["reason"],
+        part=deciding if forecast is None else forecast.part,
+        others=len(judged["parts"]) - 1 if PLAIN.get(verdict, verdict) == "reproduced" else 0,
+        premise=forecast is not None and forecast.part is open_premise,
         seeds=seeds,
-        needed=None if waits is None else waits.needed,
-        leans=waits is not None and waits.leans,
-        fails="" if waits is None else waits.fails,
+        needed=None if forecast is None else forecast.needed,
+        leans=forecast is not None and forecast.leans,
+        fails="" if forecast is None else forecast.fails,
         deciding=deciding,
         parts=tuple(judged["parts"]),
     )
+
+
+def _about(record: ClaimRecord, verdict: str, one_model: str | None) -> About:
+    """What the verdict is about."""
+    if verdict in ("agrees with the proof", "contradicts the proof"):
+        return "proof"
+    if one_model:
+        return "one model"
+    return "models" if record["scale"] == CHECKPOINT else "trainings"
 
 
 def _is_own(record: ClaimRecord, folder: str) -> bool:

@@ -101,54 +101,70 @@ def reproduce(
     wanted = chosen(
         names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, base=base, on_models=models is not None
     )
-    if models is None and corpora is not None:
-        raise ConfigurationError("reproduce: `corpora` are for `models`; what is trained has the text of its scale")
-    of_training = plan or ray is not None or scale != "tiny" or base or cost is not None
-    if models is not None and of_training:
-        raise ConfigurationError(
-            "reproduce: `plan`, `ray`, `scale`, `base` and `cost` are about training, and `models` are measured as they are"
-        )
+    of_training = plan or ray is not None or scale != "tiny" or base is not None or cost is not None
+    _check_models(models, corpora, of_training=of_training)
     out = default_out("sinklab-claims") if out is None else out
     import pandas as pd
 
-    from sinklab.report.claim_figure import write_claim_figure
     from sinklab.report.page import check_page
     from sinklab.studies.reproduce import engine
 
     check_page(out / "claims.html")
-    tell, about = say or (lambda text: None), {"kind": "reproduce"}
-    settings: dict[str, Any] = {
-        "scale": scale,
-        "base": base,
-        "seeds": parse_seeds(seeds or (SEEDS_OF_TINY if scale == "tiny" and models is None else SEEDS)),
-        "out": out,
-    }
+    tell = say or (lambda text: None)
+    seeds_by_default = SEEDS_OF_TINY if scale == "tiny" and models is None else SEEDS
+    parsed_seeds = parse_seeds(seeds or seeds_by_default)
+    settings: dict[str, Any] = {"scale": scale, "base": base, "seeds": parsed_seeds, "out": out}
     if plan:
         commands = engine.plan_runs(wanted, **settings)
-        return Result({}, pd.DataFrame(), about, None, lambda result: [Text("\n".join(commands))], listed=commands)
-    before = out / "runs" / scale if models is None else out / "measured" / CHECKPOINT
-    if before.is_dir():
+        return Result(
+            {}, pd.DataFrame(), {"kind": "reproduce"}, None, lambda result: [Text("\n".join(commands))], listed=commands
+        )
+    earlier = out / "runs" / scale if models is None else out / "measured" / CHECKPOINT
+    if earlier.is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
     elif models is None:
-        tell(engine.foreseen(wanted, settings["scale"], settings["seeds"], base))
-    if models is not None:
+        tell(engine.foreseen(wanted, settings["scale"], parsed_seeds, base))
+    if models is None:
+        results = engine.reproduce(wanted, **settings, jobs=jobs, ray=ray, retries=retries)
+        _write_figures(results)
+    else:
         from sinklab.studies.reproduce.checkpoints import reproduce_on
 
         results = reproduce_on(
-            models, wanted, corpora=corpora or ["python_source"], seeds=settings["seeds"], out=out, jobs=jobs, say=tell
+            models, wanted, corpora=corpora or ["python_source"], seeds=parsed_seeds, out=out, jobs=jobs, say=tell
         )
-    else:
-        results = engine.reproduce(wanted, **settings, jobs=jobs, ray=ray, retries=retries)
-        for result in results:
-            if result.folder is not None:
-                write_claim_figure(result.folder)
+    return _over_all(results, out, tell)
+
+
+def _check_models(models: list[str] | None, corpora: list[str] | None, *, of_training: bool) -> None:
+    """Refuse texts for what is trained, and options of training (``of_training``) for models as they are."""
+    if models is None and corpora is not None:
+        raise ConfigurationError("reproduce: `corpora` are for `models`; what is trained has the text of its scale")
+    if models is not None and of_training:
+        raise ConfigurationError(
+            "reproduce: `plan`, `ray`, `scale`, `base` and `cost` are about training, and `models` are measured as they are"
+        )
+
+
+def _write_figures(results: Sequence[Result]) -> None:
+    from sinklab.report.claim_figure import write_claim_figure
+
+    for result in results:
+        if result.folder is not None:
+            write_claim_figure(result.folder)
+
+
+def _over_all(results: Sequence[Result], out: Path, tell: Callable[[str], None]) -> Result:
+    """The results of single claims as one, with a page over them and those of earlier runs."""
+    import pandas as pd
+
     page = _write_page(out)
     rows = [result.summary for result in results]
     errors = list(dict.fromkeys(error for row in rows for error in row["errors"]))
     if errors:
         tell(f"logs are in {out / 'logs'}; the same command again tries what failed")
     summary = {"claims": rows, "page": str(page), "errors": errors}
-    return Result(summary, pd.concat([result.table for result in results]), about, out, display, listed=rows)
+    return Result(summary, pd.concat([result.table for result in results]), {"kind": "reproduce"}, out, display, listed=rows)
 
 
 def _write_page(out: Path) -> Path:

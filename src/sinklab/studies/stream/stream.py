@@ -35,6 +35,8 @@ from sinklab.studies.arguments import (
 )
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.stream import Stream
 
@@ -116,22 +118,17 @@ def stream(
         sinklab stream {model} --resume {save}  (to go on from here)
         sinklab cache {model}  (which policy and which window to use)
     """
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise ConfigurationError(f"`max_new_tokens` {max_new_tokens} must be 1 or more; leave it out for no end")
-    _check_text_arguments(chat=chat, system=system, keep=keep, has_prompt=prompt is not None or file is not None)
-    check_file(save, overwrite, "save")
-    if save is not None and not save.absolute().parent.is_dir():
-        raise InputError(f"there is no directory {save.parent} to save {save.name} in")
+    has_prompt = prompt is not None or file is not None
+    _check_arguments(max_new_tokens, chat=chat, system=system, keep=keep, has_prompt=has_prompt)
+    _check_save(save, overwrite)
     fixed = _given(policy=policy, sinks=sinks, window=window, changes=changes, keep=keep, system=system)
     if resume is not None and fixed:
         raise ConfigurationError(f"`{next(iter(fixed))}` cannot change a state that is resumed: leave it out, or begin anew")
     text = None if chat else _text(prompt, file, needed=resume is None)
     quiet_libraries()
     from sinklab.models.loading import load_model
-    from sinklab.streaming.chat import Chat
     from sinklab.streaming.limits import length_known
     from sinklab.streaming.state import require_slots
-    from sinklab.streaming.stream import Stream
 
     loaded = load_model(
         model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
@@ -142,18 +139,11 @@ def stream(
     sampling = _given(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     ends = _given(stop=stop or None, stop_ids=() if endless else None)
     settings: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chunk": chunk, **sampling, **ends}
-    conversation: Chat | None = None
+    if resume is None:
+        settings["policy"] = _policy(policy, sinks, window, changes or [])
+        settings |= {"system": system} if chat else {"keep": keep}
     with length_known():  # it is said below, in a line
-        if resume is not None:
-            source = Stream.load(resume, loaded.model, **settings)
-            conversation = Chat(loaded.model, stream=source) if chat else None
-        else:
-            settings["policy"] = _policy(policy, sinks, window, changes or [])
-            if chat:
-                conversation = Chat(loaded.model, system=system, **settings)
-                source = conversation.stream
-            else:
-                source = Stream(loaded.model, keep=keep, **settings)
+        source, conversation = _open(loaded.model, settings, resume=resume, chat=chat)
     if save is not None:
         require_slots(source.reader)  # what cannot be saved is said before anything is generated
     _warn(source)
@@ -173,14 +163,37 @@ def stream(
             signal.raise_signal(signal.SIGTERM)  # which ends the process, now that all is in order
 
 
-def _check_text_arguments(*, chat: bool, system: str | None, keep: str | None, has_prompt: bool) -> None:
-    """Refuse arguments of a prompt for a conversation, and of a conversation for a prompt."""
+def _check_arguments(max_new_tokens: int | None, *, chat: bool, system: str | None, keep: str | None, has_prompt: bool) -> None:
+    """Refuse an answer of no token, arguments of a prompt for a conversation, and of a conversation for a prompt."""
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise ConfigurationError(f"`max_new_tokens` {max_new_tokens} must be 1 or more; leave it out for no end")
     if system is not None and not chat:
         raise ConfigurationError("`system` goes with `chat`; to pin a text in front of a prompt, use `keep`")
     if keep is not None and chat:
         raise ConfigurationError("`keep` goes with a prompt; what a chat keeps is its `system` message")
     if chat and has_prompt:
         raise ConfigurationError("`chat` takes its turns from stdin, one a line; leave out `prompt` and `file`")
+
+
+def _check_save(save: Path | None, overwrite: bool) -> None:
+    """Refuse a file that the state cannot be saved in, before anything is generated."""
+    check_file(save, overwrite, "save")
+    if save is not None and not save.absolute().parent.is_dir():
+        raise InputError(f"there is no directory {save.parent} to save {save.name} in")
+
+
+def _open(model: PreTrainedModel, settings: dict[str, Any], *, resume: Path | None, chat: bool) -> tuple[Stream, Chat | None]:
+    """The stream, new or resumed, and with ``chat`` the conversation in it."""
+    from sinklab.streaming.chat import Chat
+    from sinklab.streaming.stream import Stream
+
+    if resume is not None:
+        source = Stream.load(resume, model, **settings)
+        return source, Chat(model, stream=source) if chat else None
+    if chat:
+        conversation = Chat(model, **settings)
+        return conversation.stream, conversation
+    return Stream(model, **settings), None
 
 
 def _given(**arguments: Any) -> dict[str, Any]:
@@ -225,18 +238,19 @@ def _converse(conversation: Chat, writer: _Writer) -> None:
             return
         if not line:
             return
-        if line.strip():
-            again = conversation.rereads
-            writer.read(functools.partial(conversation.say, line.strip()))
-            if conversation.rereads == 1 > again:
-                note = "note: the chat template writes earlier turns anew; where it does, the whole conversation is read again"
-                print(note, file=sys.stderr)
-            if conversation.stream.unread:
-                return
-            writer.write()
-            if not writer.as_json:
-                sys.stdout.write("\n")
-                sys.stdout.flush()
+        if not line.strip():
+            continue
+        rereads_before = conversation.rereads
+        writer.read(functools.partial(conversation.say, line.strip()))
+        if rereads_before == 0 and conversation.rereads == 1:
+            note = "note: the chat template writes earlier turns anew; where it does, the whole conversation is read again"
+            print(note, file=sys.stderr)
+        if conversation.stream.unread:
+            return
+        writer.write()
+        if not writer.as_json:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
 
 class _Ended(Exception):
@@ -335,25 +349,30 @@ def _text(prompt: str | None, file: Path | None, *, needed: bool) -> str | None:
     if prompt is not None and file is not None:
         raise ConfigurationError("give one of `prompt` and `file`")
     if prompt is not None:
-        text, where = prompt, "`prompt`"
+        text, origin = prompt, "`prompt`"
     elif file is not None and str(file) != "-":
-        try:
-            text, where = file.read_text(encoding="utf-8-sig"), str(file)  # a pipe is read too, as shells make of <(…)
-        except FileNotFoundError:
-            raise InputError(f"there is no text file {file}") from None
-        except OSError as error:
-            raise InputError(f"{file} cannot be read as a text file: {error.strerror or error}") from None
-        except UnicodeDecodeError as error:
-            raise InputError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from error
+        text, origin = _text_of(file), str(file)
     elif not needed and file is None:
         return None
     elif sys.stdin.isatty():
         raise ConfigurationError("there is nothing to go on from; give `prompt`, `file` or `chat`, or pipe a text in")
     else:
-        text, where = sys.stdin.read(), "stdin"
+        text, origin = sys.stdin.read(), "stdin"
     if not text:
-        raise InputError(f"{where} is empty; a stream needs a text to go on from")
+        raise InputError(f"{origin} is empty; a stream needs a text to go on from")
     return text
+
+
+def _text_of(file: Path) -> str:
+    """The text of a file, or of a pipe, as shells make of ``<(…)``."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"there is no text file {file}") from None
+    except OSError as error:
+        raise InputError(f"{file} cannot be read as a text file: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
 def _policy(policy: str | None, sinks: int | None, window: int | None, changes: list[str]) -> dict[str, Any]:

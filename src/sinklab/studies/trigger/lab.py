@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,45 +118,22 @@ def run_lab(
     Raises:
         SinklabError: see :func:`~sinklab.studies.trigger.trigger.trigger`; besides, an operation or a seed twice.
     """
-    problem.check()
-    if not chosen or not seeds or samples < 2:
-        raise ConfigurationError(
-            f"{problem.name} lab: {counted(len(chosen), 'operation')}, {counted(len(seeds), 'seed')} and "
-            f"{counted(samples, 'sample')}; expected at least one, one, and two"
-        )
-    require_none_twice(operation=[label_of(operation, usual) for operation in chosen], seeds=seeds)
-    problem.require_memory(samples, f"{samples} `samples`")
-    reasons = {label_of(operation, usual): obstacle(operation, problem) for operation in chosen}
-    hopeless = [label for label, reason in reasons.items() if reason]
-    cannot = [
-        {"operation": label, "reason": reason[0], "least_error": reason[1]}
-        for label, reason in reasons.items()
-        if reason and not anyway
-    ]
-    trained = [operation for operation in chosen if anyway or label_of(operation, usual) not in hopeless]
+    labels = [label_of(operation, usual) for operation in chosen]
+    _check_arguments(problem, labels, seeds, samples)
+    by_label = dict(zip(labels, chosen, strict=True))
+    obstacles = {label: obstacle(operation, problem) for label, operation in by_label.items()}
+    hopeless = [label for label, reason in obstacles.items() if reason]
+    cannot = [] if anyway else _cannot(obstacles)
+    trained = labels if anyway else [label for label in labels if label not in hopeless]
     if not trained:
-        sentences = (
-            f"operation {entry['operation']!r} cannot do the task: {entry['reason']}; every choice of maps is off by "
-            f"{entry['least_error']:.3g} or more somewhere. "
-            for entry in cannot
-        )
-        raise ConfigurationError(f"{''.join(sentences)}{problem.hint}To train all the same, set `anyway`")
-    for operation in trained:
-        problem.build(operation, seeds[0])  # refuses a start that cannot be, before anything is trained or written
+        raise ConfigurationError(f"{_why_none(cannot)}{problem.hint}To train all the same, set `anyway`")
+    for label in trained:
+        problem.build(by_label[label], seeds[0])  # refuses a start that cannot be, before anything is trained or written
     grid: dict[str, Sequence[object]] = {
-        "operation": [label for label in reasons if label not in hopeless],
+        "operation": [label for label in labels if label not in hopeless],
         "anyway": hopeless if anyway else [],
         "seeds": list(seeds),
     }
-
-    def grid_of(summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
-        labels = list(dict.fromkeys(record["operation"] for record in summary.get("runs", [])))
-        return {
-            "operation": [label for label in labels if label not in hopeless],
-            "anyway": [label for label in labels if label in hopeless],
-            "seeds": list(dict.fromkeys(record["seed"] for record in summary.get("runs", []))),
-        }
-
     with Run(
         problem.name,
         out=out,
@@ -162,41 +141,30 @@ def run_lab(
         resume=resume,
         settings=dataclasses.asdict(problem),
         grid=grid,
-        grid_of=grid_of if keep else None,
+        grid_of=functools.partial(_grid_of, hopeless) if keep else None,
         progress=progress,
     ) as run:
         records, rows, pictures = [], [], {}
-        jobs = [(operation, seed) for operation in trained for seed in seeds]
-        for number, (operation, seed) in enumerate(jobs):
+        jobs = list(itertools.product(trained, seeds))
+        for number, (label, seed) in enumerate(jobs):
             run.progress("runs", number, len(jobs))
-            label = label_of(operation, usual)
+            operation = by_label[label]
             name = re.sub(r"[^\w.=]", "-", label) + f"-seed{seed}"
             training = _trained(run, problem, operation, seed, name)
             numbers = evaluate(training.model, problem, samples)
-            records.append(
-                {
-                    "operation": label,
-                    "settings": {key: value for key, value in operation.to_dict().items() if key != "name"},
-                    **{field: getattr(problem, field) for field in problem.described},
-                    "seed": seed,
-                    "steps": training.steps,
-                    "outcome": training.outcome,
-                    "train_error": finite(training.error),
-                    **numbers.to_dict(),
-                    "cpu_seconds": round(training.seconds, 3),
-                }
-            )
-            of_run = {"operation": label, "seed": seed}
-            rows.append({**of_run, "metric": STEPS, "value": training.steps, "count": 1})
-            rows += [{**of_run, **row, "value": finite(row["value"]), "count": samples} for row in unpacked(numbers.rows())]
+            ids = {"operation": label, "seed": seed}
+            records.append(_record(ids, operation, problem, training, numbers))
+            rows.append({**ids, "metric": STEPS, "value": training.steps, "count": 1})
+            rows += [{**ids, **row, "value": finite(row["value"]), "count": samples} for row in unpacked(numbers.rows())]
             shape, steps = str(problem.columns["model"]).split()[1].replace("x", " × "), f"{training.steps:,} steps"
             pictures[f"{name}.png"] = numbers, f"{label}, {shape}, seed {seed}: {training.outcome} after {steps}"
         run.progress("runs", len(jobs), len(jobs))
 
         def draw(folder: Path) -> None:
+            if picture is None:
+                return
             for name, (numbers, caption) in pictures.items():
-                if picture is not None:
-                    picture(numbers, caption, folder / name)
+                picture(numbers, caption, folder / name)
 
         return run.finish(
             table=make_table(rows, run_id=run.id, probe=problem.name, **problem.columns),
@@ -208,6 +176,63 @@ def run_lab(
             operations=[operation.to_dict() for operation in chosen],
             loaded=next(training.model.parameters()),
         )
+
+
+def _check_arguments(problem: ToyProblem, labels: Sequence[str], seeds: Sequence[int], samples: int) -> None:
+    problem.check()
+    if not labels or not seeds or samples < 2:
+        raise ConfigurationError(
+            f"{problem.name} lab: {counted(len(labels), 'operation')}, {counted(len(seeds), 'seed')} and "
+            f"{counted(samples, 'sample')}; expected at least one, one, and two"
+        )
+    require_none_twice(operation=labels, seeds=seeds)
+    problem.require_memory(samples, f"{samples} `samples`")
+
+
+def _grid_of(hopeless: Sequence[str], summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
+    """What a result is of, by the option; ``hopeless`` are the labels of operations that cannot do the task."""
+    records = summary.get("runs", [])
+    labels = list(dict.fromkeys(record["operation"] for record in records))
+    return {
+        "operation": [label for label in labels if label not in hopeless],
+        "anyway": [label for label in labels if label in hopeless],
+        "seeds": list(dict.fromkeys(record["seed"] for record in records)),
+    }
+
+
+def _cannot(obstacles: Mapping[str, tuple[str, float] | None]) -> list[dict[str, Any]]:
+    """The operations that provably cannot do the task, with the reason and the least error, for the summary."""
+    return [
+        {"operation": label, "reason": obstacle[0], "least_error": obstacle[1]}
+        for label, obstacle in obstacles.items()
+        if obstacle
+    ]
+
+
+def _why_none(cannot: Sequence[Mapping[str, Any]]) -> str:
+    """Why nothing is left to train, a sentence for each operation."""
+    return "".join(
+        f"operation {entry['operation']!r} cannot do the task: {entry['reason']}; every choice of maps is off by "
+        f"{entry['least_error']:.3g} or more somewhere. "
+        for entry in cannot
+    )
+
+
+def _record(
+    ids: Mapping[str, object], operation: Operation, problem: ToyProblem, training: Training, numbers: EvaluationResult
+) -> dict[str, Any]:
+    """What the summary says of one run; ``ids`` are the label of its operation and its seed."""
+    return {
+        "operation": ids["operation"],
+        "settings": {key: value for key, value in operation.to_dict().items() if key != "name"},
+        **{field: getattr(problem, field) for field in problem.described},
+        "seed": ids["seed"],
+        "steps": training.steps,
+        "outcome": training.outcome,
+        "train_error": finite(training.error),
+        **numbers.to_dict(),
+        "cpu_seconds": round(training.seconds, 3),
+    }
 
 
 def _trained(run: Run, problem: ToyProblem, operation: Operation, seed: int, name: str) -> Training:
