@@ -20,6 +20,7 @@ from sinklab.report.pictures import data_address
 from sinklab.report.words import number, position_name, quote
 from sinklab.results.frame import framed
 from sinklab.results.naming import front_names
+from sinklab.results.ties import just_above
 
 __all__ = ["BUDGET", "HeadView", "Received", "Shown", "Sink", "head_view"]
 
@@ -298,7 +299,8 @@ def _sinks(
         ),
         *([("the null score", None, None, null, null)] if np.isfinite(null).any() else []),
     ]
-    for position in np.flatnonzero((np.nan_to_num(np.minimum(by_weight, by_share)) > threshold).any((0, 1))).tolist():
+    above = just_above(threshold)
+    for position in np.flatnonzero((np.nan_to_num(np.minimum(by_weight, by_share)) > above).any((0, 1))).tolist():
         text = texts[position] if texts is not None and position < len(texts) else None
         own = front[position] if position < len(front) else text if known else None
         token = None if known or position < len(front) else text
@@ -307,7 +309,7 @@ def _sinks(
     found: list[tuple[Sink, NDArray[Any]]] = []
     for called, at, token, values, of_row in given:
         # A weight says nothing by itself where rows have no fixed sum: that of a sigmoid is 1/2 on every key of score 0.
-        where = np.argwhere(np.nan_to_num(np.minimum(values, of_row)) > threshold).tolist()
+        where = np.argwhere(np.nan_to_num(np.minimum(values, of_row)) > above).tolist()
         heads = sorted(
             ((weights.grid[row].layer, head, float(values[row, head])) for row, head in where), key=lambda head: -head[2]
         )
