@@ -45,6 +45,31 @@ def test_every_operation_trains_and_comes_back(name, tmp_path):
         assert torch.equal(loaded.model(TOKENS).logits, logits)
 
 
+def opt() -> transformers.OPTForCausalLM:
+    """Without a buffer that `model.to` rounds and `from_pretrained` does not, as the frequencies of rotary positions are."""
+    config = transformers.OPTConfig(
+        vocab_size=50, hidden_size=32, ffn_dim=32, word_embed_proj_dim=32, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, eos_token_id=2, bos_token_id=2, pad_token_id=1,
+    )  # fmt: skip
+    return transformers.OPTForCausalLM(config).eval()
+
+
+@pytest.mark.filterwarnings("ignore:attach. operation .*gates start")
+@pytest.mark.parametrize("name", ATTACHABLE)
+@pytest.mark.parametrize("ours", [False, True], ids=["attached", "ours"])
+def test_parameters_have_the_dtype_of_the_model(name, ours, tmp_path):
+    """However it comes about: cast, loaded, or attached to what is in that dtype."""
+    wide = randomize(make_sinklm(operation={"name": name}) if ours else attach(opt(), name))
+    save_model(wide, tmp_path)
+    loaded, cast = load_model(str(tmp_path), dtype="bfloat16").model, wide.to(torch.bfloat16)
+    models = [loaded, cast] if ours else [loaded, cast, attach(opt().to(torch.bfloat16), name)]
+    for model in models:
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    if not ours:
+        with torch.no_grad():
+            assert torch.equal(loaded(TOKENS).logits, cast(TOKENS).logits)
+
+
 @pytest.mark.parametrize("make", [lambda: attach(llama(), "sigmoid"), make_sinklm], ids=["attached", "ours"])
 def test_a_pickled_model_brings_its_operation_to_a_process_that_does_not_know_it(make, monkeypatch):
     model = make().eval()

@@ -71,9 +71,10 @@ def attach(
 
     Attached to a part (the text tower of CLIP) it is kept with that part: ``save_model`` refuses the whole.
 
-    Learned parameters appear as ``<attention module>.operation_state.<name>`` and belong to ``model.parameters()``, so make the
-    optimiser afterwards. Save with :func:`save_model`; :func:`sinklab.load_model` brings the operation back. The shapes of the
-    heads are kept in the config, so that no example is needed then.
+    Learned parameters appear as ``<attention module>.operation_state.<name>``, in the dtype of the model (``model.dtype``, as
+    those of a SinkLM), and belong to ``model.parameters()``, so make the optimiser afterwards. Save with :func:`save_model`;
+    :func:`sinklab.load_model` brings the operation back. The shapes of the heads are kept in the config, so that no example is
+    needed then.
 
     Args:
         operation: an instance, ``{"name": …, settings}``, or the name of a registered operation.
@@ -130,8 +131,7 @@ def _attached(
         bind(module, chosen, shapes[path_of_module])
         state = getattr(module, ATTRIBUTE, None)
         if isinstance(state, OperationState):
-            reference = next(module.parameters())
-            state.to(reference.device)
+            state.to(next(module.parameters()).device, model.dtype)
             if chosen.needs_layer_input:
                 module.register_forward_pre_hook(_keep_layer_input, with_kwargs=True)
                 module.register_forward_hook(_drop_layer_input, always_call=True)
