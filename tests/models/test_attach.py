@@ -21,10 +21,12 @@ from sinklab.attention.seam import register_operation
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.attach import attach, save_model
-from sinklab.models.loading import load_model
+from sinklab.models.loading import load_model, wrap_model
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
+from sinklab.sinks import find_sinks
+from sinklab.streaming.cache import SinkCache
 
 ATTACHABLE = [name for name in operations if name != "sink_token"]
 
@@ -363,8 +365,55 @@ def test_what_torch_puts_round_a_model(wrap, gated_sink, tmp_path):
 
 
 def test_a_module_that_holds_a_model_in_its_own_way():
-    with pytest.raises(InputError, match="Sequential is no model of transformers; give the model that is inside it"):
-        attach(torch.nn.Sequential(llama()), "sigmoid")
+    """As a module of Lightning does, which has a forward that nobody wrote."""
+
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = llama()
+
+        def training_step(self, batch):
+            return self.model(batch).loss
+
+    inside = r"give the model that is inside it, its module 'model' \(LlamaForCausalLM\)"
+    held = "Holder is no model of transformers"
+    for function in (lambda model: attach(model, "sigmoid"), lambda model: save_model(model, "folder"), SinkCache):
+        with pytest.raises(InputError, match=f"{held}; {inside}"):
+            function(Holder())
+    with pytest.raises(InputError, match=f"{held}: it has no config; {inside}"):
+        wrap_model(Holder())
+    with pytest.raises(InputError, match=f"Holder has no forward that takes input_ids; {inside}"):
+        find_sinks(Holder(), TOKENS)
+    with pytest.raises(InputError, match=r"its module '0' \(LlamaForCausalLM\) or '1' \(LlamaForCausalLM\)"):
+        attach(torch.nn.Sequential(llama(), llama()), "sigmoid")
+    with pytest.raises(InputError, match="'org/model' is the name of a model"):
+        save_model("org/model", "folder")
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_sinks_are_found_in_a_module_that_takes_the_inputs(written):
+    class Base(torch.nn.Module):
+        __module__ = "lightning.pytorch.core.module"
+
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    class Own(Base):
+        def __init__(self):
+            super().__init__()
+            self.model = llama()
+
+    class Written(Own):
+        def forward(self, input_ids):
+            return self.model(input_ids)
+
+    if written:
+        assert find_sinks(Written(), TOKENS).samples == len(TOKENS)
+    else:
+        with pytest.raises(InputError, match="Own has no forward that takes input_ids; give the model"):
+            find_sinks(Own(), TOKENS)
+    with pytest.raises(InputError, match="has no forward that takes pixel_values" if written else "has no forward"):
+        find_sinks((Written if written else Own)(), {"pixel_values": TOKENS})
 
 
 def test_a_parameterised_operation_by_name_alone(gated_sink):

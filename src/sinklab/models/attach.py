@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import off_seam_modules, on_seam_modules
+from sinklab.attention.anatomy import model_inside, off_seam_modules, on_seam_modules, require_module
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.placement import input_device
@@ -155,12 +155,17 @@ def save_model(
             machine, that the model was loaded from. A model made in memory has none.
 
     Raises:
+        InputError: what is no model of transformers.
         ConfigurationError: the model, or a part of it, runs an operation that its config does not carry: by name alone, or
             attached to the part (the text tower of CLIP). It would come back as softmax.
     """
     if isinstance(model, nn.Module):
         model = unwrapped(model)
+        if not hasattr(model, "save_pretrained"):
+            raise InputError(f"{type(model).__name__} is no model of transformers; give {model_inside(model)}")
     else:
+        if not isinstance(getattr(model, "model", None), nn.Module):
+            require_module(model)
         model, tokenizer = model.model, tokenizer or model.tokenizer
     _require_recorded(model)
     tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.attention.anatomy import out_of_torch, require_module
+from sinklab.attention.anatomy import model_inside, out_of_torch, require_module
 from sinklab.errors import InputError
 
 __all__ = ["out_of_peft", "tokenizer_inside", "transformers_model", "unwrapped"]
@@ -29,7 +29,7 @@ def transformers_model(model: object) -> PreTrainedModel:
     require_module(model)
     found = unwrapped(model)
     if not isinstance(found, PreTrainedModel):
-        raise InputError(f"{type(found).__name__} is no model of transformers; give the model that is inside it")
+        raise InputError(f"{type(found).__name__} is no model of transformers; give {model_inside(found)}")
     return found
 
 
