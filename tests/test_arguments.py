@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import pytest
 
+from sinklab.cli.commands import find_commands
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.studies.arguments import BatchSize, CorpusSource, Samples, Threshold, command
+from sinklab.studies.arguments import BatchSize, CorpusSource, Samples, Threshold, _checked, command
 
 if TYPE_CHECKING:
     from somewhere import Thing
@@ -29,6 +31,8 @@ def planted(
     domains: Annotated[Sequence[CorpusSource], "--corpus"] = (),
     things: Sequence[str | Thing] = (),
     thing: Thing | None = None,
+    others: Sequence[str | Thing] | None = None,
+    marked: Annotated[Sequence[Thing] | None, "--marked"] = None,
 ) -> dict[str, Any]:
     """Gives back what it is given."""
     return dict(samples=samples, threshold=threshold, batch_size=batch_size, seeds=seeds, domains=domains, thing=thing)
@@ -59,11 +63,23 @@ def test_numbers_of_numpy_are_those_of_python():
         ({"seeds": 3}, "`seeds` is 3; expected a list, also of one"),
         ({"things": len}, "`things` is <built-in function len>; expected a list, also of one"),
         ({"seeds": None}, "`seeds` is None; expected a list, also of one"),
+        ({"things": None}, "`things` is None; expected a list, also of one"),
+        ({"others": "thing"}, "`others` is 'thing'; expected a list, also of one"),
     ],
 )
 def test_other_types_are_refused_by_name(named, message):
     with pytest.raises(ConfigurationError, match=f"^{message}$"):
         planted("m", **named)
+
+
+def test_every_command_takes_its_own_defaults():
+    """Also where what an argument is declared to be is imported for type checkers alone."""
+    planted("m", things=(), thing=None, others=None, marked=None)
+    for place in find_commands().values():
+        function = inspect.unwrap(place.load())
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.default is not parameter.empty:
+                assert _checked(function, name, parameter.default) == parameter.default
 
 
 def test_an_unknown_name_says_of_which_function_and_what_there_is():

@@ -9,6 +9,7 @@ import re
 import types
 import weakref
 
+import pandas
 import pytest
 import torch
 from tests.conftest import make_sinklm
@@ -32,6 +33,7 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.seam import register_operation
 from sinklab.attention.session import attend, table_of
 from sinklab.errors import ConfigurationError, InputError, SessionError, UnsupportedModelError
+from sinklab.interventions.delete_bos import DeleteBos
 from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
@@ -265,6 +267,56 @@ def test_in_training_only_dropout_stands_in_the_way(dropout, verified):
 def test_one_probe_a_name_and_a_class_are_refused_in_a_line(named, message):
     with pytest.raises(ConfigurationError, match=re.escape(message)), attend(make_sinklm(), **named):
         pass
+
+
+class Fabric(nn.Module):
+    """What ``Fabric.setup`` gives, as far as it holds a model: what it runs, and the model itself as ``module``."""
+
+    def __init__(self, model):
+        super().__init__()
+        self._forward_module, self._original_module = nn.DataParallel(model), model
+
+    @property
+    def module(self):
+        return self._original_module
+
+    def forward(self, *args, **kwargs):
+        return self._forward_module(*args, **kwargs)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), nn.DataParallel, Fabric])
+def test_what_is_put_round_a_model_is_no_part_of_its_names(wrap):
+    """In sites and tables, in edits by the name of a module, and in messages; an edit of the tokens does what it does bare."""
+    model = make_sinklm().eval()
+    wrapped, name = wrap(model), "layers.1.self_attn"
+    found = []
+    for looked_at in (model, wrapped):
+        edits = [ZeroHead(heads={name: [0]}), DeleteBos()]
+        with attend(looked_at, [SinkRate()], edits) as seen, torch.no_grad():
+            logits = looked_at(input_ids=IDS.index_fill(1, torch.tensor([0]), 0)).logits
+        found.append((logits, seen.table(), [site.module for site in seen.sites], repr(seen)))
+    (logits, table, sites, words), (logits_wrapped, table_wrapped, sites_wrapped, words_wrapped) = found
+    assert torch.equal(logits, logits_wrapped)
+    assert sites == sites_wrapped == ["layers.0.self_attn", name]
+    assert words == words_wrapped
+    pandas.testing.assert_frame_equal(table, table_wrapped)
+    with pytest.raises(SessionError, match="SinkLM did not run while its session was open"), attend(wrapped):
+        pass
+
+
+def test_a_module_that_is_more_than_a_wrapper_is_looked_at_whole():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module, self.second = make_sinklm().eval(), make_sinklm().eval()
+
+        def forward(self, tokens):
+            return self.module(tokens).logits + self.second(tokens).logits
+
+    two = Two()
+    with attend(two) as seen, torch.no_grad():
+        two(IDS)
+    assert [site.module.partition(".")[0] for site in seen.sites] == ["module", "module", "second", "second"]
 
 
 def test_what_is_no_model_is_refused_with_what_to_give_instead():

@@ -21,10 +21,13 @@ from sinklab.attention.seam import register_operation
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.attach import attach, save_model
-from sinklab.models.loading import load_model
+from sinklab.models.loading import load_model, wrap_model
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
+from sinklab.results.voice import SinklabWarning
+from sinklab.sinks import find_sinks
+from sinklab.streaming.cache import SinkCache
 
 ATTACHABLE = [name for name in operations if name != "sink_token"]
 
@@ -43,6 +46,31 @@ def test_every_operation_trains_and_comes_back(name, tmp_path):
     assert loaded.operation == name
     with torch.no_grad():
         assert torch.equal(loaded.model(TOKENS).logits, logits)
+
+
+def opt() -> transformers.OPTForCausalLM:
+    """Without a buffer that `model.to` rounds and `from_pretrained` does not, as the frequencies of rotary positions are."""
+    config = transformers.OPTConfig(
+        vocab_size=50, hidden_size=32, ffn_dim=32, word_embed_proj_dim=32, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, eos_token_id=2, bos_token_id=2, pad_token_id=1,
+    )  # fmt: skip
+    return transformers.OPTForCausalLM(config).eval()
+
+
+@pytest.mark.filterwarnings("ignore:attach. operation .*gates start")
+@pytest.mark.parametrize("name", ATTACHABLE)
+@pytest.mark.parametrize("ours", [False, True], ids=["attached", "ours"])
+def test_parameters_have_the_dtype_of_the_model(name, ours, tmp_path):
+    """However it comes about: cast, loaded, or attached to what is in that dtype."""
+    wide = randomize(make_sinklm(operation={"name": name}) if ours else attach(opt(), name))
+    save_model(wide, tmp_path)
+    loaded, cast = load_model(str(tmp_path), dtype="bfloat16").model, wide.to(torch.bfloat16)
+    models = [loaded, cast] if ours else [loaded, cast, attach(opt().to(torch.bfloat16), name)]
+    for model in models:
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    if not ours:
+        with torch.no_grad():
+            assert torch.equal(loaded(TOKENS).logits, cast(TOKENS).logits)
 
 
 @pytest.mark.parametrize("make", [lambda: attach(llama(), "sigmoid"), make_sinklm], ids=["attached", "ours"])
@@ -247,6 +275,15 @@ def test_a_part_with_an_operation_is_saved_by_itself(gated_sink, tmp_path):
     with pytest.raises(ConfigurationError, match=r"'gated_sink' is attached to text_model alone, .*model.text_model, …"):
         save_model(model, tmp_path / "whole")
     assert not (tmp_path / "whole").exists()
+    said = (
+        r"save_pretrained: operation 'gated_sink' is attached to text_model alone, which the config of this CLIPModel does not"
+    )
+    with pytest.warns(SinklabWarning, match=said):
+        copy.deepcopy(model).save_pretrained(tmp_path / "whole")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.state_dict()
+        model.text_model.save_pretrained(tmp_path / "part")
     save_model(model.text_model, tmp_path / "part")
     again = load_model(str(tmp_path / "part")).model
     assert torch.equal(again(TOKENS).last_hidden_state, model.text_model(TOKENS).last_hidden_state)
@@ -338,8 +375,55 @@ def test_what_torch_puts_round_a_model(wrap, gated_sink, tmp_path):
 
 
 def test_a_module_that_holds_a_model_in_its_own_way():
-    with pytest.raises(InputError, match="Sequential is no model of transformers; give the model that is inside it"):
-        attach(torch.nn.Sequential(llama()), "sigmoid")
+    """As a module of Lightning does, which has a forward that nobody wrote."""
+
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = llama()
+
+        def training_step(self, batch):
+            return self.model(batch).loss
+
+    inside = r"give the model that is inside it, its module 'model' \(LlamaForCausalLM\)"
+    held = "Holder is no model of transformers"
+    for function in (lambda model: attach(model, "sigmoid"), lambda model: save_model(model, "folder"), SinkCache):
+        with pytest.raises(InputError, match=f"{held}; {inside}"):
+            function(Holder())
+    with pytest.raises(InputError, match=f"{held}: it has no config; {inside}"):
+        wrap_model(Holder())
+    with pytest.raises(InputError, match=f"Holder has no forward that takes input_ids; {inside}"):
+        find_sinks(Holder(), TOKENS)
+    with pytest.raises(InputError, match=r"its module '0' \(LlamaForCausalLM\) or '1' \(LlamaForCausalLM\)"):
+        attach(torch.nn.Sequential(llama(), llama()), "sigmoid")
+    with pytest.raises(InputError, match="'org/model' is the name of a model"):
+        save_model("org/model", "folder")
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_sinks_are_found_in_a_module_that_takes_the_inputs(written):
+    class Base(torch.nn.Module):
+        __module__ = "lightning.pytorch.core.module"
+
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    class Own(Base):
+        def __init__(self):
+            super().__init__()
+            self.model = llama()
+
+    class Written(Own):
+        def forward(self, input_ids):
+            return self.model(input_ids)
+
+    if written:
+        assert find_sinks(Written(), TOKENS).samples == len(TOKENS)
+    else:
+        with pytest.raises(InputError, match="Own has no forward that takes input_ids; give the model"):
+            find_sinks(Own(), TOKENS)
+    with pytest.raises(InputError, match="has no forward that takes pixel_values" if written else "has no forward"):
+        find_sinks((Written if written else Own)(), {"pixel_values": TOKENS})
 
 
 def test_a_parameterised_operation_by_name_alone(gated_sink):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import struct
@@ -271,6 +272,43 @@ def test_an_adapter_is_not_a_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(InputError, match=r"is an adapter, not a model; merge it .* hand over the model that PEFT has loaded"):
         read_config(tmp_path, "it", False)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            ["model.fp16.safetensors"],
+            r"what is there is model\.fp16\.safetensors: save the variant .* variant='fp16'\)\.save_pre",
+        ),
+        (
+            ["model-00001-of-00002.bf16.safetensors", "model.safetensors.index.bf16.json"],
+            r"model-00001-of-00002\.bf16\.safetensors, model\.safetensors\.index\.bf16\.json: .* variant='bf16'",
+        ),
+        (["consolidated.safetensors"], r"what is there is consolidated\.safetensors: rename the file"),
+        ([f"{part}.safetensors" for part in "abcdef"], r"a\.safetensors, b\.s.* d\.safetensors and 2 more: rename"),
+    ],
+)
+def test_weights_under_another_name_are_named(files, message, tmp_path):
+    (tmp_path / "pytorch_model.bin").touch()  # nobody needs to unpickle it
+    for file in files:
+        (tmp_path / file).touch()
+    with pytest.raises(InputError, match=rf"^it has no model\.safetensors and no index of shards; .*{message}"):
+        weight_files(tmp_path, "it")
+
+
+def test_the_way_out_of_a_variant_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained("own", variant="fp16")
+    with pytest.raises(InputError) as refused:
+        load_model("own")
+    code = re.search(r'python -c "(.*)"$', str(refused.value))
+    assert code is not None
+    exec(code[1], {})
+    assert load_model("fp16").num_parameters == sum(one.numel() for one in transformers.LlamaForCausalLM(config).parameters())
 
 
 def test_pickled_weights_are_refused_with_the_reason_and_the_way_out(tmp_path):

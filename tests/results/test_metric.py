@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,23 @@ def test_a_share_is_declared_as_one():
     beyond = {"excess_of_first", "excess_inside", "left_by_one", "deviation"}  # less than an even share, quotients
     others = {"output_gain", "lm_eval_score"}  # of gates and of metrics that others write
     assert shares - ranged == gained | beyond | others
+
+
+def test_an_extreme_is_one_over_seeds():
+    """What a text calls the largest or least of a run is that of all runs; a mean of extremes, or a spread, is a mean."""
+    found = {name: one.metric for name, one in catalogue().items()}
+    largest, least = (
+        {name for name, metric in found.items() if re.match(begins, metric.text) or name.endswith(ends)}
+        for begins, ends in (
+            (r"(Largest|Highest|Maximum|Worst)\b", "_largest"),
+            (r"(Least|Smallest|Lowest|Minimum)\b", "_smallest"),
+        )
+    )
+    rates = {"sink_rate_max", "prefix_largest", "massive_ratio"}  # of shares and means over rows
+    spreads = {"change_with_length", "rate_range"}
+    violations = {"largest_violation", "bound_violation"}
+    extremes = {how: {name for name, metric in found.items() if metric.over_seeds == how} for how in ("max", "min")}
+    assert extremes == {"max": (largest | violations) - rates - spreads, "min": least}
 
 
 @pytest.mark.parametrize("plural", ["probes", "read_outs"])

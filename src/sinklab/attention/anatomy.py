@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -17,7 +18,7 @@ from sinklab.attention.placement import held
 from sinklab.attention.ranks import Ranks
 from sinklab.errors import InputError
 
-__all__ = ["Anatomy", "off_seam_modules", "on_seam_modules", "require_module"]
+__all__ = ["Anatomy", "model_inside", "off_seam_modules", "on_seam_modules", "out_of_torch", "require_module"]
 
 OUTPUT_NAMES = (
     "o_proj",
@@ -62,6 +63,27 @@ def require_module(model: object) -> None:
     if isinstance(getattr(model, "model", None), nn.Module):
         raise InputError(f"{type(model).__name__} holds a model and is none itself; give its `.model`")
     raise InputError(f"{type(model).__name__} is no model; expected a module of torch")
+
+
+def model_inside(module: nn.Module) -> str:
+    """What to give in place of a module that is no model of transformers, in words: the model that it holds, by its name."""
+    held = [(name, type(one).__name__) for name, one in module.named_modules() if name and isinstance(one, PreTrainedModel)]
+    outermost = [(name, kind) for name, kind in held if not any(name.startswith(f"{other}.") for other, _ in held)]
+    named = " or ".join(f"{name!r} ({kind})" for name, kind in outermost[:2])
+    return "the model that is inside it" + (f", its module {named}" if named else "")
+
+
+def out_of_torch(model: Any) -> Any:
+    """The module in ``torch.compile``, DataParallel, DistributedDataParallel or what Fabric sets up; another as it is.
+
+    These hold it as their ``module`` and have no parameter beside those of it, as a module that is more than a wrapper may.
+    """
+    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
+        own = {id(parameter) for parameter in inner.parameters()}
+        if not isinstance(model, nn.Module) or any(id(parameter) not in own for parameter in model.parameters()):
+            break
+        model = inner
+    return model
 
 
 class Anatomy:

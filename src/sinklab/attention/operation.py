@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 from sinklab.attention.paths.row_kernel import RowKernel
 from sinklab.errors import ConfigurationError
+from sinklab.results.ties import TIE
 
 __all__ = [
     "EMPTY",
     "ROW_SUM",
-    "TIE",
     "HeadShape",
     "Operation",
     "State",
     "beyond_digits",
     "is_largest",
-    "just_above",
     "leaves_digits",
     "repeat_groups",
     "row_share",
@@ -38,9 +37,6 @@ EMPTY: dict[str, Tensor] = {}
 ROW_SUM = 1e-8
 """Added to the sum of a row before its weights are divided by it, as in the released code of Gu et al. 2024
 (arXiv 2410.10781); a row of zeros stays one."""
-
-TIE = 1e-5
-"""Relative distance within which two float32 weights are the same: the noise of two kernels that compute one number."""
 
 _LARGEST_ROUNDING = 2.0**-11
 """Of a log-sum-exp, in nats: as a factor it goes into every weight of its row, so their sum is that far from one. In float32
@@ -277,14 +273,6 @@ def row_share(weights: Tensor, row_mass: Tensor, operation: Operation) -> Tensor
 def is_largest(weights: Tensor, row_max: Tensor) -> Tensor:
     """Whether a weight is the largest of its row, or as large but for rounding; no weight of zero is."""
     return (weights > 0) & (weights >= row_max * (1.0 - TIE))
-
-
-def just_above(threshold: float) -> float:
-    """What a mean weight exceeds that lies above a threshold, and is not as large but for rounding.
-
-    Ten weights of 1/10 add up to a little more than 1 in float32, and their mean is not above 1/10.
-    """
-    return threshold * (1.0 + TIE)
 
 
 def leaves_digits(log_sum_exp: Tensor) -> bool:

@@ -102,6 +102,7 @@ class ReturnedSession(Session):
 
     def __init__(self, model: nn.Module, probes: Sequence[Probe] = ()) -> None:
         super().__init__(model, probes)
+        model = self.model  # out of what is put round it
         self.off_seam = []  # they are measured
         for probe in self.probes:
             if missing := unavailable(probe):

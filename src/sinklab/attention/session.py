@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import Anatomy, off_seam_modules, require_module
+from sinklab.attention.anatomy import Anatomy, off_seam_modules, out_of_torch, require_module
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.describe import describe_call
 from sinklab.attention.editing import Editing
@@ -53,7 +53,8 @@ def attend(
     and scores, with the head outputs that the model goes on with; edits of weights show in these alone.
 
     Args:
-        model: any transformers model whose attention goes through the attention interface.
+        model: any transformers model whose attention goes through the attention interface, or a module that runs one. What
+            ``torch.compile``, data parallelism or Fabric has put round it is no part of the names of its modules.
         probes: what to measure; none is allowed, and still proves that every attention module was seen.
         interventions: what to edit (``sinklab list interventions``), in order; see :mod:`sinklab.attention.intervention`.
         verify: prove on a few query rows of every call that the measured scores, masks and sink logits give the model's own
@@ -98,7 +99,7 @@ class Session:
             unknown = sorted(set(probe.needs) - set(NEEDS))
             if unknown:
                 raise ConfigurationError(f"probe {probe.name!r} needs {', '.join(unknown)}; known needs: {', '.join(NEEDS)}")
-        self.model = model
+        self.model = model = out_of_torch(model)
         self.probes = list(probes)
         self.interventions = list(interventions)
         self.verify = verify

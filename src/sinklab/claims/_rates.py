@@ -13,8 +13,8 @@ from sinklab.results.metric import Metric
 __all__ = ["BASE", "COLLAPSED", "HARM", "LARGE", "METRICS", "TOO_LARGE", "TOO_LARGE_SIGMA", "course", "is_too_large"]
 
 METRICS = (
-    Metric("least_loss", "nats", "Least training loss on record."),
-    Metric("least_entropy", "nats", "Least mean entropy of attention on the probe rows of the training."),
+    Metric("least_loss", "nats", "Least training loss on record.", over_seeds="min"),
+    Metric("least_entropy", "nats", "Least mean entropy of attention on the probe rows of the training.", over_seeds="min"),
     Metric("spikes", "count", "loss_spikes, of trainings that diverged too."),
 )
 

@@ -11,10 +11,25 @@ from sinklab.studies.trigger.trigger import trigger
 __all__ = ["DEEP", "METRICS", "SOLVED", "trained_numbers"]
 
 METRICS = (
-    Metric("bos_weight_bound", "weight", "Least weight on BOS off the trigger that mass counting leaves possible."),
-    Metric("bos_weight_largest", "weight", "Largest single weight on BOS off the trigger."),
-    Metric("head_bos_weight_largest", "weight", "Mean weight on BOS off the trigger, of the head that gives it most."),
-    Metric("head_bos_weight_smallest", "weight", "Mean weight on BOS off the trigger, of the head that gives it least."),
+    Metric(
+        "bos_weight_bound",
+        "weight",
+        "Least weight on BOS off the trigger that mass counting leaves possible.",
+        over_seeds="min",
+    ),
+    Metric("bos_weight_largest", "weight", "Largest single weight on BOS off the trigger.", over_seeds="max"),
+    Metric(
+        "head_bos_weight_largest",
+        "weight",
+        "Mean weight on BOS off the trigger, of the head that gives it most.",
+        over_seeds="max",
+    ),
+    Metric(
+        "head_bos_weight_smallest",
+        "weight",
+        "Mean weight on BOS off the trigger, of the head that gives it least.",
+        over_seeds="min",
+    ),
     Metric("sinking_heads", "heads", "Heads whose mean weight on BOS off the trigger is 0.9 or more."),
 )
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sinklab.attention.accumulate import filled
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.operation import just_above
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
@@ -18,6 +17,7 @@ from sinklab.jobs.effect import Value
 from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import PERCENTAGE, Metric
+from sinklab.results.ties import just_above
 
 __all__ = ["METRICS", "RowRates", "prefix_lm", "prefix_rates"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import off_seam_modules, on_seam_modules
+from sinklab.attention.anatomy import model_inside, off_seam_modules, on_seam_modules, require_module
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.placement import input_device
@@ -69,11 +70,13 @@ def attach(
     Of a gate that starts half open a warning says so: a pre-trained model loses half of its attention outputs at once, which
     ``initial_bias`` of ``gated`` and ``opening`` of ``gated_heads`` spare it.
 
-    Attached to a part (the text tower of CLIP) it is kept with that part: ``save_model`` refuses the whole.
+    Attached to a part (the text tower of CLIP) it is kept with that part: ``save_model`` refuses the whole, and a warning says
+    what ``save_pretrained`` of the whole leaves out.
 
-    Learned parameters appear as ``<attention module>.operation_state.<name>`` and belong to ``model.parameters()``, so make the
-    optimiser afterwards. Save with :func:`save_model`; :func:`sinklab.load_model` brings the operation back. The shapes of the
-    heads are kept in the config, so that no example is needed then.
+    Learned parameters appear as ``<attention module>.operation_state.<name>``, in the dtype of the model (``model.dtype``, as
+    those of a SinkLM), and belong to ``model.parameters()``, so make the optimiser afterwards. Save with :func:`save_model`;
+    :func:`sinklab.load_model` brings the operation back. The shapes of the heads are kept in the config, so that no example is
+    needed then.
 
     Args:
         operation: an instance, ``{"name": …, settings}``, or the name of a registered operation.
@@ -130,12 +133,12 @@ def _attached(
         bind(module, chosen, shapes[path_of_module])
         state = getattr(module, ATTRIBUTE, None)
         if isinstance(state, OperationState):
-            reference = next(module.parameters())
-            state.to(reference.device)
+            state.to(next(module.parameters()).device, model.dtype)
             if chosen.needs_layer_input:
                 module.register_forward_pre_hook(_keep_layer_input, with_kwargs=True)
                 module.register_forward_hook(_drop_layer_input, always_call=True)
     setattr(model.config, CONFIG_FIELD, {"operation": chosen.to_dict(), "heads": _written(shapes)})
+    model.register_state_dict_pre_hook(_warn_of_a_part)
     set_attention_path(model, path)
     return model
 
@@ -155,12 +158,17 @@ def save_model(
             machine, that the model was loaded from. A model made in memory has none.
 
     Raises:
+        InputError: what is no model of transformers.
         ConfigurationError: the model, or a part of it, runs an operation that its config does not carry: by name alone, or
             attached to the part (the text tower of CLIP). It would come back as softmax.
     """
     if isinstance(model, nn.Module):
         model = unwrapped(model)
+        if not hasattr(model, "save_pretrained"):
+            raise InputError(f"{type(model).__name__} is no model of transformers; give {model_inside(model)}")
     else:
+        if not isinstance(getattr(model, "model", None), nn.Module):
+            require_module(model)
         model, tokenizer = model.model, tokenizer or model.tokenizer
     _require_recorded(model)
     tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
@@ -179,17 +187,36 @@ def _require_recorded(model: PreTrainedModel) -> None:
             continue
         implementation, recorded = part.config._attn_implementation, getattr(part.config, CONFIG_FIELD, None)
         if recorded is not None:
-            raise ConfigurationError(
-                f"operation {recorded['operation']['name']!r} is attached to {path} alone, which the config of this "
-                f"{type(model).__name__} does not say: it would be loaded as softmax. Save the part by itself, "
-                f"save_model(model.{path}, …), or attach the operation to the whole model (`example` has what all of it reads)"
-            )
+            raise ConfigurationError(_of_a_part(model, path, recorded))
         if isinstance(implementation, str) and implementation.startswith(seam.implementation_name("")):
             of = f", in {path}," if path else ""
             raise ConfigurationError(
                 f"this {type(model).__name__} runs {implementation!r}{of} by name alone, which a checkpoint does not keep: it "
                 "would be loaded as softmax. Use sinklab.attach(model, operation) instead of attn_implementation"
             )
+
+
+def _of_a_part(model: PreTrainedModel, path: str, recorded: Mapping[str, Any]) -> str:
+    """Why a model comes back as softmax of which one part has an operation, and what to do."""
+    return (
+        f"operation {recorded['operation']['name']!r} is attached to {path} alone, which the config of this "
+        f"{type(model).__name__} does not say: it would be loaded as softmax. Save the part by itself, "
+        f"save_model(model.{path}, …), or attach the operation to the whole model (`example` has what all of it reads)"
+    )
+
+
+def _warn_of_a_part(part: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """Warn where ``save_pretrained`` of a model reads the weights of a part with an operation, which its config does not say.
+
+    The part does not know what it is a part of before it is read as one, and the config is written by then. That it is read for
+    a checkpoint, and not to be copied, says the caller alone.
+    """
+    recorded, frame = getattr(getattr(part, "config", None), CONFIG_FIELD, None), inspect.currentframe()
+    while frame is not None and frame.f_code is not PreTrainedModel.save_pretrained.__code__:
+        frame = frame.f_back
+    whole = None if frame is None else frame.f_locals["self"]
+    if prefix and recorded is not None and whole is not None and getattr(whole.config, CONFIG_FIELD, None) is None:
+        warn(f"save_pretrained: {_of_a_part(whole, prefix.rstrip('.'), recorded)}")
 
 
 def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:

@@ -37,6 +37,12 @@ READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "*.tik
 DISTRIBUTED = "shard-[0-9]*-model-*.safetensors"
 """Shards of a distributed checkpoint, which transformers prefers to the weights that are hashed and checked here."""
 
+VARIANT = re.compile(r"model\.([\w-]+)\.safetensors|model\.safetensors\.index\.([\w-]+)\.json")
+"""Weights, or the index of shards, that ``from_pretrained`` reads with a ``variant``."""
+
+MOST_LISTED = 4
+"""Names of files that a refusal lists."""
+
 MOST_OF_A_KIND = 65_536
 """Layers, labels or experts that a config may ask for: a hundred times what the largest models have."""
 
@@ -252,7 +258,7 @@ def weight_files(folder: Path, name: str) -> list[Path]:
     """The safetensors files of the checkpoint, each opened once so that a damaged one is named.
 
     Raises:
-        InputError: none, some missing, outside of the directory or damaged, or only pickles.
+        InputError: none, only under another name, some missing, outside of the directory or damaged, or only pickles.
     """
     index = folder / INDEX
     if (folder / WEIGHTS).exists():
@@ -265,6 +271,7 @@ def weight_files(folder: Path, name: str) -> list[Path]:
                 f"{name} is incomplete: {len(missing)} of {len(files)} weight files are missing, first {missing[0]}"
             )
     else:
+        _require_no_other_name(folder, name)
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         if pickles or _hub_has_pickles(name, folder):
             raise InputError(
@@ -278,6 +285,27 @@ def weight_files(folder: Path, name: str) -> list[Path]:
         require_plain_file(path)
     read_headers(files)
     return files
+
+
+def _require_no_other_name(folder: Path, name: str) -> None:
+    """Refuse weights that are there under another name than that of the weights of a model, such as a variant.
+
+    Raises:
+        InputError: there are some.
+    """
+    found = sorted(path.name for pattern in ("*.safetensors", "*.safetensors.index.*json") for path in folder.glob(pattern))
+    if not found:
+        return
+    listed = ", ".join(found[:MOST_LISTED]) + (f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else "")
+    variants = (VARIANT.fullmatch(file) for file in found)
+    variant = next((match[1] or match[2] for match in variants if match), None)
+    way_out = (
+        "rename the file in a copy of the directory if these are the weights of the model"
+        if variant is None
+        else f'save the variant that you mean as a checkpoint of its own: python -c "from transformers import '
+        f"AutoModelForCausalLM as M; M.from_pretrained('{name}', variant='{variant}').save_pretrained('{variant}')\""
+    )
+    raise InputError(f"{name} has no {WEIGHTS} and no index of shards; what is there is {listed}: {way_out}")
 
 
 def _shards(index: Path) -> list[str]:

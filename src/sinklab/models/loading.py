@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
+from sinklab.attention.anatomy import model_inside
 from sinklab.attention.placement import held, input_device, weights_of
 from sinklab.attention.ranks import ranks_of
 from sinklab.attention.seam import implementation_name, register_operation
@@ -196,8 +197,9 @@ def wrap_model(
     if lacks is None and not hasattr(model, "get_input_embeddings"):  # a module of one's own that keeps the config of another
         lacks = "get_input_embeddings()"
     if lacks is not None:
+        inside = model_inside(model) if isinstance(model, nn.Module) else "the model that is inside it"
         raise InputError(
-            f"{type(model).__name__} is no model of transformers: it has no {lacks}; give the model that is inside it. "
+            f"{type(model).__name__} is no model of transformers: it has no {lacks}; give {inside}. "
             "attend(module, probes=[...]) looks at any module that runs one"
         )
     _check_finite(model, name)

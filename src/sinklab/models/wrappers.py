@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.attention.anatomy import require_module
+from sinklab.attention.anatomy import model_inside, out_of_torch, require_module
 from sinklab.errors import InputError
 
 __all__ = ["out_of_peft", "tokenizer_inside", "transformers_model", "unwrapped"]
@@ -16,7 +15,7 @@ __all__ = ["out_of_peft", "tokenizer_inside", "transformers_model", "unwrapped"]
 
 def unwrapped(model: Any) -> Any:
     """The model itself: out of ``torch.compile``, DataParallel, DistributedDataParallel, PEFT and sentence-transformers."""
-    model = _out_of_torch(model)
+    model = out_of_torch(model)
     inner = _out_of_sentences(out_of_peft(model))
     return model if inner is model else unwrapped(inner)
 
@@ -30,7 +29,7 @@ def transformers_model(model: object) -> PreTrainedModel:
     require_module(model)
     found = unwrapped(model)
     if not isinstance(found, PreTrainedModel):
-        raise InputError(f"{type(found).__name__} is no model of transformers; give the model that is inside it")
+        raise InputError(f"{type(found).__name__} is no model of transformers; give {model_inside(found)}")
     return found
 
 
@@ -46,15 +45,9 @@ def out_of_peft(model: Any) -> Any:
 
 def tokenizer_inside(model: Any) -> PreTrainedTokenizerBase | None:
     """The tokenizer that a model of sentence-transformers holds beside the model of transformers; ``None`` of others."""
-    model = _out_of_torch(model)
+    model = out_of_torch(model)
     tokenizer = None if _out_of_sentences(model) is model else getattr(model, "tokenizer", None)
     return tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
-
-
-def _out_of_torch(model: Any) -> Any:
-    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
-        model = inner
-    return model
 
 
 def _out_of_sentences(model: Any) -> Any:

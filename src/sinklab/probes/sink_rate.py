@@ -10,13 +10,14 @@ import torch
 from sinklab.attention.accumulate import Means, by_head, filled, require_same
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
-from sinklab.attention.operation import TIE, is_largest, just_above, row_share
+from sinklab.attention.operation import is_largest, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError
 from sinklab.probes._growing import NOTHING, EndedColumns, GrowingColumns
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
+from sinklab.results.ties import TIE, just_above
 
 __all__ = ["SinkRate"]
 

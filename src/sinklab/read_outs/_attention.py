@@ -12,7 +12,7 @@ from sinklab.attention.accumulate import Means, by_head, filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.lean import lean_arguments
-from sinklab.attention.operation import is_largest, just_above, row_share
+from sinklab.attention.operation import is_largest, row_share
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
 from sinklab.jobs.trained import MeasuredModel
@@ -21,6 +21,7 @@ from sinklab.probes.null_mass import NULL_MASS, NullMass
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
+from sinklab.results.ties import just_above
 from sinklab.training.callback import TOKENS_PER_FORWARD
 from sinklab.training.rows import TextRows
 

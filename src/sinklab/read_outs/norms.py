@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from sinklab.attention.operation import just_above
 from sinklab.attention.probe import Probe
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.hidden_norm import HiddenNorm
@@ -20,6 +19,7 @@ from sinklab.read_outs._attention import FIRST_ATTENTION, THRESHOLD, FirstToken,
 from sinklab.registry import read_outs
 from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
+from sinklab.results.ties import just_above
 
 __all__ = ["METRICS", "norms"]
 

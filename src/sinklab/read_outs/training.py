@@ -46,14 +46,19 @@ METRICS = (
         "Share of the steps after which the sink rate first reaches half of sink_rate_end; absent where that is 0.",
         range=FRACTION,
     ),
-    Metric("entropy_least", "nats", "Least mean entropy of the attention rows over the measurements of the training."),
+    Metric(
+        "entropy_least",
+        "nats",
+        "Least mean entropy of the attention rows over the measurements of the training.",
+        over_seeds="min",
+    ),
     Metric(
         "loss_spikes",
         "count",
         f"Records of the training loss after warm-up that lie more than {SPIKE} nats above the least before them, or are not "
         "finite; a record is the mean since the one before.",
     ),
-    Metric("grad_norm_largest", "norm", "Largest gradient norm on record, before clipping."),
+    Metric("grad_norm_largest", "norm", "Largest gradient norm on record, before clipping.", over_seeds="max"),
 )
 
 

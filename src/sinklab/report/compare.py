@@ -35,6 +35,7 @@ from sinklab.report.words import (
     verdict,
 )
 from sinklab.results.file import check_file, write_file
+from sinklab.results.ties import just_above
 
 __all__ = ["comparison_table", "comparison_verdicts", "comparison_warning", "format_comparison", "write_comparison"]
 
@@ -291,7 +292,7 @@ def _certified(audit: Audit) -> dict[str, Any]:
         known = [head[of] for head in among if head[of] is not None]
         return statistics.median(known) if known else None
 
-    sinks = [head for head in heads if head["sink_weight"] > certificate["threshold"]]
+    sinks = [head for head in heads if head["sink_weight"] > just_above(certificate["threshold"])]
     needed = f"weight needed for output {certificate['delta']:g}"
     sink = certificate["sink_position"]
     rows = {

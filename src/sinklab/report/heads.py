@@ -20,6 +20,7 @@ from sinklab.report.pictures import data_address
 from sinklab.report.words import number, position_name, quote
 from sinklab.results.frame import framed
 from sinklab.results.naming import front_names
+from sinklab.results.ties import just_above
 
 __all__ = ["BUDGET", "HeadView", "Received", "Shown", "Sink", "head_view"]
 
@@ -297,7 +298,8 @@ def _sinks(
     if np.isfinite(null).any():
         candidates.append(_Candidate("the null score", null, null))
     grouped = {position for positions in groups.values() for position in positions}
-    for position in np.flatnonzero((np.nan_to_num(np.minimum(by_weight, by_share)) > threshold).any((0, 1))).tolist():
+    above = just_above(threshold)
+    for position in np.flatnonzero((np.nan_to_num(np.minimum(by_weight, by_share)) > above).any((0, 1))).tolist():
         if position in grouped:
             continue
         text = texts[position] if texts is not None and position < len(texts) else None
@@ -341,8 +343,8 @@ class _Candidate:
     def heads(self, grid: Sequence[GridRow], threshold: float) -> list[tuple[int, int, float]]:
         """Layer, head and weight of the heads that give it more than the threshold, the strongest first."""
         # A weight says nothing by itself where rows have no fixed sum: that of a sigmoid is 1/2 on every key of score 0.
-        above = np.argwhere(np.nan_to_num(np.minimum(self.values, self.shares)) > threshold).tolist()
-        heads = [(grid[row].layer, head, float(self.values[row, head])) for row, head in above]
+        sinking = np.argwhere(np.nan_to_num(np.minimum(self.values, self.shares)) > just_above(threshold)).tolist()
+        heads = [(grid[row].layer, head, float(self.values[row, head])) for row, head in sinking]
         return sorted(heads, key=lambda head: -head[2])
 
 

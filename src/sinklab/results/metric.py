@@ -56,7 +56,8 @@ class Metric:
         outcome: whether it is 1 or 0 of every single case: something that happened or did not. Several are a count, with the
             interval of one.
         over_seeds: what one number of several seeds is: their mean, or of what is the largest or least of a run, the worst
-            case or a bound, that of all runs.
+            case or a bound, that of all runs. A mean over texts of the largest of each, or a mean in the head or layer where it
+            is largest, is a mean over seeds too.
     """
 
     name: str

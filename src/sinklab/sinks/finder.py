@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import stands_on_no_key, weights_on_own_keys
-from sinklab.attention.operation import just_above, repeat_groups, row_share
+from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError
 from sinklab.results.naming import front_name
+from sinklab.results.ties import just_above
 from sinklab.sinks.places import LEAST_RATE, Hits, Place, enough_documents, places
 from sinklab.sinks.value import DEFINITION, Head, Sink, Sinks, first_of_kind
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sinklab.attention.anatomy import model_inside, out_of_torch, require_module
 from sinklab.attention.call import PARTS, Part
 from sinklab.attention.lean import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
@@ -62,12 +64,15 @@ def find_sinks(
     Raises:
         ConfigurationError: a threshold outside [0, 1), a place that these texts and this model do not have, or a part that the
             model does not have.
-        InputError: no samples, samples without tokens, or nothing but padding.
+        InputError: a module that does not take the inputs, such as one of Lightning; no samples, samples without tokens, or
+            nothing but padding.
     """
+    require_module(model)
     inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
     for name, tensor in inputs.items():
         if not tensor.numel() or (name == "attention_mask" and not tensor.any()):
             raise InputError(f"{name} of shape {tuple(tensor.shape)} holds no token; give at least one sample with a token")
+    _require_reads(model, inputs)
     number = len(next(iter(inputs.values())))
     finders: list[SinkFinder] = []
     for rows in groups or [torch.arange(number)]:
@@ -123,6 +128,20 @@ def _reads_causally(model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
     if "input_ids" not in inputs or not isinstance(model, PreTrainedModel) or model.config.is_encoder_decoder:
         return False
     return not looks_ahead(model)
+
+
+def _require_reads(model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+    """Refuse a module that holds a model and does not run it on the inputs: its forward takes others, or there is none."""
+    plain = out_of_torch(model)
+    owner = next(cls for cls in type(plain).__mro__ if "forward" in vars(cls))
+    unwritten = owner is nn.Module or owner.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+    parameters = inspect.signature(plain.forward).parameters.values()
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    unknown = [] if takes_any else sorted(set(inputs) - {one.name for one in parameters})
+    if unwritten or unknown:
+        raise InputError(
+            f"{type(plain).__name__} has no forward that takes {', '.join(unknown or inputs)}; give {model_inside(plain)}"
+        )
 
 
 def _run(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, batch_size: int) -> None:

@@ -7,6 +7,7 @@ signature is read, and the help shown, without it.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
@@ -249,9 +250,21 @@ def _declared(function: Callable[..., Any], name: str) -> set[Any]:
     try:
         annotation = get_type_hints(holder, function.__globals__)[name]
     except NameError:  # imported for type checkers only
-        return {Any}
+        return {Any, type(None)} if _says_none(holder.__annotations__[name]) else {Any}
     parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return set(parts)
+
+
+def _says_none(annotation: str) -> bool:
+    """Whether an annotation that cannot be evaluated is a union with ``None``, also inside of ``Annotated``."""
+    node = ast.parse(annotation, mode="eval").body
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+        node = node.slice.elts[0]
+    while isinstance(node, ast.BinOp):
+        if "None" in (ast.unparse(node.left), ast.unparse(node.right)):
+            return True
+        node = node.left
+    return False
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:

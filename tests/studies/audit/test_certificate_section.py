@@ -154,6 +154,16 @@ def test_heads_that_are_forced():
     assert above["sink_heads"] >= 2
 
 
+def test_a_tie_with_the_threshold_is_not_above_it():
+    """As for the rate: what exceeds the threshold by no more than rounding is as large."""
+    model, tokens = silent_by_its_sink()
+    section, _, _ = section_of(model, tokens)
+    least = min(head["sink_weight"] for head in section["heads"])
+    tied, _, _ = section_of(model, tokens, threshold=least * (1 - 1e-7))
+    above, _, _ = section_of(model, tokens, threshold=least * (1 - 1e-3))
+    assert above["sink_heads"] == len(above["heads"]) > tied["sink_heads"]
+
+
 def test_weights_that_need_not_sum_to_one_force_nothing():
     model, tokens = silent_by_its_sink(name="sigmoid")
     section, _, _ = section_of(model, tokens, normalized=False, operation="sigmoid")

@@ -370,8 +370,52 @@ def test_padding_is_in_no_range_and_carries_no_spike():
     for key, range_ in found.items():
         torch.testing.assert_close(range_.sizes, alone[key].sizes, rtol=1e-5, atol=1e-6)
     assert not any(spike.large for spike in find_spikes(twin, padded, found, 8).values())
+    assert {site.rows for site in twin.sites.values()} == {tokens.shape[1]}
     counted = twin.ranges(Samples.of_tokens(padded.tokens))  # without a mask it is a token like others
     assert max(float((counted[key].sizes / alone[key].sizes.clamp(min=1e-6)).max()) for key in alone) > 100
+
+
+SMALL_PAIRS = {
+    "t5": transformers.T5Config(
+        vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, decoder_start_token_id=0, pad_token_id=0
+    ),
+    "bart": transformers.BartConfig(
+        vocab_size=50, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths", [((3, 9), (7, 4), (9, 6)), ((3, 5), (9, 9), (6, 4))], ids=["two lengths", "one length"])
+@pytest.mark.parametrize("name", SMALL_PAIRS)
+def test_padding_of_either_side_of_an_encoder_decoder_is_in_no_range_and_no_product(name, lengths):
+    """Pairs padded together are the pairs alone, also where both sides are as long and cross-attention reads the source."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(SMALL_PAIRS[name]).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    twin, longest = Twin(model, residual=True), [max(side) for side in zip(*lengths, strict=True)]
+    alone, padded = [], {name: [] for name in ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")}
+    for pair in lengths:
+        tokens = [torch.randint(3, 50, (1, length)) for length in pair]
+        alone.append(
+            Samples(dict(zip(("input_ids", "decoder_input_ids"), tokens, strict=True)), kind="pairs", targets=tokens[1])
+        )
+        for side, ids, most in zip(("", "decoder_"), tokens, longest, strict=True):
+            missing = (0, most - ids.shape[1])
+            padded[f"{side}input_ids"].append(torch.nn.functional.pad(ids, missing, value=1))
+            padded[f"{side}attention_mask"].append(torch.nn.functional.pad(torch.ones_like(ids), missing))
+    together = {name: torch.cat(rows) for name, rows in padded.items()}
+    samples = Samples(together, kind="pairs", targets=together["decoder_input_ids"])
+    found = twin.ranges(samples)
+    products = {key: site.products for key, site in twin.sites.items()}
+    each = []
+    for one in alone:
+        each.append((twin.ranges(one), {key: site.products for key, site in twin.sites.items()}))
+    for key, range_ in found.items():
+        torch.testing.assert_close(range_.low, torch.stack([ranges[key].low for ranges, _ in each]).amin(0))
+        torch.testing.assert_close(range_.high, torch.stack([ranges[key].high for ranges, _ in each]).amax(0))
+        assert products[key] == pytest.approx(sum(counted[key] for _, counted in each) / len(each))
 
 
 def test_tokens_behind_masks_count_and_pictures_are_compared_whole():

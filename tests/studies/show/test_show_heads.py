@@ -117,6 +117,18 @@ def test_the_finding_counts_all_positions(keys, said):
     assert view.finding == f"{first}{named}{said}."
 
 
+def test_a_tie_with_the_threshold_is_no_sink_on_the_page_either():
+    """Ten float32 weights of 1/10 add up to a little more than 1: a mean of 0.3 that rounding lifts is not above 0.3."""
+    weights = np.zeros((1, 2, 1, 4), np.float32)
+    weights[0, :, 0, 0] = [np.nextafter(np.float32(0.3), np.float32(1)), 0.301]
+    assert (weights[0, :, 0, 0] > 0.3).all()
+    seen = np.full((1, 2, 4), 4, np.float32)
+    known = Received(["0", "1"], weights, seen, np.full((1, 2), 4), np.full((1, 2, 1), np.nan))
+    view = head_view([(0, "0", ""), (1, "1", "")], about=Shown(model="toy"), operation="softmax", received=known)
+    (sink,) = view.sinks
+    assert [layer for layer, _, _ in sink["heads"]] == [1]
+
+
 def test_the_page_has_tokens_heads_and_maps(loaded, view):
     data = data_of(view)
     ids = loaded.tokenizer(TEXT[:60]).input_ids

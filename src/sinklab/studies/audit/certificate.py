@@ -16,6 +16,7 @@ from sinklab.results.run import Progress, silent
 from sinklab.results.summaries.certificate import Certificate, CertifiedHead
 from sinklab.results.summaries.shared import Refused
 from sinklab.results.table import make_table
+from sinklab.results.ties import just_above
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import labelled, run_probes
 from sinklab.studies.theory.no_op_certificate import NoOpCertificate
@@ -87,7 +88,7 @@ def certified(
         "threshold": summary["threshold"],
         "samples": len(tokens),
         "normalized": summary["normalized"],
-        "sink_heads": sum(head["sink_weight"] > summary["threshold"] for head in heads),
+        "sink_heads": sum(head["sink_weight"] > just_above(summary["threshold"]) for head in heads),
         "forced_heads": sum(head["forced"] for head in heads),
         "heads": heads,
     }
@@ -113,7 +114,7 @@ def _heads(table: pd.DataFrame, threshold: float, normalized: bool) -> list[Cert
     for head in heads.values():
         # Strictly more, as everywhere; None is a head that no weights make that silent, with its sink or without.
         needed = head["needed_sink_weight"]
-        head["forced"] = bool(normalized and needed is not None and min(needed, head["sink_weight"]) > threshold)
+        head["forced"] = bool(normalized and needed is not None and min(needed, head["sink_weight"]) > just_above(threshold))
     return sorted(heads.values(), key=lambda head: (head["layer"], head["module"], head["head"]))
 
 
@@ -126,7 +127,7 @@ def _sentence(section: Certificate, operation: str) -> str:
     if not number:
         need = _need(section["delta"], heads, "a head", "there")
         return f"No head gives {where} more than {threshold:g} of its weight on average, so none is forced to. {need}"
-    sinks = [head for head in heads if head["sink_weight"] > threshold]
+    sinks = [head for head in heads if head["sink_weight"] > just_above(threshold)]
     return (
         f"{of_heads(number, len(heads), 'gives', 'give')} {where} more than {threshold:g} of "
         f"{_verb(number, 'its', 'their')} weight on average; {forced or 'none'} of them {_verb(forced or 1, 'is', 'are')} "

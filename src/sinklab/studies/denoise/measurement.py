@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.attention.intervention import Intervention
-from sinklab.attention.operation import just_above
 from sinklab.attention.placement import input_device
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session, attend
@@ -19,6 +18,7 @@ from sinklab.models.losses import IGNORED, cross_entropies
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
 from sinklab.results.summaries.denoise import DenoiseSummary
+from sinklab.results.ties import just_above
 from sinklab.studies.denoise.filling import Fill, Filling, Order
 from sinklab.studies.denoise.places import KeyShares, changes
 from sinklab.studies.denoise.tally import StateTally, TextTallies, rows_of

@@ -86,7 +86,7 @@ DECLARED_HERE = (
         range=FRACTION,
     ),
     Metric("trigger_steps", "steps", "Steps to the stop rule of the trigger task, or the cap."),
-    Metric("trigger_error", "coordinate", "Largest error on fresh sequences of the trigger task."),
+    Metric("trigger_error", "coordinate", "Largest error on fresh sequences of the trigger task.", over_seeds="max"),
     Metric("train_time", "ratio", "Time of forward and backward over softmax's, at the scale's context."),
     Metric("forward_time", "ratio", "Time of forward over softmax's, at the scale's context."),
     Metric("train_time_long", "ratio", "train_time at 1,024 tokens or the context, if it is longer."),

@@ -149,11 +149,11 @@ def _cure(name: str, label: str, treatment: Treatment, *, configurable: bool = F
     return Cure(name, label, (treatment,), treatment, configurable=configurable)
 
 
-def cost_of(twin: Twin, treatment: Treatment, positions: int | None, prefix_bytes: int | None) -> Cost:
+def cost_of(twin: Twin, treatment: Treatment, positions: float | None, prefix_bytes: int | None) -> Cost:
     """What a treatment leaves whole.
 
     Args:
-        positions: of a sample.
+        positions: of a sample on average, padding left out.
         prefix_bytes: of the keys and values of one token in all layers of a decoder: where the tokens that stay whole come
             first, these are computed once and kept. Otherwise weights are held as they are beside their codes.
     """

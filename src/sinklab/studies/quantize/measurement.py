@@ -362,7 +362,7 @@ class _Examination:
         for number, cure in enumerate(tried):
             cured = _means(cure.losses(self.twin, self.samples))
             left, gain = means_over_items(np.stack([cured - self.clean_means, _means(losses) - cured]), level=level)
-            cost = cost_of(self.twin, cure.treatment, self.samples.positions, prefix)
+            cost = cost_of(self.twin, cure.treatment, _length(self.samples), prefix)
             entries.append(
                 CureEntry(
                     cure=cure.name, label=cure.label, left=left.to_dict(), gain=gain.to_dict(), share_whole=cost.share,
@@ -376,6 +376,14 @@ class _Examination:
     def _site(self, spike: Spike, gap: Interval, sinks: tuple[int, ...] | None) -> SiteEntry:
         channel = self.names.channel(spike, self.twin.sites[spike.site], sinks)
         return {**channel, "gap": gap.mean, "low": gap.low, "high": gap.high}
+
+
+def _length(samples: Samples) -> float | None:
+    """Positions of a sample on average, padding left out; ``None`` where that is not known before."""
+    mask = samples.arguments.get("attention_mask")
+    if mask is None or samples.tokens is None or mask.shape != samples.tokens.shape:
+        return samples.positions
+    return float(mask.bool().sum(1).double().mean())
 
 
 def _with_own_answers(model: PreTrainedModel, samples: Samples) -> Samples:

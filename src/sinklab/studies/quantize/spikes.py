@@ -77,6 +77,7 @@ def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits:
         channels = tuple(order[ratios[order] > least].tolist())
         spikes[key] = Spike(key, channel, ratio, ratio > least, channels)
     counts: dict[str, Tensor] = {}
+    shown = dict.fromkeys(ranges, 0)
 
     def look(site: Site, values: Tensor) -> None:
         spike = spikes[site.key]
@@ -84,7 +85,8 @@ def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits:
             return
         found = ranges[site.key]
         height = HEIGHT * max(float(found.high[spike.channel]), -float(found.low[spike.channel]))
-        carrying = (twin.without_padding(values)[..., spike.channel].abs() >= height).sum(0)
+        carrying = (twin.without_padding(site, values)[..., spike.channel].abs() >= height).sum(0)
+        shown[site.key] += len(values)
         before = counts.get(site.key)
         counts[site.key] = carrying if before is None or before.shape != carrying.shape else before + carrying
 
@@ -92,7 +94,7 @@ def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits:
         twin.watch(samples, look)
     for key, carrying in counts.items():
         # A block that runs several times, as in ALBERT, shows each sample as often.
-        times = max(1, round(twin.sites[key].rows / len(carrying))) if twin.sites[key].rows else 1
+        times = max(1, round(shown[key] / len(samples)))
         positions = (2 * carrying >= times * len(samples)).nonzero()[:, 0].tolist()
         everywhere = len(positions) > EVERYWHERE * len(carrying)
         spikes[key] = dataclasses.replace(spikes[key], positions=() if everywhere else tuple(positions), everywhere=everywhere)

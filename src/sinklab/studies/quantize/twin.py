@@ -37,7 +37,8 @@ class Site:
         layer: number of the block; ``None`` outside of blocks.
         width: channels of the input.
         outputs: of a linear map, else 0.
-        rows: rows of input that the map reads of one sample, once the twin has been shown some.
+        rows: rows of input that the map reads of one sample on average, padding left out, once the twin has been shown some.
+        part: of an encoder–decoder, encoder or decoder; else empty.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Site:
     width: int = 0
     outputs: int = 0
     rows: float = 0.0
+    part: str = ""
 
     @property
     def key(self) -> str:
@@ -167,8 +169,8 @@ class Twin:
 
     Attributes:
         model: the copy.
-        real: of the inputs that it reads at the moment, which places are no padding, bool ``(samples, positions)``; ``None``
-            where that is not known of all its hidden states: without a mask, and of encoder–decoders.
+        real: by part, of the inputs that it reads at the moment, which places are no padding, bool ``(samples, positions)``;
+            without the parts that are given no mask.
         sites: by key, in the order of the model; after :meth:`keep`, those that are reached.
     Raises:
         UnsupportedModelError: no linear map inside a block, or one that is no plain one.
@@ -196,9 +198,12 @@ class Twin:
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if buffer.is_floating_point():
                     setattr(module, name, buffer.float())
-        self.real: Tensor | None = None
+        self.real: dict[str, Tensor] = {}
+        self._source: Tensor | None = None
         self.model.register_forward_pre_hook(self._note_padding, with_kwargs=True)
-        blocks = blocks_of(self.model)
+        self._anatomy, blocks = Anatomy(self.model), blocks_of(self.model)
+        if self._anatomy.encoder is not None:
+            self.model.get_decoder().register_forward_pre_hook(self._note_source, with_kwargs=True)
         self.sites: dict[str, Site] = {}
         self._maps: dict[str, QuantizedLinear] = {}
         self._plain: dict[str, nn.Linear | Conv1D] = {}
@@ -222,33 +227,48 @@ class Twin:
             self._put_on_residual(list(blocks.items()))
 
     def _note_padding(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        mask = kwargs.get("attention_mask")
-        known = isinstance(mask, Tensor) and mask.ndim == 2 and not self.model.config.is_encoder_decoder
-        self.real = mask.bool() if known and isinstance(mask, Tensor) else None
+        two_sided = self.model.config.is_encoder_decoder
+        sides = {"encoder": "attention_mask", "decoder": "decoder_attention_mask"} if two_sided else {"": "attention_mask"}
+        masks = {part: kwargs.get(name) for part, name in sides.items()}
+        self.real = {part: mask.bool() for part, mask in masks.items() if isinstance(mask, Tensor) and mask.ndim == 2}
+        self._source = None
 
-    def without_padding(self, values: Tensor) -> Tensor:
-        """Hidden states with zeros, which are in every range, at padding; as they are where they are not one a place."""
-        if self.real is None or values.shape[:-1] != self.real.shape:
-            return values
-        return values.masked_fill(~self.real[..., None], 0.0)
+    def _note_source(self, decoder: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        source = kwargs.get("encoder_hidden_states")
+        self._source = source if isinstance(source, Tensor) else None
+
+    def real_places(self, site: Site, values: Tensor) -> Tensor | None:
+        """Which places of the input of a site are no padding; ``None`` where that is not known, or it is not one a place.
+
+        Keys and values of cross-attention are made of what the encoder gave, as it stands, by maps of the decoder.
+        """
+        source = self._source
+        of_source = source is not None and (values.data_ptr(), values.shape) == (source.data_ptr(), source.shape)
+        real = self.real.get("encoder" if of_source else site.part)
+        return None if real is None or values.shape[:-1] != real.shape else real
+
+    def without_padding(self, site: Site, values: Tensor) -> Tensor:
+        """The input of a site with zeros, which are in every range, at padding."""
+        real = self.real_places(site, values)
+        return values if real is None else values.masked_fill(~real[..., None], 0.0)
 
     def _replace(self, name: str, module: nn.Linear | Conv1D, layer: int) -> None:
         parent, _, child = name.rpartition(".")
         quantized = QuantizedLinear(module, name).eval()
         self._plain[name] = module
         setattr(self.model.get_submodule(parent), child, quantized)
-        site = Site(name, "linear", layer, quantized.in_features, quantized.out_features)
+        site = Site(name, "linear", layer, quantized.in_features, quantized.out_features, part=self._anatomy.part(name))
         self.sites[site.key], self._maps[site.key] = site, quantized
 
     def _put_on_residual(self, blocks: list[tuple[str, nn.Module]]) -> None:
-        anatomy, entered, points = Anatomy(self.model), set[str](), list[_Residual]()
+        entered, points = set[str](), list[_Residual]()
         for layer, (name, block) in enumerate(blocks):
-            part = anatomy.part(name)  # encoder and decoder have a stream each
+            part = self._anatomy.part(name)  # encoder and decoder have a stream each
             if part not in entered:
                 entered.add(part)
-                points.append(_Residual(Site(name, "entry", layer)))
+                points.append(_Residual(Site(name, "entry", layer, part=part)))
                 block.register_forward_pre_hook(points[-1].before, with_kwargs=True)
-            points.append(_Residual(Site(name, "residual", layer)))
+            points.append(_Residual(Site(name, "residual", layer, part=part)))
             block.register_forward_hook(points[-1].behind)
         for point in points:
             self.sites[point.site.key], self._residual[point.site.key] = point.site, point
@@ -356,11 +376,12 @@ class Twin:
 
         def look(site: Site, values: Tensor) -> None:
             site.width = values.shape[-1]
-            rows[site.key] += values.numel() // site.width
-            inputs = self.without_padding(values.detach().float())
+            real = self.real_places(site, values)
+            counted = torch.ones(values.shape[:-1], dtype=torch.bool, device=values.device) if real is None else real.clone()
+            rows[site.key] += int(counted.sum())
             if without and values.ndim == 3:
-                inputs = inputs[:, [position for position in range(values.shape[1]) if position not in without]]
-            low, high = inputs.reshape(-1, site.width).aminmax(dim=0)
+                counted[:, [position for position in without if position < values.shape[1]]] = False
+            low, high = values.detach().float()[counted].aminmax(dim=0)
             before = found.get(site.key)
             if before is not None:
                 low, high = torch.minimum(low, before.low), torch.maximum(high, before.high)
