@@ -18,18 +18,8 @@ METRICS = (
         over_seeds="min",
     ),
     Metric("bos_weight_largest", "weight", "Largest single weight on BOS off the trigger.", over_seeds="max"),
-    Metric(
-        "head_bos_weight_largest",
-        "weight",
-        "Mean weight on BOS off the trigger, of the head that gives it most.",
-        over_seeds="max",
-    ),
-    Metric(
-        "head_bos_weight_smallest",
-        "weight",
-        "Mean weight on BOS off the trigger, of the head that gives it least.",
-        over_seeds="min",
-    ),
+    Metric("head_bos_weight_largest", "weight", "Mean weight on BOS off the trigger, of the head that gives it most."),
+    Metric("head_bos_weight_smallest", "weight", "Mean weight on BOS off the trigger, of the head that gives it least."),
     Metric("sinking_heads", "heads", "Heads whose mean weight on BOS off the trigger is 0.9 or more."),
 )
 
