@@ -61,32 +61,42 @@ def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
 
 
 def _descriptions(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
-    """Docstring, parameters, definitions and papers of plug-ins."""
+    """Plug-ins, an empty line between them."""
     for number, description in enumerate(descriptions):
         if number:
             yield ""
-        version = "" if description.version is None else f", version {description.version}"
-        yield f"[bold]{description.name}[/bold] ({description.kind}{version})"
-        first, _, rest = description.text.partition("\n\n")
-        repeated = " ".join(first.split()) == description.summary  # of a plug-in whose class says what its file would
-        yield Text(plain(description.summary))
-        if text := rest if repeated else description.text:
-            yield Text(f"\n{plain(text)}")
-        if description.parameters:
-            recipe = description.kind == "recipe"
-            yield f"\n[bold]{'fields, for --set' if recipe else 'parameters'}[/bold]"
-            for parameter in description.parameters:
-                default = "" if parameter.default is None else f" = {parameter.default}"
-                yield Text(f"  {parameter.name}{default}" if recipe else f"  {parameter.name}: {parameter.type}{default}")
-                if parameter.text:
-                    yield Text(f"      {plain(parameter.text)}", style="dim")
-        if description.metrics:
-            yield "\n[bold]definitions[/bold]"
-            for metric in description.metrics:
-                yield f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')} version {metric.version}"
-                yield Text(f"    {metric.text}{f'  {metric.paper}' if metric.paper else ''}")
-        if description.papers:
-            yield "\n[bold]papers[/bold]"
-            yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in description.papers)
-        yield "\n[bold]file[/bold]"
-        yield Text(f"  {description.file}")
+        yield from _description(description)
+
+
+def _description(description: Description) -> Iterator[RenderableType]:
+    """Docstring, parameters, definitions and papers of a plug-in, and its file."""
+    version = "" if description.version is None else f", version {description.version}"
+    yield f"[bold]{description.name}[/bold] ({description.kind}{version})"
+    yield Text(plain(description.summary))
+    first, _, rest = description.text.partition("\n\n")
+    is_repeated = " ".join(first.split()) == description.summary  # of a plug-in whose class says what its file would
+    if text := rest if is_repeated else description.text:
+        yield Text(f"\n{plain(text)}")
+    if description.parameters:
+        yield from _parameters(description)
+    if description.metrics:
+        yield "\n[bold]definitions[/bold]"
+        for metric in description.metrics:
+            yield f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')} version {metric.version}"
+            yield Text(f"    {metric.text}{f'  {metric.paper}' if metric.paper else ''}")
+    if description.papers:
+        yield "\n[bold]papers[/bold]"
+        yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in description.papers)
+    yield "\n[bold]file[/bold]"
+    yield Text(f"  {description.file}")
+
+
+def _parameters(description: Description) -> Iterator[RenderableType]:
+    """Parameters with their types; of a recipe the fields of its configuration, as ``--set`` takes them."""
+    is_recipe = description.kind == "recipe"
+    yield f"\n[bold]{'fields, for --set' if is_recipe else 'parameters'}[/bold]"
+    for parameter in description.parameters:
+        default = "" if parameter.default is None else f" = {parameter.default}"
+        yield Text(f"  {parameter.name}{default}" if is_recipe else f"  {parameter.name}: {parameter.type}{default}")
+        if parameter.text:
+            yield Text(f"      {plain(parameter.text)}", style="dim")

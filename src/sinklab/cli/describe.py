@@ -251,14 +251,18 @@ def _bases(cls: ast.ClassDef, tree: ast.Module) -> Iterator[tuple[ast.ClassDef, 
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name in wanted:
             yield node, tree
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sinklab.") and node.module:
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("sinklab."):
             for alias in node.names:
-                spec = importlib.util.find_spec(node.module) if (alias.asname or alias.name) in wanted else None
-                if spec is not None and spec.origin is not None:
-                    home = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-                    yield from (
-                        (found, home) for found in home.body if isinstance(found, ast.ClassDef) and found.name == alias.name
-                    )
+                if (alias.asname or alias.name) in wanted:
+                    yield from _class_in(node.module, alias.name)
+
+
+def _class_in(module: str, name: str) -> Iterator[tuple[ast.ClassDef, ast.Module]]:
+    """The class of a name in a module that is parsed and not imported, with the file; nothing where it has none."""
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.origin is not None:
+        home = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        yield from ((node, home) for node in home.body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
 def _fields(cls: ast.ClassDef, name: str) -> Iterator[ast.Assign | ast.AnnAssign]:

@@ -71,18 +71,18 @@ def run_processes(
                     environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
                 running[name] = _start(commands[name], log(name), slot, environment, forks)
                 watch.started(name)
-            for name, one in list(running.items()):
-                status = one.process.poll()
+            for name, job in list(running.items()):
+                status = job.process.poll()
                 if status is None:
                     continue
                 del running[name]
-                free.append(one.slot)
-                one.close()
+                free.append(job.slot)
+                job.close()
                 end = outcome(name) if status == 0 else None
                 if end is not None:
                     watch.ended(name, end)
                     continue
-                why = _reason(status, last_line(log(name), one.log_start))
+                why = _reason(status, last_line(log(name), job.log_start))
                 deaths[name] += 1
                 if status == REFUSED or deaths[name] > retries:
                     errors[name] = why if deaths[name] == 1 else f"{why} (attempt {deaths[name]})"
@@ -93,7 +93,7 @@ def run_processes(
             watch.tick(lambda name: last_line(log(name)))
             time.sleep(0.05)
     except BaseException:
-        _stop([one.process for one in running.values()], watch)
+        _stop([job.process for job in running.values()], watch)
         raise
     finally:
         if forks is not None:

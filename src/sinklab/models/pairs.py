@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from itertools import islice
 
 import torch
@@ -37,21 +38,30 @@ def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: in
         ConfigurationError: no token to begin a target with, or to pad with; ``bos`` of a model without such a token.
         InputError: fewer pairs than asked for; a model without a tokenizer.
     """
-    if not isinstance(corpus, Pairs):
-        front, back = loaded.encoder.frame(bos)
-        whole = corpus.sample(
-            # The frame goes round the source alone.
-            _bare(loaded), seq_len=2 * seq_len - len(front) - len(back), samples=samples, seed=seed, bos=False
-        )  # fmt: skip
-        inner = seq_len - len(front) - len(back)
-        if inner < 1:
-            raise ConfigurationError(f"`seq_len` {seq_len} holds {loaded.encoder.bos_name} and no token of a source")
-        source = torch.cat((_repeated(front, samples), whole[:, :inner], _repeated(back, samples)), dim=1)
-        return _samples(
-            loaded.model, source, None, whole[:, inner:],
-            f"Source and target are halves of one text: {inner:,} tokens are the source, the {seq_len:,} after them the "
-            "target.",
-        )  # fmt: skip
+    if isinstance(corpus, Pairs):
+        return _drawn_pairs(loaded, corpus, seq_len, samples, seed, bos)
+    return _halves(loaded, corpus, seq_len, samples, seed, bos)
+
+
+def _halves(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
+    """Source and target as the two halves of a text."""
+    front, back = loaded.encoder.frame(bos)
+    whole = corpus.sample(
+        # The frame goes round the source alone.
+        _bare(loaded), seq_len=2 * seq_len - len(front) - len(back), samples=samples, seed=seed, bos=False
+    )  # fmt: skip
+    inner = seq_len - len(front) - len(back)
+    if inner < 1:
+        raise ConfigurationError(f"`seq_len` {seq_len} holds {loaded.encoder.bos_name} and no token of a source")
+    source = torch.cat((_repeated(front, samples), whole[:, :inner], _repeated(back, samples)), dim=1)
+    return _samples(
+        loaded.model, source, None, whole[:, inner:],
+        f"Source and target are halves of one text: {inner:,} tokens are the source, the {seq_len:,} after them the target.",
+    )  # fmt: skip
+
+
+def _drawn_pairs(loaded: LoadedModel, corpus: Pairs, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
+    """Pairs of a corpus, cut and padded."""
     require_memory(32 * seq_len * samples, f"`samples` {samples} of `seq_len` {seq_len}")
     pairs = list(islice(corpus.pairs(seed), samples))
     if len(pairs) < samples:
@@ -59,26 +69,35 @@ def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: in
     cut = 0
     sources, targets = [], []
     for source_text, target_text in pairs:
-        framed, target = _framed(loaded, source_text, seq_len, bos), _target(loaded, target_text)
-        sources.append(framed[0])
+        (framed, is_cut), target = _framed(loaded, source_text, seq_len, bos), _target(loaded, target_text)
+        sources.append(framed)
         targets.append(target[:seq_len])
-        cut += framed[1] + (len(target) > seq_len)
+        cut += is_cut + (len(target) > seq_len)
     for name, rows in (("source", sources), ("target", targets)):
         if empty := [number for number, row in enumerate(rows) if not row]:
             raise InputError(f"the tokenizer makes no token of the {name} {pairs[empty[0]][name == 'target'][:40]!r}")
-    pad = loaded.tokenizer.pad_token_id if loaded.tokenizer is not None else None
-    pad = getattr(loaded.model.config, "pad_token_id", None) if pad is None else pad
-    if pad is None:
-        if len({len(row) for row in sources}) > 1 or len({len(row) for row in targets}) > 1:
-            raise ConfigurationError(f"{type(loaded.model).__name__} has no padding token, and the pairs differ in length")
-        pad = 0
-    source, labels = _padded(sources, pad), _padded(targets, IGNORED)
+    source, labels = _padded(sources, _padding(loaded, sources, targets)), _padded(targets, IGNORED)
     lengths = [f"{min(map(len, rows))} to {max(map(len, rows))}" for rows in (sources, targets)]
     definition = (
         f"Samples are pairs: sources of {lengths[0]} tokens and targets of {lengths[1]}, {counted(cut, 'text')} cut to "
         f"{seq_len}."
     )
     return _samples(loaded.model, source, _padded([[1] * len(row) for row in sources], 0), labels, definition)
+
+
+def _padding(loaded: LoadedModel, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> int:
+    """The padding token of the tokenizer or the model; of rows of one length, which need none, any.
+
+    Raises:
+        ConfigurationError: there is none, and the rows differ in length.
+    """
+    pad = loaded.tokenizer.pad_token_id if loaded.tokenizer is not None else None
+    pad = getattr(loaded.model.config, "pad_token_id", None) if pad is None else pad
+    if pad is not None:
+        return int(pad)
+    if len(set(map(len, sources))) > 1 or len(set(map(len, targets))) > 1:
+        raise ConfigurationError(f"{type(loaded.model).__name__} has no padding token, and the pairs differ in length")
+    return 0
 
 
 def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:

@@ -93,13 +93,9 @@ def numbers_of_table(table: pd.DataFrame, *, steps: int, warmup_steps: int, fron
     numbers: dict[str, float] = {}
     if 0 in rate:
         numbers["sink_rate_start"] = rate[0]
+    least_steps = {"warm": warmup_steps, **{when: share * steps for when, share in SHARES.items()}}
     for metric, curve in curves.items():
-        for when, least in {"warm": warmup_steps, **{when: share * steps for when, share in SHARES.items()}}.items():
-            reached = [value for step, value in curve.items() if step >= least]
-            if reached:
-                numbers[f"{metric}_{when}"] = reached[0]
-        if curve:
-            numbers[f"{metric}_end"] = list(curve.values())[-1]
+        numbers |= {f"{metric}_{when}": value for when, value in _stages(curve, least_steps).items()}
     end = numbers.get("sink_rate_end", 0.0)
     if end > 0:
         numbers["onset_share"] = next(step for step, value in rate.items() if value >= end / 2) / steps
@@ -120,6 +116,18 @@ def _curve(whole: pd.DataFrame, metric: str) -> dict[int, float]:
     rows = whole[whole["metric"] == metric]
     values = rows["value"].astype("Float64").to_numpy(dtype="float64", na_value=math.nan)
     return {int(step): float(value) for step, value in zip(rows["step"], values, strict=True)}
+
+
+def _stages(curve: Mapping[int, float], least_steps: Mapping[str, float]) -> dict[str, float]:
+    """The first value from each of some steps on, by the name of the stage, and the last one as ``end``."""
+    stages: dict[str, float] = {}
+    for when, least in least_steps.items():
+        reached = [value for step, value in curve.items() if step >= least]
+        if reached:
+            stages[when] = reached[0]
+    if curve:
+        stages["end"] = list(curve.values())[-1]
+    return stages
 
 
 def _spikes(losses: Mapping[int, float], warmup_steps: int) -> int:

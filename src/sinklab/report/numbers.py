@@ -396,15 +396,23 @@ def _read(path: Path) -> pa.Table:
             raise
         raise ResultError(f"{path} is not a parquet table: {error}") from error
     for name in wanted:
-        kind = table.schema.field(name).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        words = (*_WORDS, PART)
-        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-        number = pa.types.is_integer(kind) or (name == "value" and pa.types.is_floating(kind))
-        if not (pa.types.is_null(kind) or (text if name in words else number)):
-            expected = "text" if name in words else "numbers"
-            raise ResultError(f"{path} does not follow the schema: column {name} is {kind}, not {expected}; measure again")
+        _require_type(path, name, table.schema.field(name).type)
     return table
+
+
+def _require_type(path: Path, name: str, kind: pa.DataType) -> None:
+    """Refuse a column that has neither text nor numbers as the schema says; one without any value may have every type.
+
+    Raises:
+        ResultError: it has not.
+    """
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if name in (*_WORDS, PART):
+        expected, fits = "text", pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    else:
+        expected, fits = "numbers", pa.types.is_integer(kind) or (name == "value" and pa.types.is_floating(kind))
+    if not fits and not pa.types.is_null(kind):
+        raise ResultError(f"{path} does not follow the schema: column {name} is {kind}, not {expected}; measure again")
 
 
 def _require_range(path: Path | str, name: str, smallest: int, largest: int) -> None:

@@ -64,11 +64,11 @@ def quantize_figure(summary: QuantizeSummary) -> Figure:
             + [_colour(cure["left"], summary["minimal_effect"]) for cure in cures],
         )  # fmt: skip
         axes[2].set_title(f"Gap that is left under {summary['examined'].upper()}", fontsize=9)
-    for one in axes:
-        one.set_xlabel(f"{unit} above the loss without quantisation", fontsize=8)
-        one.axvline(summary["minimal_effect"], color="#57606a", linewidth=0.6, linestyle=":")
-        one.tick_params(labelsize=7.5)
-        one.spines[["top", "right"]].set_visible(False)
+    for panel in axes:
+        panel.set_xlabel(f"{unit} above the loss without quantisation", fontsize=8)
+        panel.axvline(summary["minimal_effect"], color="#57606a", linewidth=0.6, linestyle=":")
+        panel.tick_params(labelsize=7.5)
+        panel.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -80,11 +80,11 @@ def _colour(left: dict[str, float], minimal_effect: float) -> str:
 
 
 def _bars(axes: Axes, names: list[str], values: list[tuple[float, float, float]], colours: list[str]) -> None:
-    places = list(range(len(names)))
+    positions = list(range(len(names)))
     means = [mean for mean, _, _ in values]
     errors = [[max(0.0, mean - low) for mean, low, _ in values], [max(0.0, high - mean) for mean, _, high in values]]
-    axes.barh(places, means, xerr=errors, color=colours, height=0.7, error_kw={"elinewidth": 0.8, "ecolor": "#24292f"})
-    axes.set_yticks(places, names)
+    axes.barh(positions, means, xerr=errors, color=colours, height=0.7, error_kw={"elinewidth": 0.8, "ecolor": "#24292f"})
+    axes.set_yticks(positions, names)
     axes.invert_yaxis()
     axes.axvline(0.0, color="#24292f", linewidth=0.6)
 

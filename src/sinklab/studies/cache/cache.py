@@ -168,10 +168,10 @@ def compare_policies(
             table = append([table, integers])
         if sources:
             advised = summary["recommended"]
-            kept = max(sinks) if advised is None or "pinned" in advised else advised["num_sinks"]  # heads keep first tokens
-            kept = sinks_with_room(loaded, rows, sources=sources, budgets=budgets, sinks=sinks, advised=kept)
+            wanted = max(sinks) if advised is None or "pinned" in advised else advised["num_sinks"]  # heads keep first tokens
+            num_sinks = sinks_with_room(loaded, rows, sources=sources, budgets=budgets, sinks=sinks, advised=wanted)
             summary["per_head"] = head_budgets(
-                loaded, rows, selection, sources=sources, budgets=budgets, num_sinks=kept, seed=seed, progress=run.progress
+                loaded, rows, selection, sources=sources, budgets=budgets, num_sinks=num_sinks, seed=seed, progress=run.progress
             )
             shared = per_head_table(summary["per_head"], loaded, corpus=text.label, bos=with_bos, run_id=run.id, seed=seed)
             table = append([table, shared])

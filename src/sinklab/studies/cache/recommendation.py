@@ -82,10 +82,7 @@ def recommend(
     Raises:
         InputError: nothing to choose from.
     """
-    if not by_sinks or any(0 not in sizes or len(sizes) < 2 for sizes in by_sinks.values()):
-        raise InputError(
-            "a recommendation compares a window without sinks with one that keeps some; measure 0 and another number of sinks"
-        )
+    _require_choice(by_sinks)
     pinned = pinned or {}
     largest = max(by_sinks)
     needed, sinks, rival = _sinks(by_sinks[largest])
@@ -123,6 +120,13 @@ def recommend(
         )
     rare = f" {rare_cost(len(chosen))}" if use.needed == "no" else ""  # of means over texts, which hide what few of them have
     return dataclasses.replace(use, sentence="; ".join(clauses).rstrip(".") + "." + rare)
+
+
+def _require_choice(by_sinks: Mapping[int, Mapping[int, Tensor]]) -> None:
+    if not by_sinks or any(0 not in sizes or len(sizes) < 2 for sizes in by_sinks.values()):
+        raise InputError(
+            "a recommendation compares a window without sinks with one that keeps some; measure 0 and another number of sinks"
+        )
 
 
 def _sinks(sizes: Mapping[int, Tensor]) -> tuple[Needed, int, int]:

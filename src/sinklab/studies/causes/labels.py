@@ -276,9 +276,9 @@ def _require(counts: dict[str, int], heads: int, rules: int, level: float) -> No
     needed = least_texts(hypotheses, level)
     fewest = min(counts, key=lambda name: counts[name])
     if counts[fewest] < needed:
-        asked = f"{heads} head{'s' * (heads > 1)}, {len(counts)} domain{'s' * (len(counts) > 1)}, {rules} labels"
+        factors = f"{heads} head{'s' * (heads > 1)}, {len(counts)} domain{'s' * (len(counts) > 1)}, {rules} labels"
         raise ConfigurationError(
-            f"{counts[fewest]} texts of domain {fewest!r} are too few: {hypotheses} hypotheses ({asked}) at "
+            f"{counts[fewest]} texts of domain {fewest!r} are too few: {hypotheses} hypotheses ({factors}) at "
             f"an error rate of {level:g} ask for p-values down to {level / hypotheses:.1e}, and so "
             f"many texts give {2.0 ** -counts[fewest]:.1e} at best; take {needed} texts or more, fewer heads, or a higher rate"
         )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -35,6 +36,7 @@ from sinklab.studies.causes.labels import LABELS, label_heads, mirrored, require
 from sinklab.studies.causes.listing import by_domain, effect_rows, examined_heads, found_sink, head_rows
 from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.resumable import Resumable
+from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.texts import Texts, texts_of, usual_length
 from sinklab.studies.causes.threshold import SILENCED, given, minimal_effect_of
 from sinklab.studies.causes.variants import TEXTS, make_variants
@@ -85,25 +87,9 @@ def examine(
             f"{type(model).__name__} is tensor-parallel, and causes replays its heads from weights that one process does not "
             "have; load it in one process, with `device_map` if it is large"
         )
-    device = input_device(model)
-    inputs = {name: tensor.to(device) for name, tensor in texts.samples.inputs.items()}
-    texts = dataclasses.replace(texts, samples=dataclasses.replace(texts.samples, inputs=inputs))
+    texts = _on_device(texts, input_device(model))
     samples = texts.samples
-    words: dict[str, Literal["find", "null"] | None] = {"auto": "find", "null": "null", "none": None}
-    place: SinkPlace | Literal["find"] | None = request.sink if isinstance(request.sink, int) else words[request.sink]
-    if sinks is not None:
-        place = sinks.main
-    with _named("`threshold`, `sink` as a position, null or none"):
-        sinks = find_sinks(
-            model,
-            samples.inputs,
-            threshold=request.threshold,
-            place=place,
-            groups=samples.groups(),
-            batch_size=request.batch_size,
-        )
-        if place == "find":
-            sinks.require()
+    sinks = _sinks_of(model, samples, request, sinks)
     heads, groups = asked_for(request.heads, sinks.heads)
     with _named("`texts`, `heads`, `level`"):
         require_texts(samples, sinks, heads, level=request.level)
@@ -150,16 +136,51 @@ def examine(
         "budget": request.budget,
         "variants": effects.variants,
     }
-    of_tokens = summary["clean_loss"] if effects.unit == "nats" else {}
-    guesses = [guess_warning(model, loss, text=name) for name, loss in of_tokens.items()]
-    tokens = samples.inputs.get("input_ids")
-    long = length_warning(model, tokens.shape[1]) if tokens is not None and isinstance(model, PreTrainedModel) else ""
-    summary["text"] = " ".join(filter(None, (sentences(summary), *guesses, long)))
-    also, more = experiments(
+    summary["text"] = " ".join(filter(None, (sentences(summary), *_warnings(model, samples, summary))))
+    sections, section_rows = experiments(
         model, texts, sinks, effects, budget=request.budget if request.experiments else "none", threshold=request.threshold,
         minimal_effect=least, batch_size=request.batch_size, seed=request.seed, progress=progress,
     )  # fmt: skip
-    return Examined({**summary, **also}, [*rows, *more], effects.record)
+    return Examined({**summary, **sections}, [*rows, *section_rows], effects.record)
+
+
+def _on_device(texts: Texts, device: torch.device) -> Texts:
+    inputs = {name: tensor.to(device) for name, tensor in texts.samples.inputs.items()}
+    return dataclasses.replace(texts, samples=dataclasses.replace(texts.samples, inputs=inputs))
+
+
+def _sinks_of(model: nn.Module, samples: Samples, request: Request, known: Sinks | None) -> Sinks:
+    """The sinks on these samples, the main one as it is requested, or that of sinks that are known.
+
+    Raises:
+        ConfigurationError: there is none to be found, or the model has no such place.
+    """
+    words: dict[str, Literal["find", "null"] | None] = {"auto": "find", "null": "null", "none": None}
+    place: SinkPlace | Literal["find"] | None = request.sink if isinstance(request.sink, int) else words[request.sink]
+    if known is not None:
+        place = known.main
+    with _named("`threshold`, `sink` as a position, null or none"):
+        sinks = find_sinks(
+            model,
+            samples.inputs,
+            threshold=request.threshold,
+            place=place,
+            groups=samples.groups(),
+            batch_size=request.batch_size,
+        )
+        if place == "find":
+            sinks.require()
+    return sinks
+
+
+def _warnings(model: nn.Module, samples: Samples, summary: CausesSummary) -> list[str]:
+    """What limits the losses, a sentence each, or an empty text: guesses, and texts longer than those of training."""
+    losses = summary["clean_loss"] if summary["unit"] == "nats" else {}
+    guesses = [guess_warning(model, loss, text=name) for name, loss in losses.items()]
+    tokens = samples.inputs.get("input_ids")
+    if tokens is None or not isinstance(model, PreTrainedModel):
+        return guesses
+    return [*guesses, length_warning(model, tokens.shape[1])]
 
 
 def causes_section(

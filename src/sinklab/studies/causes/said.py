@@ -32,7 +32,7 @@ class Said(Watcher):
     def __init__(self, groups: Sequence[HeadGroup]) -> None:
         several = [by_module for group in groups if len(by_module := heads_by_module(group)) > 1]
         keys = {key for by_module in several for key in by_module}
-        self.wanted = {key: sorted({head for one in several for head in one.get(key, ())}) for key in keys}
+        self.wanted = {key: sorted({head for by_module in several for head in by_module.get(key, ())}) for key in keys}
         self._outputs: dict[int | str, list[Tensor]] = {}  # of every call of a module that runs several times
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:

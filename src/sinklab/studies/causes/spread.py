@@ -147,15 +147,7 @@ def spread(
     """
     readout = readout_for(model) if readout is None else readout
     place = known_place(sinks, samples, "the spread of a change")
-    tokens = samples.inputs.get("input_ids")
-    if tokens is None:
-        raise ConfigurationError("the spread of a change replaces tokens, and these samples have no input_ids")
-    shortest = int(lengths(samples, sinks.length).min())
-    if shortest < tokens.shape[1] or shortest < 8:
-        raise ConfigurationError(
-            f"the spread of a change needs texts of one length, 8 tokens or more, without padding; got "
-            f"{tuple(tokens.shape)}, the shortest of {shortest} tokens"
-        )
+    tokens = _whole_texts(samples, sinks.length)
     if replaced < 1:
         raise ConfigurationError(f"replaced must be 1 or more, got {replaced}")
     generator = torch.Generator().manual_seed(seed)
@@ -209,6 +201,24 @@ class _Hidden(Watcher):
     def update_layer(self, output: LayerOutput) -> None:
         if output.kind == "layer":
             self.layers.append(output.hidden_states.clone())
+
+
+def _whole_texts(samples: Samples, length: int) -> Tensor:
+    """The token ids of texts of one length.
+
+    Raises:
+        ConfigurationError: no token ids, padding, or texts of fewer than 8 tokens.
+    """
+    tokens = samples.inputs.get("input_ids")
+    if tokens is None:
+        raise ConfigurationError("the spread of a change replaces tokens, and these samples have no input_ids")
+    shortest = int(lengths(samples, length).min())
+    if shortest < tokens.shape[1] or shortest < 8:
+        raise ConfigurationError(
+            f"the spread of a change needs texts of one length, 8 tokens or more, without padding; got "
+            f"{tuple(tokens.shape)}, the shortest of {shortest} tokens"
+        )
+    return tokens
 
 
 def _traced(model: nn.Module, samples: Samples, edits: Edits, where: Tensor, new: Tensor, batch_size: int) -> np.ndarray:

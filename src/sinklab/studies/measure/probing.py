@@ -112,13 +112,13 @@ def require_as_it_is(
         ConfigurationError: one does; says what the model is.
     """
     known = placed.revision if isinstance(placed, LoadedModel) else None
-    asked = {
+    without_effect = {
         "device": None if device == "auto" or _is_at(placed.device, device) else device,
         "dtype": None if dtype == "auto" or f"torch.{dtype}" == str(placed.dtype) else dtype,
         "revision": None if revision == known else revision,
         **placing,
     }
-    for name, value in asked.items():
+    for name, value in without_effect.items():
         if value is not None:
             to_do = f"load it so, load_model(…, {name}={value!r})" if isinstance(placed, LoadedModel) else "make it so yourself"
             raise ConfigurationError(
@@ -127,9 +127,9 @@ def require_as_it_is(
             )
 
 
-def _is_at(there: torch.device, asked: str) -> bool:
-    """Whether a device is the one asked for, ``cuda`` being any of its kind."""
-    return asked in (str(there), there.type)
+def _is_at(device: torch.device, name: str) -> bool:
+    """Whether a device is the one of a name, ``cuda`` being any of its kind."""
+    return name in (str(device), device.type)
 
 
 def writes(model: str | LoadedModel | PreTrainedModel, tp: str | None = None) -> bool:

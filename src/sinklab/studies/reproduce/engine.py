@@ -128,9 +128,9 @@ def reproduce(
     read = [(cell.name, read_out) for request in runnable for cell in request.cells.values() for read_out in request.read_outs]
     measurements = [request.measured(seed, out) for request in runnable if request.claim.measure is not None for seed in seeds]
     check_name(out)
-    with keeping(out), contextlib.ExitStack() as using:
+    with keeping(out), contextlib.ExitStack() as locks:
         for request in sorted(runnable, key=lambda request: request.name):
-            using.enter_context(FolderLock(out / request.folder))
+            locks.enter_context(FolderLock(out / request.folder))
             require_no_less(out / request.folder, kept_of(out / request.folder, "seeds"), {"seeds": seeds})
         plan, errors = train_and_read(
             cells,
@@ -227,10 +227,10 @@ def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Ba
 
 def _request(name: str, scale: Scale, seeds: Sequence[int], base: Base | None = None) -> _Request:
     claim = claim_called(name)
-    there = bases_at(scale, claim.bases)
-    if base is not None and base not in there:
-        raise ConfigurationError(f"claim {name!r} is run on {', '.join(there)} at scale {scale}, and `base` is {base!r}")
-    base = base or there[0]
+    bases = bases_at(scale, claim.bases)
+    if base is not None and base not in bases:
+        raise ConfigurationError(f"claim {name!r} is run on {', '.join(bases)} at scale {scale}, and `base` is {base!r}")
+    base = base or bases[0]
     return _Request(name, claim, scale, base, make_cells(claim.variants, scale, seeds, base) if scale in claim.costs else {})
 
 

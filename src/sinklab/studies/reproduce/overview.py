@@ -6,7 +6,7 @@ no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sinklab.jobs.verdict import PLAIN
 from sinklab.report.claims_page import ClaimsSummary, VerdictLine, VerdictList, effect_words
@@ -25,6 +25,23 @@ def summary_of_entries(entries: Sequence[Entry]) -> ClaimsSummary:
 
 def _counts(entries: Sequence[Entry]) -> tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...]:
     """Verdicts about trainings and models by kind of evidence; and, apart, those about one model and of proofs."""
+    return (
+        (
+            "Verdicts about a kind of model: a seed is a training, or a model that others trained.",
+            ("evidence", "reproduced", "not reproduced", "open", "not tested"),
+            tuple(_counts_of_many(entries)),
+        ),
+        (
+            "Counted separately, because they do not generalise to other models: claims about one model, over draws of texts, "
+            "and checks of proofs.",
+            ("one model, or a proof", "it does", "it does not", "open", "not tested"),
+            (*_counts_of_one(entries), *_counts_of_proofs(entries)),
+        ),
+    )
+
+
+def _counts_of_many(entries: Sequence[Entry]) -> Iterator[tuple[str, ...]]:
+    """A row for each kind of evidence about trainings and models."""
     kinds: dict[Kind, str] = {
         "checkpoint": "models that others trained, all together",
         "natural": "trainings of ours on text that people wrote",
@@ -32,39 +49,30 @@ def _counts(entries: Sequence[Entry]) -> tuple[tuple[str, tuple[str, ...], tuple
         "toy": "trainings of ours on a synthetic language",
         "toy, other base": "the same on the base that the source does not have",
     }
-    groups: tuple[Group, ...] = ("holds", "fails", "open", "untested")
-    of_many = []
     for kind, words in kinds.items():
         of_kind = [entry for entry in entries if entry.kind == kind and entry.about in ("trainings", "models")]
         if of_kind:
-            of_many.append((f"{SIGNS[kind]} {kind.partition(',')[0]}: {words}", *_tally(of_kind, groups)))
-    of_one = []
-    for kind in ("checkpoint, one model", "natural, one model"):
-        there = [entry for entry in entries if entry.about == "one model" and entry.kind == kind]
-        for model in sorted({entry.model for entry in there}):
-            plain = [PLAIN.get(entry.verdict, entry.verdict) for entry in there if entry.model == model]
-            tested = [str(plain.count(verdict)) for verdict in ("reproduced", "not reproduced", "inconclusive")]
-            untested = len(plain) - sum(map(int, tested))
-            of_one.append((f"{SIGNS[kind]} {kind.partition(',')[0]}: `{model}`", *tested, str(untested)))
-    proofs = [entry.verdict for entry in entries if entry.about == "proof"]
-    if proofs:
-        shown = [str(proofs.count(verdict)) for verdict in ("agrees with the proof", "contradicts the proof")]
-        of_one.append(("theory: checks of what is proved", *shown, "–", "–"))
-    columns = ("reproduced", "not reproduced", "open", "not tested")
-    apart = ("it does", "it does not", "open", "not tested")
-    return (
-        (
-            "Verdicts about a kind of model: a seed is a training, or a model that others trained.",
-            ("evidence", *columns),
-            tuple(of_many),
-        ),
-        (
-            "Counted separately, because they do not generalise to other models: claims about one model, over draws of texts, "
-            "and checks of proofs.",
-            ("one model, or a proof", *apart),
-            tuple(of_one),
-        ),
-    )
+            yield f"{SIGNS[kind]} {kind.partition(',')[0]}: {words}", *_tally(of_kind, ("holds", "fails", "open", "untested"))
+
+
+def _counts_of_one(entries: Sequence[Entry]) -> Iterator[tuple[str, ...]]:
+    """A row for each model that claims were taken to by itself."""
+    kinds: tuple[Kind, ...] = ("checkpoint, one model", "natural, one model")
+    for kind in kinds:
+        of_kind = [entry for entry in entries if entry.about == "one model" and entry.kind == kind]
+        for model in sorted({entry.model for entry in of_kind}):
+            verdicts = [PLAIN.get(entry.verdict, entry.verdict) for entry in of_kind if entry.model == model]
+            tested = [verdicts.count(verdict) for verdict in ("reproduced", "not reproduced", "inconclusive")]
+            untested = len(verdicts) - sum(tested)
+            yield f"{SIGNS[kind]} {kind.partition(',')[0]}: `{model}`", *map(str, (*tested, untested))
+
+
+def _counts_of_proofs(entries: Sequence[Entry]) -> Iterator[tuple[str, ...]]:
+    """A row for all checks of proofs, if there are any."""
+    verdicts = [entry.verdict for entry in entries if entry.about == "proof"]
+    if verdicts:
+        agree, contradict = (verdicts.count(verdict) for verdict in ("agrees with the proof", "contradicts the proof"))
+        yield "theory: checks of what is proved", str(agree), str(contradict), "–", "–"
 
 
 def _tally(entries: Sequence[Entry], groups: Sequence[Group]) -> list[str]:

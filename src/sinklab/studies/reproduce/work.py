@@ -343,8 +343,8 @@ def keeping(store: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as stop:
-        kept = (path for place in ("runs/*/*/run.json", "measured/*/*") for path in store.glob(place))
-        if from_outside(stop) and any(path.is_file() for path in kept):
+        stored = (path for pattern in ("runs/*/*/run.json", "measured/*/*") for path in store.glob(pattern))
+        if from_outside(stop) and any(path.is_file() for path in stored):
             stop.add_note(f"what was trained and measured is kept in {store}: the same command goes on from there")
         raise
 
