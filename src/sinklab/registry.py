@@ -170,9 +170,9 @@ class Registry(Generic[T]):
             stands_for: gives the plug-in whose settings these are, where the name is that of something else, such as a path.
 
         Raises:
-            ConfigurationError: it reads like neither, or is a class.
+            ConfigurationError: it reads like neither, or is a class, a number or a list.
         """
-        self._refuse_class(spec)
+        self._refuse_others(spec)
         return self._read_text(spec, stands_for) if isinstance(spec, str) else self._read_mapping(spec)
 
     def _read_mapping(self, spec: Mapping[str, object]) -> dict[str, Any]:
@@ -214,9 +214,9 @@ class Registry(Generic[T]):
         Raises:
             UnknownNameError: no such name (did you mean …?).
             ConfigurationError: a setting that the plug-in does not have (did you mean …?), one that is missing or of another
-                type, a value that the plug-in refuses, or a class in place of a plug-in.
+                type, a value that the plug-in refuses, or a class, a number or a list in place of a plug-in.
         """
-        self._refuse_class(spec)
+        self._refuse_others(spec)
         if not isinstance(spec, (str, Mapping)):
             return spec
         settings = self.read(spec)
@@ -257,12 +257,20 @@ class Registry(Generic[T]):
     def _require(self, name: str) -> None:
         names = self.names()
         if name not in names:
-            known = f"Known: {', '.join(names)}" if len(names) <= LISTED else f"Known: see 'sinklab list {self.plural}'"
-            raise UnknownNameError(f"no {self.kind} is called {name!r}.{_did_you_mean(name, names)} {known}")
+            raise UnknownNameError(f"no {self.kind} is called {name!r}.{_did_you_mean(name, names)} {self._known()}")
 
-    def _refuse_class(self, spec: object) -> None:
+    def _refuse_others(self, spec: object) -> None:
+        """Refuse what neither is nor describes a plug-in: a class of them, numbers, and lists of several."""
         if isinstance(spec, type):
             raise ConfigurationError(f"{spec.__name__} is a class; make one of it: {spec.__name__}(…)")
+        if spec is None or isinstance(spec, (int, float, list, tuple, set, frozenset, bytes)):
+            raise ConfigurationError(
+                f"{spec!r} is no {self.kind}; expected one, its name, or {{'name': …}} with settings. {self._known()}"
+            )
+
+    def _known(self) -> str:
+        """What there is, in words, or where it is listed."""
+        return f"Known: {', '.join(self)}" if len(list(self)) <= LISTED else f"Known: see 'sinklab list {self.plural}'"
 
     def _folder(self) -> Path:
         return Path(__file__).parent / self.plural

@@ -158,7 +158,7 @@ def save_model(
             machine, that the model was loaded from. A model made in memory has none.
 
     Raises:
-        InputError: what is no model of transformers.
+        InputError: what is no model of transformers, no tokenizer, or a file in place of the directory.
         ConfigurationError: the model, or a part of it, runs an operation that its config does not carry: by name alone, or
             attached to the part (the text tower of CLIP). It would come back as softmax.
     """
@@ -171,6 +171,10 @@ def save_model(
             require_module(model)
         model, tokenizer = model.model, tokenizer or model.tokenizer
     _require_recorded(model)
+    if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
+        raise InputError(f"`tokenizer` is of {type(tokenizer).__name__}; give one of transformers, or none")
+    if Path(folder).is_file():  # which transformers says in a log, and saves nothing
+        raise InputError(f"{folder} is a file; give the directory that the checkpoint goes to")
     tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
     with without_bars():
         model.save_pretrained(folder)
@@ -388,6 +392,8 @@ def _head_shapes(
     model: PreTrainedModel, modules: dict[str, nn.Module], example: Mapping[str, Tensor] | None
 ) -> dict[str, HeadShape]:
     """Shapes of the heads of every attention module, from one forward pass over an example."""
+    if example is not None and not (isinstance(example, Mapping) and all(isinstance(one, Tensor) for one in example.values())):
+        raise InputError(f"`example` is of {type(example).__name__}; give tensors by the names of arguments")
     if not modules and not off_seam_modules(model):
         raise UnsupportedModelError(f"{type(model).__name__} has no attention; no operation can be attached")
     if not modules:

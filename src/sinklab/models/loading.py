@@ -107,7 +107,7 @@ class LoadedModel:
 def load_model(
     name: str | os.PathLike[str],
     *,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     dtype: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -145,7 +145,10 @@ def load_model(
         UnknownNameError: no embedded model or operation of that name.
         UnsupportedModelError: an architecture that this transformers version does not know.
     """
-    name = os.fspath(name)
+    if not isinstance(name, (str, os.PathLike)):
+        in_memory = "; wrap_model(model) takes one that is in memory" if isinstance(name, nn.Module) else ""
+        raise InputError(f"the name of a model is a text or a path, and this is of {type(name).__name__}{in_memory}")
+    name, device = os.fspath(name), str(device)  # a torch.device by its name
     spread = read_spread(device, device_map, max_memory, offload_folder, tp)
     _check_dtype(dtype, spread.device)
     if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
@@ -189,8 +192,10 @@ def wrap_model(
     transformers, with the tokenizer that comes with it.
 
     Raises:
-        InputError: no model of transformers, or NaN or infinity in its weights.
+        InputError: no model of transformers, no tokenizer, or NaN or infinity in its weights.
     """
+    if tokenizer is not None and not hasattr(tokenizer, "bos_token_id"):
+        raise InputError(f"`tokenizer` is of {type(tokenizer).__name__}; give one of transformers, as AutoTokenizer loads it")
     tokenizer = tokenizer_inside(model) if tokenizer is None else tokenizer
     model = unwrapped(model)
     lacks = None if isinstance(getattr(model, "config", None), PreTrainedConfig) else "config"

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.anatomy import Anatomy
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.positions import REGISTERS, grid_of
+from sinklab.models.wrappers import transformers_model
 
 __all__ = ["Registers", "add_registers", "require_pictures"]
 
@@ -120,13 +121,17 @@ def add_registers(model: PreTrainedModel, neurons: Mapping[str, Sequence[int]], 
         What takes the tokens away again.
 
     Raises:
+        InputError: no model of transformers.
         ConfigurationError: no token, no neuron, a module that is none, or a neuron that it has not.
         UnsupportedModelError: a model that reads no pictures, reads them in windows, or adds a bias for each pair of positions;
             while it runs, one whose first block is given something else than the patches behind a few tokens.
     """
+    model = transformers_model(model)
     if number < 1:
         raise ConfigurationError(f"`number` {number} must be 1 or more: how many tokens are added")
     require_pictures(model)
+    if not isinstance(neurons, Mapping):
+        raise ConfigurationError(f"`neurons` is of {type(neurons).__name__}; expected numbers by names of linear maps")
     modules = dict(model.named_modules())
     if not any(len(units) for units in neurons.values()):
         raise ConfigurationError("name the neurons that are moved; `sinklab origin` finds those that write a spike")

@@ -13,11 +13,10 @@ from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.operation import is_largest, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Probe
-from sinklab.errors import ConfigurationError
 from sinklab.probes._growing import NOTHING, EndedColumns, GrowingColumns
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
-from sinklab.results.ties import TIE, just_above
+from sinklab.results.ties import TIE, just_above, require_threshold
 
 __all__ = ["SinkRate"]
 
@@ -97,10 +96,7 @@ class SinkRate(Probe):
     )
 
     def __init__(self, threshold: float = 0.3) -> None:
-        if not 0.0 <= threshold < 1.0:
-            raise ConfigurationError(
-                f"threshold {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3"
-            )
+        require_threshold(threshold)
         self.threshold = threshold
         self._growing = GrowingColumns()
         self._by_position = Means("head", "key_position")

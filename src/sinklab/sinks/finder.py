@@ -15,9 +15,9 @@ from sinklab.attention.chosen_keys import stands_on_no_key, weights_on_own_keys
 from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher
-from sinklab.errors import ConfigurationError, SessionError
+from sinklab.errors import SessionError
 from sinklab.results.naming import front_name
-from sinklab.results.ties import just_above
+from sinklab.results.ties import just_above, require_threshold
 from sinklab.sinks.places import LEAST_RATE, Hits, Place, enough_documents, places
 from sinklab.sinks.value import DEFINITION, Head, Sink, Sinks, first_of_kind
 
@@ -114,10 +114,7 @@ class SinkFinder(Watcher):
         names: Sequence[str] | None = None,
         together: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        if not 0.0 <= threshold < 1.0:
-            raise ConfigurationError(
-                f"threshold {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3"
-            )
+        require_threshold(threshold)
         self.threshold, self.part = threshold, part
         self._names = names
         self._together = {called: tuple(sorted(positions)) for called, positions in (together or {}).items()}

@@ -20,7 +20,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import MOST
 from sinklab.results.naming import counted
 
-__all__ = ["DEFINITION", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "sink_at"]
+__all__ = ["DEFINITION", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "require_sinks", "sink_at"]
 
 SinkPlace: TypeAlias = "int | Literal['null'] | Sink"
 """A position in the document, the null score, or a sink that was found elsewhere."""
@@ -319,6 +319,19 @@ class Sinks:
 
 _LISTS = ("sinks", "followed", "weak", "silent")
 _PLAIN = ("threshold", "definition", "corpus", "bos", "samples", "seq_len", "heads_by_weight", "front")
+
+
+def require_sinks(sinks: object) -> None:
+    """Refuse what is no :class:`Sinks` where they are given in place of being searched for.
+
+    Raises:
+        ConfigurationError: a position, a name, or anything else.
+    """
+    if sinks is not None and not isinstance(sinks, Sinks):
+        raise ConfigurationError(
+            f"`sinks` is of {type(sinks).__name__}; expected what find_sinks(model, inputs) found, with place=0 for a "
+            "position of your own"
+        )
 
 
 def sink_at(place: SinkPlace) -> Sink:

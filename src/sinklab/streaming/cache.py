@@ -13,7 +13,7 @@ from transformers import EncoderDecoderCache, PreTrainedModel
 from sinklab.attention.cache_argument import given_cache
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.policies.base import BoundedPolicy, Positions, SlotPolicy, require_whole
+from sinklab.policies.base import BoundedPolicy, Policy, Positions, SlotPolicy, require_whole
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.sinks import Sinks
@@ -100,6 +100,11 @@ class PolicyCache(BoundedCache):
         quantized: str | None = None,
         rollback: int = 0,
     ) -> None:
+        if not isinstance(policy, Policy):
+            raise ConfigurationError(
+                f"`policy` is of {type(policy).__name__}, which is no policy; make one with "
+                "sinklab.registry.policies.make('sink_window'), or let open_reader(model, policy) take its name"
+            )
         if not isinstance(policy, self.takes):
             raise ConfigurationError(
                 f"{type(self).__name__} takes a {self.takes.__name__}, and policy {policy.name!r} is none; "

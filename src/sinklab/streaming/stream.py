@@ -349,8 +349,8 @@ def stream(
         max_new_tokens: end after so many; otherwise only stop tokens and stop strings end it.
         settings: as :class:`Stream` has them.
     """
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise ConfigurationError(f"max_new_tokens {max_new_tokens} must be 1 or more")
+    if max_new_tokens is not None:
+        require_whole("max_new_tokens", max_new_tokens, 1)
     source = Stream(model, **settings).feed(prompt)
     return _tokens(source, max_new_tokens)
 

@@ -20,6 +20,7 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.models.losses import loss_kind
 from sinklab.models.wrappers import unwrapped
+from sinklab.policies.base import require_whole
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
@@ -141,7 +142,7 @@ class SinkCallback(TrainerCallback):
         every: int = 100,
         threshold: float = 0.3,
         window: int = 32,
-        table: Path | RunTable | None = None,
+        table: Path | str | RunTable | None = None,
         columns: Mapping[str, object] | None = None,
         trainer: Trainer | None = None,
     ) -> None:
@@ -153,8 +154,8 @@ class SinkCallback(TrainerCallback):
                 raise ConfigurationError(f"{name} must be int64 (rows, seq_len), got {tensor.dtype} {tuple(tensor.shape)}")
         if not len(rows.ids):
             raise ConfigurationError("rows has no row; give at least one, of the text that the sinks are to be watched on")
-        if every < 1:
-            raise ConfigurationError(f"every must be at least 1 step, got {every}")
+        require_whole("every", every, 1, ": steps between measurements")
+        require_whole("window", window, 1)
         if not 1 <= window < rows.ids.shape[1] - 1:
             raise ConfigurationError(
                 f"window {window} must be at least 1 and leave tokens beyond it: rows have {rows.ids.shape[1]} tokens"
@@ -167,7 +168,9 @@ class SinkCallback(TrainerCallback):
             )
         SinkRate(threshold=threshold)  # refuses a threshold outside [0, 1)
         self.rows, self.every, self.threshold, self.window, self.trainer = rows, every, threshold, window, trainer
-        self.table = table if isinstance(table, RunTable) else RunTable(table, {})
+        if columns is not None and not isinstance(columns, Mapping):
+            raise ConfigurationError(f"columns must be values by the names of columns, got a {type(columns).__name__}")
+        self.table = table if isinstance(table, RunTable) else RunTable(None if table is None else Path(table), {})
         self.columns = dict(columns or {})
         self.last: SinkMeasurement | None = None
         self.seconds = 0.0

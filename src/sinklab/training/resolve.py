@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from sinklab.training.config import PretrainingConfig
 __all__ = ["resolve_recipe"]
 
 
-def resolve_recipe(name: str | PretrainingConfig) -> PretrainingConfig:
+def resolve_recipe(name: str | os.PathLike[str] | PretrainingConfig) -> PretrainingConfig:
     """The configuration that ``name`` stands for.
 
     Args:
@@ -32,7 +33,9 @@ def resolve_recipe(name: str | PretrainingConfig) -> PretrainingConfig:
     """
     if isinstance(name, PretrainingConfig):
         return name
-    file, _, function = name.partition(":")
+    if not isinstance(name, str | os.PathLike):
+        raise ConfigurationError(f"a training is a recipe, a file or a PretrainingConfig, and this is of {type(name).__name__}")
+    file, _, function = os.fspath(name).partition(":")
     path = Path(file).expanduser()
     if path.suffix == ".py":
         return _from_python(path, function)

@@ -137,6 +137,7 @@ def find_causes(
     from sinklab.models.wrappers import unwrapped
     from sinklab.report.html import write_report
     from sinklab.results.table import make_table
+    from sinklab.sinks.value import require_sinks
     from sinklab.studies.causes.display import display
     from sinklab.studies.causes.measurement import examine, facts_of, texts_of_budget
     from sinklab.studies.causes.texts import Texts
@@ -151,6 +152,7 @@ def find_causes(
         raise ConfigurationError(
             "samples and readout go together: inputs of your own, and what is read off the outputs for them"
         )
+    require_sinks(sinks)
     if sinks is not None and sink != "auto":
         raise ConfigurationError(f"`sink` {sink} and `sinks` both say where the sink is; give one of them")
     settings = {**request.to_dict(), "bos": bos} | ({} if sinks is None else {"sinks": sinks.to_dict()})

@@ -20,6 +20,7 @@ from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import loss_kind
 from sinklab.models.processor import kind_of
 from sinklab.results.naming import counted
+from sinklab.results.ties import require_threshold
 
 __all__ = ["gaps_of", "mask_token_of", "require_settings"]
 
@@ -41,8 +42,7 @@ def require_settings(*, samples: int, steps: int, prompt: int, threshold: float,
         raise ConfigurationError(f"`steps` must be at least 1, got {steps}")
     if prompt < 0:
         raise ConfigurationError(f"`prompt` {prompt} must be 0 or more: tokens that are not masked")
-    if not 0.0 <= threshold < 1.0:
-        raise ConfigurationError(f"`threshold` {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3")
+    require_threshold(threshold, "`threshold`")
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"`batch_size` must be at least 1, got {batch_size}")
 

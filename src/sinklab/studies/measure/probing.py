@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -182,6 +182,8 @@ def make_probes(probes: Sequence[str | Mapping[str, object] | Probe], threshold:
     """
     if isinstance(probes, (str, Mapping, Probe)):
         raise ConfigurationError(f"`probes` is one probe, {probes!r}; expected a list of them")
+    if not isinstance(probes, Iterable):
+        raise ConfigurationError(f"`probes` is {probes!r}; expected a list of them")
     made = [make_probe(probe, threshold) for probe in probes]
     twice = named_twice(made)
     if twice is not None:

@@ -97,6 +97,7 @@ def find_origin(
     from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
+    from sinklab.sinks.value import require_sinks
     from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos
     from sinklab.studies.origin.display import display
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, decoded, locate_origins, require_settings
@@ -105,6 +106,7 @@ def find_origin(
         "seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos, "controls": controls,
         "registers": registers,
     }  # fmt: skip
+    require_sinks(sinks)
     inputs = None if inputs is None else as_samples(inputs)
     require_settings(samples if inputs is None else len(inputs), controls, batch_size, registers)
     with Run("origin", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:

@@ -60,11 +60,11 @@ def show(
     from sinklab.models.loading import LoadedModel, wrap_model
     from sinklab.models.wrappers import unwrapped
     from sinklab.report.heads import Shown
+    from sinklab.results.ties import require_threshold
     from sinklab.studies.measure.probing import opened, require_as_it_is, run_probes
     from sinklab.studies.show.content import longest, samples_of
 
-    if not 0.0 <= threshold < 1.0:
-        raise ConfigurationError(f"`threshold` {threshold} must be in [0, 1): a mean weight is compared with it; usual is 0.3")
+    require_threshold(threshold, "`threshold`")
     if seq_len < 2:
         raise ConfigurationError(f"`seq_len` must be at least 2 tokens, got {seq_len}")
     options: dict[str, Any] = {

@@ -1,0 +1,143 @@
+"""What a user hands over by mistake in Python: a name for a model, a list for one thing, text or a fraction for a number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tests.conftest import make_sinklm, make_tokenizer
+
+import sinklab
+from sinklab.errors import ConfigurationError, InputError, SinklabError
+from sinklab.policies.window import Window
+from sinklab.probes.sink_rate import SinkRate
+from sinklab.registry import operations
+from sinklab.streaming.cache import PolicyCache
+
+IDS = torch.arange(2, 30)[None]
+
+
+@pytest.fixture
+def model():
+    return make_sinklm().eval()
+
+
+@pytest.fixture
+def llama():
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("given", [3, None, ["sigmoid"], ("sigmoid",)])
+def test_a_plugin_is_no_number_and_no_list(given, llama, model):
+    with pytest.raises(ConfigurationError, match=r"is no operation; expected one, its name, or \{.*\} with settings\. Known"):
+        sinklab.attach(llama, given)
+    with pytest.raises(ConfigurationError, match=r"is no .*policy; expected one"):
+        sinklab.open_reader(model, given)
+    assert operations.make(operations.make("sigmoid")).name == "sigmoid"
+
+
+@pytest.mark.parametrize("example", [IDS, {"input_ids": [[1, 2]]}, "text"])
+def test_an_example_is_tensors_by_name(example, llama):
+    with pytest.raises(InputError, match=r"`example` is of \w+; give tensors by the names of arguments"):
+        sinklab.attach(llama, "sigmoid", example=example)
+
+
+@pytest.mark.parametrize("policy", ["window", None, ["window"]])
+def test_a_cache_is_of_a_policy(policy):
+    with pytest.raises(ConfigurationError, match=r"`policy` is of \w+, which is no policy; make one with .*open_reader"):
+        PolicyCache(policy)
+    with pytest.raises(ConfigurationError, match="SinkLM, which is no policy"):
+        PolicyCache(make_sinklm(), Window(window=8))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [(3, "int"), (None, "NoneType"), (["embedded:softmax"], "list"), (torch.nn.Linear(1, 1), "Linear; wrap_model")],
+)
+def test_a_model_is_loaded_by_its_name(name, says):
+    with pytest.raises(InputError, match=f"the name of a model is a text or a path, and this is of {says}"):
+        sinklab.load_model(name)
+
+
+def test_a_device_of_torch_is_one():
+    assert sinklab.load_model("embedded:softmax", device=torch.device("cpu")).device == torch.device("cpu")
+
+
+def test_a_tokenizer_is_no_name(model, tmp_path):
+    with pytest.raises(InputError, match="`tokenizer` is of str; give one of transformers, as AutoTokenizer loads it"):
+        sinklab.wrap_model(model, "org/model")
+    with pytest.raises(InputError, match="`tokenizer` is of str; give one of transformers, or none"):
+        sinklab.save_model(model, tmp_path / "model", "org/model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_model_is_not_saved_to_a_file(model, tmp_path):
+    """transformers says so in its log, and returns as if it had."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="file is a file; give the directory that the checkpoint goes to"):
+        sinklab.save_model(model, tmp_path / "file", make_tokenizer())
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_stream_ends_after_a_whole_number_of_tokens(model):
+    """After 2.5 it never did."""
+    with pytest.raises(ConfigurationError, match=r"max_new_tokens must be a whole number, got 2\.5"):
+        sinklab.stream(model, IDS, max_new_tokens=2.5)
+    with pytest.raises(ConfigurationError, match="max_new_tokens 0 must be 1 or more"):
+        sinklab.stream(model, IDS, max_new_tokens=0)
+
+
+@pytest.mark.parametrize("threshold", ["0.3", [0.3], None])
+def test_a_threshold_is_a_number(threshold, model):
+    loaded = sinklab.wrap_model(model, make_tokenizer())
+    calls = (
+        lambda: SinkRate(threshold),
+        lambda: sinklab.show(loaded, "import os", threshold=threshold),
+        lambda: sinklab.SinkCallback(torch.zeros(1, 64, dtype=torch.int64), threshold=threshold),
+    )
+    for call in calls:
+        with pytest.raises(ConfigurationError, match=r"threshold`? .* must be a number in \[0, 1\)"):
+            call()
+
+
+@pytest.mark.parametrize("sinks", [0, "null", [0]])
+def test_sinks_are_what_was_found(sinks, model):
+    loaded = sinklab.wrap_model(model, make_tokenizer())
+    for function in (sinklab.find_causes, sinklab.find_origin):
+        with pytest.raises(ConfigurationError, match=r"`sinks` is of \w+; expected what find_sinks\(model, inputs\) found"):
+            function(loaded, sinks=sinks)
+
+
+@pytest.mark.parametrize("probes", [3, [3]])
+def test_probes_are_a_list_of_probes(probes):
+    weights = [(torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None])[None, None]]
+    with pytest.raises(ConfigurationError, match=r"`probes` is 3; expected a list of them|3 is no probe; expected one"):
+        sinklab.from_weights(weights, probes=probes)
+
+
+@pytest.mark.parametrize("recipe", [3, ["tiny"], None])
+def test_a_training_is_named(recipe):
+    with pytest.raises(ConfigurationError, match="a training is a recipe, a file or a PretrainingConfig, and this is of"):
+        sinklab.pretrain(recipe)
+    with pytest.raises(SinklabError):
+        sinklab.pretrain(Path("missing.yaml"))
+
+
+def test_registers_go_into_a_model_of_pictures():
+    with pytest.raises(InputError, match="'org/vit' is the name of a model; load it first"):
+        sinklab.add_registers("org/vit", {})
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16
+    )
+    with pytest.raises(ConfigurationError, match="`neurons` is of int; expected numbers by names of linear maps"):
+        sinklab.add_registers(transformers.ViTModel(config), 1)
+
+
+def test_a_table_may_be_named_by_its_path(tmp_path):
+    callback = sinklab.SinkCallback(torch.zeros(1, 64, dtype=torch.int64), table=str(tmp_path / "sinks.parquet"))
+    assert callback.table.path == tmp_path / "sinks.parquet"
