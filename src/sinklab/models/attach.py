@@ -21,6 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import model_inside, off_seam_modules, on_seam_modules, require_module
+from sinklab.attention.names import named_modules
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.placement import input_device
@@ -186,7 +187,7 @@ def _require_recorded(model: PreTrainedModel) -> None:
     """Refuse a model of which transformers would not save that its attention, or that of a part of it, is another."""
     if isinstance(model.config, SinkLMConfig) or getattr(model.config, CONFIG_FIELD, None) is not None:
         return
-    for path, part in model.named_modules():
+    for path, part in named_modules(model):
         if not isinstance(part, PreTrainedModel):
             continue
         implementation, recorded = part.config._attn_implementation, getattr(part.config, CONFIG_FIELD, None)

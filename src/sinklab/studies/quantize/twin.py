@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.names import named_modules, plain_module, submodule
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.grids import Grid, affine_grid, symmetric_grid
@@ -209,7 +210,7 @@ class Twin:
         self._plain: dict[str, nn.Linear | Conv1D] = {}
         self._residual: dict[str, _Residual] = {}
         self._codes: dict[tuple[str, int], WeightCodes] = {}
-        for name, module in list(self.model.named_modules()):
+        for name, module in list(named_modules(self.model)):
             layer = next((number for number, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
             if layer is None or not isinstance(module, (nn.Linear, Conv1D)):
                 continue
@@ -256,7 +257,7 @@ class Twin:
         parent, _, child = name.rpartition(".")
         quantized = QuantizedLinear(module, name).eval()
         self._plain[name] = module
-        setattr(self.model.get_submodule(parent), child, quantized)
+        setattr(submodule(self.model, parent), child, quantized)
         site = Site(name, "linear", layer, quantized.in_features, quantized.out_features, part=self._anatomy.part(name))
         self.sites[site.key], self._maps[site.key] = site, quantized
 
@@ -282,7 +283,7 @@ class Twin:
         left = [key for key in self._maps if key not in reached]
         for name in left:
             parent, _, child = name.rpartition(".")
-            setattr(self.model.get_submodule(parent), child, self._plain[name])
+            setattr(submodule(self.model, parent), child, self._plain[name])
         for places in (self.sites, self._maps, self._residual):
             for key in set(places) - set(reached):
                 del places[key]
@@ -419,9 +420,11 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     layers = dict(Anatomy(model).layers)
     if layers:
         return layers
-    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    lists = [name for name, module in named_modules(model) if isinstance(module, nn.ModuleList)]
     outermost = [name for name in lists if not any(re.match(rf"{re.escape(other)}\.", name) for other in lists)]
-    return {f"{name}.{child}": block for name in outermost for child, block in model.get_submodule(name).named_children()}
+    return {
+        f"{name}.{child}": plain_module(block) for name in outermost for child, block in submodule(model, name).named_children()
+    }
 
 
 def require_unquantized(model: nn.Module) -> None:
