@@ -33,6 +33,7 @@ from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.registry import operations
+from sinklab.results.required import require_path
 from sinklab.results.voice import warn
 
 if TYPE_CHECKING:
@@ -160,8 +161,8 @@ def save_model(
 
     Raises:
         InputError: what is no model of transformers, no tokenizer, or a file in place of the directory.
-        ConfigurationError: the model, or a part of it, runs an operation that its config does not carry: by name alone, or
-            attached to the part (the text tower of CLIP). It would come back as softmax.
+        ConfigurationError: ``folder`` is no path; or the model, or a part of it, runs an operation that its config does not
+            carry: by name alone, or attached to the part (the text tower of CLIP). It would come back as softmax.
     """
     if isinstance(model, nn.Module):
         model = unwrapped(model)
@@ -174,6 +175,7 @@ def save_model(
     _require_recorded(model)
     if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
         raise InputError(f"`tokenizer` is of {type(tokenizer).__name__}; give one of transformers, or none")
+    require_path("`folder`", folder)
     if Path(folder).is_file():  # which transformers says in a log, and saves nothing
         raise InputError(f"{folder} is a file; give the directory that the checkpoint goes to")
     tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
