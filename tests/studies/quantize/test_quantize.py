@@ -79,7 +79,7 @@ def test_the_planted_spike_is_named_with_its_channel_and_the_sink(spiked):
     # What the other maps read are ones and zeros, which lie on any grid: their gaps are those of rounding scales.
     assert max(abs(site["gap"]) for site in sites.values()) < 1e-4
     assert f"Alone, {SPIKE} costs most" in summary["text"]
-    assert "at position 0 '0': a sink" in summary["text"]
+    assert "at position 0 “0”: a sink" in summary["text"]
 
 
 def test_cures_of_a_planted_spike_cure_it_and_cost_what_they_cost(spiked):
@@ -133,7 +133,7 @@ def test_the_same_model_without_the_spike_needs_no_cure():
 def test_a_spike_that_is_no_sink_is_not_called_one():
     summary = quantize(bigram(spike=1024, sink=False), inputs=rows(32), calibration=CALIBRATION, schemes=["w8a8"]).summary
     assert summary["sinks"] == []
-    assert "at position 0 '0': no sink by the rate" in summary["text"]
+    assert "at position 0 “0”: no sink by the rate" in summary["text"]
     cures = by_name(summary["cures"], "cure")
     assert cures["spike tokens whole"]["positions"] == [0]
     assert "sinks whole" not in cures
@@ -149,7 +149,7 @@ def test_of_several_tokens_with_the_spike_those_that_are_sinks_are_named():
     summary = quantize(model, inputs=texts, calibration=CALIBRATION, schemes=["w8a8"], products="simulated").summary
     worst = by_name(summary["sites"], "site")[SPIKE]
     assert (summary["sinks"], worst["positions"], worst["at_sink"]) == ([0], [0, 5], False)
-    said = "at position 0 '0', position 5 '31': of these position 0 '0' is a sink, and others none by the rate."
+    said = "at position 0 “0”, position 5 “31”: of these position 0 “0” is a sink, and others none by the rate."
     assert said in summary["text"]
 
 
@@ -356,7 +356,7 @@ def test_padding_on_the_left_is_refused_and_on_the_right_leaves_the_sink_where_i
     with pytest.raises(InputError, match="24 of the 24 samples of `inputs` are padded on the left, and tokens are"):
         quantize(bigram(spike=1024), inputs=padded(padding, tokens), **settings)
     summary = quantize(bigram(spike=1024), inputs=padded(tokens, padding), **settings).summary
-    assert "at position 0 '0': a sink" in summary["text"]
+    assert "at position 0 “0”: a sink" in summary["text"]
     assert by_name(summary["cures"], "cure")["sinks whole"]["left"]["high"] < 1e-3
 
 
