@@ -54,7 +54,7 @@ class Sink(Record):
     heads: list[HeadAndRate]
 
 
-class Found(Record):
+class SinkPlaces(Record):
     """Where the sinks are."""
 
     sinks: list[Sink]
@@ -344,7 +344,7 @@ class Audit(Record):
     model: str | None = None
     operation: str | None = None
     loss: float | None = None
-    sinks: Found | None = None
+    sinks: SinkPlaces | None = None
     sink_role: str | None = None
     sink_rate_gu2024: float | None = None
     sink_heads_by_weight: int | None = None

@@ -16,10 +16,10 @@ from sinklab.results.table import read_table
 from sinklab.sinks import Head
 from sinklab.studies.causes import resumable
 from sinklab.studies.causes.effects import HeadEdit, one_by_one
-from sinklab.studies.causes.groups import asked_for
+from sinklab.studies.causes.groups import chosen_heads
 from sinklab.studies.causes.head_group import HeadGroup
 from sinklab.studies.causes.readout import NextToken
-from sinklab.studies.causes.request import Asked, parse_heads
+from sinklab.studies.causes.request import ChosenHeads, parse_heads
 from sinklab.studies.causes.samples import token_samples
 
 EDITS = [HeadEdit("zero", (ZeroHead(),)), HeadEdit("resample", (ResampleHead(),))]
@@ -78,7 +78,7 @@ def test_two_heads_that_stand_in_for_each_other():
 def test_heads_that_are_named_twice_are_one_group(llama):
     """In their own name, as a layer, and as all heads of a label: what is done to them is the same."""
     heads = [Head(layer, head) for layer in range(2) for head in range(2)]
-    _, groups = asked_for(Asked(groups=[((1, 1), (1, 0)), ((1, 0), (1, 1)), ((0, 0), (1, 0))], layers=True), heads)
+    _, groups = chosen_heads(ChosenHeads(groups=[((1, 1), (1, 0)), ((1, 0), (1, 1)), ((0, 0), (1, 0))], layers=True), heads)
     assert [str(group) for group in groups] == ["layer 1: 1.0+1.1", "0.0+1.0", "layer 0: 0.0+0.1"]
     found = find_causes(llama[0], **QUICK | {"texts": 11}, heads="0.0+0.1+0.2+0.3,layers", together=True).summary
     members = [frozenset(group["members"]) for group in found["groups"]]
@@ -211,14 +211,14 @@ def test_a_killed_run_keeps_its_groups(checkpoint, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("heads", "asked"),
     [
-        ("all", Asked()),
-        (None, Asked()),
-        ("0.1, 3.0", Asked(((0, 1), (3, 0)))),
-        ("0.0+0.1,5.0", Asked(((5, 0),), (((0, 0), (0, 1)),))),
-        ("layers", Asked(layers=True)),
-        ("all,1.0 + 2.1", Asked(None, (((1, 0), (2, 1)),))),
-        ([(0, 0), [(0, 0), (0, 1)]], Asked(((0, 0),), (((0, 0), (0, 1)),))),
-        ([((2, 1),)], Asked((), (((2, 1),),))),
+        ("all", ChosenHeads()),
+        (None, ChosenHeads()),
+        ("0.1, 3.0", ChosenHeads(((0, 1), (3, 0)))),
+        ("0.0+0.1,5.0", ChosenHeads(((5, 0),), (((0, 0), (0, 1)),))),
+        ("layers", ChosenHeads(layers=True)),
+        ("all,1.0 + 2.1", ChosenHeads(None, (((1, 0), (2, 1)),))),
+        ([(0, 0), [(0, 0), (0, 1)]], ChosenHeads(((0, 0),), (((0, 0), (0, 1)),))),
+        ([((2, 1),)], ChosenHeads((), (((2, 1),),))),
     ],
 )
 def test_how_heads_are_asked_for(heads, asked):

@@ -13,7 +13,7 @@ from sinklab.results.table import read_run, read_table, write_table
 from sinklab.studies.pathways import kept
 from sinklab.studies.pathways.added import add_columns, main
 from sinklab.studies.pathways.columns import READ_OUTS
-from sinklab.studies.pathways.kept import asked_of_record, missing_columns
+from sinklab.studies.pathways.kept import design_of_record, missing_columns
 from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
 
@@ -119,7 +119,7 @@ def test_operations_with_settings_are_read_from_the_record(folder):
     for part in ("operations", "rates"):
         entry = own if part == "operations" else record["rates"]["sigmoid"]
         record[part]["sigmoid(length_bias=True)"] = entry
-    asked, factors = asked_of_record(record, folder)
+    asked, factors = design_of_record(record, folder)
     assert asked.pathways[-1] == Pathway("sigmoid(length_bias=True)", {"name": "sigmoid", "length_bias": True})
     assert factors["sigmoid(length_bias=True)"] == factors["sigmoid"]
     assert asked.widths["sigmoid(length_bias=True)"] == 128

@@ -11,7 +11,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.studies.pathways import matching, runs
-from sinklab.studies.pathways.benchmark import asked_of, own_base
+from sinklab.studies.pathways.benchmark import design_of, own_base
 from sinklab.studies.pathways.choosing import FACTORS, SELECTION_SEEDS, Choice
 from sinklab.studies.pathways.matching import TOLERANCE, matched_widths, parameters_of
 from sinklab.studies.pathways.operations import pathways_of
@@ -62,19 +62,19 @@ def test_choices_survive_json():
 
 def test_the_seeds_of_the_selection_are_not_evaluated():
     with pytest.raises(ConfigurationError, match="pathways: seed 1001 is one on which learning rates are chosen"):
-        asked_of([], [0, 1001], "tiny", None)
+        design_of([], [0, 1001], "tiny", None)
 
 
 def test_the_base_of_a_scale():
     assert (own_base("tiny"), own_base("small"), own_base("60m")) == ("no-bos", "no-bos", "no-bos")
     with pytest.raises(ConfigurationError, match="pathways: scale 60m has the base no-bos, and `base` is 'bos'"):
-        asked_of([], [0], "60m", "bos")
+        design_of([], [0], "60m", "bos")
 
 
 @pytest.fixture
 def asked():
     pathways = pathways_of([{"name": "gated"}])
-    return runs.Asked(pathways, {"softmax": 128, "gated": 85}, "tiny", "bos", [0, 1, 2, 3])
+    return runs.Design(pathways, {"softmax": 128, "gated": 85}, "tiny", "bos", [0, 1, 2, 3])
 
 
 def test_what_is_trained_to_choose_and_to_evaluate(asked):

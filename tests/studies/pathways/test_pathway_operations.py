@@ -88,7 +88,7 @@ def test_an_unknown_operation_is_refused():
 def asked(scale, base):
     """All operations, as wide as the scale has it."""
     width = base_config(scale, base).model.intermediate_size
-    return runs.Asked(pathways_of(), {pathway.label: width for pathway in pathways_of()}, scale, base, [0])
+    return runs.Design(pathways_of(), {pathway.label: width for pathway in pathways_of()}, scale, base, [0])
 
 
 @pytest.mark.parametrize("base", ["bos", "no-bos"])

@@ -66,7 +66,7 @@ def test_numbers_that_are_not_finite_are_absent():
 
 
 def test_what_provably_cannot_do_the_trigger_task_is_not_trained(tmp_path):
-    asked = runs.Asked(pathways_of([{"name": "sigmoid"}])[1:], {}, "tiny", "no-bos", [0, 1])
+    asked = runs.Design(pathways_of([{"name": "sigmoid"}])[1:], {}, "tiny", "no-bos", [0, 1])
     found, cannot = runs.trigger_numbers(asked, TriggerProblem(cap=1), tmp_path / "trigger", lambda *told: None)
     assert found == {0: {"sigmoid": {"trigger_solved": 0.0}}, 1: {"sigmoid": {"trigger_solved": 0.0}}}
     # Weights that are divided by nothing: 1/9, as derived in sinklab.studies.trigger.expressible.
@@ -75,7 +75,7 @@ def test_what_provably_cannot_do_the_trigger_task_is_not_trained(tmp_path):
 
 
 def test_trigger_runs_are_kept_under_the_names_of_the_comparison(tmp_path, monkeypatch):
-    asked = runs.Asked(pathways_of([{"name": "clipped_softmax"}]), {}, "tiny", "no-bos", [3])
+    asked = runs.Design(pathways_of([{"name": "clipped_softmax"}]), {}, "tiny", "no-bos", [3])
     problem = TriggerProblem(cap=2)
     found, cannot = runs.trigger_numbers(asked, problem, tmp_path, lambda *told: None)
     assert cannot == {}
@@ -201,7 +201,7 @@ def test_the_whole_comparison(tmp_path, short):
         assert read_run(tmp_path / "store" / "runs" / "tiny" / cell)["data"]["held_out"]["sha256"] == run["held_out_sha256"]
     assert (run["protocol"], run["base"], run["selection_seeds"]) == (2, "no-bos", [1000])
     assert run["operations"]["softmax_plus_one"]["intermediate_size"] == 128
-    assert said == [runs.foreseen(benchmark.asked_of([{"name": "softmax_plus_one"}], [0], "tiny", None))]
+    assert said == [runs.foreseen(benchmark.design_of([{"name": "softmax_plus_one"}], [0], "tiny", None))]
     written = (out / "pathways.md").read_text()
     again.judge_again(out)
     assert (out / "pathways.md").read_text() == written
@@ -248,13 +248,13 @@ def test_one_rate_for_all_is_not_searched_for(tmp_path, short):
 
 
 def test_what_is_said_before_trainings_at_one_rate():
-    asked = benchmark.asked_of([{"name": "softmax_plus_one"}], [0, 1, 2], "small", None, 0.5)
+    asked = benchmark.design_of([{"name": "softmax_plus_one"}], [0, 1, 2], "small", None, 0.5)
     minutes = round((6 * 560 + 6 * 6) / 60)
     assert runs.foreseen(asked) == (
         "2 operations, base no-bos: 6 trainings at 0.5 times the learning rate of the scale; about "
         f"{minutes} minutes of one core; what is there already is not done again"
     )
-    asked = benchmark.asked_of([{"name": "softmax_plus_one"}], [0, 1, 2], "medium", None, 0.5)
+    asked = benchmark.design_of([{"name": "softmax_plus_one"}], [0, 1, 2], "medium", None, 0.5)
     assert "trainings take about 6 minutes of one data-centre GPU; without a GPU about 48 hours of one core; " in (
         runs.foreseen(asked)
     )

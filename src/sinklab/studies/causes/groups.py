@@ -18,9 +18,9 @@ from sinklab.studies.causes.finding import LOSS_CHANGE, bounds
 from sinklab.studies.causes.head_group import HeadGroup
 from sinklab.studies.causes.labels import LABELS, HeadLabel
 from sinklab.studies.causes.listing import divergences
-from sinklab.studies.causes.request import Asked, Pair
+from sinklab.studies.causes.request import ChosenHeads, Pair
 
-__all__ = ["EDITS", "asked_for", "examined_groups", "group_rows", "groups_of_labels", "most_groups"]
+__all__ = ["EDITS", "chosen_heads", "examined_groups", "group_rows", "groups_of_labels", "most_groups"]
 
 PROBE = "causes_groups"
 
@@ -28,7 +28,7 @@ EDITS = ("zero", "resample", "redirect", "hide", "zero_value")
 """What is done to a group: all that labels rest on, and no controls."""
 
 
-def asked_for(asked: Asked, heads: Sequence[Head]) -> tuple[list[Head], list[HeadGroup]]:
+def chosen_heads(chosen: ChosenHeads, heads: Sequence[Head]) -> tuple[list[Head], list[HeadGroup]]:
     """The heads of a model that are to be examined by themselves, and the groups.
 
     Raises:
@@ -48,13 +48,13 @@ def asked_for(asked: Asked, heads: Sequence[Head]) -> tuple[list[Head], list[Hea
             )
         return [known[pair] for pair in pairs]
 
-    groups = [HeadGroup(tuple(of(group))) for group in asked.groups]
-    if asked.layers:
+    groups = [HeadGroup(tuple(of(group))) for group in chosen.groups]
+    if chosen.layers:
         layers = list(dict.fromkeys(head.layer for head in heads))
         groups += [HeadGroup(tuple(head for head in heads if head.layer == layer), f"layer {layer}") for layer in layers]
     # Heads that were named and are all those of a layer are one group: of its place in the list, and of the layer's name.
     once = {frozenset(group.members): group for group in groups}
-    return list(heads) if asked.alone is None else of(asked.alone), list(once.values())
+    return list(heads) if chosen.alone is None else of(chosen.alone), list(once.values())
 
 
 def groups_of_labels(labels: Sequence[HeadLabel], known: Sequence[HeadGroup] = ()) -> list[HeadGroup]:

@@ -30,7 +30,7 @@ from sinklab.results.table import make_table
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace
 from sinklab.studies.causes.experiments import experiments
-from sinklab.studies.causes.groups import asked_for, examined_groups, group_rows, groups_of_labels, most_groups
+from sinklab.studies.causes.groups import chosen_heads, examined_groups, group_rows, groups_of_labels, most_groups
 from sinklab.studies.causes.head_group import HeadGroup
 from sinklab.studies.causes.labels import LABELS, label_heads, mirrored, require_texts, texts_needed
 from sinklab.studies.causes.listing import by_domain, effect_rows, examined_heads, found_sink, head_rows
@@ -90,7 +90,7 @@ def examine(
     texts = _on_device(texts, input_device(model))
     samples = texts.samples
     sinks = _sinks_of(model, samples, request, sinks)
-    heads, groups = asked_for(request.heads, sinks.heads)
+    heads, groups = chosen_heads(request.heads, sinks.heads)
     with _named("`texts`, `heads`, `level`"):
         require_texts(samples, sinks, heads, level=request.level)
         number = len(groups) + (most_groups(len(heads)) if request.together else 0)

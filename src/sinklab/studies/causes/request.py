@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from sinklab.errors import ConfigurationError
 
-__all__ = ["Asked", "Pair", "Request", "parse_heads", "parse_sink"]
+__all__ = ["ChosenHeads", "Pair", "Request", "parse_heads", "parse_sink"]
 
 Pair: TypeAlias = tuple[int, int]
 """Layer and head, from 0."""
@@ -20,7 +20,7 @@ WORDS: tuple[Literal["auto", "null", "none"], ...] = ("auto", "null", "none")
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ChosenHeads:
     """Which heads are to be examined, and which of them together too.
 
     Attributes:
@@ -74,7 +74,7 @@ def _written(pairs: Sequence[Pair]) -> str:
 class Request:
     """Settings of a run, as :func:`~sinklab.studies.causes.causes.find_causes` takes them."""
 
-    heads: Asked = Asked()
+    heads: ChosenHeads = ChosenHeads()
     together: bool = False
     sink: int | Literal["auto", "null", "none"] = "auto"
     budget: Literal["fast", "full"] = "fast"
@@ -125,18 +125,18 @@ _HEAD = re.compile(r"\s*\d{1,9}\.\d{1,9}\s*")
 """A head in text, ``layer.head``."""
 
 
-def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]] | None) -> Asked:
+def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]] | None) -> ChosenHeads:
     """Heads and groups from ``0.1,3.0+3.1``, ``all`` or ``layers``; from Python also pairs, and lists of pairs for groups.
 
     Raises:
-        ConfigurationError: anything else, and what :class:`Asked` refuses.
+        ConfigurationError: anything else, and what :class:`ChosenHeads` refuses.
     """
     if heads is None:
-        return Asked()
+        return ChosenHeads()
     return _heads_of_text(heads) if isinstance(heads, str) else _heads_of_pairs(heads)
 
 
-def _heads_of_pairs(heads: Sequence[Pair | Sequence[Pair]]) -> Asked:
+def _heads_of_pairs(heads: Sequence[Pair | Sequence[Pair]]) -> ChosenHeads:
     alone: list[Pair] = []
     groups: list[tuple[Pair, ...]] = []
     for entry in _listed(heads, heads):
@@ -145,10 +145,10 @@ def _heads_of_pairs(heads: Sequence[Pair | Sequence[Pair]]) -> Asked:
             alone.append(_pair(members, entry))
         else:
             groups.append(tuple(_pair(_listed(member, entry), entry) for member in members))
-    return Asked(tuple(alone), tuple(groups))
+    return ChosenHeads(tuple(alone), tuple(groups))
 
 
-def _heads_of_text(heads: str) -> Asked:
+def _heads_of_text(heads: str) -> ChosenHeads:
     parts = [part.strip() for part in heads.split(",") if part.strip()]
     groups = [part.split("+") for part in parts if part not in ("all", "layers")]
     for members in groups:
@@ -163,7 +163,7 @@ def _heads_of_text(heads: str) -> Asked:
         )
     pairs = [tuple(map(_pair_of_text, members)) for members in groups]
     every_head = "all" in parts or "layers" in parts
-    return Asked(
+    return ChosenHeads(
         None if every_head else tuple(members[0] for members in pairs if len(members) == 1),
         tuple(members for members in pairs if len(members) > 1),
         "layers" in parts,

@@ -19,8 +19,8 @@ from sinklab.results.run import new_run_id
 from sinklab.results.table import append, make_table, read_run, read_table, write_table
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.columns import READ_OUTS, Source
-from sinklab.studies.pathways.kept import LOSS, asked_of_record, missing_columns, parser_of, same_loss, seeds_of_record
-from sinklab.studies.pathways.runs import Asked, evaluation_cells
+from sinklab.studies.pathways.kept import LOSS, design_of_record, missing_columns, parser_of, same_loss, seeds_of_record
+from sinklab.studies.pathways.runs import Design, evaluation_cells
 from sinklab.studies.reproduce import work
 from sinklab.training.process import default_cache
 
@@ -48,29 +48,29 @@ def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress:
     lacking = missing_columns(table, one_rate=record.get("rate") is not None, natural=is_natural(record["scale"]))
     if not lacking:
         return []
-    asked, factors = asked_of_record(record, folder)
+    design, factors = design_of_record(record, folder)
     seeds = seeds_of_record(record)
     rows: list[dict[str, Any]] = []
     for source, columns in lacking.items():
-        cells = {key: cell for key, cell in evaluation_cells(asked, factors)[source].items() if key[1] in seeds[key[0]]}
+        cells = {key: cell for key, cell in evaluation_cells(design, factors)[source].items() if key[1] in seeds[key[0]]}
         named: dict[str, dict[str, str]] = {}
         for (label, seed), cell in cells.items():
             named.setdefault(label, {})[str(seed)] = cell.name
         if named != record["cells"][source]:
             raise InputError(f"{folder}: its trainings are not those of today's code; make another with sinklab pathways")
-        place = train_and_read(folder, asked, {source: cells}, store=store, jobs=jobs, progress=progress)
+        place = train_and_read(folder, design, {source: cells}, store=store, jobs=jobs, progress=progress)
         losses = table[table["metric"] == LOSS[source]].set_index(["model", "seed"])["value"]
         for (label, seed), cell in cells.items():
-            found = work.read_numbers(place / cell.name, READ_OUTS[source])
-            if not same_loss(found["held_out_loss"], float(losses.get((label, seed), math.nan))):
+            numbers = work.read_numbers(place / cell.name, READ_OUTS[source])
+            if not same_loss(numbers["held_out_loss"], float(losses.get((label, seed), math.nan))):
                 raise ResultError(
-                    f"{folder}: {label} with seed {seed} ends at a loss of {found['held_out_loss']:.6f} nats here, and at "
+                    f"{folder}: {label} with seed {seed} ends at a loss of {numbers['held_out_loss']:.6f} nats here, and at "
                     f"{float(losses.get((label, seed), math.nan)):.6f} in the table: another training, so nothing is added"
                 )
             rows += [
-                {"model": label, "metric": column.metric, "seed": seed, "value": found[column.of], "count": 1}
+                {"model": label, "metric": column.metric, "seed": seed, "value": numbers[column.of], "count": 1}
                 for column in columns
-                if column.of in found
+                if column.of in numbers
             ]
     operation = {str(model): name for model, name in table[["model", "operation"]].itertuples(index=False)}
     corpus = record["config"]["data"]["corpus"]
@@ -83,7 +83,7 @@ def add_columns(folder: Path, *, store: Path, jobs: int | None = None, progress:
 
 
 def train_and_read(
-    folder: Path, asked: Asked, cells: Cells, *, store: Path, jobs: int | None, progress: bool, also: Collection[Cell] = ()
+    folder: Path, design: Design, cells: Cells, *, store: Path, jobs: int | None, progress: bool, also: Collection[Cell] = ()
 ) -> Path:
     """Train what the store lacks and read the columns of each training.
 
@@ -101,7 +101,7 @@ def train_and_read(
     plan, errors = work.train_and_read(
         {cell.name: cell for cell in (*wanted, *also)},
         [(cell.name, name) for source, of_source in cells.items() for cell in of_source.values() for name in READ_OUTS[source]],
-        scale=asked.scale,
+        scale=design.scale,
         store=store,
         cache=default_cache(),
         jobs=jobs,

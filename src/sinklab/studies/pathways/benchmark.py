@@ -26,7 +26,7 @@ from sinklab.studies.pathways.figure import write_figure
 from sinklab.studies.pathways.judging import PROTOCOL, judged
 from sinklab.studies.pathways.matching import matched_widths
 from sinklab.studies.pathways.operations import DEFAULT, Pathway, pathways_of
-from sinklab.studies.pathways.runs import Asked, Found, Numbers, foreseen, join_numbers, train_and_read, trigger_numbers
+from sinklab.studies.pathways.runs import Design, Measurements, Numbers, foreseen, join_numbers, train_and_read, trigger_numbers
 from sinklab.studies.pathways.tables import page
 from sinklab.studies.pathways.words import definition, figure_title, in_words
 from sinklab.studies.reproduce.scales import base_config
@@ -34,7 +34,7 @@ from sinklab.studies.reproduce.work import keeping
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
 
-__all__ = ["asked_of", "long_table", "operations_of", "own_base", "run_pathways"]
+__all__ = ["design_of", "long_table", "operations_of", "own_base", "run_pathways"]
 
 PROBE = "pathways"
 
@@ -51,13 +51,13 @@ def own_base(scale: Scale) -> Base:
     return bases_at(scale, ("no-bos", "bos"))[0]
 
 
-def asked_of(
+def design_of(
     operations: Sequence[Mapping[str, object]],
     seeds: Sequence[int],
     scale: Scale,
     base: Base | None,
     rate: float | None = None,
-) -> Asked:
+) -> Design:
     """What is compared, checked; nothing is trained.
 
     Raises:
@@ -75,7 +75,7 @@ def asked_of(
         raise ConfigurationError(f"`rate` is {rate:g}; expected a learning rate over that of the scale, such as 0.5")
     check_apart(seeds, scale)
     pathways, base = pathways_of(operations), base or own_base(scale)
-    return Asked(pathways, matched_widths(pathways, base_config(scale, base)), scale, base, seeds, rate)
+    return Design(pathways, matched_widths(pathways, base_config(scale, base)), scale, base, seeds, rate)
 
 
 def run_pathways(
@@ -117,63 +117,65 @@ def run_pathways(
     """
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
-    asked, problem = asked_of(operations, seeds, scale, base, rate), problem or TriggerProblem()
+    design, problem = design_of(operations, seeds, scale, base, rate), problem or TriggerProblem()
     given, (out, store) = out, (path.expanduser().absolute() for path in (out, store))
     cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()
     check_place(out)
     with keeping(store), FolderLock(out):
-        _require_own(out, asked)
+        _require_own(out, design)
         if say is not None:
-            say(foreseen(asked))
-        found = train_and_read(asked, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress)
-        numbers = found.numbers
-        of_trigger, cannot = trigger_numbers(asked, problem, out / TRIGGER, stages)
+            say(foreseen(design))
+        measured = train_and_read(design, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress)
+        numbers = measured.numbers
+        of_trigger, cannot = trigger_numbers(design, problem, out / TRIGGER, stages)
         join_numbers(numbers, of_trigger)
-        config = base_config(scale, asked.base)
-        times = costs(asked.pathways, config, widths=asked.widths, progress=stages)
-        labels = [pathway.label for pathway in asked.pathways]
+        config = base_config(scale, design.base)
+        times = costs(design.pathways, config, widths=design.widths, progress=stages)
+        labels = [pathway.label for pathway in design.pathways]
         natural = is_natural(scale)
-        rows = judged(labels, numbers, times, found.choices, cannot=cannot, one_rate=rate is not None, natural=natural)
-        words = in_words(rows, cannot, scale=scale, base=asked.base, seeds=len(seeds), rate=rate)
+        rows = judged(labels, numbers, times, measured.choices, cannot=cannot, one_rate=rate is not None, natural=natural)
+        words = in_words(rows, cannot, scale=scale, base=design.base, seeds=len(seeds), rate=rate)
         run_id = new_run_id()
-        table = long_table(asked.pathways, numbers, times, config.data.corpus, run_id)
-        summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, **words.to_dict(), "errors": found.errors}
-        record = _record(summary, asked, found, problem, run_id)
+        table = long_table(design.pathways, numbers, times, config.data.corpus, run_id)
+        summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, **words.to_dict(), "errors": measured.errors}
+        record = _record(summary, design, measured, problem, run_id)
         (out / "run.json").unlink(missing_ok=True)  # of an earlier comparison, beside whose files new ones would lie
         write_table(table, out / "table.parquet")
         write_text(page(rows, words, rate, natural=natural), out / "pathways.md")
         for suffix in ("svg", "png"):
-            write_figure(rows, figure_title(scale, asked.base, len(seeds), rate), out / f"pareto.{suffix}", natural=natural)
+            write_figure(rows, figure_title(scale, design.base, len(seeds), rate), out / f"pareto.{suffix}", natural=natural)
         write_json(record, out / "run.json")  # last: it is whole
         return Result(summary, table, record, given, display)
 
 
-def _require_own(out: Path, asked: Asked) -> None:
+def _require_own(out: Path, design: Design) -> None:
     """Refuse a folder of something else, of another scale, base or rate, or of more: the files in it are written again."""
     clear_partial(out)
-    kept = read_run(out) if (out / "run.json").is_file() else {}
-    own = (out / TRIGGER).is_dir() or (kept.get("kind") == "pathways" if kept else _was_begun(out))
+    stored = read_run(out) if (out / "run.json").is_file() else {}
+    own = (out / TRIGGER).is_dir() or (stored.get("kind") == "pathways" if stored else _was_begun(out))
     if out.is_dir() and any(out.iterdir()) and not own:
         raise InputError(
             f"output directory {out} holds something else than a comparison of pathways; choose another with `out`"
         )
-    if kept.get("scale", asked.scale) != asked.scale:
+    if stored.get("scale", design.scale) != design.scale:
         raise InputError(
-            f"output directory {out} holds the comparison at the scale {kept['scale']}, and this one is at {asked.scale}; "
+            f"output directory {out} holds the comparison at the scale {stored['scale']}, and this one is at {design.scale}; "
             "choose another with `out`"
         )
-    if kept.get("base", asked.base) != asked.base:
+    if stored.get("base", design.base) != design.base:
         raise InputError(
-            f"output directory {out} holds the comparison on base {kept['base']}, and this one is on {asked.base}; choose "
+            f"output directory {out} holds the comparison on base {stored['base']}, and this one is on {design.base}; choose "
             "another with `out`"
         )
-    if kept and kept.get("rate") != asked.rate:
-        there, here = ("rates of their own" if one is None else f"the rate {one:g}" for one in (kept.get("rate"), asked.rate))
+    if stored and stored.get("rate") != design.rate:
+        there, here = (
+            "rates of their own" if rate is None else f"the rate {rate:g}" for rate in (stored.get("rate"), design.rate)
+        )
         raise InputError(
             f"output directory {out} holds the comparison at {there}, and this one is at {here}; choose another with `out`"
         )
-    of = {"operations": list(kept.get("operations", ())), "seeds": kept.get("seeds", [])}
-    require_no_less(out, of, {"operations": [pathway.label for pathway in asked.pathways], "seeds": asked.seeds})
+    of = {"operations": list(stored.get("operations", ())), "seeds": stored.get("seeds", [])}
+    require_no_less(out, of, {"operations": [pathway.label for pathway in design.pathways], "seeds": design.seeds})
 
 
 def _was_begun(out: Path) -> bool:
@@ -211,38 +213,38 @@ def long_table(
     return make_table(rows, run_id=run_id, probe=PROBE)
 
 
-def operations_of(asked: Asked) -> dict[str, dict[str, object]]:
+def operations_of(design: Design) -> dict[str, dict[str, object]]:
     """What a record says of each operation, by its label."""
-    context = base_config(asked.scale, asked.base).model.max_position_embeddings
+    context = base_config(design.scale, design.base).model.max_position_embeddings
     return {
         pathway.label: {
             "operation": pathway.operation(context),
             "no_op": pathway.published.no_op if pathway.published else "",
             "source": pathway.published.source if pathway.published else "settings as asked for",
-            "intermediate_size": asked.widths[pathway.label],
+            "intermediate_size": design.widths[pathway.label],
         }
-        for pathway in asked.pathways
+        for pathway in design.pathways
     }
 
 
 def _record(
-    summary: Mapping[str, object], asked: Asked, found: Found, problem: TriggerProblem, run_id: str
+    summary: Mapping[str, object], design: Design, measured: Measurements, problem: TriggerProblem, run_id: str
 ) -> dict[str, object]:
-    base = base_config(asked.scale, asked.base)
+    base = base_config(design.scale, design.base)
     return {
         "kind": "pathways",
         "protocol": PROTOCOL,
         "run_id": run_id,
-        "scale": asked.scale,
-        "base": asked.base,
-        "seeds": list(asked.seeds),
-        "selection_seeds": list(SELECTION_SEEDS[asked.scale]) if asked.rate is None else [],
-        "rate": asked.rate,
-        "definition": definition(asked.rate, natural=is_natural(asked.scale)),
+        "scale": design.scale,
+        "base": design.base,
+        "seeds": list(design.seeds),
+        "selection_seeds": list(SELECTION_SEEDS[design.scale]) if design.rate is None else [],
+        "rate": design.rate,
+        "definition": definition(design.rate, natural=is_natural(design.scale)),
         "paragraph": summary["paragraph"],
         "statements": summary["statements"],
-        "operations": operations_of(asked),
-        "rates": {label: choice.to_dict() for label, choice in found.choices.items()},
+        "operations": operations_of(design),
+        "rates": {label: choice.to_dict() for label, choice in measured.choices.items()},
         "columns": {
             column.name: {
                 **dataclasses.asdict(column),
@@ -253,14 +255,15 @@ def _record(
             for column in COLUMNS
         },
         "trainings": {
-            source: {"what": training_of(source, asked.rate), "read_outs": list(READ_OUTS[source])} for source in found.cells
+            source: {"what": training_of(source, design.rate), "read_outs": list(READ_OUTS[source])}
+            for source in measured.cells
         },
-        "cells": found.cells,
+        "cells": measured.cells,
         "rows": summary["rows"],
         "cannot_do_the_trigger_task": summary["cannot"],
         "trigger_setting": dataclasses.asdict(problem),
         "config": base.model_dump(mode="json"),
-        "held_out_sha256": found.held_out_sha256,
+        "held_out_sha256": measured.held_out_sha256,
         "environment": environment(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "errors": summary["errors"],

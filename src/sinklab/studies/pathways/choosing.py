@@ -54,13 +54,13 @@ class Choice:
     @property
     def means(self) -> dict[float, float]:
         """Factor to mean loss, of those with which no training diverged or failed."""
-        found = {}
+        means = {}
         for factor in FACTORS:
             values = [self.losses.get(factor, {}).get(seed) for seed in self.seeds]
             known = [value for value in values if value is not None]
             if values and len(known) == len(values):
-                found[factor] = statistics.fmean(known)
-        return found
+                means[factor] = statistics.fmean(known)
+        return means
 
     @property
     def missing(self) -> int:
@@ -87,14 +87,14 @@ class Choice:
     @property
     def diverged(self) -> float | None:
         """Share of the trainings that diverged."""
-        found = [value for of_factor in self.losses.values() for value in of_factor.values()]
-        return sum(value is None for value in found) / len(found) if found and not self.missing else None
+        losses = [value for of_factor in self.losses.values() for value in of_factor.values()]
+        return sum(value is None for value in losses) / len(losses) if losses and not self.missing else None
 
     @property
     def numbers(self) -> dict[str, float]:
         """Columns of the comparison."""
-        found = {"chosen_factor": self.factor, "rate_range": self.spread, "rate_diverged": self.diverged}
-        return {name: value for name, value in found.items() if value is not None}
+        numbers = {"chosen_factor": self.factor, "rate_range": self.spread, "rate_diverged": self.diverged}
+        return {name: value for name, value in numbers.items() if value is not None}
 
     def to_dict(self) -> dict[str, object]:
         """For JSON; :meth:`of_dict` makes it again."""

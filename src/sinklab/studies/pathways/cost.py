@@ -99,8 +99,8 @@ class _Timed:
             "max_position_embeddings": length,
             "vocab_size": config.data.vocab_size,
         }
-        asked = config.training.device
-        self.device = torch.device("cuda" if asked == "cuda" or (asked == "auto" and torch.cuda.is_available()) else "cpu")
+        device = config.training.device
+        self.device = torch.device("cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu")
         torch.manual_seed(0)
         self.model = SinkLM(SinkLMConfig.from_architecture(Architecture.parse(fields))).to(self.device)
         tokens = (config.training.micro_batch_size or config.training.batch_size) * config.model.max_position_embeddings

@@ -24,11 +24,11 @@ def display(result: Result) -> Iterator[RenderableType]:
         shown.add_column(escape(row["label"]), justify="right")
     shown.add_row("low-distortion", *("reference" if number == 0 else row["low_distortion"] for number, row in enumerate(rows)))
     answers = [row["beside_softmax"] for row in rows]
-    shown.add_row("loss beside softmax", *("–" if found is None else found["answer"] for found in answers))
+    shown.add_row("loss beside softmax", *("–" if answer is None else answer["answer"] for answer in answers))
     for column in COLUMNS:
-        found = [row["numbers"].get(column.name) for row in rows]
-        if any(found):
-            cells = ("–" if number is None else column.written(number["mean"]) for number in found)
+        numbers = [row["numbers"].get(column.name) for row in rows]
+        if any(numbers):
+            cells = ("–" if number is None else column.written(number["mean"]) for number in numbers)
             shown.add_row(f"{column.heading} ({column.metric.unit})", *cells)
     yield shown
     yield Text(f"\n{result.summary['paragraph']}")

@@ -16,7 +16,7 @@ from sinklab.results.naming import counted
 from sinklab.results.run import new_run_id
 from sinklab.results.table import append, read_run, write_json, write_table
 from sinklab.studies.pathways.again import judge_again
-from sinklab.studies.pathways.kept import Kept, parser_of, whole
+from sinklab.studies.pathways.kept import StoredComparison, parser_of, whole
 
 __all__ = ["join"]
 
@@ -47,41 +47,41 @@ def join(folder: Path, other: Path) -> list[str]:
             or the settings of an operation, that share a seed, or that chose different learning rates for an operation.
         ResultError: a file is missing or damaged.
     """
-    kept, more = whole(folder), whole(other)
-    _require_joinable(kept, more)
-    there = kept.record["operations"]
+    stored, more = whole(folder), whole(other)
+    _require_joinable(stored, more)
+    there = stored.record["operations"]
     new = [label for label in more.record["operations"] if label not in there]
     known_times = more.table["seed"].isna() & more.table["model"].isin(list(there))
-    write_table(append([kept.table, more.table[~known_times]]), folder / "table.parquet")
-    write_json(_record(kept, more, new), folder / "run.json")
+    write_table(append([stored.table, more.table[~known_times]]), folder / "table.parquet")
+    write_json(_record(stored, more, new), folder / "run.json")
     judge_again(folder)
     return new
 
 
-def _require_joinable(kept: Kept, more: Kept) -> None:
-    where = f"{kept.folder} and {more.folder}"
+def _require_joinable(stored: StoredComparison, more: StoredComparison) -> None:
+    where = f"{stored.folder} and {more.folder}"
     for key, called in SHARED.items():
-        if kept.record.get(key) != more.record.get(key):
+        if stored.record.get(key) != more.record.get(key):
             raise InputError(f"{where} differ in {called}, so that they are no one comparison")
-    if shared := sorted(set(kept.asked.seeds) & set(more.asked.seeds)):
+    if shared := sorted(set(stored.design.seeds) & set(more.design.seeds)):
         raise InputError(
             f"{where} share {counted(len(shared), 'seed')} ({', '.join(map(str, shared))}), with which softmax was trained "
             "twice; make the second on other seeds"
         )
-    both = set(kept.record["operations"]) & set(more.record["operations"])
+    both = set(stored.record["operations"]) & set(more.record["operations"])
     for label in sorted(both):
-        if kept.record["operations"][label] != more.record["operations"][label]:
+        if stored.record["operations"][label] != more.record["operations"][label]:
             raise InputError(f"{where} have {label} with different settings")
-        if kept.factors.get(label) != more.factors.get(label):
+        if stored.factors.get(label) != more.factors.get(label):
             raise InputError(f"{where} chose different learning rates for {label}, which would be two operations in one row")
-    texts = [record["held_out_sha256"] for record in (kept.record, more.record) if record.get("held_out_sha256")]
+    texts = [record["held_out_sha256"] for record in (stored.record, more.record) if record.get("held_out_sha256")]
     if len(set(texts)) > 1:  # comparisons from before 2026-11-28 do not tell
         raise InputError(f"{where} are of different texts, held-out sha256 {texts[0][:12]} and {texts[1][:12]}")
 
 
-def _record(kept: Kept, more: Kept, new: list[str]) -> dict[str, Any]:
+def _record(stored: StoredComparison, more: StoredComparison, new: list[str]) -> dict[str, Any]:
     """The record of both: operations, seeds, learning rates and trainings, and what the second was made with."""
-    record, other = kept.record, more.record
+    record, other = stored.record, more.record
     cells = {
         source: {
             label: {**record["cells"].get(source, {}).get(label, {}), **other["cells"].get(source, {}).get(label, {})}

@@ -200,16 +200,16 @@ def compared(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]
     values = list(by_seed.values())
     if len(values) < SEEDS:
         return Comparison(by_seed, statistics.fmean(values) if values else None, None, "undecided")
-    found = estimate_mean(values, LEVEL)
+    estimate = estimate_mean(values, LEVEL)
     answer: Beside = "undecided"
     lost = len(numbers) - len(values)  # diverged, for instance: as of every bound, the others cannot speak for them
-    if found.interval is not None and lost <= MOST_LOST * len(numbers):
-        low, high = found.interval
+    if estimate.interval is not None and lost <= MOST_LOST * len(numbers):
+        low, high = estimate.interval
         if low > -MARGIN and high < MARGIN:
             answer = "equivalent"
         elif high <= -MARGIN or low >= MARGIN:
             answer = "better" if high <= -MARGIN else "worse"
-    return Comparison(by_seed, found.middle, found.interval, answer)
+    return Comparison(by_seed, estimate.middle, estimate.interval, answer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,8 +376,8 @@ def _findings(
     bounds: Sequence[Bound], label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]
 ) -> dict[str, Finding]:
     """Each bound by its name; softmax is not compared with itself."""
-    asked = [bound for bound in bounds if not (bound.against and label == REFERENCE)]
-    return {bound.name: judge_part(bound.part(label), numbers) for bound in asked}
+    applicable = [bound for bound in bounds if not (bound.against and label == REFERENCE)]
+    return {bound.name: judge_part(bound.part(label), numbers) for bound in applicable}
 
 
 def together(findings: Mapping[str, Finding]) -> Answer:
@@ -403,16 +403,16 @@ def replacement(row: Row) -> tuple[Answer, list[str]]:
 
 def summarised(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, Summary]:
     """Columns of one operation over the seeds; those without any number are absent."""
-    found = {}
+    summaries = {}
     for column in COLUMNS:
         values = [by_label[label][column.name] for by_label in numbers.values() if column.name in by_label.get(label, {})]
         if len(values) >= SEEDS:
             of = Value(column.name, label).estimate(values)
             low, high = of.interval or (None, None)
-            found[column.name] = Summary(of.middle, low, high, len(values), of.method if of.interval else None)
+            summaries[column.name] = Summary(of.middle, low, high, len(values), of.method if of.interval else None)
         elif values:
-            found[column.name] = Summary(sum(values) / len(values), None, None, len(values))
-    return found
+            summaries[column.name] = Summary(sum(values) / len(values), None, None, len(values))
+    return summaries
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -426,5 +426,5 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return sorted(best, key=lambda label: points[label])
 
 
-def _of_costs(found: Mapping[str, Mapping[str, float]]) -> dict[str, Summary]:
-    return {name: Summary(number["value"], number["low"], number["high"], 1) for name, number in found.items()}
+def _of_costs(costs: Mapping[str, Mapping[str, float]]) -> dict[str, Summary]:
+    return {name: Summary(number["value"], number["low"], number["high"], 1) for name, number in costs.items()}

@@ -21,10 +21,19 @@ from sinklab.studies.pathways.choosing import Choice
 from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS, Column, Source
 from sinklab.studies.pathways.judging import PROTOCOL
 from sinklab.studies.pathways.operations import REFERENCE, Pathway, pathways_of
-from sinklab.studies.pathways.runs import Asked, evaluation_cells, factors_of
+from sinklab.studies.pathways.runs import Design, evaluation_cells, factors_of
 from sinklab.studies.reproduce import work
 
-__all__ = ["LOSS", "Kept", "asked_of_record", "missing_columns", "parser_of", "same_loss", "seeds_of_record", "whole"]
+__all__ = [
+    "LOSS",
+    "StoredComparison",
+    "design_of_record",
+    "missing_columns",
+    "parser_of",
+    "same_loss",
+    "seeds_of_record",
+    "whole",
+]
 
 SAME_LOSS = 1e-4
 """Nats by which the loss of a training may differ from the one in the table: another order of sums, and no other training."""
@@ -34,34 +43,34 @@ LOSS: Mapping[Source, str] = {"chosen": "held_out_loss", "scale": "scale_rate_lo
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class StoredComparison:
     """A comparison as its folder has it.
 
     Args:
-        asked: what it compared.
+        design: what it compared.
         factors: label to the learning rate that it chose, over that of the scale.
     """
 
     folder: Path
     record: Mapping[str, Any]
     table: pd.DataFrame
-    asked: Asked
+    design: Design
     factors: Mapping[str, float]
 
     @property
     def control(self) -> tuple[Source, Cell]:
         """The training of softmax on the first seed by which today's trainings are recognised, and what it is one of."""
-        source = control_of(self.asked.rate)
-        first = dataclasses.replace(self.asked, seeds=self.asked.seeds[:1])
+        source = control_of(self.design.rate)
+        first = dataclasses.replace(self.design, seeds=self.design.seeds[:1])
         return source, evaluation_cells(first, self.factors)[source][REFERENCE, first.seeds[0]]
 
     def losses_of_control(self, store: Path) -> tuple[float, float]:
         """Nats at which the control in a folder of trainings has ended, and those of the comparison."""
         source, cell = self.control
-        found = work.read_numbers(store / cell.name, ()).get("held_out_loss", math.nan)
+        here = work.read_numbers(store / cell.name, ()).get("held_out_loss", math.nan)
         of_it = self.table["metric"] == LOSS[source]
-        of_it &= (self.table["model"] == REFERENCE) & (self.table["seed"] == self.asked.seeds[0])
-        return found, float(self.table.loc[of_it, "value"].iloc[0])
+        of_it &= (self.table["model"] == REFERENCE) & (self.table["seed"] == self.design.seeds[0])
+        return here, float(self.table.loc[of_it, "value"].iloc[0])
 
     def require_control(self, store: Path, advice: str = "") -> None:
         """Refuse where the control in a folder of trainings has ended at another loss than the comparison's.
@@ -69,12 +78,12 @@ class Kept:
         Raises:
             ResultError: it has.
         """
-        found, kept = self.losses_of_control(store)
-        if not same_loss(found, kept):
+        here, there = self.losses_of_control(store)
+        if not same_loss(here, there):
             raise ResultError(
-                f"{self.folder}: {REFERENCE} with seed {self.asked.seeds[0]} ends at a loss of {found:.6f} nats here, and at "
-                f"{kept:.6f} in the table: this processor rounds otherwise, or today's code trains other models, so nothing is "
-                f"added{advice}"
+                f"{self.folder}: {REFERENCE} with seed {self.design.seeds[0]} ends at a loss of {here:.6f} nats here, and at "
+                f"{there:.6f} in the table: this processor rounds otherwise, or today's code trains other models, so nothing "
+                f"is added{advice}"
             )
 
     def added(self, what: str, values: Sequence[object], run_id: str, **more: object) -> list[dict[str, Any]]:
@@ -106,20 +115,20 @@ def parser_of(module: str, about: str | None, *, trains: bool = True) -> argpars
     return parser
 
 
-def whole(folder: Path) -> Kept:
+def whole(folder: Path) -> StoredComparison:
     """The comparison in a folder, if it has every column of today.
 
     Raises:
         InputError, ResultError: a file is missing or damaged, the comparison was made by another protocol, or lacks columns.
     """
     record, table = read_run(folder), read_table(folder / "table.parquet")
-    asked, factors = asked_of_record(record, folder)
-    missing = missing_columns(table, one_rate=asked.rate is not None, natural=is_natural(asked.scale))
+    design, factors = design_of_record(record, folder)
+    missing = missing_columns(table, one_rate=design.rate is not None, natural=is_natural(design.scale))
     if lacking := [column.name for columns in missing.values() for column in columns]:
         raise InputError(
             f"{folder} lacks the columns {', '.join(lacking)}; add them first (python -m sinklab.studies.pathways.added)"
         )
-    return Kept(folder, record, table, asked, factors)
+    return StoredComparison(folder, record, table, design, factors)
 
 
 def missing_columns(table: pd.DataFrame, *, one_rate: bool = False, natural: bool = False) -> dict[Source, list[Column]]:
@@ -139,7 +148,7 @@ def missing_columns(table: pd.DataFrame, *, one_rate: bool = False, natural: boo
     return lacking
 
 
-def asked_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dict[str, float]]:
+def design_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Design, dict[str, float]]:
     """What a kept comparison compared, and the learning rates that it chose, by label.
 
     Raises:
@@ -150,7 +159,7 @@ def asked_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dic
     published = {pathway.label: pathway for pathway in pathways_of()}
     compared = [published.get(label) or _with_settings(label, of, folder) for label, of in record["operations"].items()]
     choices = {label: Choice.of_dict(choice) for label, choice in record["rates"].items()}
-    asked = Asked(
+    design = Design(
         compared,
         {label: of["intermediate_size"] for label, of in record["operations"].items()},
         record["scale"],
@@ -158,8 +167,8 @@ def asked_of_record(record: Mapping[str, Any], folder: Path) -> tuple[Asked, dic
         record["seeds"],
         record.get("rate"),
     )
-    factors = factors_of(asked, choices)
-    return dataclasses.replace(asked, dtype=_dtype_of(record, asked, factors)), factors
+    factors = factors_of(design, choices)
+    return dataclasses.replace(design, dtype=_dtype_of(record, design, factors)), factors
 
 
 def _with_settings(label: str, of: Mapping[str, Any], folder: Path) -> Pathway:
@@ -189,18 +198,18 @@ def seeds_of_record(record: Mapping[str, Any]) -> dict[str, list[int]]:
     return {label: [int(seed) for seed in of] for label, of in cells.items()}
 
 
-def _dtype_of(record: Mapping[str, Any], asked: Asked, factors: Mapping[str, float]) -> str | None:
+def _dtype_of(record: Mapping[str, Any], design: Design, factors: Mapping[str, float]) -> str | None:
     """In which its models were trained, on whatever machine, as their names tell; ``None`` where no such name is known."""
-    label, seed = asked.pathways[0].label, asked.seeds[0]
-    source = control_of(asked.rate)
+    label, seed = design.pathways[0].label, design.seeds[0]
+    source = control_of(design.rate)
     name = record["cells"].get(source, {}).get(label, {}).get(str(seed))
     for dtype in ("bfloat16", "float32"):
-        first = dataclasses.replace(asked, seeds=[seed], dtype=dtype)
+        first = dataclasses.replace(design, seeds=[seed], dtype=dtype)
         if evaluation_cells(first, factors)[source][label, seed].name == name:
             return dtype
     return None
 
 
-def same_loss(loss: float, kept: float) -> bool:
+def same_loss(loss: float, stored: float) -> bool:
     """Whether two trainings that ended at these losses are one, made twice."""
-    return abs(loss - kept) <= SAME_LOSS or (math.isnan(loss) and math.isnan(kept))
+    return abs(loss - stored) <= SAME_LOSS or (math.isnan(loss) and math.isnan(stored))

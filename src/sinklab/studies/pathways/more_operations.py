@@ -24,10 +24,10 @@ from sinklab.studies.pathways.added import train_and_read as train_control
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.benchmark import long_table, operations_of
 from sinklab.studies.pathways.cost import costs
-from sinklab.studies.pathways.kept import Kept, parser_of, seeds_of_record, whole
+from sinklab.studies.pathways.kept import StoredComparison, parser_of, seeds_of_record, whole
 from sinklab.studies.pathways.matching import matched_widths
 from sinklab.studies.pathways.operations import all_settings, pathways_of
-from sinklab.studies.pathways.runs import Asked, Found, join_numbers, train_and_read, trigger_numbers
+from sinklab.studies.pathways.runs import Design, Measurements, join_numbers, train_and_read, trigger_numbers
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
@@ -67,50 +67,52 @@ def add_operations(
         InputError: a comparison by another protocol, one that lacks columns, or one that was joined from two.
         ResultError: trainings that failed, or a control that ends at another loss.
     """
-    kept = whole(folder)
-    if len(set(map(tuple, seeds_of_record(kept.record).values()))) > 1:
+    stored = whole(folder)
+    if len(set(map(tuple, seeds_of_record(stored.record).values()))) > 1:
         raise InputError(
             f"{folder} was joined from comparisons of different machines, so that no machine has softmax with all its "
             f"seeds; {JOIN}"
         )
     reference, *named = pathways_of(operations)
-    there = [all_settings(pathway) for pathway in kept.asked.pathways]
+    there = [all_settings(pathway) for pathway in stored.design.pathways]
     new = [pathway for pathway in named if all_settings(pathway) not in there]
     if not new:
         return []
-    config = base_config(kept.asked.scale, kept.asked.base)
+    config = base_config(stored.design.scale, stored.design.base)
     widths = matched_widths([reference, *new], config)
-    _, control = kept.control
-    place = train_control(folder, kept.asked, {}, store=store, jobs=jobs, progress=progress, also=[control])
-    kept.require_control(place, f"; if it is the processor, {JOIN}")
-    asked = dataclasses.replace(kept.asked, pathways=new, widths=widths)
-    found = train_and_read(asked, store=store, cache=default_cache(), jobs=jobs, retries=2, ray=None, progress=progress)
-    if found.errors:
-        raise ResultError(f"{folder}: nothing is added, since trainings failed: {'; '.join(found.errors)}")
-    problem = TriggerProblem(**kept.record["trigger_setting"])
-    of_trigger, cannot = trigger_numbers(asked, problem, store / "trigger", stages)
-    join_numbers(found.numbers, of_trigger)
+    _, control = stored.control
+    place = train_control(folder, stored.design, {}, store=store, jobs=jobs, progress=progress, also=[control])
+    stored.require_control(place, f"; if it is the processor, {JOIN}")
+    design = dataclasses.replace(stored.design, pathways=new, widths=widths)
+    measured = train_and_read(design, store=store, cache=default_cache(), jobs=jobs, retries=2, ray=None, progress=progress)
+    if measured.errors:
+        raise ResultError(f"{folder}: nothing is added, since trainings failed: {'; '.join(measured.errors)}")
+    problem = TriggerProblem(**stored.record["trigger_setting"])
+    of_trigger, cannot = trigger_numbers(design, problem, store / "trigger", stages)
+    join_numbers(measured.numbers, of_trigger)
     times = costs([reference, *new], config, widths=widths, progress=stages)
     times.pop(reference.label)  # one by definition, and there already
     run_id = new_run_id()
-    rows = long_table(new, found.numbers, times, kept.record["config"]["data"]["corpus"], run_id)
-    write_table(append([kept.table, rows]), folder / "table.parquet")
-    write_json(_record(kept, asked, found, cannot, run_id), folder / "run.json")
+    rows = long_table(new, measured.numbers, times, stored.record["config"]["data"]["corpus"], run_id)
+    write_table(append([stored.table, rows]), folder / "table.parquet")
+    write_json(_record(stored, design, measured, cannot, run_id), folder / "run.json")
     judge_again(folder)
     return [pathway.label for pathway in new]
 
 
-def _record(kept: Kept, asked: Asked, found: Found, cannot: Mapping[str, str], run_id: str) -> dict[str, Any]:
+def _record(
+    stored: StoredComparison, design: Design, measured: Measurements, cannot: Mapping[str, str], run_id: str
+) -> dict[str, Any]:
     """The record with the new operations and their trainings, and what these were made and timed with."""
-    record = kept.record
-    cells = {source: {**of, **found.cells.get(source, {})} for source, of in record["cells"].items()}
+    record = stored.record
+    cells = {source: {**of, **measured.cells.get(source, {})} for source, of in record["cells"].items()}
     return {
         **record,
-        "operations": {**record["operations"], **operations_of(asked)},
-        "rates": {**record["rates"], **{label: choice.to_dict() for label, choice in found.choices.items()}},
+        "operations": {**record["operations"], **operations_of(design)},
+        "rates": {**record["rates"], **{label: choice.to_dict() for label, choice in measured.choices.items()}},
         "cells": cells,
         "cannot_do_the_trigger_task": {**record["cannot_do_the_trigger_task"], **cannot},
-        "added": kept.added("operations", [pathway.label for pathway in asked.pathways], run_id),
+        "added": stored.added("operations", [pathway.label for pathway in design.pathways], run_id),
     }
 
 

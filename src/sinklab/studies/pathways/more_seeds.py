@@ -25,7 +25,7 @@ from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.benchmark import long_table
 from sinklab.studies.pathways.choosing import check_apart
 from sinklab.studies.pathways.columns import READ_OUTS
-from sinklab.studies.pathways.kept import LOSS, Kept, parser_of, whole
+from sinklab.studies.pathways.kept import LOSS, StoredComparison, parser_of, whole
 from sinklab.studies.pathways.runs import combined, evaluation_cells, join_numbers, trigger_numbers
 from sinklab.studies.reproduce import work
 from sinklab.studies.trigger.problem import TriggerProblem
@@ -58,29 +58,29 @@ def add_seeds(
         InputError: a seed that is there, a comparison by another protocol, or one that lacks columns.
         ResultError: trainings that failed, or a control that ends at another loss.
     """
-    kept = whole(folder)
-    _require_new(folder, seeds, kept.asked.seeds)
-    check_apart(seeds, kept.asked.scale)
-    asked = dataclasses.replace(kept.asked, seeds=list(seeds))
-    by_source: Cells = {source: cells for source, cells in evaluation_cells(asked, kept.factors).items() if source in LOSS}
-    _, control = kept.control
-    place = train_and_read(folder, asked, by_source, store=store, jobs=jobs, progress=progress, also=[control])
+    stored = whole(folder)
+    _require_new(folder, seeds, stored.design.seeds)
+    check_apart(seeds, stored.design.scale)
+    design = dataclasses.replace(stored.design, seeds=list(seeds))
+    by_source: Cells = {source: cells for source, cells in evaluation_cells(design, stored.factors).items() if source in LOSS}
+    _, control = stored.control
+    place = train_and_read(folder, design, by_source, store=store, jobs=jobs, progress=progress, also=[control])
     if not other_processor:
-        kept.require_control(place, "; --other-processor adds them all the same, if it is that")
+        stored.require_control(place, "; --other-processor adds them all the same, if it is that")
     raw = {
         source: {key: work.read_numbers(place / cell.name, READ_OUTS[source]) for key, cell in cells.items()}
         for source, cells in by_source.items()
     }
-    numbers = combined(raw, seeds, natural=is_natural(asked.scale))
-    problem = TriggerProblem(**kept.record["trigger_setting"])
-    of_trigger, _ = trigger_numbers(asked, problem, store / "trigger", stages)
+    numbers = combined(raw, seeds, natural=is_natural(design.scale))
+    problem = TriggerProblem(**stored.record["trigger_setting"])
+    of_trigger, _ = trigger_numbers(design, problem, store / "trigger", stages)
     join_numbers(numbers, of_trigger)
     run_id = new_run_id()
-    new = long_table(asked.pathways, numbers, {}, kept.record["config"]["data"]["corpus"], run_id)
-    write_table(append([kept.table, new]), folder / "table.parquet")
-    here, there = kept.losses_of_control(place)
+    new = long_table(design.pathways, numbers, {}, stored.record["config"]["data"]["corpus"], run_id)
+    write_table(append([stored.table, new]), folder / "table.parquet")
+    here, there = stored.losses_of_control(place)
     control_losses = {"here": here, "kept": there}
-    write_json(_record(kept, seeds, by_source, run_id, control_losses), folder / "run.json")
+    write_json(_record(stored, seeds, by_source, run_id, control_losses), folder / "run.json")
     judge_again(folder)
 
 
@@ -91,14 +91,16 @@ def _require_new(folder: Path, seeds: Sequence[int], there: Sequence[int]) -> No
         raise InputError(f"{folder} has the seeds {', '.join(map(str, shared))} already; it has {', '.join(map(str, there))}")
 
 
-def _record(kept: Kept, seeds: Sequence[int], by_source: Cells, run_id: str, control: Mapping[str, float]) -> dict[str, Any]:
+def _record(
+    stored: StoredComparison, seeds: Sequence[int], by_source: Cells, run_id: str, control: Mapping[str, float]
+) -> dict[str, Any]:
     """The record with the new seeds and their trainings, and what these were made with."""
-    record = kept.record
+    record = stored.record
     cells = {source: {label: dict(of_label) for label, of_label in of.items()} for source, of in record["cells"].items()}
     for source, of_source in by_source.items():
         for (label, seed), cell in of_source.items():
             cells[source].setdefault(label, {})[str(seed)] = cell.name
-    added = kept.added("seeds", seeds, run_id, control=control)
+    added = stored.added("seeds", seeds, run_id, control=control)
     return {**record, "seeds": [*record["seeds"], *seeds], "cells": cells, "added": added}
 
 

@@ -102,17 +102,17 @@ def pathways_of(chosen: Sequence[Mapping[str, object]] = DEFAULT) -> list[Pathwa
         UnknownNameError: no such operation.
         ConfigurationError: a setting that an operation does not have, or an operation named twice.
     """
-    found = [Pathway(REFERENCE, {"name": REFERENCE})]
+    pathways = [Pathway(REFERENCE, {"name": REFERENCE})]
     for fields in chosen:
         operations.make(dict(fields))
         pathway = Pathway(_label(fields), dict(fields))
         if pathway.label == REFERENCE:
             continue
-        if (other := next((other for other in found if all_settings(other) == all_settings(pathway)), None)) is not None:
+        if (other := next((other for other in pathways if all_settings(other) == all_settings(pathway)), None)) is not None:
             also = "" if other.label == pathway.label else f", which is {other.label},"
             raise ConfigurationError(f"the comparison has {pathway.label}{also} twice; name it once")
-        found.append(pathway)
-    return found
+        pathways.append(pathway)
+    return pathways
 
 
 def all_settings(pathway: Pathway) -> list[dict[str, object]]:

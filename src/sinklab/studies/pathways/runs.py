@@ -31,8 +31,8 @@ from sinklab.training.config import PretrainingConfig
 
 __all__ = [
     "LONGER_SEEDS",
-    "Asked",
-    "Found",
+    "Design",
+    "Measurements",
     "Numbers",
     "cells_of",
     "combined",
@@ -60,7 +60,7 @@ SECONDS_OF_READING, SECONDS_OF_A_TRIGGER = 6.0, 15.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Design:
     """What is compared.
 
     Args:
@@ -81,7 +81,7 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Measurements:
     """Numbers, and what is to be said about how they came about.
 
     Attributes:
@@ -99,7 +99,7 @@ class Found:
 
 
 def cells_of(
-    asked: Asked, seeds: Sequence[int], factors: Mapping[str, float], extra: Changes | None = None
+    design: Design, seeds: Sequence[int], factors: Mapping[str, float], extra: Changes | None = None
 ) -> dict[tuple[str, int], Cell]:
     """Label and seed to the training at a multiple of the scale's learning rate.
 
@@ -113,65 +113,65 @@ def cells_of(
             return {
                 **(extra or {}),
                 "model.operation": pathway.operation(config.model.max_position_embeddings),
-                "model.intermediate_size": asked.widths[pathway.label],
+                "model.intermediate_size": design.widths[pathway.label],
                 "optimizer.learning_rate": Times(factors[pathway.label]),
             }
 
         return Variant(pathway.label, changes)
 
-    variants = [variant(pathway) for pathway in asked.pathways if pathway.label in factors]
-    return make_cells(variants, asked.scale, seeds, asked.base, asked.dtype)
+    variants = [variant(pathway) for pathway in design.pathways if pathway.label in factors]
+    return make_cells(variants, design.scale, seeds, design.base, design.dtype)
 
 
-def selection_cells(asked: Asked) -> dict[float, dict[tuple[str, int], Cell]]:
+def selection_cells(design: Design) -> dict[float, dict[tuple[str, int], Cell]]:
     """Factor to label and seed to the trainings by which rates are chosen: those of the selection seeds and no others.
 
     None where one rate is given for all.
     """
-    if asked.rate is not None:
+    if design.rate is not None:
         return {}
-    labels = [pathway.label for pathway in asked.pathways]
-    return {factor: cells_of(asked, SELECTION_SEEDS[asked.scale], dict.fromkeys(labels, factor)) for factor in FACTORS}
+    labels = [pathway.label for pathway in design.pathways]
+    return {factor: cells_of(design, SELECTION_SEEDS[design.scale], dict.fromkeys(labels, factor)) for factor in FACTORS}
 
 
-def evaluation_cells(asked: Asked, factors: Mapping[str, float]) -> dict[Source, dict[tuple[str, int], Cell]]:
+def evaluation_cells(design: Design, factors: Mapping[str, float]) -> dict[Source, dict[tuple[str, int], Cell]]:
     """The trainings on the seeds of the evaluation; of operations that no rate was found for, those at the scale's alone.
 
     Where one rate is given for all, the trainings at that rate are all.
     """
-    if asked.rate is not None:
-        return {"chosen": cells_of(asked, asked.seeds, factors)}
+    if design.rate is not None:
+        return {"chosen": cells_of(design, design.seeds, factors)}
     return {
-        "chosen": cells_of(asked, asked.seeds, factors),
-        "scale": cells_of(asked, asked.seeds, {pathway.label: 1.0 for pathway in asked.pathways}),
-        "longer": cells_of(asked, asked.seeds[:LONGER_SEEDS], factors, LONGER),
+        "chosen": cells_of(design, design.seeds, factors),
+        "scale": cells_of(design, design.seeds, {pathway.label: 1.0 for pathway in design.pathways}),
+        "longer": cells_of(design, design.seeds[:LONGER_SEEDS], factors, LONGER),
     }
 
 
-def factors_of(asked: Asked, choices: Mapping[str, Choice]) -> dict[str, float]:
+def factors_of(design: Design, choices: Mapping[str, Choice]) -> dict[str, float]:
     """Label to the learning rate of the evaluation over that of the scale; operations that no rate was found for are absent."""
-    if asked.rate is not None:
-        return {pathway.label: asked.rate for pathway in asked.pathways}
+    if design.rate is not None:
+        return {pathway.label: design.rate for pathway in design.pathways}
     return {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
 
 
-def foreseen(asked: Asked) -> str:
+def foreseen(design: Design) -> str:
     """What the comparison takes if nothing of it is there yet, in a sentence."""
-    first = len(asked.pathways) * len(FACTORS) * len(SELECTION_SEEDS[asked.scale])
-    chosen, longer = len(asked.pathways) * len(asked.seeds), len(asked.pathways) * min(LONGER_SEEDS, len(asked.seeds))
+    first = len(design.pathways) * len(FACTORS) * len(SELECTION_SEEDS[design.scale])
+    chosen, longer = len(design.pathways) * len(design.seeds), len(design.pathways) * min(LONGER_SEEDS, len(design.seeds))
     least, most, in_trigger = first + chosen + longer, first + 2 * chosen + longer, chosen
-    words = f"{counted(len(asked.pathways), 'operation')}, base {asked.base}: "
-    if asked.rate is None:
+    words = f"{counted(len(design.pathways), 'operation')}, base {design.base}: "
+    if design.rate is None:
         words += f"{first} trainings to choose learning rates, then {least - first} to {most - first} to evaluate them, "
         words += f"and {in_trigger} of the trigger task"
     else:
         least, most, in_trigger = chosen, chosen, 0
-        words += f"{counted(chosen, 'training')} at {asked.rate:g} times the learning rate of the scale"
-    seconds = SECONDS_OF_A_TRAINING.get(asked.scale)
+        words += f"{counted(chosen, 'training')} at {design.rate:g} times the learning rate of the scale"
+    seconds = SECONDS_OF_A_TRAINING.get(design.scale)
     if seconds is not None:
         besides = chosen * SECONDS_OF_READING + in_trigger * SECONDS_OF_A_TRIGGER
         of_core = [of * seconds + besides for of in (least, most)]
-        on_gpu = SECONDS_ON_A_GPU.get(asked.scale)
+        on_gpu = SECONDS_ON_A_GPU.get(design.scale)
         if on_gpu is None:
             words += f"; about {_span(of_core, 60, 'minute')} of one core"
         else:
@@ -188,7 +188,7 @@ def _span(seconds: Sequence[float], unit: int, noun: str) -> str:
 
 
 def train_and_read(
-    asked: Asked,
+    design: Design,
     *,
     store: Path,
     cache: Path,
@@ -196,7 +196,7 @@ def train_and_read(
     retries: int,
     ray: str | None,
     progress: bool,
-) -> Found:
+) -> Measurements:
     """Choose a learning rate for every operation if none is given, train what is missing in the store, and read it out.
 
     Args:
@@ -208,10 +208,10 @@ def train_and_read(
         InputError: a text or directory that cannot be used.
         KeyboardInterrupt: after running trainings have stopped with a checkpoint.
     """
-    check_apart(asked.seeds, asked.scale)
+    check_apart(design.seeds, design.scale)
     train = functools.partial(
         work.train_and_read,
-        scale=asked.scale,
+        scale=design.scale,
         store=store,
         cache=cache,
         jobs=jobs,
@@ -219,16 +219,16 @@ def train_and_read(
         ray=ray,
         progress=progress,
     )
-    selection = selection_cells(asked)
+    selection = selection_cells(design)
     choices: dict[str, Choice] = {}
     errors: dict[str, str] = {}
-    if asked.rate is None:
+    if design.rate is None:
         plan, errors = train(_by_name(selection), [])
         choices = {
-            pathway.label: Choice(_losses(pathway.label, selection, plan), SELECTION_SEEDS[asked.scale])
-            for pathway in asked.pathways
+            pathway.label: Choice(_losses(pathway.label, selection, plan), SELECTION_SEEDS[design.scale])
+            for pathway in design.pathways
         }
-    evaluation = evaluation_cells(asked, factors_of(asked, choices))
+    evaluation = evaluation_cells(design, factors_of(design, choices))
     read = [
         (cell.name, read_out)
         for source, cells in evaluation.items()
@@ -247,8 +247,8 @@ def train_and_read(
     failures = [f"{name}: {why}" for name, why in (errors | later_errors).items()]
     failures += [f"{label}: {_why_none(choice)}" for label, choice in choices.items() if choice.factor is None]
     any_trained = next((folder for folders in trained.values() for folder in folders.values()), None)
-    return Found(
-        numbers=combined(raw, asked.seeds, natural=is_natural(asked.scale)),
+    return Measurements(
+        numbers=combined(raw, design.seeds, natural=is_natural(design.scale)),
         choices=choices,
         cells=_cell_names(selection, evaluation),
         errors=failures,
@@ -263,7 +263,7 @@ def _by_name(groups: Mapping[Any, Mapping[tuple[str, int], Cell]]) -> dict[str, 
 def _cell_names(
     selection: Mapping[float, Mapping[tuple[str, int], Cell]], evaluation: Mapping[Source, Mapping[tuple[str, int], Cell]]
 ) -> dict[Source, dict[str, dict[str, str]]]:
-    """Training to label to seed to the name of the cell, as :class:`Found` has them."""
+    """Training to label to seed to the name of the cell, as :class:`Measurements` has them."""
     names: dict[Source, dict[str, dict[str, str]]] = {"rates": {}} if selection else {}
     for source, cells in evaluation.items():
         names[source] = {}
@@ -307,13 +307,13 @@ def combined(
     window = ON_NATURAL_TEXT["window_gap"] if natural else "window_gap"
     numbers: Numbers = {seed: {} for seed in seeds}
     for source, of_source in raw.items():
-        for (label, seed), found in of_source.items():
+        for (label, seed), measured in of_source.items():
             row = numbers[seed].setdefault(label, {})
             for column in COLUMNS:
                 if column.natural and not natural:
                     continue
-                if column.source == source and column.of in found and math.isfinite(found[column.of]):
-                    row[column.name] = found[column.of]
+                if column.source == source and column.of in measured and math.isfinite(measured[column.of]):
+                    row[column.name] = measured[column.of]
     for row in (row for by_label in numbers.values() for row in by_label.values()):
         if "scale_rate_loss" in row and "held_out_loss" in row:
             row["tuning_gain"] = row["scale_rate_loss"] - row["held_out_loss"]
@@ -322,7 +322,9 @@ def combined(
     return numbers
 
 
-def trigger_numbers(asked: Asked, problem: TriggerProblem, folder: Path, progress: Progress) -> tuple[Numbers, dict[str, str]]:
+def trigger_numbers(
+    design: Design, problem: TriggerProblem, folder: Path, progress: Progress
+) -> tuple[Numbers, dict[str, str]]:
     """Columns of the trigger task, and for operations that provably cannot do it, why; those are not trained.
 
     None where one rate is given for all: the task knows neither scale nor rate, and is run where rates are searched for.
@@ -331,12 +333,12 @@ def trigger_numbers(asked: Asked, problem: TriggerProblem, folder: Path, progres
         folder: of the trigger lab, which keeps its models there. Several comparisons may share it, so its table is that of the
             last one.
     """
-    if asked.rate is not None:
+    if design.rate is not None:
         return {}, {}
-    seeds = asked.seeds
-    chosen = {pathway.label: operations.make(pathway.operation(problem.length)) for pathway in asked.pathways}
+    seeds = design.seeds
+    chosen = {pathway.label: operations.make(pathway.operation(problem.length)) for pathway in design.pathways}
     numbers: Numbers = {seed: {} for seed in seeds}
-    cannot = {label: found for label, operation in chosen.items() if (found := obstacle(operation, problem)) is not None}
+    cannot = {label: reason for label, operation in chosen.items() if (reason := obstacle(operation, problem)) is not None}
     label_in_lab = {label_of(operation): label for label, operation in chosen.items() if label not in cannot}
     if label_in_lab:
         trained = [operation for label, operation in chosen.items() if label not in cannot]
@@ -372,5 +374,5 @@ def join_numbers(numbers: Numbers, more: Numbers) -> None:
 
 
 def _of_run(run: Mapping[str, Any]) -> dict[str, float]:
-    found = {"trigger_solved": float(run["outcome"] == "solved"), "trigger_steps": float(run["steps"])}
-    return found if run["max_error"] is None else found | {"trigger_error": float(run["max_error"])}
+    numbers = {"trigger_solved": float(run["outcome"] == "solved"), "trigger_steps": float(run["steps"])}
+    return numbers if run["max_error"] is None else numbers | {"trigger_error": float(run["max_error"])}

@@ -80,12 +80,12 @@ def cell(summary: Summary | None, column: Column) -> str:
 
 def beside(row: Row) -> str:
     """How the loss of an operation compares with that of softmax, with the mean difference and its 90 % interval."""
-    found = row.beside
-    if found is None:
+    comparison = row.beside
+    if comparison is None:
         return "–"
-    if found.mean is None or found.interval is None:
-        return found.answer
-    return f"{found.answer}: {found.mean:+z.3f} ({found.interval[0]:+z.3f} to {found.interval[1]:+z.3f})"
+    if comparison.mean is None or comparison.interval is None:
+        return comparison.answer
+    return f"{comparison.answer}: {comparison.mean:+z.3f} ({comparison.interval[0]:+z.3f} to {comparison.interval[1]:+z.3f})"
 
 
 def seeds_in_words(seeds: Sequence[int]) -> str:

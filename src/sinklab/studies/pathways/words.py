@@ -92,7 +92,7 @@ def in_words(
         "Time": _of_cost(others),
         "Limits": _limits(scale, one_rate_too=bool(replaced) and not rate),
     }
-    return Words(" ".join(answer), {about: " ".join(found) for about, found in statements.items() if found})
+    return Words(" ".join(answer), {about: " ".join(sentences) for about, sentences in statements.items() if sentences})
 
 
 def _of_seeds(others: Sequence[Row], seeds: int) -> str:
@@ -203,15 +203,15 @@ def _of_ranges(rows: Sequence[Row]) -> Iterator[str]:
 
 def _of_sinks_at_one_rate(rows: Sequence[Row], rate: float | None) -> list[str]:
     """Which operations have a sink at the learning rate that all were trained at."""
-    found = [row for row in rows if row.at_one_rate]
-    if len(found) < 2 or not any(row.label == REFERENCE for row in found):
+    compared = [row for row in rows if row.at_one_rate]
+    if len(compared) < 2 or not any(row.label == REFERENCE for row in compared):
         return []
     groups = {"not reproduced": "there is a sink", "reproduced": "there is none", "inconclusive": "it is undecided"}
     parts = []
     for verdict, said in groups.items():
         named = [
             f"{row.label} ({'not measured' if (mean := row.at_one_rate['sink'].mean) is None else f'{mean:.1f} %'})"
-            for row in found
+            for row in compared
             if row.at_one_rate["sink"].verdict == verdict
         ]
         parts += [f"{said} with {_list(named)}"] if named else []

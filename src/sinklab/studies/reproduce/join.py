@@ -37,7 +37,7 @@ SAME = {
 """Fields of a record that must be equal, and what differs where one is not."""
 
 
-def join(kept: StoredClaim, other: StoredClaim) -> tuple[ClaimRecord, pd.DataFrame]:
+def join(claim: StoredClaim, other: StoredClaim) -> tuple[ClaimRecord, pd.DataFrame]:
     """The record and the table of both, judged by the rule and the words of today; neither folder is touched.
 
     The record keeps under ``joined`` what each of them was: its run, seeds, time, and the code and machine behind it.
@@ -47,44 +47,45 @@ def join(kept: StoredClaim, other: StoredClaim) -> tuple[ClaimRecord, pd.DataFra
             about checkpoints, whose seeds are draws of the same texts; or a metric of theirs has two versions.
     """
     # What "results" has comes first: its fields are kept where both have their own.
-    one, two = cast(Mapping[str, Any], kept.record), cast(Mapping[str, Any], other.record)
-    whose = f"{kept.folder} and {other.folder}"
-    if CHECKPOINT in (one["scale"], two["scale"]):
+    first, second = cast(Mapping[str, Any], claim.record), cast(Mapping[str, Any], other.record)
+    whose = f"{claim.folder} and {other.folder}"
+    if CHECKPOINT in (first["scale"], second["scale"]):
         raise InputError(f"{whose}: results on checkpoints are of one run each; run the claim with all seeds")
     for field, what in SAME.items():
-        if without_dtype(one.get(field)) != without_dtype(two.get(field)):
+        if without_dtype(first.get(field)) != without_dtype(second.get(field)):
             raise InputError(f"{whose} are of different {what}, and have no verdict together")
-    if one["conditions"].keys() != two["conditions"].keys() or not all(
-        same_training(of, two["conditions"][label]) for label, of in one["conditions"].items()
+    if first["conditions"].keys() != second["conditions"].keys() or not all(
+        same_training(of, second["conditions"][label]) for label, of in first["conditions"].items()
     ):
         raise InputError(f"{whose} are of different variants, and have no verdict together")
-    shared = sorted(set(one["seeds"]) & set(two["seeds"]))
+    shared = sorted(set(first["seeds"]) & set(second["seeds"]))
     if shared:
         raise InputError(f"{whose} both have seed {', '.join(map(str, shared))}; a seed counts once")
     try:
-        table = append([_numbers_of(one_of) for one_of in (kept, other)])
+        table = append([_numbers_of(part) for part in (claim, other)])
     except ResultError as error:
         raise InputError(f"{whose}: {error}") from error
     conditions = {
-        label: {**of, "cells": {**of["cells"], **two["conditions"][label]["cells"]}} for label, of in one["conditions"].items()
+        label: {**of, "cells": {**of["cells"], **second["conditions"][label]["cells"]}}
+        for label, of in first["conditions"].items()
     }
     record = {
-        **{name: field for name, field in one.items() if name != "lent"},
+        **{name: field for name, field in first.items() if name != "lent"},
         "run_id": new_run_id(),
-        "seeds": sorted([*one["seeds"], *two["seeds"]]),
+        "seeds": sorted([*first["seeds"], *second["seeds"]]),
         "conditions": conditions,
-        "seconds": round(one.get("seconds", 0.0) + two.get("seconds", 0.0), 1),
-        "errors": [*one.get("errors", ()), *two.get("errors", ())],
+        "seconds": round(first.get("seconds", 0.0) + second.get("seconds", 0.0), 1),
+        "errors": [*first.get("errors", ()), *second.get("errors", ())],
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "joined": [before for record in (one, two) for before in record.get("joined", [_before(record)])],
+        "joined": [before for record in (first, second) for before in record.get("joined", [_before(record)])],
     }
     return judged_again(cast(ClaimRecord, record), table), table
 
 
-def _numbers_of(kept: StoredClaim) -> pd.DataFrame:
+def _numbers_of(claim: StoredClaim) -> pd.DataFrame:
     """The table of a record, without seeds that it does not speak of: lent ones, and those of a joining that was cut short."""
-    table = read_table(kept.folder / "table.parquet")
-    return table[table["seed"].isin(kept.record["seeds"])]
+    table = read_table(claim.folder / "table.parquet")
+    return table[table["seed"].isin(claim.record["seeds"])]
 
 
 def _before(record: Mapping[str, Any]) -> dict[str, object]:
@@ -99,17 +100,17 @@ def add(results: Path, others: Path) -> list[str]:
     Raises:
         InputError: as :func:`join`, or a record that is damaged.
     """
-    have = {_place(kept): kept for kept in read_results(results)}
-    new = sorted(read_results(others), key=lambda kept: str(_place(kept)))
+    have = {_place(claim): claim for claim in read_results(results)}
+    new = sorted(read_results(others), key=lambda claim: str(_place(claim)))
     if not new:
         raise InputError(f"{others} has no results of claims; expected SCALE/CLAIM/run.json below it")
-    made = [(kept, join(have[_place(kept)], kept) if _place(kept) in have else None) for kept in new]
+    made = [(claim, join(have[_place(claim)], claim) if _place(claim) in have else None) for claim in new]
     lines = []
-    for kept, joined in made:
-        place, folder = _place(kept), results / _place(kept)
+    for claim, joined in made:
+        place, folder = _place(claim), results / _place(claim)
         if joined is None:
-            shutil.copytree(kept.folder, folder)
-            lines.append(f"{place}: {kept.record['verdict']}, {counted(len(kept.record['seeds']), 'seed')}, new here")
+            shutil.copytree(claim.folder, folder)
+            lines.append(f"{place}: {claim.record['verdict']}, {counted(len(claim.record['seeds']), 'seed')}, new here")
             continue
         record, table = joined
         before = have[place].record
@@ -122,8 +123,8 @@ def add(results: Path, others: Path) -> list[str]:
     return lines
 
 
-def _place(kept: StoredClaim) -> Path:
-    return Path(kept.folder.parent.name, kept.folder.name)
+def _place(claim: StoredClaim) -> Path:
+    return Path(claim.folder.parent.name, claim.folder.name)
 
 
 def main(arguments: list[str] | None = None) -> None:

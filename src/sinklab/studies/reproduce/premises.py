@@ -25,7 +25,7 @@ from sinklab.studies.reproduce.kept import StoredClaim, read_results, same_train
 __all__ = ["lend", "with_lent"]
 
 
-def with_lent(kept: StoredClaim, results: Iterable[StoredClaim]) -> tuple[ClaimRecord, pd.DataFrame]:
+def with_lent(borrower: StoredClaim, results: Iterable[StoredClaim]) -> tuple[ClaimRecord, pd.DataFrame]:
     """The record and the table of a claim with the numbers that others lend it; neither folder is touched.
 
     Lent are numbers of what a premise names, if it names one variant, from seeds that the claim does not have: of claims at the
@@ -33,55 +33,57 @@ def with_lent(kept: StoredClaim, results: Iterable[StoredClaim]) -> tuple[ClaimR
     machine chooses). The record names under ``lent`` for every variant and seed the claim that they are from.
 
     Args:
-        results: those that may lend; ``kept`` may be one of them.
+        results: those that may lend; ``borrower`` may be one of them.
     """
-    record = cast(Mapping[str, Any], kept.record)
-    table = read_table(kept.folder / "table.parquet")
+    record = cast(Mapping[str, Any], borrower.record)
+    table = read_table(borrower.folder / "table.parquet")
     table = table[table["seed"].isin(record["seeds"])]  # without what was lent before
     taken: dict[str, dict[str, str]] = {}
-    found: list[pd.DataFrame] = []
-    for label, metrics in _asked(kept.record):
+    lent_tables: list[pd.DataFrame] = []
+    for label, metrics in _required(borrower.record):
         seeds = dict.fromkeys(record["seeds"])
         for lender in sorted(results, key=lambda other: (-len(other.record["seeds"]), other.record["claim"])):
             if seeds.keys() >= set(lender.record["seeds"]):
                 continue
-            for lent in _numbers(lender, kept, label, metrics):
+            for lent in _numbers(lender, borrower, label, metrics):
                 new = lent[~lent["seed"].isin(seeds)]
-                found.append(new)
+                lent_tables.append(new)
                 for seed in map(int, new["seed"].unique()):
                     seeds[seed] = None
                     owners = taken.setdefault(label, {})
                     named = owners.get(str(seed), lender.record["claim"]).split(", ")
                     owners[str(seed)] = ", ".join(dict.fromkeys((*named, lender.record["claim"])))
     # Of premises that share a metric each brings it.
-    lent_rows = [append(found).drop_duplicates(["model", "metric", "seed"])] if found else []
+    lent_rows = [append(lent_tables).drop_duplicates(["model", "metric", "seed"])] if lent_tables else []
     whole = append([table, *lent_rows]).reset_index(drop=True)
-    plain = {name: field for name, field in kept.record.items() if name != "lent"}
+    plain = {name: field for name, field in borrower.record.items() if name != "lent"}
     return judged_again(cast(ClaimRecord, plain | ({"lent": taken} if taken else {})), whole), whole
 
 
-def _asked(record: ClaimRecord) -> list[tuple[str, frozenset[str]]]:
+def _required(record: ClaimRecord) -> list[tuple[str, frozenset[str]]]:
     """Of every premise about one trained variant the label of this, and the metrics that the premise is computed from."""
-    asked = []
+    required = []
     for premise in claims[record["claim"]]().presupposes:
         needs = premise.effect.needs()
         labels = {label for label, _ in needs}
         if len(labels) == 1 and labels <= record["conditions"].keys():
-            asked.append((labels.pop(), frozenset(metric for _, metric in needs)))
-    return list(dict.fromkeys(asked))
+            required.append((labels.pop(), frozenset(metric for _, metric in needs)))
+    return list(dict.fromkeys(required))
 
 
-def _numbers(lender: StoredClaim, kept: StoredClaim, label: str, metrics: frozenset[str]) -> Iterable[pd.DataFrame]:
-    """Rows of the lender about the variant that ``kept`` calls ``label``, under that label, of seeds that have all metrics."""
-    one, two = cast(Mapping[str, Any], kept.record), cast(Mapping[str, Any], lender.record)
-    if lender.folder.parent.name != kept.folder.parent.name or without_dtype(one["config"]) != without_dtype(two.get("config")):
+def _numbers(lender: StoredClaim, borrower: StoredClaim, label: str, metrics: frozenset[str]) -> Iterable[pd.DataFrame]:
+    """Rows of the lender about what ``borrower`` calls ``label``, under that label, of seeds that have all metrics."""
+    own, theirs = cast(Mapping[str, Any], borrower.record), cast(Mapping[str, Any], lender.record)
+    if lender.folder.parent.name != borrower.folder.parent.name or without_dtype(own["config"]) != without_dtype(
+        theirs.get("config")
+    ):
         return
     table = read_table(lender.folder / "table.parquet")
-    for other, condition in two["conditions"].items():
+    for other, condition in theirs["conditions"].items():
         # What starts from the weights of another variant is another training for each of these.
-        if condition["after"] is not None or not same_training(condition, one["conditions"][label]):
+        if condition["after"] is not None or not same_training(condition, own["conditions"][label]):
             continue
-        rows = table[(table["model"] == other) & table["metric"].isin(list(metrics)) & table["seed"].isin(two["seeds"])]
+        rows = table[(table["model"] == other) & table["metric"].isin(list(metrics)) & table["seed"].isin(theirs["seeds"])]
         whole = rows.dropna(subset="value").groupby("seed")["metric"].nunique() == len(metrics)
         yield rows[rows["seed"].isin(whole.index[whole])].assign(model=label)
 
@@ -92,20 +94,24 @@ def lend(folder: Path) -> list[str]:
     Raises:
         InputError: a record that is damaged.
     """
-    results = [kept for kept in read_results(folder) if kept.record["conditions"] and kept.record["claim"] in claims]
+    results = [
+        borrower for borrower in read_results(folder) if borrower.record["conditions"] and borrower.record["claim"] in claims
+    ]
     lines = []
-    for kept in sorted(results, key=lambda kept: (kept.folder.parent.name, kept.folder.name)):
-        record, table = with_lent(kept, results)
-        if record == kept.record:
+    for borrower in sorted(results, key=lambda borrower: (borrower.folder.parent.name, borrower.folder.name)):
+        record, table = with_lent(borrower, results)
+        if record == borrower.record:
             continue
-        write_table(table, kept.folder / "table.parquet")
-        write_json(record, kept.folder / "run.json")
-        if (kept.folder / "figure.png").is_file():
-            write_claim_figure(kept.folder)
-        change = "" if record["verdict"] == kept.record["verdict"] else f", {kept.record['verdict']} → {record['verdict']}"
+        write_table(table, borrower.folder / "table.parquet")
+        write_json(record, borrower.folder / "run.json")
+        if (borrower.folder / "figure.png").is_file():
+            write_claim_figure(borrower.folder)
+        change = (
+            "" if record["verdict"] == borrower.record["verdict"] else f", {borrower.record['verdict']} → {record['verdict']}"
+        )
         lent = cast(Mapping[str, Any], record).get("lent", {})
         seeds = "; ".join(f"{label} of {len(of)} more seeds" for label, of in lent.items()) or "nothing is lent any more"
-        lines.append(f"{kept.folder.parent.name}/{kept.folder.name}: {seeds}{change}")
+        lines.append(f"{borrower.folder.parent.name}/{borrower.folder.name}: {seeds}{change}")
     return lines
 
 
