@@ -105,7 +105,7 @@ def test_a_model_that_takes_no_cache():
         small(clip.eval())
 
 
-@pytest.mark.parametrize("family", sorted(ORDERED | {"qwen3_next", "bamba", "deepseek_v32", "gpt2", "deepseek_v3"}))
+@pytest.mark.parametrize("family", sorted(ORDERED | {"deepseek_v32", "gpt2"}))
 def test_rotations_alone(family):
     with pytest.raises(UnsupportedModelError, match=ZOO[family].model):
         read_rotations(build(ZOO[family], "eager"))

@@ -20,6 +20,7 @@ from sinklab.sinks import Sinks
 from sinklab.streaming.apart import SinksApart
 from sinklab.streaming.bounded import BoundedCache
 from sinklab.streaming.differences import require_differences
+from sinklab.streaming.held import HeldLayer
 from sinklab.streaming.host import (
     Arguments,
     decoder_of,
@@ -34,10 +35,13 @@ from sinklab.streaming.host import (
 )
 from sinklab.streaming.hosted import hosted
 from sinklab.streaming.in_front import columns_of, tokens_in_front, tokens_of_prefix
+from sinklab.streaming.latent import LatentLayer, QuantizedLatentLayer
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.limits import fit_limits, warn_of_length
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
 from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
+from sinklab.streaming.recurrent import RecurrentLayer, keyless_layers
+from sinklab.streaming.recurrent_table import RecurrentTable
 from sinklab.streaming.refusals import inside, require_decoder, require_integers
 from sinklab.streaming.rotation import KeyRotations
 from sinklab.streaming.slot_table import SlotTable
@@ -80,8 +84,8 @@ class PolicyCache(BoundedCache):
     Raises:
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients, rows of
             several documents.
-        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; also linear attention,
-            encoder-decoders, sliding windows smaller than what the policy holds, a rollback where keys are in the order of the
+        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; also models without a layer
+            that attends to cached keys, encoder-decoders, sliding windows smaller than what the policy holds, a rollback where keys are in the order of the
             text, and what needs a mask where the attention function takes none.
 
     Attributes:
@@ -165,14 +169,24 @@ class PolicyCache(BoundedCache):
             self.layers = [OrderedLayer(ordered) for _ in range(_num_layers(model))]
             self._table, self.rebase_at = ordered, sys.maxsize
             return
-        rotations = self._fit_positions(model, policy)
-        self._table = slots = SlotTable(policy, input_device(model), model)
+        rotations, keyless = self._fit_positions(model, policy), keyless_layers(model)
+        recurrent = any(keyless.values())
+        if recurrent and self.rollback:
+            raise ConfigurationError(
+                f"`rollback` takes tokens back, and layers of linear attention of {type(model).__name__} have taken them into "
+                "their state"
+            )
+        self._table = slots = (RecurrentTable if recurrent else SlotTable)(policy, input_device(model), model)
         self._apart = SinksApart(model, slots, len(rotations.layers)) if slots.in_cache else None
-        if self._bits is None:
-            self.layers = [SlotLayer(slots, rotation) for rotation in rotations.layers.values()]
-        else:
-            workspace = Workspace()
-            self.layers = [QuantizedLayer(slots, rotation, self._bits, workspace) for rotation in rotations.layers.values()]
+        layers: dict[int, HeldLayer | RecurrentLayer] = {index: RecurrentLayer(count) for index, count in keyless.items()}
+        workspace = Workspace()
+        for index, rotation in rotations.layers.items():
+            latent = index in rotations.latent
+            if self._bits is None:
+                layers[index] = (LatentLayer if latent else SlotLayer)(slots, rotation)
+            else:
+                layers[index] = (QuantizedLatentLayer if latent else QuantizedLayer)(slots, rotation, self._bits, workspace)
+        self.layers = [layers[index] for index in sorted(layers)]
 
     def _fit_positions(self, model: PreTrainedModel, policy: BoundedPolicy | None = None) -> KeyRotations:
         """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
@@ -234,6 +248,9 @@ class PolicyCache(BoundedCache):
             length += front
             valid = None if valid is None else pad(valid, (front, 0), value=True)
             ids = None if ids is None else pad(ids, (front, 0), value=-1)
+        if valid is not None and isinstance(table, RecurrentTable):
+            with kept_tensors():
+                table.require_unbroken(valid)
         assert self.rebase_at is not None
         self._unfinished = True
         with kept_tensors():
@@ -255,7 +272,7 @@ class PolicyCache(BoundedCache):
 
     def _make_static(self) -> None:
         """Replace the step at hand by a static one, in the tensors of the last, where it is a single token that allows it."""
-        table, layers = self.table, self.layers
+        table, layers = self.table, [layer for layer in self.layers if isinstance(layer, SlotLayer)]
         if self.quantized or not isinstance(table, SlotTable) or not layers[-1].is_initialized:
             return
         if any(layer.device != table.device for layer in layers):  # the tensors of a static step are on one device
@@ -323,7 +340,7 @@ class PolicyCache(BoundedCache):
 
     def _require_rows(self, table: Table, batch: int) -> None:
         """Refuse another number of rows than the cache holds; an empty one is made ready for it."""
-        held = self.layers[0].batch_size
+        held = self.batch_size
         if held in (-1, batch):
             return
         if table.columns:
@@ -374,7 +391,9 @@ class PolicyCache(BoundedCache):
             others = {name: value for name, value in arguments.items() if name != "position_ids"}
             columns = step.attention_mask
             return dict(others, attention_mask=None if columns is None else columns[:, self._front :].expand(rows, -1))
-        mask = self._mask(module, step.visible, rows)
+        mask: object = self._mask(module, step.visible, rows)
+        if isinstance(self.table, RecurrentTable) and (valid := mask_of(arguments)) is not None:
+            mask = self.table.masks(mask, valid[:, -given:])
         # The model counts its learned tokens in front itself.
         positions = step.position_ids[:, -given:] - self._front if self._front else step.position_ids
         return dict(arguments, attention_mask=mask, position_ids=positions.expand(rows, -1))

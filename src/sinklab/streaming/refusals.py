@@ -11,6 +11,7 @@ from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.policies.base import BoundedPolicy, Policy, SlotPolicy
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 from sinklab.streaming.ordered import has_ordered_bias
+from sinklab.streaming.recurrent import EMPTY_KINDS, RECURRENT_KINDS
 
 __all__ = ["extent", "inside", "most_slots", "require_decoder", "require_integers", "require_positions"]
 
@@ -51,7 +52,11 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
             "for decoders"
         )
     kinds = set(getattr(config, "layer_types", None) or [])
-    strange = sorted(kinds - {"full_attention", "sliding_attention"})
+    if kinds and kinds <= RECURRENT_KINDS | EMPTY_KINDS:
+        raise UnsupportedModelError(
+            f"{name} has no layer of attention: its states have one size for any text, so there is nothing to bound"
+        )
+    strange = sorted(kinds - {"full_attention", "sliding_attention", *RECURRENT_KINDS, *EMPTY_KINDS})
     if strange:
         raise UnsupportedModelError(f"{name} has layers of the kind {', '.join(strange)}; a policy needs full attention")
     front = tokens_in_front(model)
