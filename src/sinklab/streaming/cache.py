@@ -84,9 +84,9 @@ class PolicyCache(BoundedCache):
     Raises:
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients, rows of
             several documents.
-        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; also models without a layer
-            that attends to cached keys, encoder-decoders, sliding windows smaller than what the policy holds, a rollback where keys are in the order of the
-            text, and what needs a mask where the attention function takes none.
+        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; also models without a layer of
+            attention, encoder-decoders, sliding windows smaller than what the policy holds, a rollback where keys are in the
+            order of the text, and what needs a mask where the attention function takes none.
 
     Attributes:
         static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.step.StaticStep`.

@@ -18,10 +18,9 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
+from sinklab.models.layer_kinds import EMPTY_KINDS, RECURRENT_KINDS, layers_without_attention
 
 __all__ = [
-    "EMPTY_KINDS",
-    "RECURRENT_KINDS",
     "RecurrentLayer",
     "continues_in_chunks",
     "fresh_cache",
@@ -29,12 +28,6 @@ __all__ = [
     "keyless_layers",
     "states_of",
 ]
-
-RECURRENT_KINDS = frozenset({"linear_attention", "conv"})
-"""Names of layers of linear attention in ``config.layer_types``."""
-
-EMPTY_KINDS = frozenset({"mlp", "moe"})
-"""Names of layers of a feed-forward block alone."""
 
 _MARGIN, _ROUNDING = 0.1, 1e-4
 """Largest distance from the state of a text read at once: over that of a state that has seen the second half of it alone, and
@@ -51,7 +44,7 @@ def keyless_layers(model: PreTrainedModel) -> dict[int, int]:
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None) or []
     shared = getattr(config, "num_kv_shared_layers", None) or 0
-    if not shared and not (RECURRENT_KINDS | EMPTY_KINDS) & set(kinds):
+    if not shared and not layers_without_attention(config):
         return {}
     counts = {
         index: layer.number_of_states if kind in RECURRENT_KINDS else 0

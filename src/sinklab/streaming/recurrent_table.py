@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
-from sinklab.streaming.recurrent import RECURRENT_KINDS
+from sinklab.models.layer_kinds import RECURRENT_KINDS
 from sinklab.streaming.slot_table import SlotTable
 
 __all__ = ["RecurrentTable"]

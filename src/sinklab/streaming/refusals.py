@@ -7,11 +7,11 @@ from transformers import PreTrainedModel
 from sinklab.attention.cache_argument import takes_cache
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.layer_kinds import EMPTY_KINDS, RECURRENT_KINDS
 from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.policies.base import BoundedPolicy, Policy, SlotPolicy
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 from sinklab.streaming.ordered import has_ordered_bias
-from sinklab.streaming.recurrent import EMPTY_KINDS, RECURRENT_KINDS
 
 __all__ = ["extent", "inside", "most_slots", "require_decoder", "require_integers", "require_positions"]
 
