@@ -70,8 +70,8 @@ most likely works too: `attend` checks it and raises an error if it does not.
 **Calls** is the number of attention calls in one forward pass of the toy model, which has two layers (ALBERT and
 Qwen3-Next four; two on each side of an encoder–decoder). **Replace** says whether an operation such as
 `sinklab_sigmoid` can replace the attention; where it cannot, running it raises. **Cache** says whether a decoder can stream with a
-cache of bounded size such as `SinkCache`, tested against the published rule ([more families](streaming.md#linear-attention-latent-attention-shared-keys));
-where positions are in hidden states, the policy `recompute` works, and a sliding window has to be as wide as what is held.
+cache of bounded size such as `SinkCache`, tested against the published rule ([more families](streaming.md#models-with-several-kinds-of-layers));
+where positions are in hidden states, the policy `recompute` works, and a sliding window in every layer has to be as wide as what is held.
 
 Two kinds of models are audited differently:
 

@@ -42,11 +42,12 @@ from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, h
 from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
 from sinklab.streaming.recurrent import RecurrentLayer, keyless_layers
 from sinklab.streaming.recurrent_table import RecurrentTable
-from sinklab.streaming.refusals import inside, require_decoder, require_integers
+from sinklab.streaming.refusals import inside, narrow_window, require_decoder, require_integers, slides
 from sinklab.streaming.rotation import KeyRotations
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import StaticStep, Step
 from sinklab.streaming.table import IndexedTable, Table
+from sinklab.streaming.windowed_table import WindowedTable
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -176,16 +177,23 @@ class PolicyCache(BoundedCache):
                 f"`rollback` takes tokens back, and layers of linear attention of {type(model).__name__} have taken them into "
                 "their state"
             )
-        self._table = slots = (RecurrentTable if recurrent else SlotTable)(policy, input_device(model), model)
-        self._apart = SinksApart(model, slots, len(rotations.layers)) if slots.in_cache else None
+        device, narrow = input_device(model), narrow_window(model, self.policy)
+        slots: SlotTable
+        if narrow is not None:
+            slots = WindowedTable(policy, hosted(narrow, rollback=self.rollback), device, model)
+        else:
+            slots = (RecurrentTable if recurrent else SlotTable)(policy, device, model)
+            self._apart = SinksApart(model, slots, len(rotations.layers)) if slots.in_cache else None
+        self._table = slots
         layers: dict[int, HeldLayer | RecurrentLayer] = {index: RecurrentLayer(count) for index, count in keyless.items()}
         workspace = Workspace()
         for index, rotation in rotations.layers.items():
             latent = index in rotations.latent
+            table = slots.narrow if isinstance(slots, WindowedTable) and slides(model, index) else slots
             if self._bits is None:
-                layers[index] = (LatentLayer if latent else SlotLayer)(slots, rotation)
+                layers[index] = (LatentLayer if latent else SlotLayer)(table, rotation)
             else:
-                layers[index] = (QuantizedLatentLayer if latent else QuantizedLayer)(slots, rotation, self._bits, workspace)
+                layers[index] = (QuantizedLatentLayer if latent else QuantizedLayer)(table, rotation, self._bits, workspace)
         self.layers = [layers[index] for index in sorted(layers)]
 
     def _fit_positions(self, model: PreTrainedModel, policy: BoundedPolicy | None = None) -> KeyRotations:
@@ -273,7 +281,9 @@ class PolicyCache(BoundedCache):
     def _make_static(self) -> None:
         """Replace the step at hand by a static one, in the tensors of the last, where it is a single token that allows it."""
         table, layers = self.table, [layer for layer in self.layers if isinstance(layer, SlotLayer)]
-        if self.quantized or not isinstance(table, SlotTable) or not layers[-1].is_initialized:
+        if self.quantized or not isinstance(table, SlotTable) or isinstance(table, WindowedTable):
+            return
+        if not layers[-1].is_initialized:
             return
         if any(layer.device != table.device for layer in layers):  # the tensors of a static step are on one device
             return
@@ -330,6 +340,8 @@ class PolicyCache(BoundedCache):
             raise UnsupportedModelError(_no_mask(name, "a bounded cache needs"))
         if isinstance(table, SlotTable):
             table.maskless = "flash" in name
+            if "flash" in name and isinstance(table, WindowedTable):
+                raise UnsupportedModelError(_no_mask(name, "a sliding window narrower than what the policy holds needs"))
             if "flash" in name and self._prefix:
                 raise UnsupportedModelError(_no_mask(name, "a prefix needs"))
             if "flash" in name and table.policy.holds_more:
@@ -394,6 +406,9 @@ class PolicyCache(BoundedCache):
         mask: object = self._mask(module, step.visible, rows)
         if isinstance(self.table, RecurrentTable) and (valid := mask_of(arguments)) is not None:
             mask = self.table.masks(mask, valid[:, -given:])
+        if isinstance(self.table, WindowedTable):
+            narrow: Any = self.table.narrow.step
+            mask = self.table.masks(mask, self._mask(module, narrow.visible, rows))
         # The model counts its learned tokens in front itself.
         positions = step.position_ids[:, -given:] - self._front if self._front else step.position_ids
         return dict(arguments, attention_mask=mask, position_ids=positions.expand(rows, -1))
@@ -410,7 +425,7 @@ class PolicyCache(BoundedCache):
     def close(self, output: ModelOutput | None) -> ModelOutput | None:
         """The forward is over; its output with those of the chunks before it in front."""
         if self._table is not None:
-            self._table.step = None
+            self._table.finish()
         if self._apart is not None:
             self._apart.end(failed=output is None)
         outputs, self._outputs = self._outputs, []

@@ -68,6 +68,10 @@ class Table(abc.ABC):
         self.columns = self.padded = self.rebases = 0
         self.highest = -1
 
+    def finish(self) -> None:
+        """The forward at hand is over."""
+        self.step = None
+
     @property
     def model(self) -> PreTrainedModel | None:
         """The model that the cache belongs to; ``None`` when it is gone."""
