@@ -6,8 +6,10 @@ import copy
 
 import pytest
 import torch
+import transformers
 from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, backends_of, build_decoder, gap, one_by_one, read, text
 from tests.streaming.oracle import slow_logits
+from tests.streaming.test_keyless_layers import SHAPE, SHARED
 
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -63,6 +65,19 @@ def test_original_positions_are_a_mask_for_each_kind_of_layer(family, backend):
     assert gap(one_by_one(model, tokens, cache), dense) < TOLERANCE
     cache.reset()
     assert gap(read(model, tokens, cache, pieces=[19, 1, 20]), dense) < TOLERANCE
+
+
+def test_layers_that_share_the_keys_of_narrow_and_of_full_ones():
+    config, changes = SHARED["Gemma3n"]
+    turns = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": OWN}
+    torch.manual_seed(0)
+    model = transformers.Gemma3nForCausalLM(getattr(transformers, config)(**SHAPE, **{**changes, **turns})).eval()
+    model.apply(lambda module: [torch.nn.init.normal_(weight, 0, 0.25) for weight in module.parameters() if weight.ndim > 1])
+    tokens = text(LENGTH)
+    expected = slow_logits(model, tokens, SINKS, WINDOW)
+    assert gap(one_by_one(model, tokens), expected) < TOLERANCE
+    assert gap(read(model, tokens, pieces=[19, 1, 20]), expected) < TOLERANCE
+    assert gap(read(model, tokens, SinkCache(model, num_sinks=0, window=SINKS + WINDOW)), expected) > 0.01
 
 
 def test_dense_before_it_is_full():

@@ -40,7 +40,7 @@ from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.limits import fit_limits, warn_of_length
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
 from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
-from sinklab.streaming.recurrent import RecurrentLayer, keyless_layers
+from sinklab.streaming.recurrent import RecurrentLayer, has_states, keyless_layers
 from sinklab.streaming.recurrent_table import RecurrentTable
 from sinklab.streaming.refusals import inside, narrow_window, require_decoder, require_integers, slides
 from sinklab.streaming.rotation import KeyRotations
@@ -160,32 +160,15 @@ class PolicyCache(BoundedCache):
         self._front, self._prefix = tokens_in_front(model), tokens_of_prefix(model)
         policy = hosted(self.policy, front=self._front, prefix=self._prefix, rollback=self.rollback)
         if has_ordered_bias(model):
-            require_ordered(policy, model)
-            if self.quantized or self.rollback:
-                setting = "quantized" if self.quantized else "rollback"
-                raise ConfigurationError(
-                    f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
-                )
-            ordered = OrderedTable(policy, input_device(decoder_of(model)), model)
-            self.layers = [OrderedLayer(ordered) for _ in range(_num_layers(model))]
-            self._table, self.rebase_at = ordered, sys.maxsize
+            self._fit_ordered(model, policy)
             return
-        rotations, keyless = self._fit_positions(model, policy), keyless_layers(model)
-        recurrent = any(keyless.values())
-        if recurrent and self.rollback:
-            raise ConfigurationError(
-                f"`rollback` takes tokens back, and layers of linear attention of {type(model).__name__} have taken them into "
-                "their state"
-            )
-        device, narrow = input_device(model), narrow_window(model, self.policy)
-        slots: SlotTable
-        if narrow is not None:
-            slots = WindowedTable(policy, hosted(narrow, rollback=self.rollback), device, model)
-        else:
-            slots = (RecurrentTable if recurrent else SlotTable)(policy, device, model)
-            self._apart = SinksApart(model, slots, len(rotations.layers)) if slots.in_cache else None
-        self._table = slots
-        layers: dict[int, HeldLayer | RecurrentLayer] = {index: RecurrentLayer(count) for index, count in keyless.items()}
+        rotations = self._fit_positions(model, policy)
+        self._table = slots = self._slots(model, policy)
+        if slots.in_cache and not isinstance(slots, WindowedTable):
+            self._apart = SinksApart(model, slots, len(rotations.layers))
+        layers: dict[int, HeldLayer | RecurrentLayer] = {
+            index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
+        }
         workspace = Workspace()
         for index, rotation in rotations.layers.items():
             latent = index in rotations.latent
@@ -195,6 +178,32 @@ class PolicyCache(BoundedCache):
             else:
                 layers[index] = (QuantizedLatentLayer if latent else QuantizedLayer)(table, rotation, self._bits, workspace)
         self.layers = [layers[index] for index in sorted(layers)]
+
+    def _fit_ordered(self, model: PreTrainedModel, policy: SlotPolicy) -> None:
+        """Make layers and the table for a model whose bias counts keys."""
+        require_ordered(policy, model)
+        if self.quantized or self.rollback:
+            setting = "quantized" if self.quantized else "rollback"
+            raise ConfigurationError(
+                f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
+            )
+        ordered = OrderedTable(policy, input_device(decoder_of(model)), model)
+        self.layers = [OrderedLayer(ordered) for _ in range(_num_layers(model))]
+        self._table, self.rebase_at = ordered, sys.maxsize
+
+    def _slots(self, model: PreTrainedModel, policy: SlotPolicy) -> SlotTable:
+        """The table of a model's layers of attention, of the kind that its other layers and its windows ask for."""
+        device = input_device(model)
+        if (narrow := narrow_window(model, self.policy)) is not None:
+            return WindowedTable(policy, hosted(narrow, rollback=self.rollback), device, model)
+        if not has_states(model):
+            return SlotTable(policy, device, model)
+        if self.rollback:
+            raise ConfigurationError(
+                f"`rollback` takes tokens back, and layers of linear attention of {type(model).__name__} have taken them into "
+                "their state"
+            )
+        return RecurrentTable(policy, device, model)
 
     def _fit_positions(self, model: PreTrainedModel, policy: BoundedPolicy | None = None) -> KeyRotations:
         """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
