@@ -298,8 +298,19 @@ def test_domains_are_named_as_they_were_read(checkpoint, tmp_path):
     settings = ["--texts", "12", "--seq-len", "12", "--heads", "0.0", "--no-experiments"]
     domains = f"records:path={tmp_path}/lines.txt,random_tokens"
     run("causes", checkpoint, *settings, "--sink", "0", "--corpus", domains, "--out", tmp_path / "causes")
-    words = shlex.split(run("card", tmp_path / "causes").stdout.split("```")[1].removeprefix("console\n"))
+    card = run("card", tmp_path / "causes").stdout
+    words = shlex.split(card.split("```")[1].removeprefix("console\n"))
     assert '--domains=records:path="lines.txt",random_tokens' in words
+    # The option counts the texts of each domain, and the summary all of them.
+    assert "--texts=12" in words
+    assert "24 texts of " in card
+    assert "random_tokens together; a head" in card
+    record, summary = (read_run(tmp_path / "causes", file) for file in ("run.json", "summary.json"))
+    assert (record["config"]["texts"], summary["texts"]) == (12, 24)
+    page = (tmp_path / "causes" / "report.html").read_text()
+    assert "random_tokens together. Numbers are" in page
+    older = {**record, "config": {**record["config"], "texts": 24}}
+    assert "--texts=12" in command_of(older, summary, "model")
 
 
 def test_inputs_of_python_have_no_command(checkpoint, tmp_path):

@@ -151,8 +151,9 @@ def _causes(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         shown = ", ".join(named[:12]) + (f" and {len(named) - 12} more" if len(named) > 12 else "")
         rows.append([label, f"{count} of {len(heads)}", "–" if label == "undecided" else shown or "–"])
         numbers.append(CardNumber(f"heads_{label}", f"heads labelled {label} of {len(heads)} examined", float(count), "heads"))
+    domains = ", ".join(map(public_name, summary["domains"])) + (" together" if len(summary["domains"]) > 1 else "")
     limits = [
-        f"{counted(summary['texts'], 'text')} of {', '.join(map(public_name, summary['domains']))}; a head has a label where "
+        f"{counted(summary['texts'], 'text')} of {domains}; a head has a label where "
         f"its effect on the loss shows at a false discovery rate of {summary['level']:g}; effects below "
         f"{summary['minimal_effect']:g} {summary['unit']} count as none. Undecided means that these texts do not tell."
     ]
