@@ -65,6 +65,22 @@ def test_the_card_of_an_origin_has_every_edit_with_its_interval(checkpoint, tmp_
     assert "no interval" not in printed
 
 
+def test_the_card_of_a_vision_model_has_the_rate_of_its_strongest_sink(checkpoint, tmp_path):
+    out, few = tmp_path / "audit", ["--corpus", "random_tokens", "--samples", "2", "--seq-len", "8", "--no-cache"]
+    run("audit", checkpoint, *few, "--out", out)
+    summary = read_run(out, "summary.json")
+    assert "rate of the strongest sink" not in run("card", out).stdout
+    sink = {
+        **dict.fromkeys(("position", "token", "text")),
+        "kind": "group", "positions": [1, 3], "name": "the corner patches", "rate": 30.79, "mass": 0.5, "heads": [],
+    }  # fmt: skip
+    summary["sinks"] = {**summary["sinks"], "sinks": [sink]}
+    write_json(summary, out / "summary.json")
+    printed = run("card", out).stdout
+    assert "| rate of the strongest sink, the corner patches, threshold 0.3 | 30.8 % |" in printed
+    assert "| sink rate at the first position, one token repeated, with BOS |" in printed
+
+
 @pytest.mark.parametrize(
     ("kind", "summary", "task"),
     [
