@@ -423,3 +423,13 @@ def test_no_file_names_a_place_on_somebodys_machine():
     for path in [*DOCUMENTS, *EXAMPLES, *(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), ROOT / "Makefile"]:
         found = place.search(path.read_text(encoding="utf-8"))
         assert found is None, f"{path.relative_to(ROOT)} names {found[0]}…"
+
+
+def test_every_variable_of_the_environment_is_listed():
+    read = {
+        name
+        for path in (ROOT / "src").rglob("*.py")
+        for name in re.findall(r"SINKLAB_[A-Z_]+", path.read_text(encoding="utf-8"))
+    }
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    assert read == set(re.findall(r"^\| `(SINKLAB_\w+)` ", page, re.MULTILINE))

@@ -85,7 +85,7 @@ class TestKinds:
     def test_the_token_is_fixed_and_the_place_is_not(self):
         found = find_sinks(planted(), texts(2, 5, 3, 9), decode=lambda token: {LOUD: "\n"}.get(token, "x"))
         assert (found.main.kind, found.main.token, found.main.position) == ("token", LOUD, None)
-        assert found.describe() == "the first '\\n'"
+        assert found.describe() == "the first “↵”"
         assert found.main.rate == 50.0  # one layer of two
         assert found.weights[:2] == pytest.approx([1.0, 1.0], abs=1e-3)
         assert found.positions == found.secondary == []
@@ -94,7 +94,7 @@ class TestKinds:
         """Nothing says which of the two it is; a position needs no token to be found by."""
         found = find_sinks(planted(), texts(2, 2, 2), decode=str)
         assert found.main.kind == "position"
-        assert found.describe() == "position 2, token '7'"
+        assert found.describe() == "position 2, token “7”"
 
     def test_one_token_repeated_is_no_token_sink(self):
         tokens = torch.full((3, 24), LOUD)
@@ -257,7 +257,7 @@ class TestWhatCounts:
         assert "no attention sink that stays at a place. 2 of 4 heads look at “↵” wherever it stands (50.0\u202f% of" in said
         assert "they may rest on it or read it" in said
         assert Sinks.from_dict(found.to_dict()).followed == found.followed
-        with pytest.raises(ConfigurationError, match=r"no sink found that stays at a place: '\\n' wherever it stands in 50 %"):
+        with pytest.raises(ConfigurationError, match=r"no sink found that stays at a place: “↵” wherever it stands in 50 %"):
             found.require()
 
     @pytest.mark.parametrize("scale", [0.0, 1.0, 3.0])

@@ -78,7 +78,7 @@ def test_a_head_that_gives_much_to_other_keys_makes_no_sink_of_silent_ones():
 
 def test_a_softmax_sink_is_a_sink():
     summary = {
-        "sink_role": "first position, token '<s>'",
+        "sink_role": "first position, token “<s>”",
         "null_mass": 0.0,
         "normalized": True,
         "sink_positions": [AT_BOS],
@@ -99,7 +99,7 @@ def test_a_token_is_named_only_where_most_sinks_have_it():
 
 def test_a_window_is_named_whatever_else_is_said():
     """A rate at position 0 in modules with a window does not count, also beside a sink or the most frequent place."""
-    token = {"kind": "token", "name": "'.' wherever it stands", "text": ".", "sinking": 1, "rate": 20.0, "value_ratio": 0.5}
+    token = {"kind": "token", "name": "“.” wherever it stands", "text": ".", "sinking": 1, "rate": 20.0, "value_ratio": 0.5}
     weak = {"kind": "position", "name": "position 12", "position": 12, "text": "m", "token_share": 0.9, "rate": 2.1}
     silent = {"sinks": [], "followed": [], "weak": []}
     summary = {"sink_role": "none", "normalized": True, "sink_rate_gu2024": 24.0, "windowed_modules": 1, "num_modules": 2}

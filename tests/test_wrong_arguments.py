@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import transformers
 from tests.conftest import make_sinklm, make_tokenizer
 
 import sinklab
+from sinklab.cli.commands import find_commands
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.policies.window import Window
 from sinklab.probes.sink_rate import SinkRate
@@ -141,3 +144,79 @@ def test_registers_go_into_a_model_of_pictures():
 def test_a_table_may_be_named_by_its_path(tmp_path):
     callback = sinklab.SinkCallback(torch.zeros(1, 64, dtype=torch.int64), table=str(tmp_path / "sinks.parquet"))
     assert callback.table.path == tmp_path / "sinks.parquet"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"attn_implementation": 3}, "`attn_implementation` is of int; expected a name, or None"),
+        ({"attn_implementation": {"text_config": "eager"}}, "`attn_implementation` is of dict; expected a name, or None"),
+        ({"revision": 3}, "`revision` is of int; expected a name, or None"),
+        ({"device_map": "auto", "max_memory": 3}, "`max_memory` is 3; expected places and sizes such as 0=20GiB,cpu=64GiB"),
+        ({"device_map": "auto", "offload_folder": 3}, "`offload_folder` is 3; expected a path"),
+    ],
+)
+def test_how_a_model_is_loaded_is_said_in_texts(settings, says):
+    with pytest.raises(ConfigurationError, match=says):
+        sinklab.load_model("org/model", **settings)
+
+
+@pytest.mark.parametrize("tolerance", ["x", [0.1]])
+def test_a_tolerance_and_a_scale_are_numbers(tolerance):
+    weights = [(torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None])[None, None]]
+    with pytest.raises(ConfigurationError, match=r"`tolerance` is ('x'|of list); expected a number"):
+        sinklab.from_weights(weights, tolerance=tolerance)
+    queries = torch.randn(1, 2, 5, 4)
+    with pytest.raises(ConfigurationError, match=r"`scale` is ('x'|of list); expected a number"):
+        sinklab.attention_statistics(queries, queries, causal=True, scale=tolerance)
+    scaled = [sinklab.attention_statistics(queries, queries, causal=True, scale=scale) for scale in (0.5, torch.tensor(0.5))]
+    assert torch.equal(scaled[0].column_sum, scaled[1].column_sum)
+
+
+@pytest.mark.parametrize(("folder", "says"), [(3, "3"), (None, "None"), ([], "of list")])
+def test_a_folder_is_a_path(folder, says, model):
+    with pytest.raises(ConfigurationError, match=f"`folder` is {says}; expected a path"):
+        sinklab.write_report(folder)
+    with pytest.raises(ConfigurationError, match=f"`folder` is {says}; expected a path"):
+        sinklab.save_model(model, folder, make_tokenizer())
+
+
+@pytest.mark.parametrize("name", sorted(find_commands()))
+def test_where_a_command_writes_is_a_path_and_its_seed_one_of_numpy(name):
+    """``random`` takes -1 for 1, and numpy takes none below 0."""
+    function = find_commands()[name].load()
+    parameters = inspect.signature(function).parameters
+    needed = [one for one in parameters.values() if one.default is one.empty]
+    arguments = {one.name: ["name"] if re.search(r"[Ss]equence|list", str(one.annotation)) else "name" for one in needed}
+    for option, value, says in (
+        ("out", 3, "`out` is 3; expected a path"),
+        ("out", ["a"], "`out` is of list; expected a path"),
+        ("seed", -1, "`seed` -1 must be 0 or more"),
+        ("seeds", [0, -1], "`seeds` -1 must be 0 or more"),
+    ):
+        if option in parameters:
+            with pytest.raises(ConfigurationError, match=f"^{says}$"):
+                function(**arguments, **{option: value})
+
+
+def test_settings_of_a_stream(model):
+    with pytest.raises(
+        TypeError, match=r"stream\(\) got an unexpected keyword argument 'foo'; its settings are policy, tokenizer"
+    ):
+        sinklab.stream(model, IDS, foo=1)
+    for settings, says in (
+        ({"temperature": "1"}, "temperature is '1'; expected a number"),
+        ({"top_p": [0.5], "temperature": 1}, "top_p is of list; expected a number"),
+        ({"top_k": 2.5, "temperature": 1}, r"top_k must be a whole number, got 2\.5"),
+        ({"seed": -1, "temperature": 1}, "seed -1 must be 0 or more"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            sinklab.Stream(model, **settings)
+
+
+def test_maps_have_a_whole_number_of_tiles():
+    for settings, says in (({"tiles": "x"}, "tiles must be a whole number"), ({"tiles": 0}, "tiles 0 must be 1 or more")):
+        with pytest.raises(ConfigurationError, match=says):
+            sinklab.AttentionMaps(**settings)
+    with pytest.raises(ConfigurationError, match="length must be a whole number, got None"):
+        sinklab.AttentionMaps(length=None)

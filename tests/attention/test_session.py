@@ -12,7 +12,9 @@ import weakref
 import pandas
 import pytest
 import torch
+from tests.architectures.zoo import model_of
 from tests.conftest import make_sinklm
+from tests.models.adapted import Adapted
 from tests.operators import Operators
 from torch import nn
 from transformers import (
@@ -40,6 +42,7 @@ from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.attach import attach
 from sinklab.models.loading import wrap_model
 from sinklab.probes.entropy import Entropy
+from sinklab.probes.head_output import HeadOutput
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import operations
@@ -284,7 +287,28 @@ class Fabric(nn.Module):
         return self._forward_module(*args, **kwargs)
 
 
-@pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), nn.DataParallel, Fabric])
+def with_compiled_parts(model):
+    """A copy, one layer compiled, and of the other the attention and a map inside it."""
+    model = copy.deepcopy(model)
+    model.layers[0] = torch.compile(model.layers[0], backend="eager")
+    attention = model.layers[1].self_attn
+    attention.o_proj = torch.compile(attention.o_proj, backend="eager")
+    model.layers[1].self_attn = torch.compile(attention, backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: torch.compile(model, backend="eager"),
+        nn.DataParallel,
+        Fabric,
+        with_compiled_parts,
+        lambda model: nn.DataParallel(with_compiled_parts(model)),
+        lambda model: Adapted(model, prompt=False),
+        lambda model: Adapted(with_compiled_parts(model), prompt=False),
+    ],
+)
 def test_what_is_put_round_a_model_is_no_part_of_its_names(wrap):
     """In sites and tables, in edits by the name of a module, and in messages; an edit of the tokens does what it does bare."""
     model = make_sinklm().eval()
@@ -292,16 +316,32 @@ def test_what_is_put_round_a_model_is_no_part_of_its_names(wrap):
     found = []
     for looked_at in (model, wrapped):
         edits = [ZeroHead(heads={name: [0]}), DeleteBos()]
-        with attend(looked_at, [SinkRate()], edits) as seen, torch.no_grad():
+        with attend(looked_at, [SinkRate(), HiddenNorm(), HeadOutput()], edits) as seen, torch.no_grad():
             logits = looked_at(input_ids=IDS.index_fill(1, torch.tensor([0]), 0)).logits
-        found.append((logits, seen.table(), [site.module for site in seen.sites], repr(seen)))
+        found.append((logits, seen.table(), seen.sites, repr(seen)))
     (logits, table, sites, words), (logits_wrapped, table_wrapped, sites_wrapped, words_wrapped) = found
     assert torch.equal(logits, logits_wrapped)
-    assert sites == sites_wrapped == ["layers.0.self_attn", name]
+    assert sites == sites_wrapped
+    assert [site.module for site in sites] == ["layers.0.self_attn", name]
     assert words == words_wrapped
     pandas.testing.assert_frame_equal(table, table_wrapped)
     with pytest.raises(SessionError, match="SinkLM did not run while its session was open"), attend(wrapped):
         pass
+
+
+def test_a_learned_prompt_and_compiled_encoders_are_no_part_of_names_either():
+    with attend(Adapted(make_sinklm().eval(), prompt=True)) as seen, torch.no_grad():
+        seen.model(input_ids=IDS)
+    assert [site.module for site in seen.sites] == ["layers.0.self_attn", "layers.1.self_attn"]
+    model, tables = model_of("t5").eval(), []
+    for prepared in (model, copy.deepcopy(model)):
+        if prepared is not model:
+            prepared.encoder = torch.compile(prepared.encoder, backend="eager")
+        with attend(prepared, [SinkRate()]) as seen, torch.no_grad():
+            prepared(input_ids=IDS, decoder_input_ids=IDS[:, :5])
+        tables.append(seen.table())
+    pandas.testing.assert_frame_equal(*tables)
+    assert set(tables[0]["part"]) == {"encoder", "decoder", "cross-attention"}
 
 
 def test_a_module_that_is_more_than_a_wrapper_is_looked_at_whole():

@@ -68,3 +68,28 @@ def test_a_classifier_is_measured_and_its_loss_is_that_of_the_classes():
 def test_a_model_that_reads_no_tokens_says_what_it_was_given():
     with pytest.raises(UnsupportedModelError, match=r"ViTForImageClassification does not read input_ids \(text\)"):
         run_probes(vision_model(), torch.arange(8)[None], [])
+
+
+def test_samples_without_padding_are_those_padded_alike_together():
+    ids = torch.arange(12).view(3, 4)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]])
+    samples = Samples({"input_ids": ids, "attention_mask": mask, "bias": torch.zeros(3, 2)}, targets=ids)
+    short, whole = sorted(samples.unpadded(), key=lambda alike: alike.positions)
+    assert short.tokens.tolist() == short.targets.tolist() == [[0, 1], [8, 9]]
+    assert (short.arguments["attention_mask"].shape, short.arguments["bias"].shape) == ((2, 2), (2, 2))
+    assert whole.tokens.tolist() == [[4, 5, 6, 7]]
+    assert next(Samples.of_tokens(ids).unpadded()).tokens is ids
+    hidden = Samples({"input_ids": ids, "attention_mask": mask * torch.tensor([[0], [1], [1]])})
+    assert sum(map(len, hidden.unpadded())) == 2
+
+
+def test_pairs_without_padding_go_by_both_masks():
+    source, target = torch.arange(6).view(2, 3), torch.arange(8).view(2, 4)
+    masks = {
+        "attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]),
+        "decoder_attention_mask": torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]),
+    }
+    pairs = Samples({"input_ids": source, "decoder_input_ids": target, **masks}, kind="pairs", targets=target)
+    cut = {alike.tokens.shape[1]: alike for alike in pairs.unpadded()}
+    assert {length: alike.targets.tolist() for length, alike in cut.items()} == {2: [[0, 1, 2, 3]], 3: [[4]]}
+    assert cut[3].arguments["decoder_input_ids"].tolist() == [[4]]

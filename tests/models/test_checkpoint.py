@@ -148,16 +148,82 @@ def test_a_full_disk_is_not_blamed_on_the_name(monkeypatch):
 
 @pytest.mark.parametrize("trust", [False, True])
 def test_code_is_not_even_downloaded_unless_asked_for(trust, monkeypatch, tmp_path):
-    asked = {}
+    asked = []
     monkeypatch.setattr(
         huggingface_hub,
         "snapshot_download",
-        lambda name, **options: asked.update(options, name=name) or str(tmp_path / "c0ffee"),
+        lambda name, **options: asked.append(options) or str(tmp_path / "c0ffee"),
     )
     assert locate("org/model", "v1", trust) == (tmp_path / "c0ffee", "c0ffee")
-    assert ("*.py" in asked["allow_patterns"]) is trust
-    assert asked["revision"] == "v1"
-    assert not any("bin" in pattern or "pt" in pattern for pattern in asked["allow_patterns"])
+    patterns = [pattern for options in asked for pattern in options["allow_patterns"]]
+    assert ("*.py" in patterns) is trust
+    assert [options["revision"] for options in asked] == ["v1", "c0ffee"]
+    assert not any("bin" in pattern or ".pt" in pattern for pattern in patterns)
+
+
+class Repository:
+    """What huggingface_hub does with a repository of these files, and which it was made to fetch."""
+
+    def __init__(self, monkeypatch, cache, files):
+        self.files, self.snapshot, self.fetched = files, cache / "snapshots" / "c0ffee", []
+        self.snapshot.mkdir(parents=True)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.download)
+        monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name, revision: list(files))
+
+    def download(self, name, *, revision, allow_patterns, ignore_patterns):
+        chosen = huggingface_hub.utils.filter_repo_objects(
+            self.files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
+        for file in chosen:
+            self.fetched.append(file)
+            (self.snapshot / file).write_bytes(self.files[file])
+        return str(self.snapshot)
+
+
+@pytest.mark.parametrize(
+    ("weights", "read"),
+    [
+        (["model.safetensors", "model.fp16.safetensors", "other.safetensors"], ["model.safetensors"]),
+        (
+            ["model-00001-of-00001.safetensors", "model.safetensors.index.json", "model-00001-of-00001.fp16.safetensors"],
+            ["model-00001-of-00001.safetensors"],
+        ),
+        (["model.safetensors", "model-00001-of-00001.safetensors", "model.safetensors.index.json"], ["model.safetensors"]),
+        (["model.safetensors", "adapter_model.safetensors"], ["model.safetensors"]),
+        (["model.safetensors", "onnx/model.safetensors"], ["model.safetensors"]),
+    ],
+)
+def test_of_a_repository_only_the_weights_that_are_read_are_fetched(weights, read, monkeypatch, tmp_path, checkpoint):
+    content = (checkpoint / "model.safetensors").read_bytes()
+    index = json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}).encode()
+    files = {
+        "config.json": b"{}",
+        "pytorch_model.bin": b"",
+        **{name: index if "index" in name else content for name in weights},
+    }
+    repository = Repository(monkeypatch, tmp_path, files)
+    folder, commit = locate("org/model", None, False)
+    assert commit == "c0ffee"
+    assert [path.name for path in weight_files(folder, "org/model")] == read
+    fetched = [name for name in repository.fetched if name.endswith(".safetensors")]
+    assert fetched == [*read, *(["adapter_model.safetensors"] if "adapter_model.safetensors" in weights else [])]
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        (["model.fp16.safetensors", "pytorch_model.bin"], r"what is there is model\.fp16\.safetensors: save the variant"),
+        (["model-00001-of-00002.bf16.safetensors", "model.safetensors.index.bf16.json"], "variant='bf16'"),
+        (["pytorch_model.bin"], r"has only pickled weights \(pytorch_model\.bin\)"),
+        (["onnx/model.safetensors"], r"has no weights: expected model\.safetensors"),
+    ],
+)
+def test_a_repository_without_weights_that_can_be_read_is_refused_before_any_is_fetched(weights, says, monkeypatch, tmp_path):
+    repository = Repository(monkeypatch, tmp_path, {"config.json": b"{}", **dict.fromkeys(weights, b"")})
+    folder, _ = locate("org/model", None, False)
+    with pytest.raises(InputError, match=says):
+        weight_files(folder, "org/model")
+    assert not [name for name in repository.fetched if name.endswith((".safetensors", ".bin"))]
 
 
 def test_a_folder_with_a_model_in_it_names_the_model(tmp_path):

@@ -114,7 +114,7 @@ def test_sinks_that_are_no_positions_are_counted_as_sinks(tmp_path: Path) -> Non
     summary = read_run(folders[1], "summary.json")
     plain = {"position": None, "text": None, "token_share": None, "rate": 40.0, "heads": [], "sinking": 1, "value_ratio": None}
     corners = plain | {"kind": "group", "name": "the corner patches", "description": "the corner patches", "positions": [1, 7]}
-    stop = plain | {"kind": "token", "name": "the first '.'", "description": "the first '.'", "text": "."}
+    stop = plain | {"kind": "token", "name": "the first “.”", "description": "the first “.”", "text": "."}
     summary["sinks"] = {"sinks": [corners, stop], "followed": [], "weak": [], "silent": []}
     summary["sink_positions"] = []
     (folders[1] / "summary.json").write_text(json.dumps(summary), encoding="utf-8")

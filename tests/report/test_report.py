@@ -21,9 +21,10 @@ from sinklab.report.html import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_r
 from sinklab.report.layers import layer_figures, layer_table
 from sinklab.report.page import environment, facts_of
 from sinklab.report.summary_cards import cards, part_cards
-from sinklab.report.words import TITLES, display_token, number, percent, verdict
+from sinklab.report.words import TITLES, number, percent, verdict
 from sinklab.results.frame import framed
 from sinklab.results.metric import metrics_of
+from sinklab.results.naming import display_token
 from sinklab.results.table import write_json, write_table
 
 
@@ -262,7 +263,7 @@ class TestMissing:
     def test_the_card_of_the_strongest_sink_names_its_token_once(self, tmp_path: Path, called: str | None, note: str) -> None:
         folder = write_audit(tmp_path / "a", layers=2, seq_len=16)
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        described = {"description": f"{called or 'position 0'}, token '[CLS]'"}
+        described = {"description": f"{called or 'position 0'}, token “[CLS]”"}
         sink = described | {"kind": "position", "position": 0, "text": "[CLS]", "token_share": 1.0, "rate": 50.0, "heads": []}
         summary["sinks"] = {"sinks": [sink | {"name": called or "position 0"}], "silent": [], "followed": [], "weak": []}
         summary["sink_role"] = described["description"]

@@ -98,7 +98,7 @@ def test_found_sinks_are_pinned_where_they_were_found(model):
         assert torch.equal(model(tokens, past_key_values=cache).logits, model(tokens, past_key_values=other).logits)
     assert set(cache.table.index[0].tolist()) == {2, 5, *range(29, 40)}
     token = Sinks.at(Sink(kind="token", token=7, text="."))
-    for sinks, why in ((token, "the first '.', which has no position"), (Sinks.at("null"), "sees it"), (Sinks(), "nowhere")):
+    for sinks, why in ((token, "the first “.”, which has no position"), (Sinks.at("null"), "sees it"), (Sinks(), "nowhere")):
         with pytest.raises(ConfigurationError, match=why):
             SinkCache(model, sinks=sinks)
     with pytest.raises(ConfigurationError, match="`num_sinks` and `sinks` both say which tokens stay"):

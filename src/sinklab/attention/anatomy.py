@@ -14,11 +14,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.call import Part
+from sinklab.attention.names import named_modules, plain_module
 from sinklab.attention.placement import held
 from sinklab.attention.ranks import Ranks
 from sinklab.errors import InputError
 
-__all__ = ["Anatomy", "model_inside", "off_seam_modules", "on_seam_modules", "out_of_torch", "require_module"]
+__all__ = ["Anatomy", "model_inside", "off_seam_modules", "on_seam_modules", "require_module"]
 
 OUTPUT_NAMES = (
     "o_proj",
@@ -67,23 +68,10 @@ def require_module(model: object) -> None:
 
 def model_inside(module: nn.Module) -> str:
     """What to give in place of a module that is no model of transformers, in words: the model that it holds, by its name."""
-    held = [(name, type(one).__name__) for name, one in module.named_modules() if name and isinstance(one, PreTrainedModel)]
+    held = [(name, type(one).__name__) for name, one in named_modules(module) if name and isinstance(one, PreTrainedModel)]
     outermost = [(name, kind) for name, kind in held if not any(name.startswith(f"{other}.") for other, _ in held)]
     named = " or ".join(f"{name!r} ({kind})" for name, kind in outermost[:2])
     return "the model that is inside it" + (f", its module {named}" if named else "")
-
-
-def out_of_torch(model: Any) -> Any:
-    """The module in ``torch.compile``, DataParallel, DistributedDataParallel or what Fabric sets up; another as it is.
-
-    These hold it as their ``module`` and have no parameter beside those of it, as a module that is more than a wrapper may.
-    """
-    while isinstance(inner := getattr(model, "_orig_mod", getattr(model, "module", None)), nn.Module):
-        own = {id(parameter) for parameter in inner.parameters()}
-        if not isinstance(model, nn.Module) or any(id(parameter) not in own for parameter in model.parameters()):
-            break
-        model = inner
-    return model
 
 
 class Anatomy:
@@ -95,6 +83,7 @@ class Anatomy:
     Attributes:
         attention: qualified name to attention module, in the order of the model.
         names: ``id`` of an attention module to its qualified name.
+        model_class: name of the class of the model itself, whatever is put round it.
         layers: qualified name to layer: the members of every ``ModuleList`` whose members hold attention modules, if they are
             no sublayers.
         layer_of: name of an attention module to the name of its layer.
@@ -108,13 +97,15 @@ class Anatomy:
 
     def __init__(self, model: nn.Module, attention: Mapping[str, nn.Module] | None = None) -> None:
         self.model = model
-        self.modules = dict(model.named_modules())
+        self.modules = dict(named_modules(model))
+        self.model_class = type(self.modules[""]).__name__
         self.attention = on_seam_modules(model) if attention is None else dict(attention)
         self.names = {id(module): name for name, module in self.attention.items()}
         self.layer_of = {name: layer for name in self.attention if (layer := self._layer(name)) is not None}
         lists = dict.fromkeys(layer.rpartition(".")[0] for layer in self.layer_of.values())
-        self.layers = {f"{owner}.{child}": module for owner in lists for child, module in self.modules[owner].named_children()}
-        self.encoder, self.encoder_name = self._encoder(model)
+        members = (f"{owner}.{child}" for owner in lists for child, _ in self.modules[owner].named_children())
+        self.layers = {name: self.modules[name] for name in members}
+        self.encoder, self.encoder_name = self._encoder(self.modules[""])
         self.models = [module for module in model.modules() if isinstance(module, PreTrainedModel) or module is model]
         config = getattr(self.models[0], "config", None)
         self.depth = (getattr(config, "num_hidden_layers", None) or 0) * (getattr(config, "inner_group_num", None) or 1)
@@ -147,7 +138,7 @@ class Anatomy:
     def _encoder(self, model: nn.Module) -> tuple[nn.Module | None, str]:
         if not isinstance(model, PreTrainedModel) or not model.config.is_encoder_decoder:
             return None, ""
-        encoder = model.get_encoder()
+        encoder = plain_module(model.get_encoder())
         return next(((module, name) for name, module in self.modules.items() if module is encoder and name), (None, ""))
 
     def is_cross(self, name: str) -> bool:
@@ -205,7 +196,7 @@ class Anatomy:
         return [inner for inner in held if isinstance(self.modules.get(f"{name}.{inner}"), (nn.Linear, Conv1D))]
 
     def _inputs(self, name: str) -> int:
-        module = self.modules[name]
+        module: Any = self.modules[name]
         shape = module.weight.shape  # of a DTensor, that of the whole
         if not hasattr(module.weight, "to_local") and str(getattr(module, "_hf_tp_plan", "")).startswith("rowwise"):
             return int(shape[1]) * int(module._hf_device_mesh.size())  # a plain shard, of an older transformers
@@ -232,7 +223,7 @@ class Anatomy:
         parts = name.split(".")
         inside = [end for end in range(len(parts), 0, -1) if isinstance(self._owner(parts, end), nn.ModuleList)]
         for end in inside:
-            kinds = [type(member) for member in self.modules[".".join(parts[: end - 1])].children()]
+            kinds = [type(plain_module(member)) for member in self.modules[".".join(parts[: end - 1])].children()]
             if end == inside[-1] or not 1 < len(kinds) == len(set(kinds)):
                 return ".".join(parts[:end])
         return None
@@ -243,12 +234,12 @@ class Anatomy:
 
 def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Qualified name to module, for every module whose forward looks its attention function up in the table."""
-    return {name: module for name, module in model.named_modules() if _uses_table(type(module))}
+    return {name: module for name, module in named_modules(model) if _uses_table(type(module))}
 
 
 def off_seam_modules(model: nn.Module) -> list[str]:
     """Qualified names of attention modules that compute attention in their own code, out of reach of the table."""
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model))
     own = [name for name, module in modules.items() if "attention" in type(module).__name__.lower()]
     own = [name for name in own if not _uses_table(type(modules[name])) and _has_own_attention(modules[name])]
     on_seam = {name for name, module in modules.items() if _uses_table(type(module))} if own else set()
@@ -264,7 +255,9 @@ def _uses_table(cls: type) -> bool:
 def _has_own_attention(module: nn.Module) -> bool:
     # What linear attention (MiniMax, Kimi) and kernels of their own (WavLM, MRA, YOSO) compute has no name in common.
     cls: type = type(module)
-    maps = any(isinstance(child, nn.Linear) and QUERY_MAPS.search(name) for name, child in module.named_children())
+    maps = any(
+        isinstance(plain_module(child), nn.Linear) and QUERY_MAPS.search(name) for name, child in module.named_children()
+    )
     return maps or bool(re.search(r"[sS]oftmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
 
 

@@ -110,7 +110,7 @@ class ModelHooks:
 
     def register(self) -> list[RemovableHandle]:
         """Put the hooks in place; each handle takes one away again."""
-        handles, hook = [], functools.partial(_Hook, type(self.model).__name__)
+        handles, hook = [], functools.partial(_Hook, self.anatomy.model_class)
         for module in self.anatomy.models:
             handles.append(module.register_forward_pre_hook(hook(self._begin_forward), with_kwargs=True))
             # In front of what a cache does there: it would have planned a step that is never made.
@@ -219,7 +219,7 @@ class ModelHooks:
         self.forwards += 1
         if self.model.training and torch.is_grad_enabled() and _recomputes(self.model):
             raise SessionError(
-                f"{type(self.model).__name__} has gradient checkpointing on: its attention would be counted twice; call "
+                f"{self.anatomy.model_class} has gradient checkpointing on: its attention would be counted twice; call "
                 "model.gradient_checkpointing_disable() or measure under torch.no_grad()"
             )
 
@@ -322,7 +322,7 @@ class ModelHooks:
             return None
         if self.anatomy.streams > 1:
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} has {self.anatomy.streams} residual streams; what edits hidden states knows one"
+                f"{self.anatomy.model_class} has {self.anatomy.streams} residual streams; what edits hidden states knows one"
             )
         hidden = output[0] if isinstance(output, (tuple, list)) else output
         if isinstance(hidden, Tensor) and hidden.requires_grad:

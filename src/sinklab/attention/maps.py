@@ -14,6 +14,7 @@ from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.probe import Probe
 from sinklab.errors import SessionError
 from sinklab.results.metric import Metric, Row
+from sinklab.results.required import require_whole
 
 __all__ = ["AttentionMaps"]
 
@@ -33,6 +34,9 @@ class AttentionMaps(Probe):
         tiles: most rows and columns of a map; a shorter sequence has one tile per token.
         length: of the longest side of a sample, which all tiles are made for; that of each call by default.
 
+    Raises:
+        ConfigurationError: no whole numbers, or no tile.
+
     Attributes:
         ids: of the tokens that are the keys of self-attention, int64 ``(samples, keys)``, -1 for padding, by part of the model
             (``""`` but for an encoder–decoder); empty where the model was given no ids. -1 for learned tokens in front, too.
@@ -45,6 +49,8 @@ class AttentionMaps(Probe):
     metrics: ClassVar[tuple[Metric, ...]] = ()
 
     def __init__(self, tiles: int = 64, length: int = 0) -> None:
+        require_whole("tiles", tiles, 1)
+        require_whole("length", length, 0)
         self.tiles, self.length = tiles, length
         self._weights: dict[str, Tensor] = {}
         self._scores: dict[str, Tensor] = {}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from sinklab.attention.names import submodule
 from sinklab.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def held(model: nn.Module, name: str) -> Tensor:
         InputError: a tensor on the meta device of which nothing says where its numbers are.
     """
     owner, _, key = name.rpartition(".")
-    return _numbers(model, name, getattr(model.get_submodule(owner), key))
+    return _numbers(model, name, getattr(submodule(model, owner), key))
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -76,7 +77,7 @@ def _tensor(model: nn.Module, name: str) -> Tensor | None:
     """The parameter or buffer of that name, if there is one."""
     owner, _, key = name.rpartition(".")
     with contextlib.suppress(AttributeError):  # the owner may be no module: bitsandbytes writes "weight.absmax"
-        found = getattr(model.get_submodule(owner), key)
+        found = getattr(submodule(model, owner), key)
         return found if isinstance(found, Tensor) else None
     return None
 
@@ -103,7 +104,7 @@ def _offloading(model: nn.Module, name: str) -> Iterator[tuple[AlignDevicesHook,
     """Hooks of accelerate that may hold a parameter, with the name that it has there; the innermost first."""
     parts = name.split(".")
     for end in range(len(parts) - 1, -1, -1):
-        hook, key = getattr(model.get_submodule(".".join(parts[:end])), "_hf_hook", None), ".".join(parts[end:])
+        hook, key = getattr(submodule(model, ".".join(parts[:end])), "_hf_hook", None), ".".join(parts[end:])
         for single in getattr(hook, "hooks", (hook,)):
             if single is not None and getattr(single, "offload", False) and single.weights_map is not None:
                 yield single, key

@@ -17,6 +17,7 @@ from sinklab.attention.anatomy import Anatomy, off_seam_modules, on_seam_modules
 from sinklab.attention.call import Site, Statistics, run_name, run_of
 from sinklab.attention.given import UNAVAILABLE, GivenCall, find_fault, given_call, reach
 from sinklab.attention.looks_ahead import looks_ahead
+from sinklab.attention.names import named_modules
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session
@@ -140,10 +141,10 @@ class ReturnedSession(Session):
 
     @property
     def _name(self) -> str:
-        return type(self.model).__name__
+        return self._anatomy.model_class
 
     def _dissected(self, model: nn.Module) -> Anatomy:
-        modules = dict(model.named_modules())
+        modules = dict(named_modules(model))
         return Anatomy(model, {name: modules[name] for name in self.off_seam} if uses_returned(model) else None)
 
     def owns(self, module: nn.Module) -> bool:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import Anatomy, off_seam_modules, out_of_torch, require_module
+from sinklab.attention.anatomy import Anatomy, off_seam_modules, require_module
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.describe import describe_call
 from sinklab.attention.editing import Editing
 from sinklab.attention.hooks import ModelHooks
 from sinklab.attention.intervention import Intervention, described
 from sinklab.attention.maps import AttentionMaps
+from sinklab.attention.names import out_of_torch
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe, named_twice
@@ -109,15 +110,15 @@ class Session:
         self._anatomy = self._dissected(model)
         if not self._anatomy.attention and not self.off_seam:
             raise UnsupportedModelError(
-                f"{type(model).__name__} has no attention that could be measured: no module calls the attention interface of "
-                "transformers, and none looks like attention in its own code. Models of state spaces and recurrences (Mamba, "
-                "RWKV) have none"
+                f"{self._anatomy.model_class} has no attention that could be measured: no module calls the attention "
+                "interface of transformers, and none looks like attention in its own code. Models of state spaces and "
+                "recurrences (Mamba, RWKV) have none"
             )
         if not self._anatomy.attention:
             where = f" ({self.off_seam[0]} and {len(self.off_seam) - 1} more)" if len(self.off_seam) > 1 else ""
             raise UnsupportedModelError(
-                f"{type(model).__name__} computes attention in its own code{where}, not through the attention interface of "
-                "transformers, so no call can be seen or edited. If a newer version of transformers has the family on the "
+                f"{self._anatomy.model_class} computes attention in its own code{where}, not through the attention interface "
+                "of transformers, so no call can be seen or edited. If a newer version of transformers has the family on the "
                 "interface, use that version; `measure`, `audit` and attend_returned() work from the weights that it returns"
             )
         self._editing = Editing(self.interventions, self._anatomy)
@@ -237,7 +238,7 @@ class Session:
         probes = ", ".join(probe.name for probe in self.probes) or "none"
         seen = f"{counted(len(self.sites), 'module')} seen, {counted(self.calls.total(), 'call')}"
         edits = f", interventions: {', '.join(edit.name for edit in self.interventions)}" if self.interventions else ""
-        return f"Session({type(self.model).__name__}, {seen}, probes: {probes}{edits})"
+        return f"Session({self._anatomy.model_class}, {seen}, probes: {probes}{edits})"
 
     @property
     def normalized(self) -> bool:
@@ -251,7 +252,7 @@ class Session:
 
     @property
     def _model_name(self) -> str:
-        return getattr(getattr(self.model, "config", None), "name_or_path", "") or type(self.model).__name__
+        return getattr(getattr(self.model, "config", None), "name_or_path", "") or self._anatomy.model_class
 
     # --- life ---
 
@@ -259,7 +260,7 @@ class Session:
     def _recording(self) -> Iterator[None]:
         if any(other.owns(module) for other in seam.active_observers() for module in self._anatomy.attention.values()):
             raise SessionError(
-                f"a session on this {type(self.model).__name__} is already active; pass all probes to one attend()"
+                f"a session on this {self._anatomy.model_class} is already active; pass all probes to one attend()"
             )
         with contextlib.ExitStack() as stack:
             for handle in self._hooks.register():
@@ -269,12 +270,12 @@ class Session:
             yield
         if not self.calls and not self._hooks.forwards:
             raise SessionError(
-                f"{type(self.model).__name__} did not run while its session was open, so there is nothing to report; run this "
+                f"{self._anatomy.model_class} did not run while its session was open, so there is nothing to report; run this "
                 "very model (not a copy, and in the same thread, which generate_batch() does not) inside the with block"
             )
         if not self.calls:
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} ran {self._hooks.forwards} times and no attention call was seen; it uses a table "
+                f"{self._anatomy.model_class} ran {self._hooks.forwards} times and no attention call was seen; it uses a table "
                 "or a path of its own. Try attn_implementation='sdpa' or 'eager'"
             )
         self._editing.check_used(self.sites, self._longest)

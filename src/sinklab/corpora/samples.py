@@ -21,6 +21,9 @@ Kind = Literal["text", "pairs", "image", "audio"]
 ROLES = {"corner patch": "the corner patches", "register": "the registers"}
 """Beginning of the names of positions that share a role, and what they are called together."""
 
+_SIDES = ("", "decoder_")
+"""How names of arguments begin, of a model with one side or of an encoder, and of a decoder."""
+
 MOST_TOGETHER = 0.1
 """Share of the positions up to which some of them are taken together."""
 
@@ -124,9 +127,43 @@ class Samples:
         """The samples in order, ``size`` of them at a time."""
         return (self.take(slice(start, start + size)) for start in range(0, len(self), size))
 
+    def unpadded(self) -> Iterator[Samples]:
+        """The samples without what their masks hide, those that are padded alike together; all as they are without a mask.
+
+        Arguments whose name begins with ``decoder_`` go by ``decoder_attention_mask``, as do the targets of pairs, and all
+        others by ``attention_mask``. A sample that is hidden whole is left out.
+        """
+        given = {side: self.arguments.get(f"{side}attention_mask") for side in _SIDES}
+        masks = {side: mask.cpu().bool() for side, mask in given.items() if mask is not None and mask.ndim == 2}
+        if all(bool(mask.all()) for mask in masks.values()):
+            yield self
+            return
+        patterns, of = torch.unique(torch.cat(list(masks.values()), 1), dim=0, return_inverse=True)
+        for number, pattern in enumerate(patterns):
+            kept = dict(zip(masks, pattern.split([mask.shape[1] for mask in masks.values()]), strict=True))
+            if not all(bool(places.any()) for places in kept.values()):
+                continue
+            alike = self.take((of == number).nonzero()[:, 0])
+            arguments = {name: _cut(tensor, kept.get(_side(name))) for name, tensor in alike.arguments.items()}
+            side = "decoder_" if self.kind == "pairs" else ""
+            targets = None if alike.targets is None else _cut(alike.targets, kept.get(side))
+            yield dataclasses.replace(alike, arguments=arguments, targets=targets, scored=None)
+
     def on(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
         """The arguments on a device; pictures and sound in ``dtype``, which is that of the model."""
         return {
             name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
             for name, tensor in self.arguments.items()
         }
+
+
+def _side(name: str) -> str:
+    """Which of the two sides an argument belongs to."""
+    return _SIDES[name.startswith(_SIDES[1])]
+
+
+def _cut(tensor: Tensor, places: Tensor | None) -> Tensor:
+    """The columns of a tensor ``(samples, positions, …)`` at some places; another one as it is."""
+    if places is None or tensor.ndim < 2 or tensor.shape[1] != len(places):
+        return tensor
+    return tensor[:, places.to(tensor.device)]

@@ -21,6 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import model_inside, off_seam_modules, on_seam_modules, require_module
+from sinklab.attention.names import named_modules
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.placement import input_device
@@ -32,6 +33,7 @@ from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.registry import operations
+from sinklab.results.required import require_path
 from sinklab.results.voice import warn
 
 if TYPE_CHECKING:
@@ -159,8 +161,8 @@ def save_model(
 
     Raises:
         InputError: what is no model of transformers, no tokenizer, or a file in place of the directory.
-        ConfigurationError: the model, or a part of it, runs an operation that its config does not carry: by name alone, or
-            attached to the part (the text tower of CLIP). It would come back as softmax.
+        ConfigurationError: ``folder`` is no path; or the model, or a part of it, runs an operation that its config does not
+            carry: by name alone, or attached to the part (the text tower of CLIP). It would come back as softmax.
     """
     if isinstance(model, nn.Module):
         model = unwrapped(model)
@@ -173,6 +175,7 @@ def save_model(
     _require_recorded(model)
     if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
         raise InputError(f"`tokenizer` is of {type(tokenizer).__name__}; give one of transformers, or none")
+    require_path("`folder`", folder)
     if Path(folder).is_file():  # which transformers says in a log, and saves nothing
         raise InputError(f"{folder} is a file; give the directory that the checkpoint goes to")
     tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
@@ -186,7 +189,7 @@ def _require_recorded(model: PreTrainedModel) -> None:
     """Refuse a model of which transformers would not save that its attention, or that of a part of it, is another."""
     if isinstance(model.config, SinkLMConfig) or getattr(model.config, CONFIG_FIELD, None) is not None:
         return
-    for path, part in model.named_modules():
+    for path, part in named_modules(model):
         if not isinstance(part, PreTrainedModel):
             continue
         implementation, recorded = part.config._attn_implementation, getattr(part.config, CONFIG_FIELD, None)

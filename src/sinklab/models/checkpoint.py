@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ from sinklab.results.reading import read_object, require_plain_file
 __all__ = ["OwnCode", "TensorHeader", "first_line", "hash_files", "locate", "read_config", "read_headers", "weight_files"]
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_model.safetensors"
+"""Weights of an adapter that lies beside the model, which transformers puts into it."""
+
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken")
 """Files of a checkpoint that a loader may open, whether or not their names are known here."""
@@ -120,7 +123,20 @@ def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Pa
     known = f"models that need no download: {', '.join(embedded_names())}"
     if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name):
         raise InputError(f"there is no directory {name!r}, and a hub id looks like org/model; {known}")
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])]
+    snapshot = _fetched(name, revision, ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])])
+    # The weights by their names, at the same commit: variants of them are as large as they, and are not read.
+    _fetched(name, snapshot.name, [WEIGHTS, ADAPTER])
+    if not (snapshot / WEIGHTS).exists() and (snapshot / INDEX).exists():
+        _fetched(name, snapshot.name, _shards(snapshot / INDEX))
+    return snapshot, snapshot.name
+
+
+def _fetched(name: str, revision: str | None, patterns: list[str]) -> Path:
+    """The snapshot of a hub repository, with the files of these patterns.
+
+    Raises:
+        InputError: it cannot be had.
+    """
     try:
         # Sub-folders hold other formats of the same weights, and some are larger than the model.
         snapshot = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
@@ -128,7 +144,7 @@ def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Pa
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a full disk or a file that may not be written: nothing to do with the name
         raise InputError(refusal(error, name, revision)) from None
-    return Path(snapshot), Path(snapshot).name
+    return Path(snapshot)
 
 
 def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedConfig:
@@ -271,11 +287,11 @@ def weight_files(folder: Path, name: str) -> list[Path]:
                 f"{name} is incomplete: {len(missing)} of {len(files)} weight files are missing, first {missing[0]}"
             )
     else:
-        _require_no_other_name(folder, name)
-        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-        if pickles or _hub_has_pickles(name, folder):
+        there = {path.name for path in folder.iterdir()} | _on_hub(name, folder)
+        _require_no_other_name(there, name)
+        if pickles := sorted(file for file in there for pattern in PICKLES if Path(file).match(pattern)):
             raise InputError(
-                f"{name} has only pickled weights ({', '.join(pickles) or 'on the hub'}), and unpickling can run any code, so "
+                f"{name} has only pickled weights ({', '.join(pickles)}), and unpickling can run any code, so "
                 'sinklab reads safetensors only. Convert them once, if you trust their author: python -c "from '
                 f"transformers import AutoModelForCausalLM as M; M.from_pretrained('{name}').save_pretrained('converted')\""
             )
@@ -287,13 +303,17 @@ def weight_files(folder: Path, name: str) -> list[Path]:
     return files
 
 
-def _require_no_other_name(folder: Path, name: str) -> None:
+def _require_no_other_name(there: Collection[str], name: str) -> None:
     """Refuse weights that are there under another name than that of the weights of a model, such as a variant.
+
+    Args:
+        there: names of the files of the directory or repository.
 
     Raises:
         InputError: there are some.
     """
-    found = sorted(path.name for pattern in ("*.safetensors", "*.safetensors.index.*json") for path in folder.glob(pattern))
+    weights = re.compile(r".*\.safetensors(\.index\..*json)?")
+    found = sorted(file for file in there if weights.fullmatch(file))
     if not found:
         return
     listed = ", ".join(found[:MOST_LISTED]) + (f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else "")
@@ -349,15 +369,14 @@ def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
     return headers
 
 
-def _hub_has_pickles(name: str, folder: Path) -> bool:
-    """Whether the repository behind a snapshot, of which only safetensors were fetched, holds pickled weights."""
+def _on_hub(name: str, folder: Path) -> set[str]:
+    """Files of the repository behind a snapshot, of which only what is read was fetched; empty where it cannot be asked."""
     if folder.parent.name != "snapshots":
-        return False
+        return set()
     try:
-        listed = huggingface_hub.list_repo_files(name, revision=folder.name)
+        return {entry for entry in huggingface_hub.list_repo_files(name, revision=folder.name) if "/" not in entry}
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError):
-        return False
-    return any(Path(entry).match(pattern) for entry in listed for pattern in PICKLES)
+        return set()
 
 
 def hash_files(files: list[Path]) -> str:

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.names import named_modules
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.positions import REGISTERS, grid_of
 from sinklab.models.wrappers import transformers_model
@@ -30,7 +31,7 @@ class Registers:
     def __init__(self, model: PreTrainedModel, neurons: Mapping[str, Sequence[int]], number: int) -> None:
         self.model, self.number, self.front = model, number, 0
         self._grid: tuple[int, int] | None = None
-        modules = dict(model.named_modules())
+        modules = dict(named_modules(model))
         anatomy = Anatomy(model)
         layers = list(anatomy.layers.values())
         # A model within the model may be called by itself.
@@ -132,7 +133,7 @@ def add_registers(model: PreTrainedModel, neurons: Mapping[str, Sequence[int]], 
     require_pictures(model)
     if not isinstance(neurons, Mapping):
         raise ConfigurationError(f"`neurons` is of {type(neurons).__name__}; expected numbers by names of linear maps")
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model))
     if not any(len(units) for units in neurons.values()):
         raise ConfigurationError("name the neurons that are moved; `sinklab origin` finds those that write a spike")
     for name, units in neurons.items():

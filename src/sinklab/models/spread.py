@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.results.required import require_path
 
 if TYPE_CHECKING:
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
@@ -102,6 +103,7 @@ def read_spread(
             )
         options["max_memory"] = _read_memory(max_memory)
     if offload_folder is not None:
+        require_path("`offload_folder`", offload_folder)
         if (folder := Path(offload_folder)).exists() and not folder.is_dir():
             raise ConfigurationError(f"`offload_folder` {folder} is a file; name a directory")
         options["offload_folder"] = str(folder)
@@ -200,6 +202,8 @@ def _read_memory(max_memory: MaxMemory) -> dict[str | int, str | int]:
     if isinstance(max_memory, str):
         parts = [part.partition("=") for part in max_memory.split(",")]
         max_memory = {place.strip(): size.strip() for place, _, size in parts}
+    if not isinstance(max_memory, Mapping):
+        raise ConfigurationError(f"`max_memory` is {max_memory!r}; expected places and sizes such as 0=20GiB,cpu=64GiB")
     found: dict[str | int, str | int] = {}
     for place, size in max_memory.items():
         key = int(place) if str(place).isdecimal() else place

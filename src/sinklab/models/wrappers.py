@@ -7,10 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sinklab.attention.anatomy import model_inside, out_of_torch, require_module
+from sinklab.attention.anatomy import model_inside, require_module
+from sinklab.attention.names import out_of_peft, out_of_torch
 from sinklab.errors import InputError
 
-__all__ = ["out_of_peft", "tokenizer_inside", "transformers_model", "unwrapped"]
+__all__ = ["tokenizer_inside", "transformers_model", "unwrapped"]
 
 
 def unwrapped(model: Any) -> Any:
@@ -31,16 +32,6 @@ def transformers_model(model: object) -> PreTrainedModel:
     if not isinstance(found, PreTrainedModel):
         raise InputError(f"{type(found).__name__} is no model of transformers; give {model_inside(found)}")
     return found
-
-
-def out_of_peft(model: Any) -> Any:
-    """The model into which PEFT has put adapters such as LoRA's, with them; another model as it is.
-
-    A PEFT model with a learned prompt comes back as it is, too: the prompt is no part of the model inside.
-    """
-    if type(model).__module__.partition(".")[0] != "peft" or model.active_peft_config.is_prompt_learning:
-        return model
-    return model.get_base_model()
 
 
 def tokenizer_inside(model: Any) -> PreTrainedTokenizerBase | None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import operator
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, TypeAlias
 
@@ -26,26 +25,12 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.required import require_whole
 
-__all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "ScoredPolicy", "SlotPolicy", "require_whole"]
+__all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "ScoredPolicy", "SlotPolicy"]
 
 Positions = Literal["in_cache", "original"]
 """Position of a key: its rank among the tokens that are held, as StreamingLLM has it, or its index in the text."""
-
-
-def require_whole(name: str, value: object, least: int, why: str = "") -> None:
-    """Refuse a setting ``name`` below ``least``, or that is no whole number.
-
-    Raises:
-        ConfigurationError: it is.
-    """
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        given = repr(value) if isinstance(value, (str, float, type(None))) else type(value).__name__  # a model has pages
-        raise ConfigurationError(f"{name} must be a whole number, got {given}") from None
-    if number < least:
-        raise ConfigurationError(f"{name} {number} must be {least} or more{why}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.names import named_modules
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.grids import Grid, RunningGrid, symmetric_grid
 from sinklab.models.norms import Norm
@@ -96,10 +97,10 @@ def _lay_grids(model: PreTrainedModel, weight_bits: int, activation_bits: int) -
         grids.append(activation_grid(activation_bits))
         return grids[-1]
 
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         if module is head or isinstance(module, Norm) or "norm" in type(module).__name__.lower():
             module.register_forward_pre_hook(_on_input(grid()), with_kwargs=True)
-        elif type(module) in (nn.Linear, Conv1D):
+        elif isinstance(module, (nn.Linear, Conv1D)) and type(module) in (nn.Linear, Conv1D):
             module.weight.copy_(weight_grid(module.weight, weight_bits)(module.weight))
             module.register_forward_pre_hook(_on_input(grid()), with_kwargs=True)
             module.register_forward_hook(_on_output(grid()))

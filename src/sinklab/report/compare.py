@@ -23,7 +23,6 @@ from sinklab.report.words import (
     TITLES,
     bos_words,
     condition_name,
-    display_token,
     is_number,
     loss_unit,
     named_rate,
@@ -35,6 +34,7 @@ from sinklab.report.words import (
     verdict,
 )
 from sinklab.results.file import check_file, write_file
+from sinklab.results.naming import display_token
 from sinklab.results.ties import just_above
 
 __all__ = ["comparison_table", "comparison_verdicts", "comparison_warning", "format_comparison", "write_comparison"]

@@ -31,6 +31,7 @@ from sinklab.report.words import (
     verdict,
 )
 from sinklab.results.metric import definitions, metrics_of
+from sinklab.results.required import require_path
 from sinklab.results.table import read_run
 
 __all__ = ["FRAME_BUDGET", "PAGE_BUDGET", "frame_report", "render_report", "write_report"]
@@ -61,9 +62,11 @@ def write_report(folder: Path) -> Path:
         The path of the page.
 
     Raises:
+        ConfigurationError: ``folder`` is no path.
         InputError: the run is of another command; a file is missing or is not what its name says.
         ResultError: the summary, the table or the maps do not follow their schema.
     """
+    require_path("`folder`", folder)
     folder = Path(folder)
     kind = require_kind(read_run(folder), folder, "audit", *_WRITERS)
     if kind in _WRITERS:

@@ -17,7 +17,8 @@ from markupsafe import Markup, escape
 
 from sinklab.errors import InputError
 from sinklab.report.schema import require_kind
-from sinklab.report.words import display_token, number, percent, position_name
+from sinklab.report.words import number, percent, position_name
+from sinklab.results.naming import display_token
 from sinklab.results.table import read_run, write_text
 
 __all__ = ["check_page", "environment", "facts_of", "json_text", "render", "write_command_page", "write_page"]

@@ -15,7 +15,6 @@ from sinklab.report.words import (
     loss_unit,
     number,
     percent,
-    quote,
     silent_of,
     sink_column,
     sink_name,
@@ -23,6 +22,7 @@ from sinklab.report.words import (
     token_there,
 )
 from sinklab.results.intervals import LEAST_SHARE, LEVEL
+from sinklab.results.naming import quote
 
 __all__ = ["Card", "cards", "largest_by_layer", "mean_by_head", "part_cards", "share_of_sinking_heads"]
 

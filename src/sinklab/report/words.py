@@ -10,13 +10,12 @@ from typing import Any, TypeGuard
 from sinklab.report.data import Audit
 from sinklab.results.intervals import MOST
 from sinklab.results.metric import metrics_of
-from sinklab.results.naming import counted
+from sinklab.results.naming import counted, quote
 
 __all__ = [
     "TITLES",
     "bos_words",
     "condition_name",
-    "display_token",
     "finding",
     "is_number",
     "loss_unit",
@@ -84,12 +83,6 @@ def percent(value: float | None) -> str:
 def _half_up(value: float, places: int) -> Decimal:
     # Python rounds 31.25 to 31.2, the page's script to 31.3; one page must not show both.
     return Decimal(value).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
-
-
-def display_token(token: str) -> str:
-    """A token as one line of visible text; byte-level and SentencePiece space marks become spaces."""
-    marks = {"Ġ": " ", "▁": " ", "Ċ": "↵", "\n": "↵", "\r": "␍", "ĉ": "⇥", "\t": "⇥"}
-    return "".join(marks.get(letter, letter if letter.isprintable() else "�") for letter in token)
 
 
 def position_name(position: int) -> str:
@@ -187,7 +180,7 @@ def sink_columns(audit: Audit) -> list[int]:
 
 
 def sink_name(audit: Audit) -> str:
-    """What numbers about "the sink" are about: ``position 2``, ``the first '.'``; where none was found, position 0."""
+    """What numbers about "the sink" are about: ``position 2``, ``the first “.”``; where none was found, position 0."""
     if audit.summary.get("parts"):
         return "the sink of its part"
     sinks = sinks_of(audit.summary)
@@ -384,11 +377,6 @@ def named_rate(audit: Audit, name: str) -> float | None:
         return None
     assert value is not None
     return float(value) if unit == "percent" else 100 * float(value)
-
-
-def quote(token: object) -> str:
-    """A token between quotation marks."""
-    return f"“{display_token(str(token))}”"
 
 
 def is_number(value: object) -> TypeGuard[float]:

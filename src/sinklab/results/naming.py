@@ -1,13 +1,24 @@
-"""Naming: how many there are of a thing, and what a position is called that holds no token of the text."""
+"""Naming: how many there are of a thing, how a token is quoted, and what a position is called that holds none of the text."""
 
 from __future__ import annotations
 
-__all__ = ["counted", "front_name", "front_names", "front_warning"]
+__all__ = ["counted", "display_token", "front_name", "front_names", "front_warning", "quote"]
 
 
 def counted(number: int, noun: str) -> str:
     """``1 text``, ``2,000 texts``: of a noun whose plural has an s."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def display_token(token: str) -> str:
+    """A token as one line of visible text; byte-level and SentencePiece space marks become spaces."""
+    marks = {"Ġ": " ", "▁": " ", "Ċ": "↵", "\n": "↵", "\r": "␍", "ĉ": "⇥", "\t": "⇥"}
+    return "".join(marks.get(letter, letter if letter.isprintable() else "�") for letter in token)
+
+
+def quote(token: object) -> str:
+    """A token between quotation marks, as every sentence, table and page has it."""
+    return f"“{display_token(str(token))}”"
 
 
 def front_name(position: int, count: int) -> str:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention.anatomy import model_inside, out_of_torch, require_module
+from sinklab.attention.anatomy import model_inside, require_module
 from sinklab.attention.call import PARTS, Part
 from sinklab.attention.lean import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
+from sinklab.attention.names import out_of_torch
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.voice import warn

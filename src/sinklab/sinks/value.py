@@ -18,7 +18,7 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.chosen_keys import first_keys, keys_of_document
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import MOST
-from sinklab.results.naming import counted
+from sinklab.results.naming import counted, quote
 
 __all__ = ["DEFINITION", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "require_sinks", "sink_at"]
 
@@ -84,7 +84,7 @@ class Sink:
 
     @property
     def name(self) -> str:
-        """For the middle of a sentence: ``position 2``, ``the first '.'``, ``'.' wherever it stands``, ``the null score``.
+        """For the middle of a sentence: ``position 2``, ``the first “.”``, ``“.” wherever it stands``, ``the null score``.
 
         A position that has a name of its own is called so: ``[CLS]``, ``register 2``, ``the corner patches``.
         """
@@ -99,7 +99,7 @@ class Sink:
         return f"position {self.position}"
 
     def describe(self) -> str:
-        """All that is known of the place: ``position 2, mostly token '.'``, ``the first '.'``, ``null score (key bias)``."""
+        """All that is known of the place: ``position 2, mostly token “.”``, ``the first “.”``, ``null score (key bias)``."""
         if self.kind == "null":
             return f"null score ({self.text})" if self.text else "null score"
         if self.called is not None:
@@ -111,7 +111,7 @@ class Sink:
 
     @property
     def _token(self) -> str:
-        return f"token {self.token}" if self.text is None else repr(self.text)
+        return f"token {self.token}" if self.text is None else quote(self.text)
 
     @property
     def place(self) -> int | str:

@@ -13,9 +13,10 @@ from transformers import EncoderDecoderCache, PreTrainedModel
 from sinklab.attention.cache_argument import given_cache
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.policies.base import BoundedPolicy, Policy, Positions, SlotPolicy, require_whole
+from sinklab.policies.base import BoundedPolicy, Policy, Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
+from sinklab.results.required import require_whole
 from sinklab.sinks import Sinks
 from sinklab.streaming.apart import SinksApart
 from sinklab.streaming.bounded import BoundedCache

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.required import require_number, require_whole
 
 __all__ = ["Sampler", "Sampling"]
 
@@ -35,10 +36,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_number("temperature", self.temperature)
+        if self.top_k is not None:
+            require_whole("top_k", self.top_k, 1)
+        if self.top_p is not None:
+            require_number("top_p", self.top_p)
+        require_whole("seed", self.seed, 0)
         if not 0 <= self.temperature < float("inf"):
             raise ConfigurationError(f"temperature {self.temperature} must be 0 (the likeliest token) or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigurationError(f"top_k {self.top_k} must be 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ConfigurationError(f"top_p {self.top_p} must be above 0 and at most 1")
         given = next((name for name in ("top_k", "top_p", "seed") if getattr(self, name) not in (None, 0)), None)

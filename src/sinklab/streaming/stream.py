@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ from transformers import PreTrainedModel
 
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.policies.base import PolicySpec, require_whole
+from sinklab.policies.base import PolicySpec
+from sinklab.results.required import require_whole
 from sinklab.streaming.base import Reader
 from sinklab.streaming.decoding import TextDecoder, Tokenizer
 from sinklab.streaming.fitting import fitting_policy
@@ -348,9 +350,15 @@ def stream(
         prompt: text or ids, of any length; a list of them makes a batch.
         max_new_tokens: end after so many; otherwise only stop tokens and stop strings end it.
         settings: as :class:`Stream` has them.
+
+    Raises:
+        TypeError: a setting that a stream has not.
     """
     if max_new_tokens is not None:
         require_whole("max_new_tokens", max_new_tokens, 1)
+    known = list(inspect.signature(Stream).parameters)[1:]
+    if unknown := sorted(settings.keys() - set(known)):
+        raise TypeError(f"stream() got an unexpected keyword argument {unknown[0]!r}; its settings are {', '.join(known)}")
     source = Stream(model, **settings).feed(prompt)
     return _tokens(source, max_new_tokens)
 

@@ -36,6 +36,7 @@ from typing_extensions import Doc
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.folder import default_out
+from sinklab.results.required import require_path, require_whole
 from sinklab.results.run import Progress
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def command(function: F) -> F: ...
 @overload
 def command(function: str) -> Callable[[F], F]: ...
 def command(function: Any) -> Any:
-    """Mark of a function that is a command of ``sinklab``; its numbers are checked before it is called.
+    """Mark of a function that is a command of ``sinklab``; its numbers and paths are checked before it is called.
 
     ``@command`` takes the name of the function, ``@command("list")`` another one. The mark is found in the text of the files of
     the package, so it is written as a decorator at the beginning of a line, first of all decorators.
@@ -206,6 +207,10 @@ def _with_checked_numbers(function: F) -> F:
                 from sinklab.configuration import check_numbers
 
                 check_numbers(f"`{name}`", value)
+            if name in ("seed", "seeds"):
+                for seed in value if isinstance(value, (list, tuple)) else [value]:
+                    if isinstance(seed, int):
+                        require_whole(f"`{name}`", seed, 0)
         return function(*bound.args, **bound.kwargs)
 
     return cast(F, call)
@@ -215,10 +220,9 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     """The value; where a number is declared, as one of Python, which runs can record, and not of numpy.
 
     Raises:
-        ConfigurationError: no number, one with a fraction in place of a whole one, or one thing in place of a list of them.
+        ConfigurationError: no number, one with a fraction in place of a whole one, no path, or one thing in place of a list of
+            them.
     """
-    if isinstance(value, (list, tuple)):
-        return type(value)([_of_python(item) for item in value]) if type(value) in (list, tuple) else value
     text = str(function.__annotations__.get(name, ""))
     declared = _declared(function, name)
     if value is None and type(None) in declared:
@@ -226,6 +230,8 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     listed = isinstance(value, Iterable) and not isinstance(value, (str, os.PathLike, Mapping))  # a text is one, of its letters
     if text.removeprefix("Annotated[").startswith("Sequence[") and not listed:
         raise ConfigurationError(f"`{name}` is {value!r}; expected a list, also of one")
+    if Path in declared:
+        require_path(f"`{name}`", value)
     try:
         if declared <= {int, type(None)}:
             return value if isinstance(value, bool) else operator.index(value)
@@ -236,7 +242,7 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     except (TypeError, ValueError):
         what = "number" if float in declared else "whole number"
         raise ConfigurationError(f"`{name}` is {value!r}; expected a {what}") from None
-    return value
+    return type(value)([_of_python(item) for item in value]) if type(value) in (list, tuple) else value
 
 
 def _of_python(value: Any) -> Any:

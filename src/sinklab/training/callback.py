@@ -20,12 +20,12 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.models.losses import loss_kind
 from sinklab.models.wrappers import unwrapped
-from sinklab.policies.base import require_whole
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.metric import LOSS, PERCENTAGE, Metric, Row, SingleRow
+from sinklab.results.required import require_whole
 from sinklab.results.table import unpacked
 from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.headline import HEADLINE

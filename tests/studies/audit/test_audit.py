@@ -259,7 +259,7 @@ def test_locations_find_a_sink_that_moves():
         model(input_ids=tokens)
     assert finder.by_token(str)[0] == {"token": "7", "share_of_sinks": 1.0, "positions": [2, 5]}
     main = finder.sinks(decode=str).main
-    assert main.describe() == "the first '7'"
+    assert main.describe() == "the first “7”"
     assert {(head.layer, head.head, rate) for head, rate in main.heads} == {(0, 0, 100.0), (0, 1, 100.0)}
 
 

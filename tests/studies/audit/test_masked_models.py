@@ -84,7 +84,7 @@ def test_the_loss_is_that_of_hidden_tokens_alone(result, text):
 def test_samples_are_framed_and_the_sink_has_its_name(result, capsys):
     summary = result.summary
     assert (summary["bos"], summary["bos_name"]) == (1, "[CLS] and [SEP]")
-    assert summary["sink_role"] == "position 0, token '[CLS]'"
+    assert summary["sink_role"] == "position 0, token “[CLS]”"
     assert summary["sinks"]["sinks"][0]["rate"] == 50.0  # one head of two, in every sample
     assert [(c["corpus"], c["bos"]) for c in summary["conditions"][:2]] == [("words.txt", 1), ("words.txt", 0)]
     assert summary["conditions"][1]["sink"] == "none"
@@ -100,7 +100,7 @@ def test_samples_are_framed_and_the_sink_has_its_name(result, capsys):
 
 def test_separators_at_the_end_are_seen_although_no_causal_model_would_see_them(text):
     summary = audit(bert(SEP), corpus=str(text), seq_len=24, samples=8, cache=False).summary
-    assert summary["sink_role"] == "position 23, token '[SEP]'"
+    assert summary["sink_role"] == "position 23, token “[SEP]”"
     assert summary["conditions"][0]["top_position"] == 23
     assert summary["candidate_positions"] == 24
 
@@ -114,12 +114,12 @@ def test_a_separator_that_varies_in_place_is_named_by_itself():
     for row, ids in zip(tokens, rows, strict=True):
         row[: len(ids)] = torch.tensor(ids)
     found = find_sinks(loaded.model, {"input_ids": tokens, "attention_mask": (tokens > 0).long()}, decode=WORDS.__getitem__)
-    assert [sink.name for sink in found.sinks] == ["the first '[SEP]'"]
+    assert [sink.name for sink in found.sinks] == ["the first “[SEP]”"]
     assert (found.main.sinking, len(found.heads), found.followed) == (1, 2, ())
     tokens[torch.arange(16), torch.arange(16) % 5 + 2] = SEP
     found = find_sinks(loaded.model, {"input_ids": tokens, "attention_mask": (tokens > 0).long()}, decode=WORDS.__getitem__)
     assert found.sinks == ()
-    assert [sink.name for sink in found.followed] == ["'[SEP]' wherever it stands"]
+    assert [sink.name for sink in found.followed] == ["“[SEP]” wherever it stands"]
     assert found.followed[0].heads[0][1] == 100.0
 
 

@@ -146,7 +146,7 @@ def test_three_kinds_of_attention_are_reported_apart(result, capsys):
     """Planted: half of the heads of cross-attention at the end of a source, wherever that is; nothing in the encoder."""
     encoder, _, cross = parts = result.summary["parts"]
     assert [(part["part"], part["num_heads"]) for part in parts] == [("encoder", 2), ("decoder", 2), ("cross-attention", 2)]
-    assert cross["sink_role"] == "the first '</s>'"
+    assert cross["sink_role"] == "the first “</s>”"
     assert (cross["sinks"]["sinks"][0]["rate"], cross["sink_heads"]) == (50.0, 1)
     assert encoder["sinks"]["sinks"] == []
     for part in parts:
@@ -161,7 +161,7 @@ def test_three_kinds_of_attention_are_reported_apart(result, capsys):
     result.show()
     shown = " ".join(capsys.readouterr().out.split())
     assert "heads: encoder 2; decoder 2; cross-attention 2" in shown
-    assert "cross-attention the first '</s>' 50.00 %" in shown
+    assert "cross-attention the first “</s>” 50.00 %" in shown
     assert "nats per target token" in shown
 
 
@@ -169,7 +169,7 @@ def test_numbers_about_a_sink_are_about_that_of_the_part(result):
     rows = result.table.query("metric == 'sink_column_weight' and layer.notna() and corpus == 'letters.tsv'")
     assert rows.groupby("part")["sink"].nunique().to_dict() == {"encoder": 1, "decoder": 1, "cross-attention": 1}
     cross = rows[rows["part"] == "cross-attention"].set_index("head")
-    assert set(cross["sink"]) == {"the first '</s>'"}
+    assert set(cross["sink"]) == {"the first “</s>”"}
     assert cross["value"][0] > 0.9
     assert cross["value"][1] < 0.5
 
@@ -302,7 +302,7 @@ def test_the_page_shows_the_parts_apart(result):
     assert whole.maps.targets[0][0] == "</s>"
     data, _ = head_data(whole, whole.parts)
     assert len(data["positionRate"]) == 3
-    (sink,) = [sink for sink in data["sinks"] if sink["name"] == "the first '</s>' of cross-attention"]
+    (sink,) = [sink for sink in data["sinks"] if sink["name"] == "the first “</s>” of cross-attention"]
     assert sink["rates"] == [[0.0, 0.0], [0.0, 0.0], [100.0, 0.0]]
 
 

@@ -116,7 +116,7 @@ def test_a_window_beyond_the_training_is_warned_of(loaded, capsys):
     [
         ([2, 2, 2, 2], 4, None),
         ([2, 2, 2, 2], 1, "position 2"),
-        ([9, 5, 13, 7], 4, "the first '7'"),
+        ([9, 5, 13, 7], 4, "the first “7”"),
         (None, 4, None),
     ],
 )

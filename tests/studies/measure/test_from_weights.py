@@ -307,7 +307,7 @@ def test_a_token_that_most_of_the_sinks_at_a_place_have_is_not_said_of_all():
     weights = (rows / rows.sum(1, keepdim=True)).expand(1, 10, 1, 16, 16)
     tokens = np.array([["x"] * 3 + [token] + ["x"] * 12 for token in "aaaaaaabbb"])
     found = from_weights(weights, tokens=tokens).sinks
-    assert (found.main.token_share, found.describe()) == (0.7, "position 3, mostly token 'a'")
+    assert (found.main.token_share, found.describe()) == (0.7, "position 3, mostly token “a”")
     summary = {"sinks": found.to_dict(), "threshold": 0.3, "num_heads": 1, "sink_rate_gu2024": 0.0}
     assert "has an attention sink at position 3, mostly “a”: 1 of 1 head sinks" in finding(summary)
-    assert from_weights(weights, tokens=np.array([["x"] * 16] * 10)).sinks.describe() == "position 3, token 'x'"
+    assert from_weights(weights, tokens=np.array([["x"] * 16] * 10)).sinks.describe() == "position 3, token “x”"

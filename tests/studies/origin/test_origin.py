@@ -320,7 +320,7 @@ def test_spikes_and_losses_of_a_token_are_those_of_the_samples_that_have_it():
     assert mixed["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
     # The weights are random: no better than a guess among the 64 tokens.
     assert mixed["notes"] == [
-        "Of 9 samples 4 have the first '<s>'; its numbers are those of these samples.",
+        "Of 9 samples 4 have the first “<s>”; its numbers are those of these samples.",
         guess_warning(model, mixed["loss"]),
     ]
     assert mixed["notes"][1].startswith("A loss of 4.166 nats is above that of a guess among all 64 tokens, 4.159")
@@ -332,7 +332,7 @@ def test_a_token_that_one_sample_has_is_not_followed():
     model, sinks = planted(writes=3.0, reads=SPIKE), Sinks.at(Sink(kind="token", token=0, text="<s>"))
     summary = locate_origins(model, Samples.of_tokens(ids), sinks, controls=1).summary
     assert summary["origins"] == []
-    assert summary["notes"][-1] == "Of 6 samples 1 has the first '<s>', and an interval needs two: it is not followed."
+    assert summary["notes"][-1] == "Of 6 samples 1 has the first “<s>”, and an interval needs two: it is not followed."
 
 
 def test_a_jump_behind_the_heads_that_look_is_not_the_origin(samples):

@@ -12,6 +12,7 @@ import scipy.stats
 import torch
 import transformers
 import yaml
+from tests.architectures.zoo import model_of
 from tests.conftest import make_sinklm
 from tests.studies.quantize.planted import TOKENS, bigram, rows
 from transformers import (
@@ -79,7 +80,7 @@ def test_the_planted_spike_is_named_with_its_channel_and_the_sink(spiked):
     # What the other maps read are ones and zeros, which lie on any grid: their gaps are those of rounding scales.
     assert max(abs(site["gap"]) for site in sites.values()) < 1e-4
     assert f"Alone, {SPIKE} costs most" in summary["text"]
-    assert "at position 0 '0': a sink" in summary["text"]
+    assert "at position 0 “0”: a sink" in summary["text"]
 
 
 def test_cures_of_a_planted_spike_cure_it_and_cost_what_they_cost(spiked):
@@ -133,7 +134,7 @@ def test_the_same_model_without_the_spike_needs_no_cure():
 def test_a_spike_that_is_no_sink_is_not_called_one():
     summary = quantize(bigram(spike=1024, sink=False), inputs=rows(32), calibration=CALIBRATION, schemes=["w8a8"]).summary
     assert summary["sinks"] == []
-    assert "at position 0 '0': no sink by the rate" in summary["text"]
+    assert "at position 0 “0”: no sink by the rate" in summary["text"]
     cures = by_name(summary["cures"], "cure")
     assert cures["spike tokens whole"]["positions"] == [0]
     assert "sinks whole" not in cures
@@ -149,7 +150,7 @@ def test_of_several_tokens_with_the_spike_those_that_are_sinks_are_named():
     summary = quantize(model, inputs=texts, calibration=CALIBRATION, schemes=["w8a8"], products="simulated").summary
     worst = by_name(summary["sites"], "site")[SPIKE]
     assert (summary["sinks"], worst["positions"], worst["at_sink"]) == ([0], [0, 5], False)
-    said = "at position 0 '0', position 5 '31': of these position 0 '0' is a sink, and others none by the rate."
+    said = "at position 0 “0”, position 5 “31”: of these position 0 “0” is a sink, and others none by the rate."
     assert said in summary["text"]
 
 
@@ -356,7 +357,7 @@ def test_padding_on_the_left_is_refused_and_on_the_right_leaves_the_sink_where_i
     with pytest.raises(InputError, match="24 of the 24 samples of `inputs` are padded on the left, and tokens are"):
         quantize(bigram(spike=1024), inputs=padded(padding, tokens), **settings)
     summary = quantize(bigram(spike=1024), inputs=padded(tokens, padding), **settings).summary
-    assert "at position 0 '0': a sink" in summary["text"]
+    assert "at position 0 “0”: a sink" in summary["text"]
     assert by_name(summary["cures"], "cure")["sinks whole"]["left"]["high"] < 1e-3
 
 
@@ -382,6 +383,15 @@ SMALL_PAIRS = {
     "bart": transformers.BartConfig(
         vocab_size=50, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
         encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32,
+    ),
+    "switch_transformers": transformers.SwitchTransformersConfig(
+        vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_decoder_layers=2, num_heads=2, num_experts=3,
+        num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, decoder_start_token_id=0, pad_token_id=0,
+    ),
+    "nllb_moe": transformers.NllbMoeConfig(
+        vocab_size=50, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32, num_experts=3, encoder_sparse_step=2,
+        decoder_sparse_step=2,
     ),
 }  # fmt: skip
 
@@ -412,6 +422,26 @@ def test_padding_of_either_side_of_an_encoder_decoder_is_in_no_range_and_no_prod
     each = []
     for one in alone:
         each.append((twin.ranges(one), {key: site.products for key, site in twin.sites.items()}))
+    for key, range_ in found.items():  # an expert to which nothing of a text is routed has no range of it
+        own = [ranges[key] for ranges, _ in each if key in ranges]
+        torch.testing.assert_close(range_.low, torch.stack([one.low for one in own]).amin(0))
+        torch.testing.assert_close(range_.high, torch.stack([one.high for one in own]).amax(0))
+        assert products[key] == pytest.approx(sum(counted[key] for _, counted in each) / len(each))
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3"])
+def test_padding_is_in_no_range_and_no_product_where_a_map_reads_all_tokens_in_one_row(family):
+    """Shared experts read the tokens of all samples one behind the other; maps of latent attention have one more axis."""
+    twin, lengths = Twin(model_of(family).eval(), residual=True), (3, 9, 6, 9)
+    generator, largest = torch.Generator().manual_seed(0), twin.model.config.vocab_size
+    texts = [torch.randint(3, largest, (1, length), generator=generator) for length in lengths]
+    padded = [torch.nn.functional.pad(text, (0, max(lengths) - text.shape[1]), value=1) for text in texts]
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    found = twin.ranges(Samples({"input_ids": torch.cat(padded), "attention_mask": mask}))
+    products = {key: site.products for key, site in twin.sites.items()}
+    each = []
+    for text in texts:
+        each.append((twin.ranges(Samples.of_tokens(text)), {key: site.products for key, site in twin.sites.items()}))
     for key, range_ in found.items():
         torch.testing.assert_close(range_.low, torch.stack([ranges[key].low for ranges, _ in each]).amin(0))
         torch.testing.assert_close(range_.high, torch.stack([ranges[key].high for ranges, _ in each]).amax(0))

@@ -14,6 +14,7 @@ from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import operations
+from sinklab.results.required import require_number
 
 __all__ = ["attention_statistics"]
 
@@ -54,11 +55,14 @@ def attention_statistics(
 
     Raises:
         InputError: tensors that are no queries and keys of one attention: shapes, dtypes, devices, NaN.
-        ConfigurationError: a ``scale`` that is not finite, a ``window`` that is no whole number, below 1 or without ``causal``.
+        ConfigurationError: a ``scale`` that is no finite number, a ``window`` that is no whole number, below 1 or without
+            ``causal``.
     """
     _check_tensors(q, k)
-    if scale is not None and not math.isfinite(scale):
-        raise ConfigurationError(f"`scale` is {scale}; expected a finite number, or None for 1 / sqrt(width)")
+    if scale is not None:
+        require_number("`scale`", scale)
+        if not math.isfinite(scale):
+            raise ConfigurationError(f"`scale` is {scale}; expected a finite number, or None for 1 / sqrt(width)")
     if causal and q.shape[2] > k.shape[2]:
         raise InputError(
             f"`q` has {q.shape[2]} queries and `k` {k.shape[2]} keys; causal attention has as many keys or more, the queries "

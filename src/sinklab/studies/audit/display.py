@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from sinklab.report.words import bos_words, finding, loss_unit, mostly, samples_of, token_there
-from sinklab.results.naming import counted
+from sinklab.results.naming import counted, quote
 from sinklab.results.run import Result
 
 __all__ = ["display"]
@@ -148,5 +147,5 @@ def _places(summary: Mapping[str, Any]) -> str:
 def _sink(sink: Mapping[str, object]) -> str:
     if sink["position"] is None:
         return f"{sink['name']} {sink['rate']:.2f} %"
-    token = f" {mostly(sink)}{json.dumps(sink['token'], ensure_ascii=False)}" if token_there(sink) else ""
+    token = f" {mostly(sink)}{quote(sink['token'])}" if token_there(sink) else ""
     return f"position {sink['position']}{token} {sink['rate']:.2f} %"

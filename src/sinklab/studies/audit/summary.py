@@ -17,7 +17,7 @@ from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
 from sinklab.report.words import bos_words, finding, of_heads, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
-from sinklab.results.naming import counted, front_warning
+from sinklab.results.naming import counted, front_warning, quote
 from sinklab.sinks import Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
@@ -318,7 +318,7 @@ def _about_conditions(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _mostly(sink: Sink) -> str:
-    token = repr(sink.text) if sink.text is not None else f"number {sink.token}"
+    token = quote(sink.text) if sink.text is not None else f"number {sink.token}"
     if (sink.token_share or 0.0) <= MOST:
         return "another token from sample to sample"
     return token if sink.token_share == 1.0 else f"mostly {token}"

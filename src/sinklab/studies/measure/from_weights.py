@@ -22,6 +22,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as registry
 from sinklab.results.naming import counted
+from sinklab.results.required import require_number
 from sinklab.results.voice import warn
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.sinks.short_rows import few_queries_warning
@@ -167,6 +168,8 @@ def _check_arguments(row_sums: str, tolerance: float | None, threshold: float) -
     check_numbers("`threshold`", threshold)
     if row_sums not in ("one", "null_mass", "any"):
         raise ConfigurationError(f"`row_sums` {row_sums!r} must be one, null_mass or any")
+    if tolerance is not None:
+        require_number("`tolerance`", tolerance)
     if tolerance is not None and not 0.0 <= tolerance < 1.0:
         raise ConfigurationError(f"`tolerance` {tolerance} must be in [0, 1): it is a distance from a row sum of one")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from sinklab.attention.names import submodule
 from sinklab.attention.session import attend
 from sinklab.models.registers import Registers, add_registers
 from sinklab.studies.origin.ablation import mean_losses, takes_loss
@@ -115,7 +116,7 @@ def _spikes(
         sizes.append(largest_over_median(hidden, *masks)[0])
 
     def register(handles: list[RemovableHandle]) -> None:
-        handles += [model.get_submodule(name).register_forward_hook(hook) for name in blocks]
+        handles += [submodule(model, name).register_forward_hook(hook) for name in blocks]
 
     with hooked(register):
         yield
@@ -126,7 +127,7 @@ def _silenced(model: nn.Module, writer: Linear, units: Sequence[int]) -> Iterato
     def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (args[0].index_fill(-1, torch.tensor(units, device=args[0].device), 0.0), *args[1:])
 
-    with hooked(lambda handles: handles.append(model.get_submodule(writer.path).register_forward_pre_hook(hook))):
+    with hooked(lambda handles: handles.append(submodule(model, writer.path).register_forward_pre_hook(hook))):
         yield
 
 

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.names import named_modules
 from sinklab.errors import UnsupportedModelError
 
 __all__ = ["Block", "Structure", "Sublayer", "find_structure", "hooked", "is_experts", "is_linear"]
@@ -177,7 +178,7 @@ def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure
     def register(handles: list[RemovableHandle]) -> None:
         for name, layer in anatomy.layers.items():
             handles.append(layer.register_forward_pre_hook(begin(name), with_kwargs=True))
-            for child, module in layer.named_modules():
+            for child, module in named_modules(layer):
                 if child:
                     handles.append(module.register_forward_hook(inner(f"{name}.{child}"), with_kwargs=True))
             handles.append(layer.register_forward_hook(end(name)))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from sinklab.attention.names import named_modules
 from sinklab.studies.origin.structure import Structure, Sublayer, hooked, is_experts
 
 __all__ = ["Tap"]
@@ -62,7 +63,7 @@ class _Forward:
 
     def register(self, model: nn.Module, handles: list[RemovableHandle]) -> None:
         """Add the hooks to a model."""
-        modules = dict(model.named_modules())
+        modules = dict(named_modules(model))
         blocks = dict.fromkeys(block.module for block in self._structure.blocks)
         sublayers = self._structure.sublayers
         handles.append(model.register_forward_pre_hook(self._begin))

@@ -53,7 +53,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """``position 0``, ``positions 1, 14, 183 and 196``, ``the first '.'``, ``[CLS]``, ``the corner patches``."""
+        """``position 0``, ``positions 1, 14, 183 and 196``, ``the first “.”``, ``[CLS]``, ``the corner patches``."""
         plain = [sink.kind == "position" and sink.called is None for sink in self.sinks]
         positions = [sink.position for sink, only in zip(self.sinks, plain, strict=True) if only]
         others = [sink.name for sink, only in zip(self.sinks, plain, strict=True) if not only]

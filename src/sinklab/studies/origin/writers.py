@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from sinklab.attention.names import named_modules
 from sinklab.attention.placement import held
 from sinklab.studies.origin.structure import Sublayer, is_experts, is_linear
 
@@ -252,7 +253,7 @@ def writer_of(model: nn.Module, sublayer: Sublayer, heads: int | None) -> Writer
     """
     if sublayer.writer is None:
         return None
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model))
     module = modules[sublayer.writer]
     if is_experts(module):
         return Experts(sublayer.writer, module)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.names import named_modules
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
 from sinklab.models.integer_linear import GROUP
@@ -414,4 +415,4 @@ def _ragged(twin: Twin) -> str:
 
 def _outside(twin: Twin) -> list[str]:
     """Linear maps that stay as they are whatever the scheme: those outside of blocks."""
-    return [name for name, module in twin.model.named_modules() if isinstance(module, torch.nn.Linear)]
+    return [name for name, module in named_modules(twin.model) if isinstance(module, torch.nn.Linear)]

@@ -9,6 +9,7 @@ from torch import Tensor
 from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.models.loading import LoadedModel
+from sinklab.results.naming import quote
 from sinklab.results.summaries.quantize import TokenRise, WorstChannel
 from sinklab.studies.quantize.spikes import Spike
 from sinklab.studies.quantize.twin import Site
@@ -77,7 +78,7 @@ class Names:
         if tokens is None or position >= tokens.shape[1]:
             return f"position {position}"
         own = tokens[:, position]
-        text = f" {self._decoded(int(own[0]))!r}" if bool((own == own[0]).all()) else ""
+        text = f" {quote(self._decoded(int(own[0])))}" if bool((own == own[0]).all()) else ""
         return f"position {position}{text}"
 
     def _predicted(self, text: int, position: int) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sinklab.corpora.samples import Samples
 from sinklab.studies.quantize.twin import Range, Site, Twin
@@ -85,10 +85,12 @@ def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits:
             return
         found = ranges[site.key]
         height = HEIGHT * max(float(found.high[spike.channel]), -float(found.low[spike.channel]))
-        carrying = (twin.without_padding(site, values)[..., spike.channel].abs() >= height).sum(0)
+        carrying = (values[..., spike.channel].abs() >= height).sum(0)
         shown[site.key] += len(values)
-        before = counts.get(site.key)
-        counts[site.key] = carrying if before is None or before.shape != carrying.shape else before + carrying
+        before = counts.get(site.key, carrying.new_zeros(0))
+        longest = max(len(before), len(carrying))  # samples that are padded come without their padding
+        longer = [nn.functional.pad(part, (0, longest - len(part))) for part in (before, carrying)]
+        counts[site.key] = longer[0] + longer[1]
 
     if any(spike.large for spike in spikes.values()):
         twin.watch(samples, look)

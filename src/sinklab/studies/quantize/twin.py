@@ -15,11 +15,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.names import named_modules, plain_module, submodule
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.grids import Grid, affine_grid, symmetric_grid
 from sinklab.models.integer_linear import LinearSetting, QuantizedLinear, WeightCodes, weight_codes
-from sinklab.studies.measure.probing import sample_losses
+from sinklab.studies.measure.probing import TOKENS_PER_BATCH, UNKNOWN_POSITIONS, forward_arguments, sample_losses
 from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme
 
 __all__ = ["Range", "Ranges", "Site", "Treatment", "Twin"]
@@ -169,9 +170,8 @@ class Twin:
 
     Attributes:
         model: the copy.
-        real: by part, of the inputs that it reads at the moment, which places are no padding, bool ``(samples, positions)``;
-            without the parts that are given no mask.
         sites: by key, in the order of the model; after :meth:`keep`, those that are reached.
+
     Raises:
         UnsupportedModelError: no linear map inside a block, or one that is no plain one.
         ConfigurationError: the model is quantised already, or spread over devices.
@@ -198,18 +198,13 @@ class Twin:
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if buffer.is_floating_point():
                     setattr(module, name, buffer.float())
-        self.real: dict[str, Tensor] = {}
-        self._source: Tensor | None = None
-        self.model.register_forward_pre_hook(self._note_padding, with_kwargs=True)
         self._anatomy, blocks = Anatomy(self.model), blocks_of(self.model)
-        if self._anatomy.encoder is not None:
-            self.model.get_decoder().register_forward_pre_hook(self._note_source, with_kwargs=True)
         self.sites: dict[str, Site] = {}
         self._maps: dict[str, QuantizedLinear] = {}
         self._plain: dict[str, nn.Linear | Conv1D] = {}
         self._residual: dict[str, _Residual] = {}
         self._codes: dict[tuple[str, int], WeightCodes] = {}
-        for name, module in list(self.model.named_modules()):
+        for name, module in list(named_modules(self.model)):
             layer = next((number for number, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
             if layer is None or not isinstance(module, (nn.Linear, Conv1D)):
                 continue
@@ -226,37 +221,11 @@ class Twin:
         if residual:
             self._put_on_residual(list(blocks.items()))
 
-    def _note_padding(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        two_sided = self.model.config.is_encoder_decoder
-        sides = {"encoder": "attention_mask", "decoder": "decoder_attention_mask"} if two_sided else {"": "attention_mask"}
-        masks = {part: kwargs.get(name) for part, name in sides.items()}
-        self.real = {part: mask.bool() for part, mask in masks.items() if isinstance(mask, Tensor) and mask.ndim == 2}
-        self._source = None
-
-    def _note_source(self, decoder: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        source = kwargs.get("encoder_hidden_states")
-        self._source = source if isinstance(source, Tensor) else None
-
-    def real_places(self, site: Site, values: Tensor) -> Tensor | None:
-        """Which places of the input of a site are no padding; ``None`` where that is not known, or it is not one a place.
-
-        Keys and values of cross-attention are made of what the encoder gave, as it stands, by maps of the decoder.
-        """
-        source = self._source
-        of_source = source is not None and (values.data_ptr(), values.shape) == (source.data_ptr(), source.shape)
-        real = self.real.get("encoder" if of_source else site.part)
-        return None if real is None or values.shape[:-1] != real.shape else real
-
-    def without_padding(self, site: Site, values: Tensor) -> Tensor:
-        """The input of a site with zeros, which are in every range, at padding."""
-        real = self.real_places(site, values)
-        return values if real is None else values.masked_fill(~real[..., None], 0.0)
-
     def _replace(self, name: str, module: nn.Linear | Conv1D, layer: int) -> None:
         parent, _, child = name.rpartition(".")
         quantized = QuantizedLinear(module, name).eval()
         self._plain[name] = module
-        setattr(self.model.get_submodule(parent), child, quantized)
+        setattr(submodule(self.model, parent), child, quantized)
         site = Site(name, "linear", layer, quantized.in_features, quantized.out_features, part=self._anatomy.part(name))
         self.sites[site.key], self._maps[site.key] = site, quantized
 
@@ -282,7 +251,7 @@ class Twin:
         left = [key for key in self._maps if key not in reached]
         for name in left:
             parent, _, child = name.rpartition(".")
-            setattr(self.model.get_submodule(parent), child, self._plain[name])
+            setattr(submodule(self.model, parent), child, self._plain[name])
         for places in (self.sites, self._maps, self._residual):
             for key in set(places) - set(reached):
                 del places[key]
@@ -348,8 +317,13 @@ class Twin:
         finally:
             self.apply(None)
 
+    @torch.inference_mode()
     def watch(self, samples: Samples, look: Watch) -> None:
-        """Run the model as it was, and show the input of every site to ``look``."""
+        """Run the model as it was, and show the input of every site to ``look``.
+
+        Padding is cut off before: some maps read tokens that were chosen among those of all samples (routed experts), or all
+        of them in one row (shared ones), of which it could not be said which are padding.
+        """
         self.apply(None)
         handles = []
         for key, map_ in self._maps.items():
@@ -357,7 +331,9 @@ class Twin:
         for point in self._residual.values():
             point.watch = look
         try:
-            sample_losses(self.model, samples)
+            for alike in samples.unpadded():
+                for batch in alike.batches(max(1, TOKENS_PER_BATCH // (alike.positions or UNKNOWN_POSITIONS))):
+                    self.model(**forward_arguments(self.model, batch, full_logits=False))
         finally:
             for handle in handles:
                 handle.remove()
@@ -376,9 +352,8 @@ class Twin:
 
         def look(site: Site, values: Tensor) -> None:
             site.width = values.shape[-1]
-            real = self.real_places(site, values)
-            counted = torch.ones(values.shape[:-1], dtype=torch.bool, device=values.device) if real is None else real.clone()
-            rows[site.key] += int(counted.sum())
+            counted = torch.ones(values.shape[:-1], dtype=torch.bool, device=values.device)
+            rows[site.key] += counted.numel()
             if without and values.ndim == 3:
                 counted[:, [position for position in without if position < values.shape[1]]] = False
             low, high = values.detach().float()[counted].aminmax(dim=0)
@@ -419,9 +394,11 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     layers = dict(Anatomy(model).layers)
     if layers:
         return layers
-    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    lists = [name for name, module in named_modules(model) if isinstance(module, nn.ModuleList)]
     outermost = [name for name in lists if not any(re.match(rf"{re.escape(other)}\.", name) for other in lists)]
-    return {f"{name}.{child}": block for name in outermost for child, block in model.get_submodule(name).named_children()}
+    return {
+        f"{name}.{child}": plain_module(block) for name in outermost for child, block in submodule(model, name).named_children()
+    }
 
 
 def require_unquantized(model: nn.Module) -> None:
