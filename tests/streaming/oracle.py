@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from sinklab.streaming.rotation import Rotation, read_rotations
 
@@ -60,6 +60,17 @@ class SlowLatentLayer(SlowLayer):
         return latent, rotated
 
 
+class SlowHybridLayer(SlowLayer, LinearAttentionLayer):
+    """Attention and linear attention side by side; the state is as transformers keeps it."""
+
+    def __init__(self, rotation: Rotation | None, num_sinks: int, window: int) -> None:
+        SlowLayer.__init__(self, rotation, num_sinks, window)
+        LinearAttentionLayer.__init__(self)
+
+    def lazy_initialization(self, **states: Any) -> None:
+        LinearAttentionLayer.lazy_initialization(self, **states)
+
+
 @torch.no_grad()
 def slow_logits(
     model: PreTrainedModel, tokens: Tensor, num_sinks: int, window: int, *, front: int = 0, first: int = 1
@@ -73,7 +84,8 @@ def slow_logits(
     rotations = read_rotations(model)
     layers: list[Any] = list(DynamicCache(config=model.config).layers)  # those of linear attention stay
     for index, rotation in rotations.layers.items():
-        kind = SlowLatentLayer if index in rotations.latent else SlowLayer
+        beside = isinstance(layers[index], LinearAttentionLayer) if index < len(layers) else False
+        kind = SlowLatentLayer if index in rotations.latent else SlowHybridLayer if beside else SlowLayer
         layers[index : index + 1] = [kind(rotation, front + num_sinks, window)]
     cache = Cache(layers=layers)
     found = []

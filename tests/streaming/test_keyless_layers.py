@@ -1,5 +1,5 @@
-"""Models with layers that write no keys: of linear attention, of a feed-forward block alone, and those that share other layers'
-keys."""
+"""Models with layers that write no keys, or keep states beside them: linear attention, feed-forward blocks alone, layers that
+share the keys of others, and layers of two halves."""
 
 from __future__ import annotations
 
@@ -63,6 +63,26 @@ RECURRENT = {
         {**EXPERTS, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4},
     ),
 }
+HYBRID = {
+    "FalconH1": ("FalconH1Config", {**MAMBA, "mamba_d_ssm": 64}),
+    "Zamba2": (
+        "Zamba2Config",
+        {
+            "layers_block_type": ["linear_attention", "hybrid"] * 2,
+            "n_mamba_heads": 4,
+            "mamba_ngroups": 1,
+            "mamba_headdim": 16,
+            "mamba_d_state": 8,
+            "chunk_size": 8,
+            "num_mem_blocks": 1,
+            "adapter_rank": 4,
+            "use_mem_rope": True,
+            "time_step_min": 1e-9,  # by which prompts clamp and single tokens do not
+            "num_key_value_heads": 4,
+        },
+    ),
+}
+RECURRENT |= HYBRID
 SHARED = {
     "Gemma3n": (
         "Gemma3nTextConfig",
@@ -83,7 +103,7 @@ def built(family: str) -> PreTrainedModel:
     """With weights large enough that attention is far from uniform."""
     config, changes = (RECURRENT | SHARED)[family]
     torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, config)(**SHAPE, **changes)).eval()
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, config)(**{**SHAPE, **changes})).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -130,7 +150,7 @@ def test_rows_padded_on_the_left_are_the_rows_alone(family):
     assert gap(torch.cat(logits, dim=1)[1:, pad:], alone) < TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["Qwen3_5", "Gemma3n"])
+@pytest.mark.parametrize("family", ["Qwen3_5", "Gemma3n", "FalconH1"])
 def test_generated_as_with_a_cache_of_transformers(family):
     """As long as nothing is evicted: greedily, by beams, whose rows change places, and of a batch of two lengths."""
     model, prompt = built(family), text(9)
@@ -142,7 +162,7 @@ def test_generated_as_with_a_cache_of_transformers(family):
         assert torch.equal(model.generate(**given, num_beams=beams, **cache_argument(model, cache)), usual)
 
 
-@pytest.mark.parametrize("family", ["Qwen3_5", "Jamba"])
+@pytest.mark.parametrize("family", ["Qwen3_5", "Jamba", "FalconH1"])
 def test_a_stream_resumed_from_a_file_and_one_that_was_copied(family, tmp_path):
     model, tokens = built(family), text(60, rows=1)
     whole = SinkCache(model, num_sinks=SINKS, window=WINDOW)
@@ -207,6 +227,9 @@ def test_in_integers():
     small = SinkCache(model, num_sinks=SINKS, window=32, quantized="int8")
     assert 0 < gap(one_by_one(model, tokens, small), exact) < 0.1
     assert small.layers[3].values is None  # between the steps there are codes
+    both = built("FalconH1")
+    exact = one_by_one(both, tokens, SinkCache(both, num_sinks=SINKS, window=32))
+    assert 0 < gap(one_by_one(both, tokens, SinkCache(both, num_sinks=SINKS, window=32, quantized="int8")), exact) < 0.5
 
 
 def test_refused():
@@ -221,7 +244,11 @@ def test_refused():
     with pytest.raises(UnsupportedModelError, match="BambaForCausalLM has no layer of attention: its states have one size"):
         SinkCache(transformers.BambaForCausalLM(linear).eval(), num_sinks=SINKS, window=WINDOW)
     for policy in ("heavy_hitter", "value_norm", {"name": "per_head", "budgets": [[[1, 8], [1, 8]]] * 4}):
-        for family, lack in (("Qwen3_5", "layers that write no keys"), ("Gemma3n", "layers that write no keys")):
+        for family, lack in (
+            ("Qwen3_5", "layers that write no keys"),
+            ("Gemma3n", "layers that write no keys"),
+            ("FalconH1", "layers that keep states beside their keys"),
+        ):
             with pytest.raises(UnsupportedModelError, match=f"has {lack}, and under policy"):
                 open_reader(built(family), policy)
 

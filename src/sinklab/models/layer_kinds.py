@@ -6,13 +6,16 @@ from collections import Counter
 
 from transformers import PreTrainedConfig
 
-__all__ = ["EMPTY_KINDS", "RECURRENT_KINDS", "layers_without_attention"]
+__all__ = ["EMPTY_KINDS", "HYBRID", "RECURRENT_KINDS", "layers_without_attention"]
 
 RECURRENT_KINDS = frozenset({"linear_attention", "conv"})
 """Names of layers that sum a text up in a state of fixed size: linear attention of all kinds, and short convolutions."""
 
 EMPTY_KINDS = frozenset({"mlp", "moe"})
 """Names of layers of a feed-forward block alone."""
+
+HYBRID = "hybrid"
+"""Name of layers that attend and do linear attention, side by side."""
 
 
 def layers_without_attention(config: PreTrainedConfig) -> dict[str, int]:

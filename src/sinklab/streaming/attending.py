@@ -15,7 +15,7 @@ from sinklab.errors import UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.ordered import has_ordered_bias
-from sinklab.streaming.recurrent import keyless_layers
+from sinklab.streaming.recurrent import hybrid_layers, keyless_layers
 from sinklab.streaming.rotation import KeyRotations
 from sinklab.streaming.table import Table
 
@@ -87,10 +87,14 @@ class AttendingCache(PolicyCache, seam.Observer, abc.ABC):
             UnsupportedModelError: latent attention, of which all heads share what is cached, or layers that write no keys.
         """
         rotations = super()._fit_positions(model, policy)
-        if rotations.latent or keyless_layers(model):
-            lacks = "caches a latent that all heads share" if rotations.latent else "has layers that write no keys"
+        lacks = {
+            "caches a latent that all heads share": rotations.latent,
+            "has layers that write no keys": keyless_layers(model),
+            "has layers that keep states beside their keys": hybrid_layers(model),
+        }
+        for lack in (words for words, layers in lacks.items() if layers):
             raise UnsupportedModelError(
-                f"{type(model).__name__} {lacks}, and under policy {self.policy.name!r} every head of every layer holds keys "
+                f"{type(model).__name__} {lack}, and under policy {self.policy.name!r} every head of every layer holds keys "
                 "of its own. One with the same tokens for all heads works, such as sink_window"
             )
         return rotations

@@ -35,13 +35,14 @@ from sinklab.streaming.host import (
     tokens_of,
 )
 from sinklab.streaming.hosted import hosted
+from sinklab.streaming.hybrid import HybridLayer, QuantizedHybridLayer
 from sinklab.streaming.in_front import columns_of, tokens_in_front, tokens_of_prefix
 from sinklab.streaming.latent import LatentLayer, QuantizedLatentLayer
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.limits import fit_limits, warn_of_length
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
 from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
-from sinklab.streaming.recurrent import RecurrentLayer, has_states, keyless_layers
+from sinklab.streaming.recurrent import RecurrentLayer, has_states, hybrid_layers, keyless_layers
 from sinklab.streaming.recurrent_table import RecurrentTable
 from sinklab.streaming.refusals import inside, narrow_window, require_decoder, require_integers, slides
 from sinklab.streaming.rotation import KeyRotations
@@ -170,14 +171,19 @@ class PolicyCache(BoundedCache):
         layers: dict[int, HeldLayer | RecurrentLayer] = {
             index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
         }
-        workspace = Workspace()
+        hybrid, workspace = hybrid_layers(model), Workspace()
         for index, rotation in rotations.layers.items():
-            latent = index in rotations.latent
             table = slots.narrow if isinstance(slots, WindowedTable) and slides(model, index) else slots
-            if self._bits is None:
-                layers[index] = (LatentLayer if latent else SlotLayer)(table, rotation)
+            settings: tuple[Any, ...] = (table, rotation)
+            kinds: tuple[Any, ...] = (SlotLayer, LatentLayer, HybridLayer)
+            if self._bits is not None:
+                settings = (table, rotation, self._bits, workspace)
+                kinds = (QuantizedLayer, QuantizedLatentLayer, QuantizedHybridLayer)
+            plain, of_latents, with_states = kinds
+            if index in hybrid:
+                layers[index] = with_states(*settings, states=hybrid[index])
             else:
-                layers[index] = (QuantizedLatentLayer if latent else QuantizedLayer)(table, rotation, self._bits, workspace)
+                layers[index] = (of_latents if index in rotations.latent else plain)(*settings)
         self.layers = [layers[index] for index in sorted(layers)]
 
     def _fit_ordered(self, model: PreTrainedModel, policy: SlotPolicy) -> None:

@@ -15,7 +15,7 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.policies.base import BoundedPolicy, Policy
 from sinklab.results.voice import warn
-from sinklab.streaming.recurrent import continues_in_chunks, keyless_layers
+from sinklab.streaming.recurrent import continues_in_chunks, has_states, keyless_layers
 from sinklab.streaming.refusals import extent, require_positions
 from sinklab.streaming.rotation import KeyRotations, read_rotations
 
@@ -106,6 +106,6 @@ def fit_limits(model: PreTrainedModel, policy: BoundedPolicy, *, chunk: int, reb
             f"layers {missing} of {type(model).__name__} write no keys to the cache, which its config does not say; a policy "
             "must hold for every layer"
         )
-    if any(keyless.values()) and not continues_in_chunks(model):
+    if has_states(model) and not continues_in_chunks(model):
         chunk = 1
     return Limits(rotations, chunk, limit)

@@ -18,14 +18,16 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
-from sinklab.models.layer_kinds import EMPTY_KINDS, RECURRENT_KINDS, layers_without_attention
+from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS, layers_without_attention
 
 __all__ = [
     "RecurrentLayer",
     "continues_in_chunks",
     "fresh_cache",
     "has_states",
+    "hybrid_layers",
     "keyless_layers",
+    "restore_states",
     "states_of",
 ]
 
@@ -54,9 +56,19 @@ def keyless_layers(model: PreTrainedModel) -> dict[int, int]:
     return counts | dict.fromkeys(range(config.num_hidden_layers - shared, config.num_hidden_layers), 0)
 
 
+def hybrid_layers(model: PreTrainedModel) -> dict[int, int]:
+    """Index of every layer that keeps states beside keys of its own, and how many."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None) or []
+    if HYBRID not in kinds:
+        return {}
+    layers = enumerate(zip(DynamicCache(config=config).layers, kinds, strict=False))
+    return {index: layer.number_of_states for index, (layer, kind) in layers if kind == HYBRID}
+
+
 def has_states(model: PreTrainedModel) -> bool:
     """Whether a layer of ``model`` keeps a state of the whole text."""
-    return any(keyless_layers(model).values())
+    return any(keyless_layers(model).values()) or bool(hybrid_layers(model))
 
 
 def fresh_cache(model: PreTrainedModel) -> DynamicCache:
@@ -88,8 +100,7 @@ def _states_behind(model: PreTrainedModel, pieces: Sequence[Tensor]) -> list[Ten
     cache = fresh_cache(model)
     for piece in pieces:
         model(input_ids=piece, **cache_argument(model, cache), use_cache=True)
-    layers = [cache.layers[index] for index, count in keyless_layers(model).items() if count]
-    return [state for layer in layers for state in states_of(layer).values()]
+    return [state for layer in cache.layers for state in states_of(layer).values()]
 
 
 def states_of(layer: object) -> dict[str, Tensor]:
@@ -101,6 +112,20 @@ def states_of(layer: object) -> dict[str, Tensor]:
         for index, state in states.items()
         if isinstance(state, Tensor)
     }
+
+
+def restore_states(layer: LinearAttentionLayer, buffers: dict[str, Tensor]) -> None:
+    """Give a layer the states among ``buffers``, as :func:`states_of` gave them."""
+    for name, state in buffers.items():
+        kind, _, index = name.partition("_states.")
+        if not index:
+            continue
+        getattr(layer, f"{kind}_states")[int(index)] = state
+        getattr(layer, f"is_{kind}_states_initialized")[int(index)] = True
+        layer.has_previous_state[int(index)] = True
+        layer.device, layer.dtype = state.device, state.dtype
+        if kind == "conv" and hasattr(layer, "conv_kernel_size"):
+            layer.conv_kernel_size[int(index)] = state.shape[-1]
 
 
 class RecurrentLayer(LinearAttentionLayer):
@@ -128,14 +153,7 @@ class RecurrentLayer(LinearAttentionLayer):
 
     def restore(self, buffers: dict[str, Tensor]) -> None:
         """Take over what :meth:`state` of another layer of this kind gave."""
-        for name, state in buffers.items():
-            kind, index = name.split("_states.")
-            getattr(self, f"{kind}_states")[int(index)] = state
-            getattr(self, f"is_{kind}_states_initialized")[int(index)] = True
-            self.has_previous_state[int(index)] = True
-            self.device, self.dtype = state.device, state.dtype
-            if kind == "conv" and hasattr(self, "conv_kernel_size"):
-                self.conv_kernel_size[int(index)] = state.shape[-1]
+        restore_states(self, buffers)
 
     def take(self, rows: Tensor) -> None:
         """Rows of the batch are taken again, left out or reordered."""

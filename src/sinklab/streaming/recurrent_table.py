@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
-from sinklab.models.layer_kinds import RECURRENT_KINDS
+from sinklab.models.layer_kinds import HYBRID, RECURRENT_KINDS
 from sinklab.streaming.slot_table import SlotTable
 
 __all__ = ["RecurrentTable"]
@@ -56,7 +56,9 @@ class RecurrentTable(SlotTable):
         model = self.model
         if model is None or bool(valid.all()):
             return mask
-        kinds = model.config.get_text_config(decoder=True).layer_types
+        kinds = set(model.config.get_text_config(decoder=True).layer_types)
+        if HYBRID in kinds:  # whose two halves go by the names of layers of one kind
+            kinds |= {"full_attention", "linear_attention"}
         return {kind: valid if kind in RECURRENT_KINDS else mask for kind in kinds}
 
     def crop(self, keep: int) -> None:

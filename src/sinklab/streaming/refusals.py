@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.cache_argument import takes_cache
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.layer_kinds import EMPTY_KINDS, RECURRENT_KINDS
+from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS
 from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.policies.base import BoundedPolicy, Policy, SlotPolicy
 from sinklab.policies.window import Window
@@ -67,7 +67,7 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
         raise UnsupportedModelError(
             f"{name} has no layer of attention: its states have one size for any text, so there is nothing to bound"
         )
-    strange = sorted(kinds - {"full_attention", "sliding_attention", *RECURRENT_KINDS, *EMPTY_KINDS})
+    strange = sorted(kinds - {"full_attention", "sliding_attention", HYBRID, *RECURRENT_KINDS, *EMPTY_KINDS})
     if strange:
         raise UnsupportedModelError(f"{name} has layers of the kind {', '.join(strange)}; a policy needs full attention")
     front = tokens_in_front(model)
