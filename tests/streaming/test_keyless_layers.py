@@ -4,15 +4,13 @@ share the keys of others, and layers of two halves."""
 from __future__ import annotations
 
 import copy
-import functools
 
 import pytest
 import torch
 import transformers
-from tests.architectures.zoo import VOCAB
+from tests.streaming.checks import assert_as_published, assert_dense_before_it_is_full, assert_generated_as_dense
 from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, one_by_one, read, text
-from tests.streaming.oracle import slow_logits
-from transformers import PreTrainedModel
+from tests.streaming.mixed_models import MAMBA, RECURRENT, SHAPE, SHARED, built
 
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -23,115 +21,19 @@ from sinklab.streaming.recurrent import RecurrentLayer, continues_in_chunks
 from sinklab.streaming.state import load_state, save_state
 from sinklab.streaming.stream import Stream
 
-SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-DELTA = {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")} | {
-    f"linear_{kind}_head_dim": 8 for kind in ("key", "value")
-}
-MAMBA = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_chunk_size": 8,
-}
-EXPERTS = {"num_experts_per_tok": 1}
-TURNS = ["linear_attention", "full_attention"] * 2
-
-RECURRENT = {
-    "Qwen3_5": ("Qwen3_5TextConfig", {**DELTA, "head_dim": 8}),
-    "OlmoHybrid": ("OlmoHybridConfig", {**DELTA, "layer_types": TURNS}),
-    "Lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"] * 2}),
-    "GraniteMoeHybrid": (
-        "GraniteMoeHybridConfig",
-        {**MAMBA, **EXPERTS, "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 2, "shared_intermediate_size": 32},
-    ),
-    "Jamba": (
-        "JambaConfig",
-        {**EXPERTS, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4},
-    ),
-}
-HYBRID = {
-    "FalconH1": ("FalconH1Config", {**MAMBA, "mamba_d_ssm": 64}),
-    "Zamba2": (
-        "Zamba2Config",
-        {
-            "layers_block_type": ["linear_attention", "hybrid"] * 2,
-            "n_mamba_heads": 4,
-            "mamba_ngroups": 1,
-            "mamba_headdim": 16,
-            "mamba_d_state": 8,
-            "chunk_size": 8,
-            "num_mem_blocks": 1,
-            "adapter_rank": 4,
-            "use_mem_rope": True,
-            "time_step_min": 1e-9,  # by which prompts clamp and single tokens do not
-            "num_key_value_heads": 4,
-        },
-    ),
-}
-RECURRENT |= HYBRID
-SHARED = {
-    "Gemma3n": (
-        "Gemma3nTextConfig",
-        {
-            "head_dim": 8,
-            "num_kv_shared_layers": 2,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": VOCAB,
-            "layer_types": ["full_attention"] * 4,
-            "laurel_rank": 4,
-        },
-    )
-}
-
-
-@functools.cache
-def built(family: str) -> PreTrainedModel:
-    """With weights large enough that attention is far from uniform."""
-    config, changes = (RECURRENT | SHARED)[family]
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, config)(**{**SHAPE, **changes})).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 0.25)
-    return model
-
 
 @pytest.mark.parametrize("family", [*RECURRENT, *SHARED])
 def test_as_published(family):
     """The layers with keys follow StreamingLLM, whatever the pieces in which a text comes; the others see all of it."""
     model, tokens = built(family), text(40)
-    published = slow_logits(model, tokens, SINKS, WINDOW)
-    assert gap(one_by_one(model, tokens), published) < TOLERANCE
-    assert gap(read(model, tokens), published) < TOLERANCE
-    assert gap(read(model, tokens, pieces=[19, 1, 1, 7, 12]), published) < TOLERANCE
-    tight = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=5, rebase_at=SINKS + WINDOW + 6)
-    assert gap(read(model, tokens, tight), published) < TOLERANCE
-    assert tight.table.rebases >= 3
-    assert gap(read(model, tokens, SinkCache(model, num_sinks=0, window=WINDOW)), published) > 0.1
+    assert_as_published(model)
+    with_sinks, without = (SinkCache(model, num_sinks=sinks, window=WINDOW) for sinks in (SINKS, 0))
+    assert gap(read(model, tokens, without), read(model, tokens, with_sinks)) > 0.1
 
 
 @pytest.mark.parametrize("family", [*RECURRENT, *SHARED])
 def test_dense_before_it_is_full(family):
-    model, tokens = built(family), text(SINKS + WINDOW + 1)
-    with torch.no_grad():
-        dense = model(input_ids=tokens, use_cache=False).logits
-    assert gap(one_by_one(model, tokens), dense) < TOLERANCE
-    assert gap(read(model, tokens), dense) < TOLERANCE
+    assert_dense_before_it_is_full(built(family))
 
 
 @pytest.mark.parametrize("family", RECURRENT)
@@ -152,14 +54,7 @@ def test_rows_padded_on_the_left_are_the_rows_alone(family):
 
 @pytest.mark.parametrize("family", ["Qwen3_5", "Gemma3n", "FalconH1"])
 def test_generated_as_with_a_cache_of_transformers(family):
-    """As long as nothing is evicted: greedily, by beams, whose rows change places, and of a batch of two lengths."""
-    model, prompt = built(family), text(9)
-    prompt[1, :3] = 0
-    given = {"input_ids": prompt, "attention_mask": (prompt > 0).long(), "max_new_tokens": 12, "do_sample": False}
-    for beams in (1, 3):
-        usual = model.generate(**given, num_beams=beams)
-        cache = SinkCache(num_sinks=SINKS, window=40)
-        assert torch.equal(model.generate(**given, num_beams=beams, **cache_argument(model, cache)), usual)
+    assert_generated_as_dense(built(family))
 
 
 @pytest.mark.parametrize("family", ["Qwen3_5", "Jamba", "FalconH1"])

@@ -7,11 +7,10 @@ import copy
 import pytest
 import torch
 import transformers
+from tests.streaming.checks import assert_as_published, assert_generated_as_dense
 from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, backends_of, build_decoder, gap, one_by_one, read, text
-from tests.streaming.oracle import slow_logits
-from tests.streaming.test_keyless_layers import SHAPE, SHARED
+from tests.streaming.mixed_models import SHAPE, SHARED
 
-from sinklab.attention.cache_argument import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.reader import open_reader
@@ -34,16 +33,9 @@ def mixed(family="gemma3", backend="eager", own=OWN):
 @pytest.mark.parametrize(("family", "backend"), CASES)
 def test_as_published(family, backend):
     """Full layers follow StreamingLLM; in narrow ones the mask of the model itself leaves the slow cache's last tokens."""
-    model, tokens = mixed(family, backend), text(LENGTH)
-    expected = slow_logits(model, tokens, SINKS, WINDOW)
-    cache = SinkCache(model, num_sinks=SINKS, window=WINDOW)
-    assert isinstance(cache.table, WindowedTable)
-    assert gap(one_by_one(model, tokens), expected) < TOLERANCE
-    assert gap(read(model, tokens), expected) < TOLERANCE
-    assert gap(read(model, tokens, pieces=[19, 1, 1, 7, 12]), expected) < TOLERANCE
-    tight = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=5, rebase_at=SINKS + WINDOW + 6)
-    assert gap(read(model, tokens, tight), expected) < TOLERANCE
-    assert tight.table.rebases >= 3
+    model = mixed(family, backend)
+    assert isinstance(SinkCache(model, num_sinks=SINKS, window=WINDOW).table, WindowedTable)
+    assert_as_published(model)
 
 
 @pytest.mark.parametrize(("family", "backend"), CASES)
@@ -73,11 +65,7 @@ def test_layers_that_share_the_keys_of_narrow_and_of_full_ones():
     torch.manual_seed(0)
     model = transformers.Gemma3nForCausalLM(getattr(transformers, config)(**SHAPE, **{**changes, **turns})).eval()
     model.apply(lambda module: [torch.nn.init.normal_(weight, 0, 0.25) for weight in module.parameters() if weight.ndim > 1])
-    tokens = text(LENGTH)
-    expected = slow_logits(model, tokens, SINKS, WINDOW)
-    assert gap(one_by_one(model, tokens), expected) < TOLERANCE
-    assert gap(read(model, tokens, pieces=[19, 1, 20]), expected) < TOLERANCE
-    assert gap(read(model, tokens, SinkCache(model, num_sinks=0, window=SINKS + WINDOW)), expected) > 0.01
+    assert_as_published(model)
 
 
 def test_dense_before_it_is_full():
@@ -108,13 +96,7 @@ def test_padded_rows_in_several_turns_are_the_rows_alone():
 
 
 def test_generated_as_with_a_cache_of_transformers():
-    model, prompt = mixed(), text(9)
-    prompt[1, :3] = 0
-    given = {"input_ids": prompt, "attention_mask": (prompt > 0).long(), "max_new_tokens": 12, "do_sample": False}
-    for beams in (1, 3):
-        usual = model.generate(**given, num_beams=beams)
-        cache = SinkCache(num_sinks=SINKS, window=40)
-        assert torch.equal(model.generate(**given, num_beams=beams, **cache_argument(model, cache)), usual)
+    assert_generated_as_dense(mixed())
 
 
 def test_with_an_assistant_and_taken_back():
