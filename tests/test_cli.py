@@ -419,5 +419,5 @@ def test_markup_in_what_users_name_is_shown_as_it_is(capsys):
     Result(summary, make_table([]), {"kind": "audit"}, Path("[r]"), display).show()
     printed = capsys.readouterr().out
     assert "[red]model[/red]" in printed
-    assert '"[bold]\\n"' in printed
+    assert "“[bold]↵”" in printed
     assert "not defined for this model" in printed
