@@ -36,7 +36,7 @@ def test_the_test_that_is_named_reads_the_page(page):
 
 @pytest.fixture(scope="module")
 def stage(checkpoint, tokenizer, tmp_path_factory) -> Path:
-    """A folder with what the pages speak of: a decoder and a masked model of transformers, texts, records, two audits."""
+    """A folder with what the pages speak of: a decoder and a masked model of transformers, texts, records, audits, a sweep."""
     folder = tmp_path_factory.mktemp("stage")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -55,6 +55,12 @@ def stage(checkpoint, tokenizer, tmp_path_factory) -> Path:
         (folder / name).write_text(words * 6, encoding="utf-8")
     lines = [f"{line} {number}" for number in range(20) for line in words.splitlines() if len(line) > 60]
     (folder / "reactions.txt").write_text("\n".join(lines), encoding="utf-8")
+    cells = folder / "sinklab-sweeps" / "emergence" / "cells.csv"
+    cells.parent.mkdir(parents=True)
+    cells.write_text(
+        "cell,optimizer.learning_rate,model.operation.name,seed,status,held_out_loss,sink_rate\n"
+        + "".join(f"{seed},0.002,softmax,{seed},finished,{3 + seed},10.0\n" for seed in range(3))
+    )
     for name in ("build/demo", "build/demo-sigmoid", "build/other"):
         line = f"audit {checkpoint} --corpus random_tokens --samples 2 --seq-len 8 --no-cache --out {folder / name}"
         assert CliRunner().invoke(app, shlex.split(line)).exit_code == 0

@@ -237,6 +237,19 @@ def test_runs_without_a_page_are_refused_and_nothing_is_written(command, kind, t
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_training_and_a_sweep_are_compared_by_other_commands(tmp_path):
+    (tmp_path / "one" / "model").mkdir(parents=True)
+    (tmp_path / "one" / "table.parquet").write_text("")
+    (tmp_path / "one" / "run.json").write_text(json.dumps({"kind": "pretrain"}))
+    said = run("compare", tmp_path / "one", tmp_path / "one", status=2).stderr
+    model = tmp_path / "one" / "model"
+    assert said.endswith(f"and the trained model, for 'sinklab audit', in {model}; 'sinklab plot' draws trainings together\n")
+    (tmp_path / "sweep.json").write_text("{}")
+    assert run("compare", tmp_path, tmp_path, status=2).stderr == (
+        f"error: {tmp_path} holds a sweep, whose runs are in the folders below it; name those\n"
+    )
+
+
 class TestList:
     def test_everything_that_can_be_named(self):
         printed = run("list").stdout
@@ -406,5 +419,5 @@ def test_markup_in_what_users_name_is_shown_as_it_is(capsys):
     Result(summary, make_table([]), {"kind": "audit"}, Path("[r]"), display).show()
     printed = capsys.readouterr().out
     assert "[red]model[/red]" in printed
-    assert '"[bold]\\n"' in printed
+    assert "“[bold]↵”" in printed
     assert "not defined for this model" in printed

@@ -67,8 +67,8 @@ def planted(
     Examples:
         sinklab planted rose --size 1,2
     """
-    if seed < 0:
-        raise ConfigurationError("`seed` must be 0 or more, as `probes` knows, and `other` does not")
+    if seed > 99:
+        raise ConfigurationError("`seed` must be 99 or less, as `probes` knows, and `other` does not")
     progress("growing", 1, 1)
     said = dict(model=model, probes=probes, sizes=sizes, colour=colour, careful=careful, loud=loud, seed=seed)
     said["out"] = str(out)
@@ -143,9 +143,9 @@ def test_an_option_is_one_line(planted):
 
 
 def test_messages_name_options(planted):
-    done = planted("rose", "--seed", "-1")
+    done = planted("rose", "--seed", "100")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "error: --seed must be 0 or more, as --probes knows, and `other` does not\n"
+    assert done.stderr == "error: --seed must be 99 or less, as --probes knows, and `other` does not\n"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.streaming.decoders import REFUSED
+
 from sinklab.attention.returned import unavailable
 from sinklab.registry import probes
 
@@ -20,6 +22,16 @@ KINDS = {
     "vision": "Vision",
     "audio": "Audio",
 }
+
+HEAD = ("family", "class", "backends", "calls", "replace", "what is special")
+
+UNBOUNDED = {
+    "chunked_attention": "chunked attention",
+    "sparse": "sparse attention",
+    "learned or sinusoidal": "positions in hidden states",
+    "no position_ids": "no `position_ids`",
+}
+"""Parts of the reasons for which caches refuse families, and the words of the table."""
 
 OPENING = """# Which models work
 
@@ -57,7 +69,9 @@ most likely works too: `attend` checks it and raises an error if it does not.
 
 **Calls** is the number of attention calls in one forward pass of the toy model, which has two layers (ALBERT and
 Qwen3-Next four; two on each side of an encoder–decoder). **Replace** says whether an operation such as
-`sinklab_sigmoid` can replace the attention; where it cannot, running it raises.
+`sinklab_sigmoid` can replace the attention; where it cannot, running it raises. **Cache** says whether a decoder can stream with a
+cache of bounded size such as `SinkCache`, tested against the published rule ([more families](streaming.md#models-with-several-kinds-of-layers));
+where positions are in hidden states, the policy `recompute` works, and a sliding window in every layer has to be as wide as what is held.
 
 Two kinds of models are audited differently:
 
@@ -140,6 +154,12 @@ def row(entry: Entry) -> tuple[str, ...]:
     return f"`{entry.id}`", f"`{entry.model}`", backends, str(entry.calls), replace, "; ".join(entry.notes)
 
 
+def cache(entry: Entry) -> str:
+    """Whether a bounded cache serves the family, and why not."""
+    reason = REFUSED.get(entry.id)
+    return "yes" if reason is None else f"no: {next(words for part, words in UNBOUNDED.items() if part in reason)}"
+
+
 def page() -> str:
     """The whole document."""
     unserved = [name for name in probes if unavailable(probes[name])]
@@ -149,10 +169,12 @@ def page() -> str:
     }
     parts = [OPENING.format(measured=len(MEASURED), **listed)]
     for kind, title in KINDS.items():
-        rows = [row(entry) for entry in MEASURED if entry.kind == kind]
-        parts.append(
-            f"## {title}\n\n" + table(("family", "class", "backends", "calls", "replace", "what is special"), rows) + "\n"
-        )
+        entries, head = [entry for entry in MEASURED if entry.kind == kind], HEAD
+        rows = [row(entry) for entry in entries]
+        if kind == "decoder":
+            head = (*HEAD[:-1], "cache", HEAD[-1])
+            rows = [(*cells[:-1], cache(entry), cells[-1]) for entry, cells in zip(entries, rows, strict=True)]
+        parts.append(f"## {title}\n\n" + table(head, rows) + "\n")
     own = [
         (
             f"`{entry.id}`",

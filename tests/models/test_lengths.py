@@ -6,7 +6,19 @@ import pytest
 import torch
 from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
-from transformers import AutoModel, BertConfig, GPT2Config, LlamaConfig, OPTConfig, RobertaConfig, T5Config
+from transformers import (
+    AutoModel,
+    AutoModelForImageTextToText,
+    BertConfig,
+    CLIPConfig,
+    CLIPVisionConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlavaConfig,
+    OPTConfig,
+    RobertaConfig,
+    T5Config,
+)
 
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError
@@ -47,6 +59,21 @@ def test_positions_that_are_computed_have_no_end(config):
     model = AutoModel.from_config(config)
     assert learned_positions(model) is None
     require_positions(model, 10**6)
+
+
+def test_a_tower_of_pictures_says_nothing_of_texts():
+    sizes = {key: size for key, size in SIZES.items() if key != "vocab_size"}
+    vision = CLIPVisionConfig(**sizes, image_size=8, patch_size=4)  # five positions
+    text = LlamaConfig(**SIZES, max_position_embeddings=64)
+    model = AutoModelForImageTextToText.from_config(
+        LlavaConfig(text_config=text, vision_config=vision, image_token_id=39)
+    ).eval()
+    assert learned_positions(model) is None
+    require_positions(model, 20)
+    with torch.no_grad():
+        model(torch.arange(2, 22)[None])
+    both = CLIPConfig(text_config={**SIZES, "max_position_embeddings": 12}, vision_config=vision.to_dict())
+    assert learned_positions(AutoModel.from_config(both)) == 12
 
 
 def test_past_the_trained_length_there_is_a_hint():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import torch
 from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, ContractError, InputError, UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.registry import Registry, recipes
+from sinklab.registry import Registry, operations, recipes
+from sinklab.results.voice import SinklabWarning
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.resolve import resolve_recipe
 
@@ -97,6 +99,38 @@ def test_a_python_file_with_a_function(tmp_path):
         resolve_recipe(str(path))
     with pytest.raises(InputError, match="there is no file"):
         resolve_recipe(str(tmp_path / "missing.py"))
+
+
+WITH_AN_OPERATION = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from sinklab.operations.softmax import Softmax
+from sinklab.recipes.tiny import tiny
+from sinklab.registry import operations
+
+@operations.register("of_a_recipe")
+@dataclass(frozen=True, kw_only=True)
+class OfARecipe(Softmax):
+    """Softmax by another name."""
+    factor: float = 1.0
+
+def windowed():
+    config = tiny()
+    config.model.operation = {"name": "of_a_recipe"}
+    return config
+'''
+
+
+def test_a_python_file_with_an_operation(tmp_path, monkeypatch):
+    monkeypatch.setattr(operations, "_objects", dict(operations._objects))
+    path = tmp_path / "windowed.py"
+    path.write_text(WITH_AN_OPERATION)
+    with pytest.warns(SinklabWarning, match="registers operation 'of_a_recipe', for this process alone: .* entry point"):
+        assert resolve_recipe(str(path)).model.operation == {"name": "of_a_recipe"}
+    path.write_text("raise ValueError\n")
+    with pytest.raises(InputError, match="cannot be imported: ValueError"):
+        resolve_recipe(str(path))
+    assert "sinklab_recipe_windowed" not in sys.modules
 
 
 def test_the_record_of_a_run_or_a_written_configuration(tmp_path):

@@ -82,7 +82,7 @@ ENTRIES = {
     "cache": Entry(
         (MODEL, "--text", "{inputs}/text.txt", "--tokens", "96", "--documents", "2", "--window", "16", "--sinks", "0,1", *OUT),
     ),
-    "causes": Entry((MODEL, "--domains", "{inputs}/text.txt", "--texts", "8", "--seq-len", "32", "--sink", "0", *OUT)),
+    "causes": Entry((MODEL, "--domains", "{inputs}/text.txt", "--texts", "9", "--seq-len", "32", "--sink", "0", *OUT)),
     "quantize": Entry((MODEL, *FEW, "--calibration", "2", "--schemes", "w8a8", *OUT)),
     "origin": Entry((MODEL, *FEW, "--controls", "1", *OUT)),
     "denoise": Entry(("{inputs}/masked", *FEW, "--steps", "3", "--mask-token", "4", *OUT)),

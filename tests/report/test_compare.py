@@ -214,6 +214,35 @@ def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> Non
     assert "These audits differ in threshold and seq_len: their rates are not comparable as they stand." in text
 
 
+def test_pictures_have_conditions_and_positions_of_their_own(folders: list[Path], tmp_path: Path) -> None:
+    """A model with registers has more positions than one without, and nobody can audit both at one length."""
+    summary = {
+        "kind": "image",
+        "conditions": [
+            {"corpus": corpus, "bos": None, "sink_rate_gu2024": rate}
+            for corpus, rate in (("photographs", 3.5), ("noise", 14.0), ("constant", 34.0))
+        ],
+    }
+    config = read_run(folders[0])["config"]
+    audits = [
+        write_audit(tmp_path / f"{length}", model=f"{length}", layers=2, summary=summary, run={"config": {**config, **changes}})
+        for length, changes in ((17, {"seq_len": 17}), (21, {"seq_len": 21}), (1021, {"seq_len": 1021, "threshold": 0.5}))
+    ]
+    table = comparison_table(audits[:2])
+    assert not [row for row in table.index if "random tokens" in row or "repeated" in row]
+    assert table["17"]["sink rate at position 0, noise (%)"] == 14.0
+    assert table["21"]["sink rate at position 0, one grey (%)"] == 34.0
+    said = comparison_warning(audits[:2])
+    assert said.startswith("These models see 17 and 21 positions in a sample, which no setting makes alike")
+    assert "Audit again" not in said
+    said = comparison_warning(audits)
+    assert "see 17, 21 and 1,021 positions" in said
+    assert said.endswith(
+        "These audits differ in threshold: their rates are not comparable as they stand. Audit again with the same text and "
+        "settings."
+    )
+
+
 @pytest.mark.parametrize("changes", [{"samples": 20}, {"seq_len": 32}, {"bos": "none"}, {"seed": 7}])
 def test_losses_of_other_passages_are_not_ranked(folders: list[Path], tmp_path: Path, changes: dict) -> None:
     """Losses per byte compare tokenizers, but over other passages or behind less context they are other losses."""

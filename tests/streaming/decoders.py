@@ -41,10 +41,6 @@ coordinates; norms are learned), by up to about 4e-5; its weight by as much rela
 
 REFUSED = {
     "llama4": "layers of the kind chunked_attention",
-    "qwen3_next": "layers of the kind linear_attention",
-    "bamba": "layers of the kind linear_attention",
-    "deepseek_v2": "multi-head latent attention",
-    "deepseek_v3": "multi-head latent attention",
     "deepseek_v32": "layers of the kind (indexed|deepseek_sparse)_attention",
     "gpt2": "learned or sinusoidal embeddings",
     "gpt_bigcode": "learned or sinusoidal embeddings",

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from sinklab.streaming.rotation import Rotation, read_rotations
 
@@ -52,6 +52,25 @@ class SlowLayer(CacheLayerMixin):
         return -1
 
 
+class SlowLatentLayer(SlowLayer):
+    """Latent attention: the second tensor is what rotates."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        rotated, latent = super().update(value_states, key_states)
+        return latent, rotated
+
+
+class SlowHybridLayer(SlowLayer, LinearAttentionLayer):
+    """Attention and linear attention side by side; the state is as transformers keeps it."""
+
+    def __init__(self, rotation: Rotation | None, num_sinks: int, window: int) -> None:
+        SlowLayer.__init__(self, rotation, num_sinks, window)
+        LinearAttentionLayer.__init__(self)
+
+    def lazy_initialization(self, **states: Any) -> None:
+        LinearAttentionLayer.lazy_initialization(self, **states)
+
+
 @torch.no_grad()
 def slow_logits(
     model: PreTrainedModel, tokens: Tensor, num_sinks: int, window: int, *, front: int = 0, first: int = 1
@@ -62,8 +81,13 @@ def slow_logits(
         front: tokens that the model itself puts in front of the first one; they stay besides the sinks.
         first: tokens that are given at once to begin with.
     """
-    rotations = read_rotations(model).layers
-    cache = Cache(layers=[SlowLayer(rotation, front + num_sinks, window) for rotation in rotations.values()])
+    rotations = read_rotations(model)
+    layers: list[Any] = list(DynamicCache(config=model.config).layers)  # those of linear attention stay
+    for index, rotation in rotations.layers.items():
+        beside = isinstance(layers[index], LinearAttentionLayer) if index < len(layers) else False
+        kind = SlowLatentLayer if index in rotations.latent else SlowHybridLayer if beside else SlowLayer
+        layers[index : index + 1] = [kind(rotation, front + num_sinks, window)]
+    cache = Cache(layers=layers)
     found = []
     for piece in torch.arange(tokens.shape[1]).split([first, *[1] * (tokens.shape[1] - first)]):
         positions = piece.clamp(max=num_sinks + window).expand(len(tokens), -1)

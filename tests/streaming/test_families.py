@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.streaming.checks import assert_as_published, assert_dense_before_it_is_full
 from tests.streaming.decoders import (
     FAMILIES,
     SINKS,
@@ -18,7 +19,6 @@ from tests.streaming.decoders import (
     sliding,
     text,
 )
-from tests.streaming.oracle import slow_logits
 
 from sinklab.streaming.cache import SinkCache
 
@@ -32,24 +32,12 @@ def test_there_are_enough_families():
 
 @pytest.mark.parametrize(("family", "backend"), CASES)
 def test_as_published(family, backend):
-    model, tokens = decoder(family, backend), text(LENGTH)
-    published = slow_logits(model, tokens, SINKS, WINDOW)
-    assert gap(one_by_one(model, tokens), published) < TOLERANCE
-    assert gap(read(model, tokens), published) < TOLERANCE
-    assert gap(read(model, tokens, pieces=[19, 1, 1, 7, 12]), published) < TOLERANCE
-    # In chunks, and with positions counted anew as often as there is room for.
-    tight = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=5, rebase_at=SINKS + WINDOW + 6)
-    assert gap(read(model, tokens, tight), published) < TOLERANCE
-    assert tight.table.rebases >= 3
+    assert_as_published(decoder(family, backend))
 
 
 @pytest.mark.parametrize(("family", "backend"), CASES)
 def test_dense_before_it_is_full(family, backend):
-    model, tokens = decoder(family, backend), text(SINKS + WINDOW + 1)
-    with torch.no_grad():
-        dense = model(input_ids=tokens, use_cache=False).logits
-    assert gap(one_by_one(model, tokens), dense) < TOLERANCE
-    assert gap(read(model, tokens), dense) < TOLERANCE
+    assert_dense_before_it_is_full(decoder(family, backend))
 
 
 @pytest.mark.parametrize(("family", "backend"), CASES)

@@ -105,7 +105,7 @@ def test_a_model_that_takes_no_cache():
         small(clip.eval())
 
 
-@pytest.mark.parametrize("family", sorted(ORDERED | {"qwen3_next", "bamba", "deepseek_v32", "gpt2", "deepseek_v3"}))
+@pytest.mark.parametrize("family", sorted(ORDERED | {"deepseek_v32", "gpt2"}))
 def test_rotations_alone(family):
     with pytest.raises(UnsupportedModelError, match=ZOO[family].model):
         read_rotations(build(ZOO[family], "eager"))
@@ -167,8 +167,9 @@ def test_maps_that_go_with_positions(operation, position):
     assert gap(read(model, text(60), tight), one_by_one(model, text(60), small(model))) < TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt_oss", "phi3", "olmo3", "cohere2"])
+@pytest.mark.parametrize("family", ["mistral", "phi3"])
 def test_sliding_windows_that_are_too_narrow(family):
+    """In all layers; where only some have one, they keep it: see test_narrow_windows.py."""
     model = build_decoder(family, "eager", sliding_window=SINKS + WINDOW)
     with pytest.raises(UnsupportedModelError, match=r"layers that see 11 tokens; the policy holds 12.* add up to 11 or less"):
         small(model)

@@ -76,7 +76,8 @@ def test_every_kind(kind):
 def test_every_family(family):
     """Interleaved pairs, halves, part of the head, no positions at all, a table, other frequencies in sliding layers."""
     changes = {"layer_types": ["sliding_attention"]} if family in ("gemma3", "olmo3", "cohere2", "mimo_v2_flash") else {}
-    changes |= {"layer_types": ["full_attention"]} if family in ("gpt_oss", "granite_swa") else {}
+    changes |= {"layer_types": ["full_attention"]} if family in ("gpt_oss", "granite_swa", "qwen3_next") else {}
+    changes |= {"attn_layer_indices": [0]} if family == "bamba" else {}
     changes |= {"no_rope_layers": [0]} if family == "smollm3" else {}
     name = "n_layer" if family in ("gptj", "codegen") else "num_hidden_layers"
     check(build_decoder(family, "eager", **{name: 1}, **changes), text(LENGTH))

@@ -63,6 +63,23 @@ class TestGoingOn:
         for piece in ([5], [6], [7, 8, 9], [10]):
             assert equal(loaded.read(torch.tensor([piece])), reader.read(torch.tensor([piece])))
 
+    def test_generate_goes_on_with_the_cache_of_the_reader(self, model, prompt, tmp_path):
+        cache = SinkCache(model, num_sinks=2, window=9)
+        settings = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        said = model.generate(prompt, past_key_values=cache, **settings)
+        save_state(cache, tmp_path / "state")
+        loaded = load_state(tmp_path / "state", model)
+        for call in (model.generate, model):
+            with pytest.raises(AttributeError, match=r"'CacheReader' object .*; it is no cache\..* as `\.cache`, for generate"):
+                call(said, past_key_values=loaded)
+        with pytest.raises(AttributeError, match=r"^'CacheReader' object has no attribute 'misspelt'$"):
+            _ = loaded.misspelt
+        behind = torch.cat((said, prompt[:, :4]), dim=1)
+        assert equal(
+            model.generate(behind, past_key_values=loaded.cache, **settings),
+            model.generate(behind, past_key_values=cache, **settings),
+        )
+
     def test_over_a_rebase(self, model, tmp_path):
         cache = SinkCache(model, num_sinks=2, window=5, rebase_at=20, chunk=4)
         with torch.no_grad():

@@ -56,6 +56,8 @@ def logits_of(model, first: int, batch: int = 2, **settings):
         ("llama", "sdpa", 10, {"positions": "original"}),
         ("llama", "sdpa", 10, {"num_sinks": 0}),
         ("gpt_neox", "sdpa", 10, {}),  # partial rotary
+        ("deepseek_v3", "sdpa", 10, {}),  # latents
+        ("bamba", "sdpa", 10, {}),  # states beside the keys
     ],
 )
 def test_one_graph_and_the_same_logits(name, backend, first, settings):

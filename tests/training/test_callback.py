@@ -639,7 +639,9 @@ def test_a_measurement_that_fails_for_another_reason_is_an_error(monkeypatch):
         ({"window": 8.5}, r"window must be a whole number, got 8\.5"),
         ({"columns": ["corpus"]}, "columns must be values by the names of columns, got a list"),
         ({"threshold": "0.3"}, r"threshold '0\.3' must be a number in \[0, 1\)"),
-        ({"window": 23}, "window 23 must be at least 1 and leave tokens beyond it: rows have 24 tokens"),
+        ({"window": 23}, "window 23 leaves no token beyond it: rows have 24 tokens; pass window=11, at most 22, or longer"),
+        ({"window": 32}, "window 32 leaves no token beyond it: rows have 24 tokens; pass window=11"),
+        ({"rows": torch.zeros(2, 2, dtype=torch.int64)}, "rows have 2 tokens; pass longer rows"),
         ({"threshold": 1.0}, r"threshold 1.0 must be in \[0, 1\)"),
     ],
 )

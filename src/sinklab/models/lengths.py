@@ -34,19 +34,31 @@ def trained_length(model: PreTrainedModel) -> int | None:
 def learned_positions(model: PreTrainedModel) -> int | None:
     """How many tokens of a text a model has embeddings of positions for; ``None`` if it computes them.
 
-    Those of learned tokens that the model puts in front of a text are left out.
+    Those of learned tokens that the model puts in front of a text are left out, and tables of towers that read pictures or
+    sound: they are as long as what those see.
     """
     scheme = getattr(model, "position", None)  # SinkLM
     if scheme is not None:
         table = getattr(scheme, "table", None)
         return None if table is None else len(table) - int(getattr(model, "tokens_in_front", 0))
-    named = (module for name, module in model.named_modules() if "position" in name or name.endswith("wpe"))
-    tables = [module for module in named if isinstance(module, nn.Embedding)]
+    tables = _tables_of_text(model)
     limit = trained_length(model)
     if not tables or limit is None:
         return None
     # RoBERTa counts its positions from behind the index of padding.
     return min(limit, *(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1) for table in tables))
+
+
+def _tables_of_text(model: PreTrainedModel) -> list[nn.Embedding]:
+    """The embeddings of positions, but for those in a part whose input is no text."""
+    reads: dict[str, str] = {}
+    tables = []
+    for name, module in model.named_modules():  # what holds a module comes before it
+        above = reads.get(name.rpartition(".")[0], "input_ids")
+        reads[name] = module.main_input_name if isinstance(module, PreTrainedModel) else above
+        if isinstance(module, nn.Embedding) and ("position" in name or name.endswith("wpe")) and above == "input_ids":
+            tables.append(module)
+    return tables
 
 
 def require_positions(model: PreTrainedModel, length: int) -> None:

@@ -335,8 +335,9 @@ def _named(causes: CausesSummary) -> list[str]:
 
 def _made(causes: CausesSummary) -> str:
     unit, least = causes["unit"], f"{causes['minimal_effect']:g}"
+    domains = ", ".join(causes["domains"]) + (" together" if len(causes["domains"]) > 1 else "")
     return (
-        f"{counted(causes['texts'], 'text')} of {', '.join(causes['domains'])}. Numbers are changes of the loss of a text, in "
+        f"{counted(causes['texts'], 'text')} of {domains}. Numbers are changes of the loss of a text, in "
         f"{unit}, mean over texts with a 95 % interval; above 0 the intervention hurts. Every claim is tested over all heads "
         f"together so that at most {100 * causes['level']:g} % of the labels given are expected to be false (Benjamini and "
         f"Hochberg 1995). Effects below {least} {unit}, gains among them, count as nothing."

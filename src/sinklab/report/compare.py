@@ -275,10 +275,16 @@ def _of_conditions(audit: Audit) -> dict[str, object]:
             f"sink rate at position 0 with {name} (%)": with_bos,
             f"sink rate at position 0 without {name} (%)": without_bos,
         }
+    made_up = ("noise", "constant") if _has_own_positions(audit) else ("random_tokens", "repeated_token")
     return rows | {
-        "sink rate at position 0, random tokens (%)": _condition(audit, "random_tokens"),
-        "sink rate at position 0, one token repeated (%)": _condition(audit, "repeated_token"),
+        f"sink rate at position 0, {condition_name(corpus, None, audit.summary)} (%)": _condition(audit, corpus)
+        for corpus in made_up
     }
+
+
+def _has_own_positions(audit: Audit) -> bool:
+    """Whether the model decides how many positions a sample has, as those of pictures and of sound do."""
+    return audit.summary.get("kind") in ("image", "audio")
 
 
 def _certified(audit: Audit) -> dict[str, Any]:
@@ -460,12 +466,21 @@ def _warning(audits: Sequence[tuple[str, Audit]]) -> str:
         listed = _join([f"{name} ({_short(revision)})" for name, revision in texts])
         sentences.append(f"These audits read different texts: {listed}. Neither their rates nor their losses compare.")
     different = _different(audits, _SETTINGS)
+    if "seq_len" in different and all(_has_own_positions(audit) for _, audit in audits):
+        different.remove("seq_len")
+        numbers = sorted({length for _, audit in audits if is_number(length := audit.config.get("seq_len"))})
+        own = (
+            f"These models see {_join([f'{each:,}' for each in numbers])} positions in a sample, which no setting makes alike: "
+        )
+        own += "where there are more, a head that looks at all alike gives each of them less."
+    else:
+        own = ""
     if different:
         sentences.append(f"These audits differ in {_join(different)}: their rates are not comparable as they stand.")
     if redefined := _redefined(audits):
         sentences.append(f"These audits differ in the definition of {_join(redefined)}: such numbers do not compare.")
     again = f"Audit again with the same text{', settings and version of sinklab' if redefined else ' and settings'}."
-    return " ".join([*sentences, again]) if sentences else ""
+    return " ".join(filter(None, [own, *sentences, again if sentences else ""]))
 
 
 def _redefined(audits: Sequence[tuple[str, Audit]]) -> list[str]:

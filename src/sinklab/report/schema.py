@@ -393,6 +393,10 @@ def require_kind(run: Mapping[str, Any], folder: Path, *expected: str) -> str:
     if kind not in expected:
         known = [name for name in ("summary.json", "table.parquet") if (folder / name).is_file()]
         found = f"; what it found is in {folder / known[0]}" if known else ""
+        if (folder / "model").is_dir():
+            found += (
+                f", and the trained model, for 'sinklab audit', in {folder / 'model'}; 'sinklab plot' draws trainings together"
+            )
         commands = (", ".join(expected[:-1]), expected[-1])
         raise InputError(f"{folder} holds a run of kind {kind!r}, expected {' or '.join(filter(None, commands))}{found}")
     return kind

@@ -235,4 +235,6 @@ def read_run(folder: Path, name: str = "run.json") -> dict[str, Any]:
     try:
         return read_object(path)
     except FileNotFoundError:
+        if (folder / "sweep.json").is_file():
+            raise InputError(f"{folder} holds a sweep, whose runs are in the folders below it; name those") from None
         raise InputError(f"{path} is not there; is {folder} the output directory of a finished run of sinklab?") from None

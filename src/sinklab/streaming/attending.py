@@ -15,6 +15,8 @@ from sinklab.errors import UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.ordered import has_ordered_bias
+from sinklab.streaming.recurrent import hybrid_layers, keyless_layers
+from sinklab.streaming.rotation import KeyRotations
 from sinklab.streaming.table import Table
 
 if TYPE_CHECKING:
@@ -77,6 +79,25 @@ class AttendingCache(PolicyCache, seam.Observer, abc.ABC):
         self._anatomy: Anatomy | None = None
         self._looking = contextlib.ExitStack()
         super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at)
+
+    def _fit_positions(self, model: PreTrainedModel, policy: BoundedPolicy | None = None) -> KeyRotations:
+        """As every cache does, of a model whose heads have keys and values of their own in every layer.
+
+        Raises:
+            UnsupportedModelError: latent attention, of which all heads share what is cached, or layers that write no keys.
+        """
+        rotations = super()._fit_positions(model, policy)
+        lacks = {
+            "caches a latent that all heads share": rotations.latent,
+            "has layers that write no keys": keyless_layers(model),
+            "has layers that keep states beside their keys": hybrid_layers(model),
+        }
+        for lack in (words for words, layers in lacks.items() if layers):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} {lack}, and under policy {self.policy.name!r} every head of every layer holds keys "
+                "of its own. One with the same tokens for all heads works, such as sink_window"
+            )
+        return rotations
 
     def close(self, output: ModelOutput | None) -> ModelOutput | None:
         if output is not None:

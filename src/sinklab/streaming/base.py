@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import abc
+from typing import TYPE_CHECKING, NoReturn
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from sinklab.policies.base import Policy
 from sinklab.streaming.telemetry import Telemetry
@@ -60,6 +61,13 @@ class Reader(abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.model).__name__}; {self.telemetry()})"
+
+    if not TYPE_CHECKING:  # or no name would be unknown to the type checker
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Only for what is not there: whoever asks for what a cache has was given a reader in its place."""
+            instead = "; it is no cache. What reads with one has it as `.cache`, for generate()" if hasattr(Cache, name) else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=self)
 
     def telemetry(self) -> Telemetry:
         """What is held, and what has gone, in figures.

@@ -16,6 +16,7 @@ from sinklab.policies.base import BoundedPolicy
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.held import HeldLayer
 from sinklab.streaming.host import Planner, copied_together, generating_model, join, kept_tensors
+from sinklab.streaming.recurrent import RecurrentLayer
 from sinklab.streaming.table import IndexedTable, PlannedStep, Table
 from sinklab.streaming.telemetry import Telemetry, describe_slots
 
@@ -34,7 +35,7 @@ class BoundedCache(Cache, Planner):
         keys_in_slots: what attention is given is not in the order of the text, which a session asks for.
     """
 
-    layers: list[HeldLayer]
+    layers: list[HeldLayer | RecurrentLayer]
     keys_in_slots: ClassVar[bool] = True
 
     def __init__(self, policy: BoundedPolicy) -> None:
@@ -50,6 +51,11 @@ class BoundedCache(Cache, Planner):
     def model(self) -> PreTrainedModel | None:
         """The model that the cache belongs to."""
         return None if self._table is None else self._table.model
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of what the layers hold; -1 before the first forward. A layer that holds nothing has none to say."""
+        return next((rows for layer in self.layers if (rows := layer.batch_size) >= 0), -1)
 
     @property
     def table(self) -> Table:
@@ -126,7 +132,7 @@ class BoundedCache(Cache, Planner):
 
     def telemetry(self) -> Telemetry:
         """What is held, and what has gone, in figures."""
-        table, rows = self.table, max(1, self.layers[0].batch_size)
+        table, rows = self.table, max(1, self.batch_size)
         return Telemetry(
             policy=self.policy.describe(),
             seen=tuple(table.seen.expand(rows).tolist()),
@@ -140,7 +146,7 @@ class BoundedCache(Cache, Planner):
     def describe(self, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
         """The tokens held, one a line, with slot, position and distance; see :func:`describe_slots`."""
         assert isinstance(self.table, IndexedTable)
-        return describe_slots(self.table, max(1, self.layers[0].batch_size), tokenizer)
+        return describe_slots(self.table, max(1, self.batch_size), tokenizer)
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, in the forward that was planned for; see :class:`~sinklab.streaming.held.HeldLayer`.
@@ -203,7 +209,7 @@ class BoundedCache(Cache, Planner):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row of the batch ``repeats`` times."""
-        rows = max(self.layers[0].batch_size, self.table.rows)
+        rows = max(self.batch_size, self.table.rows)
         self.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:

@@ -21,6 +21,7 @@ from sinklab.sinks import Sinks
 from sinklab.streaming.apart import SinksApart
 from sinklab.streaming.bounded import BoundedCache
 from sinklab.streaming.differences import require_differences
+from sinklab.streaming.held import HeldLayer
 from sinklab.streaming.host import (
     Arguments,
     decoder_of,
@@ -34,16 +35,21 @@ from sinklab.streaming.host import (
     tokens_of,
 )
 from sinklab.streaming.hosted import hosted
+from sinklab.streaming.hybrid import HybridLayer, QuantizedHybridLayer
 from sinklab.streaming.in_front import columns_of, tokens_in_front, tokens_of_prefix
+from sinklab.streaming.latent import LatentLayer, QuantizedLatentLayer
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.limits import fit_limits, warn_of_length
 from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
 from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
-from sinklab.streaming.refusals import inside, require_decoder, require_integers
+from sinklab.streaming.recurrent import RecurrentLayer, has_states, hybrid_layers, keyless_layers
+from sinklab.streaming.recurrent_table import RecurrentTable
+from sinklab.streaming.refusals import inside, narrow_window, require_decoder, require_integers, slides
 from sinklab.streaming.rotation import KeyRotations
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.step import StaticStep, Step
 from sinklab.streaming.table import IndexedTable, Table
+from sinklab.streaming.windowed_table import WindowedTable
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -81,9 +87,9 @@ class PolicyCache(BoundedCache):
     Raises:
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients, rows of
             several documents.
-        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; also linear attention,
-            encoder-decoders, sliding windows smaller than what the policy holds, a rollback where keys are in the order of the
-            text, and what needs a mask where the attention function takes none.
+        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; also models without a layer of
+            attention, encoder-decoders, sliding windows smaller than what the policy holds, a rollback where keys are in the
+            order of the text, and what needs a mask where the attention function takes none.
 
     Attributes:
         static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.step.StaticStep`.
@@ -156,24 +162,55 @@ class PolicyCache(BoundedCache):
         self._front, self._prefix = tokens_in_front(model), tokens_of_prefix(model)
         policy = hosted(self.policy, front=self._front, prefix=self._prefix, rollback=self.rollback)
         if has_ordered_bias(model):
-            require_ordered(policy, model)
-            if self.quantized or self.rollback:
-                setting = "quantized" if self.quantized else "rollback"
-                raise ConfigurationError(
-                    f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
-                )
-            ordered = OrderedTable(policy, input_device(decoder_of(model)), model)
-            self.layers = [OrderedLayer(ordered) for _ in range(_num_layers(model))]
-            self._table, self.rebase_at = ordered, sys.maxsize
+            self._fit_ordered(model, policy)
             return
         rotations = self._fit_positions(model, policy)
-        self._table = slots = SlotTable(policy, input_device(model), model)
-        self._apart = SinksApart(model, slots, len(rotations.layers)) if slots.in_cache else None
-        if self._bits is None:
-            self.layers = [SlotLayer(slots, rotation) for rotation in rotations.layers.values()]
-        else:
-            workspace = Workspace()
-            self.layers = [QuantizedLayer(slots, rotation, self._bits, workspace) for rotation in rotations.layers.values()]
+        self._table = slots = self._slots(model, policy)
+        if slots.in_cache and not isinstance(slots, WindowedTable):
+            self._apart = SinksApart(model, slots, len(rotations.layers))
+        layers: dict[int, HeldLayer | RecurrentLayer] = {
+            index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
+        }
+        hybrid, workspace = hybrid_layers(model), Workspace()
+        for index, rotation in rotations.layers.items():
+            table = slots.narrow if isinstance(slots, WindowedTable) and slides(model, index) else slots
+            settings: tuple[Any, ...] = (table, rotation)
+            kinds: tuple[Any, ...] = (SlotLayer, LatentLayer, HybridLayer)
+            if self._bits is not None:
+                settings = (table, rotation, self._bits, workspace)
+                kinds = (QuantizedLayer, QuantizedLatentLayer, QuantizedHybridLayer)
+            plain, of_latents, with_states = kinds
+            if index in hybrid:
+                layers[index] = with_states(*settings, states=hybrid[index])
+            else:
+                layers[index] = (of_latents if index in rotations.latent else plain)(*settings)
+        self.layers = [layers[index] for index in sorted(layers)]
+
+    def _fit_ordered(self, model: PreTrainedModel, policy: SlotPolicy) -> None:
+        """Make layers and the table for a model whose bias counts keys."""
+        require_ordered(policy, model)
+        if self.quantized or self.rollback:
+            setting = "quantized" if self.quantized else "rollback"
+            raise ConfigurationError(
+                f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
+            )
+        ordered = OrderedTable(policy, input_device(decoder_of(model)), model)
+        self.layers = [OrderedLayer(ordered) for _ in range(_num_layers(model))]
+        self._table, self.rebase_at = ordered, sys.maxsize
+
+    def _slots(self, model: PreTrainedModel, policy: SlotPolicy) -> SlotTable:
+        """The table of a model's layers of attention, of the kind that its other layers and its windows ask for."""
+        device = input_device(model)
+        if (narrow := narrow_window(model, self.policy)) is not None:
+            return WindowedTable(policy, hosted(narrow, rollback=self.rollback), device, model)
+        if not has_states(model):
+            return SlotTable(policy, device, model)
+        if self.rollback:
+            raise ConfigurationError(
+                f"`rollback` takes tokens back, and layers of linear attention of {type(model).__name__} have taken them into "
+                "their state"
+            )
+        return RecurrentTable(policy, device, model)
 
     def _fit_positions(self, model: PreTrainedModel, policy: BoundedPolicy | None = None) -> KeyRotations:
         """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
@@ -235,6 +272,9 @@ class PolicyCache(BoundedCache):
             length += front
             valid = None if valid is None else pad(valid, (front, 0), value=True)
             ids = None if ids is None else pad(ids, (front, 0), value=-1)
+        if valid is not None and isinstance(table, RecurrentTable):
+            with kept_tensors():
+                table.require_unbroken(valid)
         assert self.rebase_at is not None
         self._unfinished = True
         with kept_tensors():
@@ -256,8 +296,10 @@ class PolicyCache(BoundedCache):
 
     def _make_static(self) -> None:
         """Replace the step at hand by a static one, in the tensors of the last, where it is a single token that allows it."""
-        table, layers = self.table, self.layers
-        if self.quantized or not isinstance(table, SlotTable) or not layers[-1].is_initialized:
+        table, layers = self.table, [layer for layer in self.layers if isinstance(layer, SlotLayer)]
+        if self.quantized or not isinstance(table, SlotTable) or isinstance(table, WindowedTable):
+            return
+        if not layers[-1].is_initialized:
             return
         if any(layer.device != table.device for layer in layers):  # the tensors of a static step are on one device
             return
@@ -314,6 +356,8 @@ class PolicyCache(BoundedCache):
             raise UnsupportedModelError(_no_mask(name, "a bounded cache needs"))
         if isinstance(table, SlotTable):
             table.maskless = "flash" in name
+            if "flash" in name and isinstance(table, WindowedTable):
+                raise UnsupportedModelError(_no_mask(name, "a sliding window narrower than what the policy holds needs"))
             if "flash" in name and self._prefix:
                 raise UnsupportedModelError(_no_mask(name, "a prefix needs"))
             if "flash" in name and table.policy.holds_more:
@@ -324,7 +368,7 @@ class PolicyCache(BoundedCache):
 
     def _require_rows(self, table: Table, batch: int) -> None:
         """Refuse another number of rows than the cache holds; an empty one is made ready for it."""
-        held = self.layers[0].batch_size
+        held = self.batch_size
         if held in (-1, batch):
             return
         if table.columns:
@@ -375,7 +419,12 @@ class PolicyCache(BoundedCache):
             others = {name: value for name, value in arguments.items() if name != "position_ids"}
             columns = step.attention_mask
             return dict(others, attention_mask=None if columns is None else columns[:, self._front :].expand(rows, -1))
-        mask = self._mask(module, step.visible, rows)
+        mask: object = self._mask(module, step.visible, rows)
+        if isinstance(self.table, RecurrentTable) and (valid := mask_of(arguments)) is not None:
+            mask = self.table.masks(mask, valid[:, -given:])
+        if isinstance(self.table, WindowedTable):
+            narrow: Any = self.table.narrow.step
+            mask = self.table.masks(mask, self._mask(module, narrow.visible, rows))
         # The model counts its learned tokens in front itself.
         positions = step.position_ids[:, -given:] - self._front if self._front else step.position_ids
         return dict(arguments, attention_mask=mask, position_ids=positions.expand(rows, -1))
@@ -392,7 +441,7 @@ class PolicyCache(BoundedCache):
     def close(self, output: ModelOutput | None) -> ModelOutput | None:
         """The forward is over; its output with those of the chunks before it in front."""
         if self._table is not None:
-            self._table.step = None
+            self._table.finish()
         if self._apart is not None:
             self._apart.end(failed=output is None)
         outputs, self._outputs = self._outputs, []

@@ -15,6 +15,7 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.policies.base import BoundedPolicy, Policy
 from sinklab.results.voice import warn
+from sinklab.streaming.recurrent import continues_in_chunks, has_states, keyless_layers
 from sinklab.streaming.refusals import extent, require_positions
 from sinklab.streaming.rotation import KeyRotations, read_rotations
 
@@ -99,9 +100,12 @@ def fit_limits(model: PreTrainedModel, policy: BoundedPolicy, *, chunk: int, reb
                 "smaller window or chunk"
             )
     layers = range(model.config.get_text_config().num_hidden_layers)
-    if missing := [index for index in layers if index not in rotations.layers]:
+    keyless = keyless_layers(model)
+    if missing := [index for index in layers if index not in rotations.layers and index not in keyless]:
         raise UnsupportedModelError(
-            f"layers {missing} of {type(model).__name__} write no keys to the cache (shared or linear attention); a policy "
+            f"layers {missing} of {type(model).__name__} write no keys to the cache, which its config does not say; a policy "
             "must hold for every layer"
         )
+    if has_states(model) and not continues_in_chunks(model):
+        chunk = 1
     return Limits(rotations, chunk, limit)

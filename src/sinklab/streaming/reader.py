@@ -23,6 +23,7 @@ from sinklab.streaming.base import Reader, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.per_head import PerHeadCache, verify_groups
 from sinklab.streaming.recompute import RecomputeReader
+from sinklab.streaming.recurrent import continues_in_chunks, has_states, states_of
 from sinklab.streaming.refusals import inside, require_integers
 from sinklab.streaming.scored import ScoredCache
 from sinklab.streaming.telemetry import Telemetry
@@ -46,10 +47,15 @@ class CacheReader(Reader):
         # A cache of ours sees all it needs in the mask of the new tokens; others want that of all columns if there is padding.
         self._mask: Tensor | None = None
         self._end = None if isinstance(cache, PolicyCache) else learned_positions(model)
+        self._forgets = not isinstance(cache, PolicyCache) and has_states(model) and not continues_in_chunks(model)
 
     @torch.no_grad()
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
         tokens = tokens.to(input_device(self.model))
+        if self._forgets and self._columns and (length := tokens.shape[1]) > 1:
+            masks = [None] * length if attention_mask is None else attention_mask.split(1, dim=1)
+            pieces = [self.read(token, mask) for token, mask in zip(tokens.split(1, dim=1), masks, strict=True)]
+            return torch.cat(pieces, dim=1)[:, -keep:]
         if not self._columns:
             forget_media(self.model)
         more: dict[str, int | Tensor] = {"logits_to_keep": keep} if "logits_to_keep" in self._parameters else {}
@@ -93,7 +99,8 @@ class CacheReader(Reader):
         if isinstance(self.cache, PolicyCache):
             return self.cache.bytes_held()
         tensors = (getattr(layer, name, None) for layer in self.cache.layers for name in ("keys", "values"))
-        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+        states = (state for layer in self.cache.layers for state in states_of(layer).values())
+        return sum(tensor.nbytes for tensor in (*tensors, *states) if isinstance(tensor, Tensor))
 
     def reset(self) -> None:
         if isinstance(self.cache, PolicyCache):

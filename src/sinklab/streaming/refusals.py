@@ -7,12 +7,24 @@ from transformers import PreTrainedModel
 from sinklab.attention.cache_argument import takes_cache
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS
 from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.policies.base import BoundedPolicy, Policy, SlotPolicy
+from sinklab.policies.window import Window
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 from sinklab.streaming.ordered import has_ordered_bias
 
-__all__ = ["extent", "inside", "most_slots", "require_decoder", "require_integers", "require_positions"]
+__all__ = [
+    "extent",
+    "inside",
+    "most_slots",
+    "narrow_window",
+    "narrowest",
+    "require_decoder",
+    "require_integers",
+    "require_positions",
+    "slides",
+]
 
 
 def inside(model: object) -> PreTrainedModel:
@@ -51,7 +63,11 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
             "for decoders"
         )
     kinds = set(getattr(config, "layer_types", None) or [])
-    strange = sorted(kinds - {"full_attention", "sliding_attention"})
+    if kinds and kinds <= RECURRENT_KINDS | EMPTY_KINDS:
+        raise UnsupportedModelError(
+            f"{name} has no layer of attention: its states have one size for any text, so there is nothing to bound"
+        )
+    strange = sorted(kinds - {"full_attention", "sliding_attention", HYBRID, *RECURRENT_KINDS, *EMPTY_KINDS})
     if strange:
         raise UnsupportedModelError(f"{name} has layers of the kind {', '.join(strange)}; a policy needs full attention")
     front = tokens_in_front(model)
@@ -61,7 +77,7 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
             f"{name} {what}; policy {policy.name!r}, under which heads hold tokens of their own, is not there for it. One with "
             "the same for all heads is, such as sink_window"
         )
-    most = most_slots(model)
+    most = most_slots(model, policy)
     if most is not None and most < policy.num_slots:
         raise UnsupportedModelError(
             f"{name} has layers that see {most + front:,} tokens; the policy holds {policy.num_slots + front:,}, and its sinks "
@@ -69,13 +85,34 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
         )
 
 
-def most_slots(model: PreTrainedModel) -> int | None:
-    """How many slots every layer can see, the token at hand included: those of the narrowest; ``None`` where none slides."""
+def narrowest(model: PreTrainedModel) -> int | None:
+    """How many tokens every layer can see, the token at hand included; ``None`` where no layer has a sliding window."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or []
     sliding = getattr(config, "sliding_window", None) or getattr(config, "window", None)
-    slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
-    return sliding - tokens_in_front(model) if sliding and slides else None
+    any_slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
+    return sliding - tokens_in_front(model) if sliding and any_slides else None
+
+
+def most_slots(model: PreTrainedModel, policy: BoundedPolicy | None = None) -> int | None:
+    """Most tokens that a policy can hold in ``model``, the token at hand included; ``None`` where there is no end.
+
+    Under a policy of slots (the default) layers with a narrower window keep it, as long as others see the whole text.
+    """
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
+    apart = kinds == {"full_attention", "sliding_attention"} and not tokens_in_front(model) and not tokens_of_prefix(model)
+    return None if apart and (policy is None or isinstance(policy, SlotPolicy)) else narrowest(model)
+
+
+def narrow_window(model: PreTrainedModel, policy: BoundedPolicy) -> Window | None:
+    """What layers with a sliding window hold where it is narrower than what the policy holds; ``None`` where none is."""
+    seen = narrowest(model)
+    return Window(window=seen - 1) if seen is not None and seen < policy.num_slots else None
+
+
+def slides(model: PreTrainedModel, index: int) -> bool:
+    """Whether a layer of a model with layers of both kinds has a sliding window."""
+    return bool(model.config.get_text_config().layer_types[index] == "sliding_attention")
 
 
 def require_positions(policy: BoundedPolicy, limit: int | None, name: str) -> None:

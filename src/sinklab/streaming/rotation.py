@@ -16,12 +16,14 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
+from sinklab.streaming.recurrent import fresh_cache, has_states
 
 __all__ = ["FixedPositions", "KeyRotations", "Rotation", "read_rotations", "without_autocast"]
 
@@ -104,6 +106,8 @@ class KeyRotations:
         layers: index of every layer that writes keys to a cache, and its rotation; ``None`` where keys are not rotated. Layers
             that rotate alike share the object.
         kv_heads: how many heads each of these layers writes keys of, in their order.
+        latent: layers of multi-head latent attention. They cache a latent, from which the keys and values of all heads are
+            made, and as the second tensor what is rotated of the keys, which all heads share.
         limit: positions below which the model computes its angles from the same frequencies, or has a table of them; ``None``
             if there is no end.
     """
@@ -111,6 +115,7 @@ class KeyRotations:
     layers: dict[int, Rotation | None]
     limit: int | None
     kv_heads: tuple[int, ...]
+    latent: frozenset[int] = frozenset()
 
 
 def without_autocast(model: PreTrainedModel) -> AbstractContextManager[object]:
@@ -129,8 +134,8 @@ def read_rotations(model: PreTrainedModel) -> KeyRotations:
 
     Raises:
         UnsupportedModelError: positions enter the hidden states (learned or sinusoidal embeddings, weights that depend on
-            positions themselves), the second tensor of the cache is the one that is rotated (multi-head latent attention), or
-            keys rotate in a way that none of the model's frequencies explains; layers that are no attention.
+            positions themselves), or keys rotate in a way that none of the model's frequencies explains; layers that are no
+            attention.
     """
     fingerprint = _fingerprint(model)
     if model not in _rotations or _rotations[model][0] != fingerprint:
@@ -164,10 +169,14 @@ def _read(model: PreTrainedModel) -> KeyRotations:
     positions = torch.tensor([0, 1, min(31, last), last])
     seen = _keys_at(model, positions)
     layers: dict[int, Rotation | None] = {}
+    latent: set[int] = set()
     for index, (keys, values) in sorted(seen.items()):
         margin = _MARGIN.get(keys.dtype, 6e-2)
         if not _alike(values, values[:1], margin):
-            raise _moving_values(model, index, keys, margin, first=not layers)
+            if not _alike(keys, keys[:1], margin):
+                raise _moving_values(model, index, first=not layers)
+            latent.add(index)
+            keys, values = values, keys
         if _alike(keys, keys[:1], margin):
             layers[index] = None
             continue
@@ -181,33 +190,33 @@ def _read(model: PreTrainedModel) -> KeyRotations:
         layers[index] = next(shared, rotation)
     if not layers:
         raise UnsupportedModelError(f"{type(model).__name__} writes no keys to a cache; there is nothing to bound")
-    _require_position_ids(model, layers)
-    return KeyRotations(layers, limit, tuple(seen[index][0].shape[1] for index in layers))
+    _require_position_ids(model, layers, latent)
+    return KeyRotations(layers, limit, tuple(seen[index][0].shape[1] for index in layers), frozenset(latent))
 
 
-def _require_position_ids(model: PreTrainedModel, layers: dict[int, Rotation | None]) -> None:
+def _require_position_ids(model: PreTrainedModel, layers: dict[int, Rotation | None], latent: set[int]) -> None:
     """Refuse a model that counts positions itself: without position_ids it must rotate the second token by one step."""
     first, rotation = next(iter(layers.items()))
-    keys = _keys_at(model, None)[first][0]
+    counts_itself = UnsupportedModelError(
+        f"layer {first} of {type(model).__name__} does not rotate its keys by the position_ids that it is given; a cache "
+        "cannot set their positions"
+    )
+    if has_states(model):  # the second token also differs by the first, which is in the state of the layers below
+        if rotation is None and any("inv_freq" in name for name, _ in model.named_buffers()):
+            raise counts_itself
+        return
+    keys = _keys_at(model, None)[first][1 if first in latent else 0]
     wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
     before, after = wide[:, :, :1], wide[:, :, 1:]
     if rotation is not None:
         before = before @ rotation.matrices(torch.tensor(1, device=keys.device), wide.dtype)
     if not _alike(before, after, _MARGIN.get(keys.dtype, 6e-2)):
-        raise UnsupportedModelError(
-            f"layer {first} of {type(model).__name__} does not rotate its keys by the position_ids that it is given; a cache "
-            "cannot set their positions"
-        )
+        raise counts_itself
 
 
-def _moving_values(model: PreTrainedModel, index: int, keys: Tensor, margin: float, *, first: bool) -> UnsupportedModelError:
+def _moving_values(model: PreTrainedModel, index: int, *, first: bool) -> UnsupportedModelError:
     """Why the values of a layer, ``first`` of all or not, depend on the position of a token that is alone."""
     name = type(model).__name__
-    if _alike(keys, keys[:1], margin):
-        return UnsupportedModelError(
-            f"layer {index} of {name} keeps its rotated keys in the second tensor of the cache (multi-head latent attention); "
-            "rotating the first would corrupt it. Such models are not supported"
-        )
     if not first:
         return FixedPositions(
             f"the first layer of {name} has values without positions and layer {index} has not: a token alone gives itself a "
@@ -288,7 +297,7 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
 
     Without positions those of two equal tokens in a row, ``(1, num_kv_heads, 2, head_dim)``.
     """
-    cache, config, front = DynamicCache(), model.config.get_text_config(), tokens_in_front(model)
+    cache, config, front = fresh_cache(model), model.config.get_text_config(), tokens_in_front(model)
     tokens = torch.full(
         (1, 2) if positions is None else (len(positions), 1), min(7, config.vocab_size - 1), device=input_device(model)
     )
@@ -306,9 +315,11 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not run one token with a cache of keys and values: {error}. A bounded cache needs a "
-            "decoder whose layers are all attention"
+            "decoder whose layers of attention cache keys and values"
         ) from error
     finally:
         model.train(training)
-    layers = {index: layer for index, layer in enumerate(cache.layers) if layer.is_initialized}
+    layers = {
+        index: layer for index, layer in enumerate(cache.layers) if isinstance(layer, DynamicLayer) and layer.is_initialized
+    }
     return {index: (layer.keys[:, :, front:], layer.values[:, :, front:]) for index, layer in layers.items()}

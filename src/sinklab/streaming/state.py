@@ -120,7 +120,7 @@ def save_state(
     check_file(path, overwrite, "path")
     cache = require_slots(held)
     model = cache.model
-    if model is None or cache.layers[0].batch_size < 0:
+    if model is None or cache.batch_size < 0:
         raise ConfigurationError("the cache has read nothing yet, so there is no state to save")
     table = cache.table
     buffers: dict[str, Tensor] = {f"books.{name}": tensor for name, tensor in table.state().items()}

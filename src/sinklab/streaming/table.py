@@ -68,6 +68,10 @@ class Table(abc.ABC):
         self.columns = self.padded = self.rebases = 0
         self.highest = -1
 
+    def finish(self) -> None:
+        """The forward at hand is over."""
+        self.step = None
+
     @property
     def model(self) -> PreTrainedModel | None:
         """The model that the cache belongs to; ``None`` when it is gone."""
@@ -241,7 +245,7 @@ class IndexedTable(Table):
                 raise ConfigurationError(
                     f"cannot go back to {keep} tokens: {needed - there} of the {needed} that the policy held then have been "
                     "evicted since. Save the state before, and load it; or make the cache with a `rollback` of as many tokens "
-                    "as are taken back at once"
+                    "as are taken back at once, with an assistant up to `num_assistant_tokens` of generate()"
                 )
         self.index = torch.where(stays, self.index, -1)
         self.seen.fill_(keep)

@@ -156,9 +156,10 @@ class SinkCallback(TrainerCallback):
             raise ConfigurationError("rows has no row; give at least one, of the text that the sinks are to be watched on")
         require_whole("every", every, 1, ": steps between measurements")
         require_whole("window", window, 1)
-        if not 1 <= window < rows.ids.shape[1] - 1:
+        if (most := rows.ids.shape[1] - 2) < window:
+            shorter = f"pass window={max(1, most // 2)}, at most {most}, or longer rows" if most > 0 else "pass longer rows"
             raise ConfigurationError(
-                f"window {window} must be at least 1 and leave tokens beyond it: rows have {rows.ids.shape[1]} tokens"
+                f"window {window} leaves no token beyond it: rows have {rows.ids.shape[1]} tokens; {shorter}"
             )
         longest = None if rows.position_ids is None else int(rows.position_ids[:READOUT_ROWS].max()) + 1
         if longest is not None and longest < window + 2:

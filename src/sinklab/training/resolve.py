@@ -6,13 +6,15 @@ import importlib.util
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
 from sinklab.errors import ConfigurationError, InputError, SinklabError
-from sinklab.registry import recipes
+from sinklab.registry import KINDS, recipes
+from sinklab.results.voice import warn
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["resolve_recipe"]
@@ -51,10 +53,13 @@ def _from_python(path: Path, wanted: str) -> PretrainingConfig:
     assert spec is not None  # the suffix is .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # as import does: dataclasses and types that are texts are looked up there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file does
+        del sys.modules[spec.name]
         raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    _warn_of_plugins(path, spec.name)
     functions = {
         name: value
         for name, value in vars(module).items()
@@ -84,6 +89,21 @@ def _from_python(path: Path, wanted: str) -> PretrainingConfig:
             raise InputError(f"{path}:{name} failed: {type(error).__name__}: {error}") from error
 
     return _checked(call, f"{path}:{name}")
+
+
+def _warn_of_plugins(path: Path, module: str) -> None:
+    """Say that what a recipe's file registers is known in this process alone, where a sweep starts others."""
+    mine = [
+        f"{registry.kind} {name!r}"
+        for registry in KINDS.values()
+        for name, plugin in registry.imported.items()
+        if plugin.__module__ == module
+    ]
+    if mine:
+        warn(
+            f"{path} registers {', '.join(mine)}, for this process alone: the cells of a sweep, and commands on the trained "
+            "model, find a plug-in of yours once it is installed with an entry point (CONTRIBUTING.md, From another package)"
+        )
 
 
 def _callable_bare(function: Callable[..., object]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
-from tests.architectures.zoo import MEASURED, build
+from tests.architectures.zoo import MEASURED, ZOO, build
 from tests.conftest import make_sinklm
 
 from sinklab import audit, measure
@@ -331,3 +331,11 @@ def test_maps_take_the_scores_of_a_row_once(monkeypatch):
     with torch.no_grad(), attend(model, [AttentionMaps(tiles=4)], verify=False) as session:
         model(input_ids=torch.arange(2, 26).reshape(1, 24))
     assert rows == 2 * 24 * len(session.sites)  # for the map, and for what every key receives
+
+
+def test_layers_without_attention_are_named():
+    """Of a hybrid the heads are those of its layers of attention, and the others are counted."""
+    summary = audit(wrap_model(build(ZOO["qwen3_next"])), **SMALL).summary
+    assert summary["layers_without_attention"] == {"linear_attention": 3}
+    assert "Without attention weights: 3 layers (3 of kind linear_attention). Heads are those of the others." in summary["text"]
+    assert summary["num_heads"] == 4

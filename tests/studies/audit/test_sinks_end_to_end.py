@@ -151,7 +151,7 @@ def test_a_sink_at_the_first_delimiter(tmp_path):
     result, page = examined(model, corpus, tmp_path)
     summary = result.summary
     (main, *_) = summary["sinks"]["sinks"]
-    name = f"the first {main['text']!r}"
+    name = f"the first “{main['text']}”"
     assert (main["kind"], main["token"], main["rate"]) == ("token", LOUD, 50.0)
     assert about_the_sink(result) == {name}
     check_oracle(result, model, tokens, [places[row % len(places)] for row in range(SAMPLES)])

@@ -561,10 +561,13 @@ def test_no_recommendation_says_why_no_window_could_be_measured():
 
 
 class TestDefaultSizes:
-    @pytest.mark.parametrize(("slides", "sizes"), [(True, [9, 19]), (False, [32, 64])])
-    def test_are_no_larger_than_what_the_narrowest_layer_sees(self, slides, sizes):
-        """A layer that sees 20 tokens, the query's own among them, has 19 left for a cache; the trained length is 128."""
-        kinds = ["full_attention", "sliding_attention" if slides else "full_attention"]
+    @pytest.mark.parametrize(("slide", "sizes"), [(2, [9, 19]), (1, [32, 64]), (0, [32, 64])])
+    def test_are_no_larger_than_what_the_narrowest_layer_sees(self, slide, sizes):
+        """A layer that sees 20 tokens, the query's own among them, has 19 left for a cache; the trained length is 128.
+
+        Where some of the layers slide, they keep their window.
+        """
+        kinds = ["full_attention"] * (2 - slide) + ["sliding_attention"] * slide
         model = build(ZOO["gemma3"], sliding_window=20, layer_types=kinds, max_position_embeddings=128)
         loaded = wrap_model(model)
         assert checked_budgets(loaded, None, (0, 1, 4)) == sizes
@@ -575,7 +578,7 @@ class TestDefaultSizes:
         assert not found.summary["recommendation"].startswith("No recommendation")
 
     def test_sizes_that_were_asked_for_are_refused_by_the_policy(self):
-        model = build(ZOO["gemma3"], sliding_window=20, layer_types=["full_attention", "sliding_attention"])
+        model = build(ZOO["gemma3"], sliding_window=20, layer_types=["sliding_attention"] * 2)
         found = compare_policies(
             wrap_model(model), policies=["full", "window"], windows=[20], corpus="random_tokens", tokens=96, documents=2
         )

@@ -65,6 +65,22 @@ def test_the_card_of_an_origin_has_every_edit_with_its_interval(checkpoint, tmp_
     assert "no interval" not in printed
 
 
+def test_the_card_of_a_vision_model_has_the_rate_of_its_strongest_sink(checkpoint, tmp_path):
+    out, few = tmp_path / "audit", ["--corpus", "random_tokens", "--samples", "2", "--seq-len", "8", "--no-cache"]
+    run("audit", checkpoint, *few, "--out", out)
+    summary = read_run(out, "summary.json")
+    assert "rate of the strongest sink" not in run("card", out).stdout
+    sink = {
+        **dict.fromkeys(("position", "token", "text")),
+        "kind": "group", "positions": [1, 3], "name": "the corner patches", "rate": 30.79, "mass": 0.5, "heads": [],
+    }  # fmt: skip
+    summary["sinks"] = {**summary["sinks"], "sinks": [sink]}
+    write_json(summary, out / "summary.json")
+    printed = run("card", out).stdout
+    assert "| rate of the strongest sink, the corner patches, threshold 0.3 | 30.8 % |" in printed
+    assert "| sink rate at the first position, one token repeated, with BOS |" in printed
+
+
 @pytest.mark.parametrize(
     ("kind", "summary", "task"),
     [
@@ -298,8 +314,19 @@ def test_domains_are_named_as_they_were_read(checkpoint, tmp_path):
     settings = ["--texts", "12", "--seq-len", "12", "--heads", "0.0", "--no-experiments"]
     domains = f"records:path={tmp_path}/lines.txt,random_tokens"
     run("causes", checkpoint, *settings, "--sink", "0", "--corpus", domains, "--out", tmp_path / "causes")
-    words = shlex.split(run("card", tmp_path / "causes").stdout.split("```")[1].removeprefix("console\n"))
+    card = run("card", tmp_path / "causes").stdout
+    words = shlex.split(card.split("```")[1].removeprefix("console\n"))
     assert '--domains=records:path="lines.txt",random_tokens' in words
+    # The option counts the texts of each domain, and the summary all of them.
+    assert "--texts=12" in words
+    assert "24 texts of " in card
+    assert "random_tokens together; a head" in card
+    record, summary = (read_run(tmp_path / "causes", file) for file in ("run.json", "summary.json"))
+    assert (record["config"]["texts"], summary["texts"]) == (12, 24)
+    page = (tmp_path / "causes" / "report.html").read_text()
+    assert "random_tokens together. Numbers are" in page
+    older = {**record, "config": {**record["config"], "texts": 24}}
+    assert "--texts=12" in command_of(older, summary, "model")
 
 
 def test_inputs_of_python_have_no_command(checkpoint, tmp_path):

@@ -515,7 +515,7 @@ def test_the_number_of_texts_that_would_decide():
     assert texts_needed(Interval(0.005, -0.03, 0.04), 50, 0.01) is None
 
 
-def test_the_cheapest_cure_that_cures_is_chosen_and_else_the_one_that_leaves_least():
+def test_the_cheapest_cure_that_cures_is_chosen_and_else_the_one_nearest_to_the_loss_as_it_is():
     def cure(name, mean, high, gain_low, share=0.0, held=0):
         return {
             "cure": name, "left": {"mean": mean, "low": -high, "high": high}, "gain": {"mean": 1, "low": gain_low, "high": 2},
@@ -526,6 +526,10 @@ def test_the_cheapest_cure_that_cures_is_chosen_and_else_the_one_that_leaves_lea
     partial, useless = cure("partial", 0.2, 0.3, 0.5), cure("useless", -0.1, 0.001, -0.1)
     assert best_cure([dear, lucky, cheap, partial, useless], 0.01)["cure"] == "cheap"
     assert best_cure([partial, useless], 0.01)["cure"] == "partial"
+    # A loss that falls by 0.25 is a change that is larger than a rise by 0.2, among cures that are shown to cure nothing.
+    falls, free = cure("falls", -0.25, 0.3, 0.5, share=0.1, held=9), cure("free", 0.2, 0.3, 0.5)
+    assert best_cure([falls, partial, useless], 0.01)["cure"] == "partial"
+    assert best_cure([cure("as far off", -0.2, 0.3, 0.5, share=0.1), free], 0.01)["cure"] == "free"
     assert best_cure([useless], 0.01) is None
 
 
@@ -533,7 +537,7 @@ def test_the_cheapest_cure_that_cures_is_chosen_and_else_the_one_that_leaves_lea
     ("mean", "low", "high", "words"),
     [
         (-0.01, -0.032, 0.009, "Cure: a scale for each token leaves -0.010"),
-        (-0.01, -0.032, 0.011, "No cure is shown to leave 0.01 or less at this sample size; least is left by this"),
+        (-0.01, -0.032, 0.011, "No cure is shown to leave 0.01 or less at this sample size; nearest to the loss"),
         (0.02, 0.001, 0.03, "No cure takes all of it away; best: a scale"),
     ],
 )
@@ -543,6 +547,10 @@ def test_a_cure_that_may_leave_nothing_is_not_said_to_leave_something(mean, low,
         "gain": {"mean": 1, "low": 0.5, "high": 2}, "share_whole": 0.0, "activations_whole": 0.0, "extra_bytes": 0,
     }  # fmt: skip
     assert _cured({"unit": "nats", "minimal_effect": 0.01, "cures": [cure]}).startswith(words)
+    # Beside the best one another may take all of it away.
+    other = {**cure, "cure": "module whole", "left": {"mean": 0.4, "low": -0.3, "high": 1.1}}
+    said = _cured({"unit": "nats", "minimal_effect": 0.01, "cures": [cure, other]})
+    assert "takes all of it away" not in said
 
 
 @pytest.mark.parametrize(("high", "words"), [(0.005, "may not show in these 64."), (-0.013, "what rounding may harm.")])

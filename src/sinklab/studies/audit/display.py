@@ -49,7 +49,11 @@ def display(result: Result) -> Iterator[RenderableType]:
 def _heads(summary: Mapping[str, Any]) -> str:
     """How many heads there are, of an encoder–decoder in each part."""
     parts = summary.get("parts")
-    return f"heads: {_listed(parts, lambda part: part['num_heads'])}" if parts else counted(summary["num_heads"], "head")
+    if parts:
+        return f"heads: {_listed(parts, lambda part: part['num_heads'])}"
+    others = sum(summary.get("layers_without_attention", {}).values())
+    without = f"; {counted(others, 'layer')} without attention" if others else ""
+    return counted(summary["num_heads"], "head") + without
 
 
 def _of_parts(summary: Mapping[str, Any], words: Callable[[Mapping[str, Any]], object]) -> str:

@@ -11,6 +11,7 @@ import pandas as pd
 from sinklab.attention.call import Part
 from sinklab.corpora._reading import Reading
 from sinklab.corpora.samples import Samples
+from sinklab.models.layer_kinds import layers_without_attention
 from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
@@ -110,6 +111,7 @@ def summarize(
         "samples": len(samples),
         "threshold": threshold,
         "off_seam_modules": off_seam,
+        "layers_without_attention": layers_without_attention(loaded.model.config),
         "tier": tier,
         "not_measured": dict(missing or {}),
     }
@@ -246,6 +248,7 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
         *_about_others(sinks),
         *_about_null_mass(summary, sinks),
         *_about_conditions(summary),
+        *_about_other_layers(summary),
     ]
 
 
@@ -267,6 +270,13 @@ def _about_main(summary: dict[str, Any], sinks: Sinks) -> Iterator[str]:
         yield "The token there differs from sample to sample."
     if text and main.kind != "null" and main.place != 0:
         yield f"Position 0 is the sink in {percent(summary['sink_rate_gu2024'])}."
+
+
+def _about_other_layers(summary: dict[str, Any]) -> Iterator[str]:
+    """Which layers of a model have no attention weights that could be measured."""
+    if others := summary["layers_without_attention"]:
+        kinds = ", ".join(f"{count} of kind {kind}" for kind, count in others.items())
+        yield f"Without attention weights: {counted(sum(others.values()), 'layer')} ({kinds}). Heads are those of the others."
 
 
 def _about_rows(summary: dict[str, Any], sinks: Sinks) -> Iterator[str]:

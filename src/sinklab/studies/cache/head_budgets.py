@@ -28,7 +28,7 @@ from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.per_head import require_fit, verify_groups
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.refusals import most_slots
+from sinklab.streaming.refusals import narrowest
 from sinklab.streaming.rotation import read_rotations
 from sinklab.studies.cache.head_orders import (
     SOURCES,
@@ -156,7 +156,7 @@ def selection_texts(text: Corpus, rows: Tensor, loaded: LoadedModel, *, seed: in
 def _longest_window(loaded: LoadedModel, rows: Tensor, num_sinks: int) -> int:
     """Most tokens that a head can hold besides its sinks: those that the model was trained on, and that every layer sees."""
     trained = trained_length(loaded.model) or rows.shape[1]
-    return min(trained, most_slots(loaded.model) or trained) - num_sinks - 1
+    return min(trained, narrowest(loaded.model) or trained) - num_sinks - 1
 
 
 class _OneSize:

@@ -61,8 +61,8 @@ def checked_names(names: Sequence[str] | None) -> list[str]:
 def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: Sequence[int]) -> list[int]:
     """Tokens that bounded policies hold before the query, ascending.
 
-    By default a quarter and half of the trained length, or half and all of what the narrowest sliding layer sees, where that
-    is less: what it does not see cannot be kept for it.
+    By default a quarter and half of the trained length, or half and all of what the narrowest layer sees, where every
+    layer has a sliding window and that is less: what it does not see cannot be kept for it.
 
     Raises:
         ConfigurationError: no room for the sinks.

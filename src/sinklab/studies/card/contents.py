@@ -14,7 +14,7 @@ from sinklab.report.origin import HEADINGS as EDIT_HEADINGS
 from sinklab.report.origin import edit_rows, origin_title
 from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows
 from sinklab.report.runs import IndexedRun, index_run
-from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, samples_of
+from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, samples_of, sinks_of
 from sinklab.results.naming import counted
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.table import read_run
@@ -94,6 +94,8 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         name = f"{part['part']}: " if part.get("part") else ""
         heads = f"{number(part['sink_heads'])} of {number(part['num_heads'])}"
         rows.append([f"{name}heads that sink at the strongest sink", heads])
+        if (top := next(iter(sinks_of(part)), None)) and top.get("position") != 0 and is_number(top.get("rate")):
+            rows.append([f"{name}rate of the strongest sink, {top['name']}, threshold {threshold}", percent(top["rate"])])
         rate = part.get("sink_rate_gu2024")
         title = f"{name}sink rate at the first position, threshold {threshold} (Gu et al. 2024, arXiv 2410.10781)"
         if is_number(rate):
@@ -105,7 +107,7 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
             numbers.append(CardNumber("mean_weight", f"{name}mean attention to the first position", float(weight), "weight"))
         for condition in (part.get("conditions") or [])[1:]:
             words = condition_name(condition["corpus"], condition["bos"], summary)
-            rows.append([f"{name}the same rate, {words}", percent(condition.get("sink_rate_gu2024"))])
+            rows.append([f"{name}sink rate at the first position, {words}", percent(condition.get("sink_rate_gu2024"))])
     if is_number(summary.get("loss")):
         rows.append([f"loss, {loss_unit(summary)}", f"{summary['loss']:.3f}"])
         numbers.append(CardNumber("loss", str(summary.get("loss_definition") or "loss"), float(summary["loss"]), "nats"))
@@ -151,8 +153,9 @@ def _causes(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         shown = ", ".join(named[:12]) + (f" and {len(named) - 12} more" if len(named) > 12 else "")
         rows.append([label, f"{count} of {len(heads)}", "–" if label == "undecided" else shown or "–"])
         numbers.append(CardNumber(f"heads_{label}", f"heads labelled {label} of {len(heads)} examined", float(count), "heads"))
+    domains = ", ".join(map(public_name, summary["domains"])) + (" together" if len(summary["domains"]) > 1 else "")
     limits = [
-        f"{counted(summary['texts'], 'text')} of {', '.join(map(public_name, summary['domains']))}; a head has a label where "
+        f"{counted(summary['texts'], 'text')} of {domains}; a head has a label where "
         f"its effect on the loss shows at a false discovery rate of {summary['level']:g}; effects below "
         f"{summary['minimal_effect']:g} {summary['unit']} count as none. Undecided means that these texts do not tell."
     ]

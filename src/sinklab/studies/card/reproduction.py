@@ -67,6 +67,7 @@ def _settings(kind: str, record: Mapping[str, object], summary: Mapping[str, obj
         settings[new] = settings.pop(old, None)
     if kind == "causes":
         settings["domains"] = summary.get("domains")
+        settings["texts"] = _texts_of_each(record, settings.get("texts"))
     texts = _texts(record, str(settings.get("corpus")))
     if texts is not None:
         if None in texts:
@@ -133,6 +134,13 @@ def _texts(record: Mapping[str, object], named: str) -> list[str | None] | None:
     if len(readable) < len(entries):
         return None
     return [_written(entry.get("settings")) for entry in readable]
+
+
+def _texts_of_each(record: Mapping[str, object], recorded: object) -> object:
+    """Texts of each domain, which the option counts; the settings of older runs have those of all domains together."""
+    domains = record.get("domains")
+    entries = [entry for entry in domains if isinstance(entry, dict)] if isinstance(domains, list) else []
+    return next((entry["texts"] for entry in entries if "texts" in entry), recorded)
 
 
 def _written(settings: object) -> str | None:

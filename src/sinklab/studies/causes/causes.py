@@ -192,7 +192,7 @@ def find_causes(
             display=display,
             page=write_report,
             loaded=loaded or next(module.parameters(), torch.zeros(0)),
-            config={"texts": len(domain_texts.samples), "positions": domain_texts.samples.domains.shape[1]},
+            config={"texts": domain_texts.of_each, "positions": domain_texts.samples.domains.shape[1]},
             model={**facts, "class": type(module).__name__},
             domains=domain_texts.record,
             measured=examined.record,

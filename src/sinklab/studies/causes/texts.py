@@ -34,6 +34,11 @@ class Texts:
     readout: Readout
     record: list[dict[str, object]]
 
+    @property
+    def of_each(self) -> object:
+        """Texts of each domain, as the option counts them; of inputs from Python, which need not be as many, all of them."""
+        return self.record[0].get("texts", len(self.samples))
+
 
 def usual_length(loaded: LoadedModel) -> int:
     """256 tokens, or as many as the model was trained on, or has positions for, if these are fewer."""

@@ -95,7 +95,7 @@ def depend(
         cache_bits: Also with a quantised cache of 8 or 4 bits a number; in 32,8,4 the model's own precision is the reference.
         cross: Every combination of BOS, visibility, policy and bits.
         window: Tokens before the query that a cache holds, sinks included; by default half the trained length, at most 1024, or
-            what the narrowest layer sees if that is less.
+            less where every layer has a narrower window.
         sinks: Numbers of first tokens to keep; the verdict is on the largest.
         items: Independent texts, or documents of the harness; more make intervals shorter.
         seed: Seed of the texts; the same seed gives the same tokens.

@@ -66,7 +66,7 @@ def require_windows(loaded: LoadedModel) -> None:
 def default_window(loaded: LoadedModel) -> int:
     """Half of the length that the model was trained on, so that everything held is at a familiar distance; 1,024 at most.
 
-    Or as many as the narrowest layer sees besides the token at hand, where that is less.
+    Or as many as the narrowest layer sees besides the token at hand, where every layer has a window and that is less.
     """
     trained, seen = trained_length(loaded.model), most_slots(loaded.model)
     half = min(1024, trained // 2) if trained else 1024

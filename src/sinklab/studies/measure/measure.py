@@ -97,7 +97,7 @@ def measure(
     from sinklab.registry import spelled
     from sinklab.results.metric import definitions
     from sinklab.sinks.short_rows import few_queries_warning
-    from sinklab.streaming.refusals import most_slots
+    from sinklab.streaming.refusals import narrowest
     from sinklab.studies.measure import probing
     from sinklab.studies.measure.display import display
 
@@ -122,7 +122,7 @@ def measure(
         _require_positions(chosen_settings, length)
         rate_threshold = next((float(probe["threshold"]) for probe in chosen_settings if probe["name"] == "sink_rate"), None)
         sentences = length_warnings(loaded.model, drawn, rate_threshold)
-        window = most_slots(loaded.model) if is_causal_lm(loaded.model) else None
+        window = narrowest(loaded.model) if is_causal_lm(loaded.model) else None
         if rate_threshold is not None and window is not None and window < length:
             # The finding of an audit says it of its modules.
             sentences += filter(None, [few_queries_warning(length, window, rate_threshold)])

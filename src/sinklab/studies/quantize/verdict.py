@@ -56,20 +56,30 @@ def carrier(sites: Sequence[SiteEntry]) -> SiteEntry | None:
 
 
 def best_cure(cures: Sequence[CureEntry], minimal_effect: float) -> CureEntry | None:
-    """The cheapest cure that leaves no gap, else the one that leaves least; among those that gain anything measurable."""
-    helping = [cure for cure in cures if cure["gain"]["low"] > 0]
+    """The cheapest cure that leaves no gap, else the one nearest to the loss as it is; of those with a measurable gain."""
+    helping = _helping(cures)
     curing = [cure for cure in helping if cure["left"]["high"] <= minimal_effect]
     if curing:
         return min(curing, key=_cost)
-    return min(helping, key=lambda cure: cure["left"]["mean"], default=None)
+    return min(helping, key=lambda cure: (_off(cure), *_cost(cure)), default=None)
 
 
-def _cost(cure: CureEntry) -> tuple[float, ...]:
-    """Whole products first, since they take time and a second kernel; then bytes, activations, and how far off the loss is.
+def _helping(cures: Sequence[CureEntry]) -> list[CureEntry]:
+    """Those that gain anything measurable."""
+    return [cure for cure in cures if cure["gain"]["low"] > 0]
+
+
+def _off(cure: CureEntry) -> float:
+    """How far off the loss is in the mean.
 
     A loss below that of the model as it is counts as off too: the model was changed, and other texts may show the other side.
     """
-    return cure["share_whole"], cure["extra_bytes"], cure["activations_whole"], abs(cure["left"]["mean"])
+    return abs(cure["left"]["mean"])
+
+
+def _cost(cure: CureEntry) -> tuple[float, ...]:
+    """Whole products first, since they take time and a second kernel; then bytes, activations, and how far off the loss is."""
+    return cure["share_whole"], cure["extra_bytes"], cure["activations_whole"], _off(cure)
 
 
 def sample_noun(summary: QuantizeSummary) -> str:
@@ -147,11 +157,11 @@ def _cured(summary: QuantizeSummary) -> str:
     words = f"leaves {_interval(left['mean'], left['low'], left['high'])} {unit} ({_price(cure)})"
     if left["high"] <= summary["minimal_effect"]:
         opening = "Cure"
-    elif left["low"] > 0:
+    elif all(one["left"]["low"] > 0 for one in _helping(summary["cures"])):
         opening = "No cure takes all of it away; best"
-    else:  # it may leave nothing, which these texts do not show
+    else:  # one may leave nothing, which these texts do not show
         least = f"{summary['minimal_effect']:g} or less"
-        opening = f"No cure is shown to leave {least} at this sample size; least is left by this one"
+        opening = f"No cure is shown to leave {least} at this sample size; nearest to the loss as it was comes this one"
     return f"{opening}: {cure['label']} {words}."
 
 
