@@ -144,6 +144,29 @@ def test_cells_that_are_added_to_a_store_read_the_text_of_those_that_have_begun(
     assert len(opened(3).cells) == 4
 
 
+def test_a_store_with_trainings_of_another_context_takes_others(tmp_path):
+    """They read more or less of the held-out text, and the same training text: nothing has changed."""
+
+    def opened(seed, corpus, **changes):
+        cells = make_cells([Variant("one", {"data.corpus": str(corpus), **changes})], "tiny", [seed])
+        return open_store(tmp_path / "runs", {cell.name: cell for cell in cells.values()}, tmp_path / "cache", progress=False)
+
+    longer, data = {"model.max_position_embeddings": 256}, {"data.held_out_rows": 8}
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"some words of line {line} " * 30 for line in range(400)))
+    first = opened(0, text, **data, **longer)
+    (tmp_path / "runs" / next(iter(first.cells))).mkdir()
+    both = opened(0, text, **data)
+    one, other = both.texts.values()
+    assert one["train"] == other["train"]
+    assert one["held_out"] != other["held_out"]
+    assert opened(1, text, **data, **longer).texts
+    text.write_text("\n\n".join(f"other words of line {line} " * 30 for line in range(400)))
+    for changes in ({}, longer):
+        with pytest.raises(InputError, match="gives another text than"):
+            opened(2, text, **data, **changes)
+
+
 def test_a_store_that_moves_does_not_mix_precisions(monkeypatch):
     """A cell is in bfloat16 or in float32, and has a name for each; of scales for other machines nothing is decided here."""
     names = {}

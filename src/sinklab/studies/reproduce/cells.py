@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan
@@ -132,14 +132,30 @@ def _require_text_of_begun(earlier: SweepPlan, new: Mapping[str, Cell], texts: M
         InputError: the same configuration of the data gave another text to a cell that has begun.
     """
     begun = {name: cell for name, cell in earlier.cells.items() if name in earlier.texts and (earlier.folder / name).exists()}
-    of_data = {cell.config.data.model_dump_json(exclude=PER_TRAINING): name for name, cell in begun.items()}
+    readers = {source: name for name, cell in begun.items() for source in _sources(cell.config)}
     for name, cell in new.items():
-        other = of_data.get(cell.config.data.model_dump_json(exclude=PER_TRAINING))
-        if other is not None and earlier.texts[other] != texts[name]:
-            raise InputError(
-                f"the corpus {cell.config.data.corpus!r} gives another text than {other} in {earlier.folder} has read, and "
-                "trainings that are compared must read the same; bring the old text back, or begin in another directory"
-            )
+        for source in _sources(cell.config):
+            other = readers.get(source)
+            if other is not None and any(earlier.texts[other][part] != texts[name][part] for part in source.parts):
+                raise InputError(
+                    f"the corpus {cell.config.data.corpus!r} gives another text than {other} in {earlier.folder} has read, and "
+                    "trainings that are compared must read the same; bring the old text back, or begin in another directory"
+                )
+
+
+class _Source(NamedTuple):
+    """What decides the text of some parts of what a cell reads: cells with equal sources read the same."""
+
+    parts: tuple[str, ...]
+    data: str
+    tokens: int | None
+
+
+def _sources(config: PretrainingConfig) -> tuple[_Source, _Source]:
+    data = config.data.model_dump_json(exclude=PER_TRAINING)
+    # As much of the held-out documents is read as the held-out rows take, and the context is a cell's own.
+    tokens = config.data.held_out_rows * config.model.max_position_embeddings
+    return _Source(("train", "tokenizer"), data, None), _Source(("held_out",), data, tokens)
 
 
 def train_cells(
