@@ -15,7 +15,7 @@ from sinklab.models.layer_kinds import layers_without_attention
 from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
-from sinklab.report.words import bos_words, finding, of_heads, percent
+from sinklab.report.words import condition_name, finding, of_heads, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
 from sinklab.results.naming import counted, front_warning, quote
 from sinklab.sinks import Sink, Sinks
@@ -310,7 +310,8 @@ def _about_null_mass(summary: dict[str, Any], sinks: Sinks) -> Iterator[str]:
 def _about_conditions(summary: dict[str, Any]) -> Iterator[str]:
     """The sink under every condition but the main one."""
     for condition in summary["conditions"][1:]:
-        where = f"{condition['corpus']} {bos_words(condition['bos'], summary['bos_name'])}".rstrip()
+        where = condition_name(condition["corpus"], condition["bos"], summary)
+        where += "," if "," in where else ""
         if condition["sink_rate"] is None:
             yield f"On {where} there is no sink."
         else:
