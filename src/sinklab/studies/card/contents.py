@@ -12,7 +12,7 @@ from sinklab.registry import spelled
 from sinklab.report.card import Card, CardNumber
 from sinklab.report.origin import HEADINGS as EDIT_HEADINGS
 from sinklab.report.origin import edit_rows, origin_title
-from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows
+from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows, sampled_line
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, samples_of, sinks_of
 from sinklab.results.naming import counted
@@ -121,7 +121,7 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     if is_comparison(cache):
         some = "text" if cache["documents"] == 1 else "texts"
         texts = f"{number(cache['documents'])} {some} of {number(cache['tokens'])} tokens of {public_name(cache['corpus'])}"
-        limits.append(f"The recommendation rests on {texts}.")
+        limits += [f"The recommendation rests on {texts}.", *filter(None, [sampled_line(cache)])]
     limits += list(summary.get("warnings") or [])
     return ["measurement", "value"], rows, limits, numbers
 
@@ -141,6 +141,7 @@ def _cache(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         f"{number(comparison['scored_from'])} on. Losses are in nats per token with half of their 95 % interval over "
         f"{parts_of(comparison)}; differences are paired. Tokens per second are those of one machine ({_hardware(record)})."
     ]
+    limits += filter(None, [sampled_line(comparison)])
     limits += [f"Left out: {line}." for line in left_out_lines(comparison)]
     return HEADINGS, policy_rows(comparison), limits, numbers
 
