@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from sinklab.errors import InputError
 from sinklab.registry import spelled
 from sinklab.report.card import Card, CardNumber
+from sinklab.report.origin import COUNTED_HEADS, edit_rows, origin_title
 from sinklab.report.origin import HEADINGS as EDIT_HEADINGS
-from sinklab.report.origin import edit_rows, origin_title
 from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows, sampled_line
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, samples_of, sinks_of
@@ -257,7 +257,7 @@ def _origin(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
                 numbers.append(CardNumber("origin_loss_change", f"{title}: change of the loss, {row[0]}", loss, "nats"))
     limits = [
         f"{counted(summary['samples'], 'sample')} of {public_name(str(summary['corpus']))}. Loss: change in nats, with its "
-        "95 % interval over samples; weight: mean over the heads behind the origin that give the place most, and what is kept "
+        f"95 % interval over samples; weight: mean over {COUNTED_HEADS}, and what is kept "
         "of it above uniform attention; spike: largest over median size of a state. Random units are the control."
     ]
     return EDIT_HEADINGS, rows, limits, numbers
