@@ -95,7 +95,9 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         heads = f"{number(part['sink_heads'])} of {number(part['num_heads'])}"
         rows.append([f"{name}heads that sink at the strongest sink", heads])
         if (top := next(iter(sinks_of(part)), None)) and top.get("position") != 0 and is_number(top.get("rate")):
-            rows.append([f"{name}rate of the strongest sink, {top['name']}, threshold {threshold}", percent(top["rate"])])
+            title = f"{name}rate of the strongest sink, {top['name']}, threshold {threshold}"
+            rows.append([title, percent(top["rate"])])
+            numbers.append(CardNumber("sink_rate", title, float(top["rate"]), "percent"))
         rate = part.get("sink_rate_gu2024")
         title = f"{name}sink rate at the first position, threshold {threshold} (Gu et al. 2024, arXiv 2410.10781)"
         if is_number(rate):
