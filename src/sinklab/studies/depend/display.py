@@ -112,5 +112,5 @@ def _context_note(outcome: Mapping[str, Any]) -> str:
 
 def _contexts(outcome: Mapping[str, Any]) -> list[int]:
     """Tokens of text before those that were scored, ascending; the same under every policy."""
-    curve = next(iter(outcome["curves"].values()), [])
+    curve: list[dict[str, Any]] = next(iter(outcome["curves"].values()), [])
     return [point["at"] for point in curve]
