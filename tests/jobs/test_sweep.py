@@ -180,7 +180,7 @@ class Events(Watch):
     """What happened, in order."""
 
     def __init__(self) -> None:
-        super().__init__(cells=0, kept=0)
+        super().__init__(cells=0, earlier=0)
         self.events: list[tuple[str, str]] = []
         self.most = 0
 

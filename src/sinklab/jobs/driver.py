@@ -429,5 +429,5 @@ def _spread(name: str, values: list[float]) -> dict[str, object]:
     """Values over seeds; of three or more also their mean and its interval, which is ``None`` where a few are all alike."""
     if len(values) < SEEDS:
         return {"values": values}
-    found = Value(name, "").estimate(values)
-    return {"values": values, "mean": found.middle, "interval": found.interval and list(found.interval)}
+    estimate = Value(name, "").estimate(values)
+    return {"values": values, "mean": estimate.middle, "interval": estimate.interval and list(estimate.interval)}

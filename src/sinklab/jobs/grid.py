@@ -199,14 +199,14 @@ def short_label(path: str) -> str:
 
 def _fields(section: type[BaseModel], prefix: str = "") -> dict[str, bool]:
     """Path of every field, and whether it is a dictionary with fields of its own choosing below it."""
-    found: dict[str, bool] = {}
+    fields: dict[str, bool] = {}
     for name, field in section.model_fields.items():
         kind: Any = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found |= _fields(kind, f"{prefix}{name}.")
+            fields |= _fields(kind, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = getattr(kind, "__origin__", None) is dict
-    return found
+            fields[f"{prefix}{name}"] = getattr(kind, "__origin__", None) is dict
+    return fields
 
 
 def _ends(path: str) -> list[str]:
