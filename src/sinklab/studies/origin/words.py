@@ -274,8 +274,8 @@ def _moved(origin: OriginFound) -> str:
         return ""
     one, it = registers["number"] == 1, "it" if len(origin["units"]) == 1 else "them"
     added = "an added token (a register)" if one else f"{registers['number']} added tokens (registers)"
-    kept = edit["spike_kept"]
-    leaves = "leaves open on these samples whether a spike stays" if _open(kept) else _LEAVES[grade(kept["mean"])]
+    spike_kept = edit["spike_kept"]
+    leaves = "leaves open on these samples whether a spike stays" if _open(spike_kept) else _LEAVES[grade(spike_kept["mean"])]
     what = f"hat {'it writes' if it == 'it' else 'they write'}"
     text = (
         f"Moved to {added}, w{what} {leaves} in the picture "
