@@ -132,7 +132,7 @@ def _found(
     """What was found of a part of an encoder–decoder, or of all self-attention: the keys of the summary about sinks."""
     main, sinks = conditions[0], conditions[0].sinks[part]
     table, strongest = _of_part(main.table, part), sinks.main
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "sinks": sinks.to_dict(),
         "sink_rate_gu2024": _rate(table, 0),
         "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
@@ -151,11 +151,11 @@ def _found(
         "conditions": [_condition(condition, part) for condition in conditions],
     }
     if part:
-        found["part"] = part
-    known = settings | found
+        facts["part"] = part
+    known = settings | facts
     sentences = _details(known, sinks)
     name = part[:1].upper() + part[1:]
-    return found | {"finding": finding(known), "details": [f"{name}: {text}" for text in sentences] if part else sentences}
+    return facts | {"finding": finding(known), "details": [f"{name}: {text}" for text in sentences] if part else sentences}
 
 
 def _of_part(table: pd.DataFrame, part: Part) -> pd.DataFrame:
