@@ -51,9 +51,18 @@ def test_prints_every_policy_and_the_verdict(printed):
     assert result.stderr == ""
 
 
-def test_one_token_of_context_is_one_token():
-    lengths = [_length({"axis": "context"}, {"effective_length": length}) for length in (0, 1, 2_000, None)]
-    assert lengths == ["0 tokens", "1 token", "2,000 tokens", "at chance"]
+def test_what_the_shortest_and_the_longest_context_leave_open_is_said():
+    curve = [{"at": at} for at in (1, 2, 60, 2_000)]
+    outcome = {"axis": "context", "curves": {"0+60": curve, "4+56": curve}}
+    lengths = [_length(outcome, {"effective_length": length}) for length in (1, 60, 2_000, None)]
+    assert lengths == ["none past 1 token", "60 tokens", "2,000 tokens or more", "at chance"]
+
+
+def test_the_contexts_that_help_are_explained(printed):
+    text = " ".join(printed[0].stdout.split())
+    assert "context that helps" in text
+    assert "context that helps: scored after " in text
+    assert "up to which each raised the score over the one before it, by 0.01 nats per token or more on average" in text
 
 
 def test_files_say_the_same(printed):

@@ -10,6 +10,7 @@ from tests.command_line import CliRunner
 from sinklab.cli.app import app
 from sinklab.errors import ResultError
 from sinklab.report.html import write_report
+from sinklab.report.origin import heads_line
 from sinklab.results.table import read_table, write_json
 
 QUICK = ("--corpus", "random_tokens", "--samples", "4", "--seq-len", "12", "--controls", "2")
@@ -43,6 +44,7 @@ def test_files_table_and_page_say_the_same(out):
     assert "Norm by block" in page
     assert f"loss of the model as it is  {summary['loss']:.3f} nats\n" in (out.parent / "shown").read_text()
     assert f"change in nats from {summary['loss']:.3f} of the model as it is" in page
+    assert heads_line(first) in page
     before = (out / "report.html").read_bytes()
     assert run("report", out).stdout.strip() == str(out / "report.html")
     assert (out / "report.html").read_bytes() == before

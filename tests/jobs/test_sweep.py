@@ -28,6 +28,7 @@ from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import cell as cell_module
 from sinklab.jobs import driver, local
+from sinklab.jobs import grid as grid_module
 from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.estimate import estimate_mean
@@ -75,6 +76,14 @@ def test_names_depend_on_what_is_varied_and_on_nothing_else():
     assert name("a/b") != name("a b")  # which read the same
     assert "/" not in name("./some where/a b.txt")
     assert len(name("x" * 300).encode()) < 200
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [(-5.5, "-5.5"), (5.5, "5.5"), ([-1, 2], "-1-2"), ({"b": -2, "name": "sigmoid"}, "b--2-name-sigmoid"), ("a b/", "a-b")],
+)
+def test_names_have_the_sign_of_a_number(value, word):
+    assert grid_module._cell_name({"model.operation": value}, None).rpartition("-")[0] == f"operation={word}"
 
 
 def test_without_grid_and_seeds_there_is_one_cell():
@@ -171,7 +180,7 @@ class Events(Watch):
     """What happened, in order."""
 
     def __init__(self) -> None:
-        super().__init__(cells=0, kept=0)
+        super().__init__(cells=0, earlier=0)
         self.events: list[tuple[str, str]] = []
         self.most = 0
 
@@ -471,6 +480,18 @@ def test_a_sweep_leaves_runs_a_table_and_what_the_seeds_agree_on(six, finished):
     assert loss["interval"][1] - loss["mean"] == pytest.approx(4.302653 * values.std() / 3**0.5, rel=1e-6)
     assert slow["held_out_loss"]["mean"] > loss["interval"][1]
     assert list(read_plan(six.folder).cells) == list(cells["cell"])
+
+
+def test_a_sweep_whose_cells_were_named_without_a_sign_is_gone_on_with(swept, monkeypatch):
+    """Names of folders had no minus at the start of a value once."""
+    grid = {"operation.bias": [-5.5]}
+    word = grid_module._word
+    monkeypatch.setattr(grid_module, "_word", lambda value: word(value).strip("-"))
+    (old,) = [row["cell"] for row in swept(grid, "model.operation.name=sigmoid").summary["cells"]]
+    monkeypatch.undo()
+    again = swept(grid, "model.operation.name=sigmoid", resume=True)
+    assert old.startswith("bias=5.5-")
+    assert [row["cell"] for row in again.summary["cells"]] == [old]
 
 
 def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path):

@@ -38,9 +38,11 @@ def certificate() -> dict:
 def test_rows_begin_with_the_largest_gap(certificate: dict) -> None:
     rows = certificate_rows(certificate)
     assert [row[0] for row in rows] == ["1.0", "1.1", "0.0", "0.1"]
-    assert rows[0] == ["1.0", "0.900", "0.720", "0.100", "0.850", "0.750", "0.400", "yes"]
+    assert rows[0] == ["1.0", "0.900", "0.720", "0.100", "0.850", "0.750", "0.400", "100 of 124", "yes"]
     assert rows[3][2] == "–"  # no weights write so little
     assert all(len(row) == len(certificate_section(certificate)["headings"]) for row in rows)
+    del certificate["heads"][0]["needed_queries"]  # as an older audit, which did not record it
+    assert certificate_rows(certificate)[2][-2:] == ["–", "no"]
 
 
 def test_a_dot_a_head(certificate: dict) -> None:
@@ -52,7 +54,7 @@ def test_a_dot_a_head(certificate: dict) -> None:
         ("1.0", 0.9, 0.75, "sink"),
         ("1.1", 0.4, 0.1, "rest"),
     ]
-    assert plot["points"][1]["note"] == "needed weight –"
+    assert plot["points"][1]["note"] == "needed weight – at 0 of 124 queries"
 
 
 def test_modules_of_one_layer_are_told_apart(certificate: dict) -> None:
@@ -106,7 +108,7 @@ def test_the_dots_are_drawn_and_read_by_the_keyboard(browser, certificate: dict,
     assert visit.page.text_content("#tip").splitlines() == [
         "head 1.0",
         "weight 0.900, gap 0.750",
-        "needed weight 0.720, forced",
+        "needed weight 0.720 at 100 of 124 queries, forced",
     ]
     assert picture.locator("circle.k-sink").count() == 2  # its dot, and the larger one that is being read
     visit.check_quiet()

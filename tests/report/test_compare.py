@@ -404,7 +404,7 @@ def test_certificates_are_side_by_side(certified: list[Path]) -> None:
     rows = table[table.index.str.startswith("certificate: ")]
     first, second, refused, without = (rows[name].tolist() for name in rows.columns)
     # Needed, over the four heads known: 0.01, 0.1, 0.4, 0.72; of those with a sink 0.1, 0.4, 0.72; gaps half the weights.
-    assert first == ["position 0", "3 of 5", "2 of 5", 0.25, 0.4, 0.5, 0.25, "yes"]
+    assert first == ["position 0", "3 of 5", "2 of 5 (each at 10 of 10 queries or more)", 0.25, 0.4, 0.5, 0.25, "yes"]
     assert second == [
         "the null",
         "0 of 2",
@@ -434,7 +434,8 @@ def test_the_page_says_who_has_no_certificate_and_why(certified: list[Path], tmp
     assert page.count("Whether the sink is forced") == 1
     assert "model-c was not certified: no projection was found" in page
     assert "model-d has no certificate: audit it again with --certificate." in page
-    assert '<tr><th scope="row">heads forced to have it</th><td>2 of 5</td><td>0 of 2</td><td>–</td><td>–</td></tr>' in page
+    row = '<tr><th scope="row">heads forced to have it</th><td>2 of 5 (each at 10 of 10 queries or more)</td><td>0 of 2</td>'
+    assert f"{row}<td>–</td><td>–</td></tr>" in page
     assert page.count("<dd>Said of it.</dd>") == page.count("<dd>Said of the other.</dd>") == 1
     # The long table does not say it a second time.
     assert '<th scope="row">certificate: ' not in page

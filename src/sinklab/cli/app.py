@@ -76,8 +76,8 @@ def make_app(arguments: Sequence[str]) -> tuple[cyclopts.App, dict[str, str]]:
 
 def versions() -> str:
     """What ``--version`` prints: sinklab, what its numbers depend on, and the platform; torch is not imported for it."""
-    found = installed(("torch", "transformers"))
-    return "\n".join([*(f"{name} {version}" for name, version in found.items()), f"platform {platform.platform()}"])
+    libraries = installed(("torch", "transformers"))
+    return "\n".join([*(f"{name} {version}" for name, version in libraries.items()), f"platform {platform.platform()}"])
 
 
 def app(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -87,18 +87,18 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
     What the user can do something about is one line, ``error: …``. Anything else that goes wrong is a bug of ours and is shown
     whole. ``--traceback`` anywhere on the line, or ``SINKLAB_TRACEBACK=1``, shows the rest of a user's error too.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    show_all = "--traceback" in given or os.environ.get("SINKLAB_TRACEBACK", "") not in ("", "0")
-    given = [argument for argument in given if argument != "--traceback"]
-    if len(given) > 1 and given[0] in QUIET:  # of every command, and so behind its name
-        given = [given[1], given[0], *given[2:]]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    show_all = "--traceback" in words or os.environ.get("SINKLAB_TRACEBACK", "") not in ("", "0")
+    words = [argument for argument in words if argument != "--traceback"]
+    if len(words) > 1 and words[0] in QUIET:  # of every command, and so behind its name
+        words = [words[1], words[0], *words[2:]]
     names: dict[str, str] = {}
     try:
         with terminable(), warnings_in_a_line():
-            for argument in given:
+            for argument in words:
                 require_utf8(argument, "argument")
-            top, names = make_app(given)
-            status = top(given)
+            top, names = make_app(words)
+            status = top(words)
     except KeyboardInterrupt as ending:
         word, status = ("terminated", TERMINATED) if isinstance(ending, Terminated) else ("interrupted", INTERRUPTED)
         if is_follower():

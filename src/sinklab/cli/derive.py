@@ -255,8 +255,8 @@ def _members(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    given = [part for part in members if part not in (_InMemory, Any) and get_origin(part) not in _IN_MEMORY]
-    return given if set(given) - {type(None)} else []
+    kinds = [part for part in members if part not in (_InMemory, Any) and get_origin(part) not in _IN_MEMORY]
+    return kinds if set(kinds) - {type(None)} else []
 
 
 _LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)

@@ -247,13 +247,13 @@ def _parameters(cls: ast.ClassDef, tree: ast.Module) -> Iterator[Parameter]:
 
 def _bases(cls: ast.ClassDef, tree: ast.Module) -> Iterator[tuple[ast.ClassDef, ast.Module]]:
     """Classes of sinklab that a class derives from, each with the file that it stands in."""
-    wanted = {base.id for base in cls.bases if isinstance(base, ast.Name)}
+    names = {base.id for base in cls.bases if isinstance(base, ast.Name)}
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name in wanted:
+        if isinstance(node, ast.ClassDef) and node.name in names:
             yield node, tree
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("sinklab."):
             for alias in node.names:
-                if (alias.asname or alias.name) in wanted:
+                if (alias.asname or alias.name) in names:
                     yield from _class_in(node.module, alias.name)
 
 

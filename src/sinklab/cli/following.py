@@ -40,7 +40,7 @@ def next_line(function: Callable[..., object], bound: inspect.BoundArguments, re
     A name is an argument, ``folder`` (where the result was written), or an entry of the summary. Values are quoted for a shell,
     all parts of a list; options about the loading of the model go along where the next command has them.
     """
-    given = dict(bound.arguments)
+    arguments = dict(bound.arguments)
     bound.apply_defaults()
     known: dict[str, object] = dict(bound.arguments)
     if isinstance(result, Result):
@@ -50,7 +50,7 @@ def next_line(function: Callable[..., object], bound: inspect.BoundArguments, re
             command, mark, comment = line.partition("  (")
             words = {name: _words(known[name]) for name in names}
             if "{model}" in command:
-                words["model"] += "".join(f" {option}" for option in _carried(command.split()[1], given))
+                words["model"] += "".join(f" {option}" for option in _carried(command.split()[1], arguments))
             return command.format_map(words) + mark + comment.format_map({name: str(known[name]) for name in names})
     return None
 

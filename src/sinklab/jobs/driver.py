@@ -18,7 +18,7 @@ from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
 from sinklab.jobs.effect import Value
-from sinklab.jobs.grid import Cell, make_cells, short_label
+from sinklab.jobs.grid import Cell, cell_key, make_cells, short_label
 from sinklab.jobs.local import default_jobs, run_local
 from sinklab.jobs.verdict import SEEDS
 from sinklab.jobs.watch import watching
@@ -101,6 +101,7 @@ def run_sweep(
         import_ray()
     out = out.expanduser().absolute()
     with FolderLock(out):
+        cells = _named_as_planned(out, cells)
         planned = _planned_dtype(out)
         cells, dtype = _in_one_dtype(cells, planned)
         earlier = _earlier(out, cells, resume)
@@ -228,6 +229,15 @@ def _texts_of_begun(
                 "cells that are compared must read the same; bring the old text back, or sweep again into another `out`"
             )
     return read
+
+
+def _named_as_planned(out: Path, cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    """The cells under the names that they have in the sweep in a folder: earlier ones spelt -1 as 1 before the hash."""
+    plan = read_run(out, PLAN) if (out / PLAN).is_file() else {}
+    planned = {str(cell.get("name")) for cell in plan.get("cells", [])} - cells.keys()
+    by_key = {cell_key(name): name for name in planned}
+    named = (dataclasses.replace(cell, name=by_key.get(cell_key(cell.name), cell.name)) for cell in cells.values())
+    return {cell.name: cell for cell in named}
 
 
 def _planned_dtype(out: Path) -> str | None:
@@ -419,5 +429,5 @@ def _spread(name: str, values: list[float]) -> dict[str, object]:
     """Values over seeds; of three or more also their mean and its interval, which is ``None`` where a few are all alike."""
     if len(values) < SEEDS:
         return {"values": values}
-    found = Value(name, "").estimate(values)
-    return {"values": values, "mean": found.middle, "interval": found.interval and list(found.interval)}
+    estimate = Value(name, "").estimate(values)
+    return {"values": values, "mean": estimate.middle, "interval": estimate.interval and list(estimate.interval)}

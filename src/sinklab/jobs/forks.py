@@ -147,14 +147,14 @@ def _serve_forks(module: str, connection: Connection) -> Callable[[], None] | No
                     connection.send((number, status))
                 continue
             try:
-                what, number, *given = connection.recv()
+                what, number, *content = connection.recv()
             except (EOFError, OSError):
                 return None
             if what == "signal":
                 for process in (process for of_child, process in children.values() if of_child == number):
-                    os.kill(process, given[0])
+                    os.kill(process, content[0])
                 continue
-            arguments, log = given
+            arguments, log = content
             process = os.fork()
             if process:
                 children[os.pidfd_open(process)] = number, process

@@ -20,7 +20,7 @@ from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.token_cache import hash_key
 
-__all__ = ["ALIASES", "Cell", "field_path", "make_cells", "parse_grid", "short_label"]
+__all__ = ["ALIASES", "Cell", "cell_key", "field_path", "make_cells", "parse_grid", "short_label"]
 
 ALIASES = {
     "lr": "optimizer.learning_rate",
@@ -36,6 +36,9 @@ ALIASES = {
 
 NAME_LENGTH = 120
 """Characters of a cell's name before its hash; file systems take 255 bytes."""
+
+KEY_LENGTH = 8
+"""Characters of the hash that ends a cell's name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +186,11 @@ def field_path(name: str, values: Sequence[object] = ()) -> str:
     raise ConfigurationError(f"`grid` {name}: there is no such field. {hint}")
 
 
+def cell_key(name: str) -> str:
+    """The hash that ends the name of a cell: it says which cell of a sweep it is, however the words before it are spelt."""
+    return name[-KEY_LENGTH:]
+
+
 def short_label(path: str) -> str:
     """A field in a word, for names and headings: ``learning_rate``, ``operation``."""
     *above, last = path.split(".")
@@ -191,14 +199,14 @@ def short_label(path: str) -> str:
 
 def _fields(section: type[BaseModel], prefix: str = "") -> dict[str, bool]:
     """Path of every field, and whether it is a dictionary with fields of its own choosing below it."""
-    found: dict[str, bool] = {}
+    fields: dict[str, bool] = {}
     for name, field in section.model_fields.items():
         kind: Any = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found |= _fields(kind, f"{prefix}{name}.")
+            fields |= _fields(kind, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = getattr(kind, "__origin__", None) is dict
-    return found
+            fields[f"{prefix}{name}"] = getattr(kind, "__origin__", None) is dict
+    return fields
 
 
 def _ends(path: str) -> list[str]:
@@ -228,10 +236,11 @@ def _cell_name(settings: Mapping[str, object], seed: int | None) -> str:
     labels = [path if labels.count(label) > 1 else label for path, label in zip(paths, labels, strict=True)]
     parts = [f"{label}={_word(value)}" for label, value in zip(labels, settings.values(), strict=True)]
     parts += [] if seed is None else [f"seed={seed}"]
-    key = hash_key([[path, _text(value)] for path, value in settings.items()] + [seed])[:8]
+    key = hash_key([[path, _text(value)] for path, value in settings.items()] + [seed])[:KEY_LENGTH]
     return f"{','.join(parts)[:NAME_LENGTH] or 'run'}-{key}"
 
 
 def _word(value: object) -> str:
     text = value if isinstance(value, str) else _text(value)
-    return re.sub(r"[^\w.+-]+", "-", text).strip("-") or "empty"
+    # By spaces first: a minus that a value begins with stays, a bracket that it begins with leaves nothing.
+    return re.sub(r"[^\w.+-]+", " ", text).strip().replace(" ", "-") or "empty"

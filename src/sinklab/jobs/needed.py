@@ -121,10 +121,10 @@ def _of_counts(part: ClaimPart, values: Sequence[float], level: float) -> int | 
     # Of differences it is wider than of numbers that happen to be the same, since no -1 was seen and some may come.
     alone = estimate_counts(values, level).interval
     paired = alone is not None and part["interval"] is not None and part["interval"][0] < alone[0] - ROUNDING
-    seen = [sum(value == kind for value in values) for kind in (1, -1, 0)]
+    counts = [sum(value == kind for value in values) for kind in (1, -1, 0)]
     kinds = [0, 1, 2] if paired else [0, 2]  # unpaired, there is no -1
     generator = np.random.default_rng(0)
-    shares = generator.dirichlet([seen[kind] + 0.5 for kind in kinds], DRAWS)
+    shares = generator.dirichlet([counts[kind] + 0.5 for kind in kinds], DRAWS)
 
     @functools.cache
     def decided(ones: int, minus: int, count: int) -> bool:
@@ -136,7 +136,7 @@ def _of_counts(part: ClaimPart, values: Sequence[float], level: float) -> int | 
     def decides(count: int) -> bool:
         later = np.zeros((DRAWS, 3), int)
         later[:, kinds] = np.random.default_rng(1).multinomial(count - len(values), shares)
-        cases, often = np.unique(later + seen, axis=0, return_counts=True)
+        cases, often = np.unique(later + counts, axis=0, return_counts=True)
         return sum(often[row] for row, case in enumerate(cases) if decided(*map(int, case[:2]), count)) >= CHANCE * DRAWS
 
     return fewest(decides, len(values) + 1, MOST)

@@ -116,7 +116,7 @@ class Finding:
     def to_dict(self) -> ClaimPart:
         """For JSON."""
         steps = len(self.part.effect.steps)
-        found: ClaimPart = {
+        record: ClaimPart = {
             "says": self.part.says,
             "effect": self.part.effect.words,
             "needs": sorted([variant, metric] for variant, metric in self.part.effect.needs()),
@@ -131,8 +131,8 @@ class Finding:
             "by_seed": {str(seed): value for seed, value in self.by_seed.items()},
             "verdict": self.verdict,
         }
-        found = {**found, "steps": steps} if steps > 1 else found
-        return {**found, "model": self.model} if self.model else found
+        record = {**record, "steps": steps} if steps > 1 else record
+        return {**record, "model": self.model} if self.model else record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +163,9 @@ def judge(
         lent: numbers of further seeds, of variants that other claims have trained: for what the claim presupposes alone.
     """
     unit = "draw" if one_model else "seed"
-    found = _judge(parts, presupposes, numbers, "not tested at this scale", unit, lent or {})
-    return dataclasses.replace(found, verdict=OF_ONE_MODEL.get(found.verdict, found.verdict)) if one_model else found
+    conclusion = _judge(parts, presupposes, numbers, "not tested at this scale", unit, lent or {})
+    verdict = OF_ONE_MODEL.get(conclusion.verdict, conclusion.verdict)
+    return dataclasses.replace(conclusion, verdict=verdict) if one_model else conclusion
 
 
 def judge_model(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers]) -> Conclusion:
@@ -204,8 +205,8 @@ def _complete(part: Part, lent: Mapping[int, Numbers]) -> Mapping[int, Numbers]:
     return {seed: of_seed for seed, of_seed in lent.items() if part.effect(of_seed) is not None}
 
 
-def _applies(found: Conclusion) -> bool:
-    return found.verdict != "not applicable" and not any(finding.undecided for finding in found.presupposed)
+def _applies(conclusion: Conclusion) -> bool:
+    return conclusion.verdict != "not applicable" and not any(finding.undecided for finding in conclusion.presupposed)
 
 
 def _mean_inside(finding: Finding) -> bool:
@@ -218,8 +219,8 @@ def _inside(part: Part, value: float) -> bool:
 
 def _presupposes(finding: Finding) -> str:
     part = finding.part
-    found = "could not be measured" if finding.mean is None else f"is {finding.mean:.3g} {part.effect.unit}"
-    return f"presupposes that {part.says}: {part.effect.words} {found}, and would have to be {part.region}"
+    middle = "could not be measured" if finding.mean is None else f"is {finding.mean:.3g} {part.effect.unit}"
+    return f"presupposes that {part.says}: {part.effect.words} {middle}, and would have to be {part.region}"
 
 
 def judge_models(
@@ -317,14 +318,14 @@ def judge_part(part: Part, numbers: Mapping[int, Numbers], *, draws: bool = Fals
             that are all alike say that there is little to vary, where trainings that are all alike may be three of a kind.
         level: of the interval, for all steps together.
     """
-    steps, found = part.effect.steps, list[Finding]()
+    steps, findings = part.effect.steps, list[Finding]()
     for step in steps:
         # That one of several shows it is likelier by chance, so each interval leaves out as much less (Bonferroni).
         of_step = dataclasses.replace(part, effect=step)
         by_seed = {seed: step(of_seed) for seed, of_seed in numbers.items()}
         finding = _judged(of_step, by_seed, draws=draws, level=1 - (1 - level) / len(steps))
-        found.append(dataclasses.replace(finding, part=part))
-    return _deciding(found)
+        findings.append(dataclasses.replace(finding, part=part))
+    return _deciding(findings)
 
 
 def _judged(part: Part, by_seed: Effects, *, draws: bool = False, level: float = 0.95) -> Finding:
@@ -333,16 +334,16 @@ def _judged(part: Part, by_seed: Effects, *, draws: bool = False, level: float =
         mean = statistics.fmean(values) if values else None
         return Finding(part, by_seed, mean, None, None, None, "inconclusive")
     if part.proved:
-        found = Estimate(statistics.fmean(values), (min(values), max(values)), "range")
+        estimate = Estimate(statistics.fmean(values), (min(values), max(values)), "range")
         verdict: Verdict = "reproduced" if all(_inside(part, value) for value in values) else "not reproduced"
     else:
         alike = draws and min(values) == max(values)
-        found = Estimate(values[0], (values[0], values[0]), "range") if alike else part.effect.estimate(values, level)
-        verdict = "inconclusive" if found.interval is None else _of_interval(part, *found.interval)
+        estimate = Estimate(values[0], (values[0], values[0]), "range") if alike else part.effect.estimate(values, level)
+        verdict = "inconclusive" if estimate.interval is None else _of_interval(part, *estimate.interval)
     if _many_lost(by_seed):
         verdict = "inconclusive"
-    method = None if found.interval is None else found.method
-    return Finding(part, by_seed, found.middle, found.interval, method, found.standardized, verdict)
+    method = None if estimate.interval is None else estimate.method
+    return Finding(part, by_seed, estimate.middle, estimate.interval, method, estimate.standardized, verdict)
 
 
 def _many_lost(by_seed: Effects) -> bool:

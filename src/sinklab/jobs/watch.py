@@ -22,12 +22,12 @@ class Watch:
 
     Args:
         cells: of the whole sweep.
-        kept: of these, done before.
+        earlier: of these, ended before.
     """
 
-    def __init__(self, cells: int, kept: int) -> None:
+    def __init__(self, cells: int, earlier: int) -> None:
         self.cells, self.ended_cells, self.failed = cells, 0, 0
-        self.kept = kept
+        self.earlier = earlier
         self.running: list[str] = []
         self._begun = time.monotonic()
 
@@ -46,7 +46,7 @@ class Watch:
             self.running.remove(name)
         self.ended_cells += 1
         self.failed += failed
-        self.note(f"[{self.kept + self.ended_cells}/{self.cells}] {name}: {outcome}  {self._left()}".rstrip())
+        self.note(f"[{self.earlier + self.ended_cells}/{self.cells}] {name}: {outcome}  {self._left()}".rstrip())
 
     def tick(self, newest: Callable[[str], str]) -> None:
         """Called a few times a second; ``newest`` gives the last line that a cell printed."""
@@ -55,7 +55,7 @@ class Watch:
         """A sentence about something that happened once."""
 
     def _left(self) -> str:
-        left = self.cells - self.kept - self.ended_cells
+        left = self.cells - self.earlier - self.ended_cells
         if not left or not self.ended_cells:
             return ""
         seconds = (time.monotonic() - self._begun) / self.ended_cells * left
@@ -72,10 +72,10 @@ class Lines(Watch):
 class Bars(Watch):
     """A bar of the cells, and below it what each running one printed last."""
 
-    def __init__(self, cells: int, kept: int, bars: Progress) -> None:
-        super().__init__(cells, kept)
+    def __init__(self, cells: int, earlier: int, bars: Progress) -> None:
+        super().__init__(cells, earlier)
         self._bars = bars
-        self._all = bars.add_task("cells", total=cells, completed=kept, text="")
+        self._all = bars.add_task("cells", total=cells, completed=earlier, text="")
         self._tasks: dict[str, TaskID] = {}
 
     def tick(self, newest: Callable[[str], str]) -> None:
@@ -88,8 +88,8 @@ class Bars(Watch):
         failed = f", {self.failed} failed" if self.failed else ""
         self._bars.update(
             self._all,
-            completed=self.kept + self.ended_cells,
-            text=f"{self.kept + self.ended_cells}/{self.cells}, {len(self.running)} running{failed}  {self._left()}",
+            completed=self.earlier + self.ended_cells,
+            text=f"{self.earlier + self.ended_cells}/{self.cells}, {len(self.running)} running{failed}  {self._left()}",
         )
 
     def note(self, text: str) -> None:
@@ -97,12 +97,12 @@ class Bars(Watch):
 
 
 @contextmanager
-def watching(cells: int, kept: int, *, wanted: bool = True) -> Iterator[Watch]:
+def watching(cells: int, earlier: int, *, wanted: bool = True) -> Iterator[Watch]:
     """The watch for where stderr goes; closed when the block ends."""
     if not wanted or is_quiet():
-        yield Watch(cells, kept)
+        yield Watch(cells, earlier)
     elif not is_watched():
-        yield Lines(cells, kept)
+        yield Lines(cells, earlier)
     else:
         columns = (
             TextColumn("{task.description}"),
@@ -111,4 +111,4 @@ def watching(cells: int, kept: int, *, wanted: bool = True) -> Iterator[Watch]:
             TimeElapsedColumn(),
         )
         with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bars:
-            yield Bars(cells, kept, bars)
+            yield Bars(cells, earlier, bars)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from sinklab.report.words import number
-from sinklab.results.summaries.certificate import Certificate
+from sinklab.results.summaries.certificate import LEAST_QUERIES, Certificate, CertifiedHead, queries_words
 
 __all__ = ["certificate_plot", "certificate_rows", "certificate_section"]
 
 _HEADINGS = [
-    "Head", "Weight on the sink", "Needed for {delta}", "Least output", "Without the sink", "Gap", "Measured output", "Forced",
+    "Head", "Weight on the sink", "Needed for {delta}", "Least output", "Without the sink", "Gap", "Measured output",
+    "Queries", "Forced",
 ]  # fmt: skip
 
 
@@ -36,9 +37,9 @@ def certificate_section(certificate: object) -> dict[str, object] | None:
             "longest projected value that the query sees. Least output: the least that any weights on the visible keys "
             "could make the head write. Without the sink: the same without that key. Gap: how much less the sink makes "
             f"possible. Needed: the least weight on the sink with which some weights write as little as {delta}, over the "
-            "queries where any do. A head is forced to have its sink if it gives it more than "
-            f"{threshold} and needs more than that. Needing less does not say that its queries and keys could do without. "
-            "A gate behind a head is left out."
+            "queries where any do, whose number is under Queries. A head is forced to have its sink if it gives it more than "
+            f"{threshold} and needs more than that, which must be known at half of its queries, and {LEAST_QUERIES} at least. "
+            "Needing less does not say that its queries and keys could do without. A gate behind a head is left out."
         ),
     }
 
@@ -57,13 +58,18 @@ def certificate_rows(certificate: Certificate) -> list[list[str]]:
             names[head["module"], head["head"]],
             *(
                 number(head[key])
-                for key in (
-                    "sink_weight", "needed_sink_weight", "least_output", "least_output_without_sink", "gap", "output", "forced"
-                )
+                for key in ("sink_weight", "needed_sink_weight", "least_output", "least_output_without_sink", "gap", "output")
             ),
+            _known(head),
+            number(head["forced"]),
         ]
         for head in heads
     ]  # fmt: skip
+
+
+def _known(head: CertifiedHead) -> str:
+    """At how many queries the need of a head is known; audits of other versions may not say it."""
+    return queries_words(head) if "queries" in head and "needed_queries" in head else "–"
 
 
 def certificate_plot(certificate: object) -> dict[str, object] | None:
@@ -87,7 +93,10 @@ def certificate_plot(certificate: object) -> dict[str, object] | None:
                 "x": float(f"{head['sink_weight']:.5g}"),
                 "y": float(f"{head['gap']:.5g}"),
                 "kind": "sink" if head["forced"] else "rest",
-                "note": f"needed weight {number(head['needed_sink_weight'])}{', forced' if head['forced'] else ''}",
+                "note": (
+                    f"needed weight {number(head['needed_sink_weight'])} at {_known(head)} queries"
+                    f"{', forced' if head['forced'] else ''}"
+                ),
             }
             for head in certificate["heads"]
         ],

@@ -35,6 +35,7 @@ from sinklab.report.words import (
 )
 from sinklab.results.file import check_file, write_file
 from sinklab.results.naming import display_token
+from sinklab.results.summaries.certificate import verdict_queries
 from sinklab.results.ties import just_above
 
 __all__ = ["comparison_table", "comparison_verdicts", "comparison_warning", "format_comparison", "write_comparison"]
@@ -303,7 +304,7 @@ def _certified(audit: Audit) -> dict[str, Any]:
     sink = certificate["sink_position"]
     rows = {
         "heads with a sink": f"{certificate['sink_heads']} of {len(heads)}",
-        "heads forced to have it": f"{certificate['forced_heads']} of {len(heads)}",
+        "heads forced to have it": f"{certificate['forced_heads']} of {len(heads)}{verdict_queries(heads)}",
         f"{needed} (median head)": median("needed_sink_weight", heads),
         f"{needed} (median of heads with a sink)": median("needed_sink_weight", sinks),
         "weight on the sink (median head)": median("sink_weight", heads),

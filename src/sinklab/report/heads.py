@@ -230,8 +230,8 @@ def _on_grid(received: Received, grid: Sequence[GridRow]) -> _Weights:
     order = [index[row.module] for row in grid]
     mean = _over_samples(received.received)
     shares = mean if received.share is None else _over_samples(received.share)
-    seen = received.seen.sum(0)
-    early = (seen > 0) & (2 * seen >= received.queries.sum(0)[:, None])
+    viewers = received.seen.sum(0)
+    early = (viewers > 0) & (2 * viewers >= received.queries.sum(0)[:, None])
     return _Weights(grid, mean[order], shares[order], early[order], received.null.mean(0)[order])
 
 
@@ -440,14 +440,14 @@ def _add_received(
 
 def _add_tokens(data: dict[str, Any], maps: Maps) -> list[str]:
     """Texts of the tokens, as many as fit; says in a sentence how many do not."""
-    kept = MOST_TOKENS
+    length = MOST_TOKENS
     while True:
-        data["tokens"], data["targets"] = ([row[:kept] for row in side] for side in (maps.tokens, maps.targets))
-        if len(json_text({"": [data["tokens"], data["targets"]]}).encode()) <= TOKENS_BUDGET or not kept:
+        data["tokens"], data["targets"] = ([row[:length] for row in side] for side in (maps.tokens, maps.targets))
+        if len(json_text({"": [data["tokens"], data["targets"]]}).encode()) <= TOKENS_BUDGET or not length:
             break
-        kept //= 2
+        length //= 2
     longest = max((len(row) for side in (maps.tokens, maps.targets) for row in side), default=0)
-    return [f"The first {kept:,} of {longest:,} tokens are written out."] if longest > kept else []
+    return [f"The first {length:,} of {longest:,} tokens are written out."] if longest > length else []
 
 
 def _pictures(about: Shown, received: Received) -> dict[str, Any] | None:
@@ -470,7 +470,7 @@ def _measures(numbers: Numbers, grid: Sequence[GridRow]) -> list[dict[str, Any]]
     """Numbers per head of a table, each with its name and unit, in the order of the grid."""
     known = {(probe, metric): (label, note) for label, probe, metric, _, note in HEAD_NUMBERS}
     place = {row.module: index for index, row in enumerate(numbers.grid)}
-    found = []
+    measures = []
     for probe, metric, unit in numbers.head_metrics:
         values = numbers.by_head(probe, metric)
         if values is None or not np.isfinite(values).any():
@@ -478,5 +478,5 @@ def _measures(numbers: Numbers, grid: Sequence[GridRow]) -> list[dict[str, Any]]
         missing = np.full(numbers.num_heads, np.nan)
         rows = [values[place[row.module]] if row.module in place else missing for row in grid]
         label, note = known.get((probe, metric), (metric.replace("_", " ").capitalize(), ""))
-        found.append({"label": label, "unit": unit, "note": note, "values": round_matrix(np.stack(rows))})
-    return found
+        measures.append({"label": label, "unit": unit, "note": note, "values": round_matrix(np.stack(rows))})
+    return measures

@@ -251,12 +251,12 @@ class Numbers:
     @property
     def head_metrics(self) -> list[tuple[str, str, str]]:
         """Probe, metric and unit of what was measured per head, at no single position, under the main condition."""
-        found = []
+        metrics = []
         for condition, probe, metric in self._slices:
             rows = self.rows(probe, metric) if condition == self.main else None
             if rows is not None and ((rows.head != ABSENT) & (rows.position == ABSENT)).any():
-                found.append((probe, metric, rows.unit))
-        return found
+                metrics.append((probe, metric, rows.unit))
+        return metrics
 
     @property
     def num_cells(self) -> int:
@@ -317,10 +317,10 @@ class Numbers:
 
     def _depth(self, rows: MetricRows) -> NDArray[np.int64]:
         """Where the rows stand over depth; see :meth:`by_layer`."""
-        found = self._counted_in_part(rows)
+        depths = self._counted_in_part(rows)
         for module, layer in self._held_in.items():
-            found[rows.module == module] = layer
-        return found
+            depths[rows.module == module] = layer
+        return depths
 
     @property
     def skips_layers(self) -> bool:
@@ -387,15 +387,15 @@ def _read(path: Path) -> pa.Table:
         missing = [name for name in COLUMNS if name not in (*names, *LATER)]
         if missing:
             raise ResultError(f"{path} does not follow the schema: without {', '.join(missing)}; measure again")
-        wanted = [*_WORDS, *([PART] if PART in names else []), *_INTEGERS, "value"]
-        table = pq.read_table(path, columns=wanted, read_dictionary=[*_WORDS, PART])
+        columns = [*_WORDS, *([PART] if PART in names else []), *_INTEGERS, "value"]
+        table = pq.read_table(path, columns=columns, read_dictionary=[*_WORDS, PART])
         if PART not in names:
             table = table.append_column(PART, pa.nulls(table.num_rows, pa.string()))
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ResultError(f"{path} is not a parquet table: {error}") from error
-    for name in wanted:
+    for name in columns:
         _require_type(path, name, table.schema.field(name).type)
     return table
 

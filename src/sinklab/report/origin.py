@@ -13,10 +13,13 @@ from sinklab.results.naming import counted
 from sinklab.results.summaries.origin import OriginFound, OriginSummary
 from sinklab.results.summaries.shared import Difference
 
-__all__ = ["HEADINGS", "edit_rows", "origin_section", "origin_title", "write_origin_report"]
+__all__ = ["COUNTED_HEADS", "HEADINGS", "edit_rows", "heads_line", "origin_section", "origin_title", "write_origin_report"]
 
 HEADINGS = ["Edit", "Loss", "Weight on it", "Share kept", "Spike", "Share kept of it"]
 """Of the table of edits."""
+
+COUNTED_HEADS = "the heads behind the origin that give the place at least half as much as the strongest of them"
+"""Over which heads a weight is a mean; of all blocks where no attention is behind the origin."""
 
 _ON = {
     "units": "{units}",
@@ -60,9 +63,9 @@ def origin_section(origin: object) -> dict[str, object] | None:
         "notes": origin["notes"],
         "made": (
             f"{counted(origin['samples'], 'sample')}. Loss: change in nats{_from(origin.get('loss'))}, mean over samples with "
-            "95 % interval; weight: mean over the heads behind the origin that give the place most; spike: largest over median "
-            "size of a state, “–” of a place whose norm does not stand out or where the largest does not stand. Share kept: of "
-            "the weight above that of uniform attention, and of the spike. Random units are as "
+            f"95 % interval; weight: mean over {COUNTED_HEADS}; spike: largest "
+            "over median size of a state, “–” of a place whose norm does not stand out or where the largest does not stand. "
+            "Share kept: of the weight above that of uniform attention, and of the spike. Random units are as "
             f"many of the same sublayer, mean of {counted(origin['controls'], 'draw')}."
         ),
     }
@@ -76,6 +79,12 @@ def _is_found(section: object) -> TypeGuard[OriginSummary]:
 def origin_title(origin: OriginFound) -> str:
     """Heading of one place."""
     return f"{'Spike' if origin['kind'] == 'spike' else 'Sink'} at {origin['place']}"
+
+
+def heads_line(origin: OriginFound) -> str:
+    """How many heads the weight on a place is a mean over, and which; empty where there is none."""
+    own = sum(head["own"] for head in origin["heads"])
+    return f"Weight on it: mean over {COUNTED_HEADS} ({counted(own, 'head')})." if own else ""
 
 
 def edit_rows(origin: OriginFound) -> list[list[str]]:
@@ -116,6 +125,7 @@ def _place(origin: OriginFound) -> dict[str, object]:
         "bars": _bars(origin),
         "parts": _parts(origin),
         "edits": edit_rows(origin) if origin["edits"] else [],
+        "heads_line": heads_line(origin),
         "heads": [
             [
                 f"{head['layer']}.{head['head']}", number(head["weight"], 2), number(head["uniform"], 2),

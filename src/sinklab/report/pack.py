@@ -141,14 +141,14 @@ def pack_maps(weights: NDArray[np.uint8], scores: NDArray[np.uint8], budget: int
             pool_tiles(weights, plan.pool),
             coarse_scores(pool_tiles(scores, plan.pool), plan.score_bits),
         )
-        wanted = min(samples, 2) if plan.pool < max(rows, columns) else 1
+        needed_samples = min(samples, 2) if plan.pool < max(rows, columns) else 1
 
         some = range(0, modules, 8)
         guess = (
             sum(len(_pack_one(small_weights[0, module], small_scores[0, module])) for module in some)
             / len(some)
             * modules
-            * wanted
+            * needed_samples
         )
         if guess > 1.2 * budget and plan is not plans[-1]:
             continue  # eight times cheaper than to find out by packing all
@@ -160,7 +160,7 @@ def pack_maps(weights: NDArray[np.uint8], scores: NDArray[np.uint8], budget: int
             if room < 0:
                 break
             texts.append(packed)
-        if len(texts) >= wanted:
+        if len(texts) >= needed_samples:
             return PackedMaps(texts, plan, (len(texts), modules, heads, *small_weights.shape[-2:]))
     return None
 

@@ -25,6 +25,7 @@ __all__ = [
     "policy_curves",
     "policy_rows",
     "policy_section",
+    "sampled_line",
     "size",
     "write_policy_plot",
 ]
@@ -69,6 +70,17 @@ def left_out_lines(comparison: Comparison) -> list[str]:
     for entry in comparison.get("left_out") or []:
         by_reason.setdefault(str(entry["reason"]), []).append(str(entry["policy"]))
     return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in by_reason.items()]
+
+
+def sampled_line(comparison: Comparison) -> str:
+    """What to know of losses that are not those of all tokens, in a sentence; empty where there are none."""
+    counts = {entry["policy"]: entry["scored_tokens"] for entry in comparison["policies"]}
+    if counts.get("recompute", 0) in (0, max(counts.values())):
+        return ""
+    share = f"{number(counts['recompute'])} of {number(max(counts.values()))}"
+    return (
+        f"Re-computation is scored on {share} tokens; its loss is that of the window, and the mean difference on those tokens."
+    )
 
 
 def size(count: float) -> str:
@@ -257,19 +269,8 @@ def _made(comparison: Comparison) -> str:
         f"{texts}. The loss is that of the tokens from {number(comparison['scored_from'])} on, with half of its 95 % interval "
         f"over {parts_of(comparison)}; differences are paired, with intervals of their own. Windows count the tokens before "
         "the query without the sinks; all bounded policies of one size hold equally many. Tokens per second are those of "
-        f"single-token steps at the end of a text, one row, all policies in turn.{_sampled(comparison)}"
-    )
-
-
-def _sampled(comparison: Comparison) -> str:
-    """What to know of losses that are not those of all tokens."""
-    counts = {entry["policy"]: entry["scored_tokens"] for entry in comparison["policies"]}
-    if counts.get("recompute", 0) in (0, max(counts.values())):
-        return ""
-    share = f"{number(counts['recompute'])} of {number(max(counts.values()))}"
-    return (
-        f" Re-computation is scored on {share} tokens; its loss is that of the window, and the mean difference on those tokens."
-    )
+        f"single-token steps at the end of a text, one row, all policies in turn. {sampled_line(comparison)}"
+    ).rstrip()
 
 
 def _sinks(count: int) -> str:

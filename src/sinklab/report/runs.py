@@ -279,6 +279,6 @@ def _curves(table: pd.DataFrame) -> dict[str, tuple[list[int], list[float]]]:
         means = means[np.isfinite(means.to_numpy(np.float64))]
         if len(means) > 1:
             chosen = np.unique(np.linspace(0, len(means) - 1, min(len(means), MOST_POINTS)).round().astype(int))
-            kept = means.iloc[chosen]
-            curves[metric] = ([int(step) for step in kept.index], [float(value) for value in kept])
+            points = means.iloc[chosen]
+            curves[metric] = ([int(step) for step in points.index], [float(value) for value in points])
     return curves

@@ -392,13 +392,13 @@ def require_kind(run: Mapping[str, Any], folder: Path, *expected: str) -> str:
     kind = str(run.get("kind", "audit"))
     if kind not in expected:
         known = [name for name in ("summary.json", "table.parquet") if (folder / name).is_file()]
-        found = f"; what it found is in {folder / known[0]}" if known else ""
+        more = f"; what it found is in {folder / known[0]}" if known else ""
         if (folder / "model").is_dir():
-            found += (
+            more += (
                 f", and the trained model, for 'sinklab audit', in {folder / 'model'}; 'sinklab plot' draws trainings together"
             )
         commands = (", ".join(expected[:-1]), expected[-1])
-        raise InputError(f"{folder} holds a run of kind {kind!r}, expected {' or '.join(filter(None, commands))}{found}")
+        raise InputError(f"{folder} holds a run of kind {kind!r}, expected {' or '.join(filter(None, commands))}{more}")
     return kind
 
 
@@ -427,9 +427,9 @@ def _require(kind: type[Record], summary: dict[str, Any], path: Path) -> None:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
-        given = repr(problem["input"]) if problem["type"] != "missing" else "nothing"
-        given = given if len(given) <= 60 else f"{given[:60]}…"
+        value = repr(problem["input"]) if problem["type"] != "missing" else "nothing"
+        value = value if len(value) <= 60 else f"{value[:60]}…"
         raise ResultError(
-            f"{path} does not follow the schema: {where} is {given}; {problem['msg'][0].lower()}{problem['msg'][1:]}. Was it "
+            f"{path} does not follow the schema: {where} is {value}; {problem['msg'][0].lower()}{problem['msg'][1:]}. Was it "
             "changed, or written by another version? Run the command again"
         ) from None

@@ -86,10 +86,10 @@ def mass_card(audit: Audit, null: float | None) -> Card:
 
 def _largest_named(parts: Sequence[tuple[str, Audit]], probe: str, metric: str) -> tuple[float, str] | None:
     """The largest per-layer number of all parts and the name of its layer, as maps have it."""
-    found = [(*largest, part) for part, view in parts if (largest := largest_by_layer(view, probe, metric)) is not None]
-    if not found:
+    entries = [(*largest, part) for part, view in parts if (largest := largest_by_layer(view, probe, metric)) is not None]
+    if not entries:
         return None
-    value, layer, part = max(found, key=lambda entry: entry[0])
+    value, layer, part = max(entries, key=lambda entry: entry[0])
     return value, layer_name(part, layer)
 
 

@@ -147,7 +147,7 @@ def test_heads_that_are_forced():
         assert head["sink_weight"] > 0.99
         assert head["forced"]
     assert section["forced_heads"] >= len(first) == 2
-    assert f"{section['forced_heads']} of them are forced to" in section["text"]
+    assert f"{section['forced_heads']} of them are forced to (each at 22 of 22 queries or more)." in section["text"]
     # A threshold above the need: they sink, and need not sink so much.
     above, _, _ = section_of(model, tokens, threshold=0.9)
     assert [head["forced"] for head in above["heads"] if head["layer"] == 0] == [False, False]
@@ -171,8 +171,11 @@ def test_weights_that_need_not_sum_to_one_force_nothing():
     assert section["text"].startswith("No head is forced to have a sink: weights of sigmoid need not sum to one.")
 
 
-def head_of(needed, weight, forced=False):
-    return {"needed_sink_weight": needed, "sink_weight": weight, "forced": forced}
+def head_of(needed, weight, forced=False, known=100):
+    known = 0 if needed is None else known
+    return {
+        "needed_sink_weight": needed, "sink_weight": weight, "forced": forced, "queries": 120, "needed_queries": known,
+    }  # fmt: skip
 
 
 def text_of(heads, normalized=True):
@@ -191,9 +194,10 @@ def test_what_is_said():
         "1 of 2 heads gives position 0 more than 0.3 of its weight on average; none of them is forced to. By its values alone, "
         f"such a head needs at least 0.06 of its weight there {little}"
     )
-    assert text_of([head_of(0.5, 0.7, True), head_of(0.72, 0.9, True), head_of(None, 0.4)]) == (
-        "3 of 3 heads give position 0 more than 0.3 of their weight on average; 2 of them are forced to. By its values alone, "
-        f"such a head needs at least 0.50 to 0.72 of its weight (heads differ) there {little} "
+    assert text_of([head_of(0.5, 0.7, True), head_of(0.72, 0.9, True, known=90), head_of(None, 0.4)]) == (
+        "3 of 3 heads give position 0 more than 0.3 of their weight on average; 2 of them are forced to (each at 90 of 120 "
+        "queries or more). By its values alone, such a head needs at least 0.50 to 0.72 of its weight (heads differ) there "
+        f"{little} "
         "1 of these heads could not with any weights."
     )
     assert text_of([head_of(0.1, 0.1)]) == (
@@ -207,6 +211,30 @@ def test_what_is_said():
     assert text_of([head_of(None, 0.7)]).endswith(
         "No weights at all, with the sink or without, could make such a head write at most 0.2 of its longest value."
     )
+
+
+def test_a_need_that_is_known_at_few_queries_is_no_verdict():
+    """At other queries no weights make the head write so little, so nothing says what they need the sink for."""
+    one = text_of([head_of(0.9, 0.7, known=3), head_of(0.9, 0.7, True)])
+    assert (
+        "; 1 of them is forced to (at 100 of 120 queries). Of 1 other it is not known: it needs as much, but at 3 of 120" in one
+    )
+    assert "at 3 of 120 queries; a verdict takes half of them, and 8 at least. By its values alone" in one
+    several = text_of([head_of(0.9, 0.7, known=3), head_of(0.9, 0.7, known=59)])
+    assert (
+        "none of them is forced to. Of 2 others it is not known: they need as much, but at 59 of 120 queries at most" in several
+    )
+
+
+@pytest.mark.parametrize(("samples", "length", "queries"), [(2, 5, 8), (1, 8, 7), (2, 4, 6)])
+def test_a_verdict_takes_eight_queries(samples, length, queries):
+    model, tokens = silent_by_its_sink()
+    section, _, _ = section_of(model, tokens[:samples, :length])
+    first = [head for head in section["heads"] if head["layer"] == 0]
+    assert [(head["needed_queries"], head["queries"], head["forced"]) for head in first] == [
+        (queries, queries, queries >= 8)
+    ] * 2
+    assert ("it is not known" in section["text"]) == (queries < 8)
 
 
 def test_a_null_is_the_sink_where_it_plays_it():

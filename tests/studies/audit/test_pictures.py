@@ -87,6 +87,8 @@ def test_the_summary_names_what_it_found_and_what_there_is_not(audited):
     for section in ("cache", "certificate", "causes"):
         assert summary[section]["refused"].startswith("not for a model of pictures: ")
     assert not any("BOS" in sentence for sentence in summary["text"])
+    elsewhere = [sentence.partition(" th")[0] for sentence in summary["text"] if sentence.startswith("On ")]
+    assert elsewhere == ["On noise", "On one grey"]  # by the names that cards and comparisons have for them
     record = json.loads((audited[1].folder / "run.json").read_text())
     assert (record["corpus"]["name"], record["config"]["seq_len"]) == ("photographs", 50)
 

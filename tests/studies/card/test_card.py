@@ -79,6 +79,10 @@ def test_the_card_of_a_vision_model_has_the_rate_of_its_strongest_sink(checkpoin
     printed = run("card", out).stdout
     assert "| rate of the strongest sink, the corner patches, threshold 0.3 | 30.8 % |" in printed
     assert "| sink rate at the first position, one token repeated, with BOS |" in printed
+    first, second, *_ = ModelCard(run("card", out, "--yaml").stdout).data.eval_results
+    named = "rate of the strongest sink, the corner patches, threshold 0.3, percent"
+    assert (first.metric_type, first.metric_value, first.metric_name) == ("sink_rate", 30.79, named)
+    assert (second.metric_type, second.metric_value) == ("gu2024", summary["sink_rate_gu2024"])
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,11 @@ def test_mlx_and_kvpress_hold_as_many():
     assert answers("mlx-lm", spec, "int4")["integers"] == "not expressible"
     assert answers("mlx-lm", "full", "int4")["integers"] == "approximated"
     assert "kv_bits=4" in exported(engines()["mlx-lm"], plan("full", "int4"))["text"]
+    # A plain window keeps no first tokens that the mask of a piece of a prompt could hide.
+    window = exported(engines()["mlx-lm"], plan("window:window=19"))
+    assert "RotatingKVCache(max_size=20, keep=0)" in window["text"]
+    assert "prefill_step_size" not in window["text"]
+    assert "from its later ones" not in window["text"]
     assert answers("mlx-lm", spec)["positions"] == "not expressible"
     assert answers("mlx-lm", f"{spec},positions=original")["positions"] == "expressed"
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 
+import pandas as pd
 import pytest
 import torch
 import transformers as T
@@ -17,10 +18,12 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.losses import IGNORED, guess_warning, hide_tokens
 from sinklab.report.origin import edit_rows
 from sinklab.report.words import number
+from sinklab.results.run import Result
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments, sample_losses
 from sinklab.studies.origin.ablation import Edit, new_values, run_edits
 from sinklab.studies.origin.decomposition import decompose
+from sinklab.studies.origin.display import display
 from sinklab.studies.origin.entry import _kept, _share
 from sinklab.studies.origin.measurement import _most_lost, locate_origins
 from sinklab.studies.origin.structure import find_structure
@@ -180,6 +183,18 @@ def test_spike_and_sink_go_together_or_part_as_they_were_planted(samples, reads,
     assert edit_of(found, "channels", "mean")["loss"]["mean"] == pytest.approx(0.0, abs=1e-5)
 
 
+def test_the_terminal_says_how_heads_are_counted(samples):
+    """Of four heads that look alike, one that looks less than half as much is none of those that a weight is a mean over."""
+    model = planted(writes=3.0, reads=SPIKE)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight[:8] = 0.0
+    located = locate_origins(model, samples, Sinks.at(0), controls=1)
+    result = Result(located.summary, pd.DataFrame(), {}, None, display)
+    (line,) = (line.plain for line in display(result) if getattr(line, "plain", "").startswith("Weight on it"))
+    counted = "the heads behind the origin that give the place at least half as much as the strongest of them (3 heads)"
+    assert line == f"Weight on it: mean over {counted}."
+
+
 def test_nothing_is_said_of_a_spike_where_there_is_none(samples):
     """The write is too small for a jump of the norm; channel 0, which is 1 everywhere, is 60 times the median."""
     found = origin_of(planted(writes=0.05, reads=SPIKE), samples)
@@ -202,7 +217,7 @@ def test_nothing_is_said_of_a_spike_where_there_is_none(samples):
              for head, edited in zip(found["heads"][:2], (0.1, 0.9), strict=True)]  # fmt: skip
     zero["weight_kept"] = {"mean": 0.5, "low": 0.5, "high": 0.5}
     text = verdict({**found, "heads": heads})
-    assert "takes the sink of 1 of 2 heads away (weight 1." in text
+    assert "takes the sink of 1 of the 2 heads that look there most away (weight 1." in text
     assert "; the other head keeps part of it or all (weight 1." in text
     assert "spike" not in text.lower()
     zero["weight_kept"] = None
@@ -581,7 +596,7 @@ def test_the_verdict_names_heads_that_differ(samples):
              for head, edited in zip(found["heads"][:2], (0.1, 0.9), strict=True)]  # fmt: skip
     text = verdict({**found, "heads": heads})
     names = [f"{head['layer']}.{head['head']}" for head in heads]
-    assert f"takes the sink of 1 of 2 heads away (weight {names[0]}: 0.90 to 0.10)" in text
+    assert f"takes the sink of 1 of the 2 heads that look there most away (weight {names[0]}: 0.90 to 0.10)" in text
     assert f"the other head keeps part of it or all (weight {names[1]}: 0.90 to 0.90)." in text
     gains = verdict({**found, "heads": [heads[0], {**heads[1], "weight": 0.3}]})
     assert f"the other head keeps part of it or all or looks there more (weight {names[1]}: 0.30 to 0.90)." in gains
@@ -640,7 +655,7 @@ def test_a_head_of_which_the_samples_leave_open_whether_it_loses_the_sink_is_in_
              for head, edited, kept in zip(found["heads"][:3], (0.1, 0.9, 0.1), (sure, sure, unsure), strict=True)]  # fmt: skip
     names = [f"{head['layer']}.{head['head']}" for head in heads]
     text = verdict({**found, "heads": heads})
-    assert f"takes the sink of 1 of 3 heads away (weight {names[0]}: 0.90 to 0.10)" in text
+    assert f"takes the sink of 1 of the 3 heads that look there most away (weight {names[0]}: 0.90 to 0.10)" in text
     assert f"1 head keeps part of it or all (weight {names[1]}: 0.90 to 0.90); " in text
     assert f"; of 1 these samples leave it open (weight {names[2]}: 0.90 to 0.10)." in text
     # By the mean alone one head would have lost it, and the other not.

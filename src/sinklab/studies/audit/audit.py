@@ -103,12 +103,12 @@ def audit(
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
     leads = writes(model, tp)
     with Run("audit", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=leads) as run:
-        given = None if corpus == AUTO else resolve_corpus(corpus)
+        named_corpus = None if corpus == AUTO else resolve_corpus(corpus)
         loaded = reading_part(opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,
         ))  # fmt: skip
-        text = given or default_corpus(loaded)
+        text = named_corpus or default_corpus(loaded)
         audit = measure_audit(
             loaded, text, **settings, batch_size=batch_size, cache=cache, certificate=certificate,
             causes=causes, origin=origin, run_id=run.id, progress=run.progress,

@@ -12,8 +12,16 @@ from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.report.words import of_heads
+from sinklab.results.naming import counted
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries.certificate import Certificate, CertifiedHead
+from sinklab.results.summaries.certificate import (
+    LEAST_QUERIES,
+    LEAST_SHARE_OF_QUERIES,
+    Certificate,
+    CertifiedHead,
+    queries_words,
+    verdict_queries,
+)
 from sinklab.results.summaries.shared import Refused
 from sinklab.results.table import make_table
 from sinklab.results.ties import just_above
@@ -52,8 +60,9 @@ def certified(
     """Certify all heads on the first samples of an audit's main condition.
 
     A head is *forced* to have its sink if it gives it more than the threshold of the audit on average, and would have to give
-    it more than that on average, by its values alone, in order to write at most :data:`DELTA`. Weights that need not sum to
-    one force nothing.
+    it more than that on average, by its values alone, in order to write at most :data:`DELTA`. The need is known at the
+    queries where any weights write so little; a head is not called forced on fewer than half of its queries, or on fewer than
+    :data:`~sinklab.results.summaries.certificate.LEAST_QUERIES`. Weights that need not sum to one force nothing.
 
     Args:
         tokens: int64 ``(samples, seq_len)``.
@@ -112,10 +121,20 @@ def _heads(table: pd.DataFrame, threshold: float, normalized: bool) -> list[Cert
         head[_COLUMNS[row.metric]] = float(row.value)
         head["needed_queries" if row.metric == "needed_sink_weight" else "queries"] = int(row.count)
     for head in heads.values():
-        # Strictly more, as everywhere; None is a head that no weights make that silent, with its sink or without.
-        needed = head["needed_sink_weight"]
-        head["forced"] = bool(normalized and needed is not None and min(needed, head["sink_weight"]) > just_above(threshold))
+        head["forced"] = normalized and _needs(head, threshold) and _enough(head)
     return sorted(heads.values(), key=lambda head: (head["layer"], head["module"], head["head"]))
+
+
+def _needs(head: CertifiedHead, threshold: float) -> bool:
+    """Whether a head gives its sink more than the threshold and needs to, at however few queries."""
+    # Strictly more, as everywhere; None is a head that no weights make that silent, with its sink or without.
+    needed = head["needed_sink_weight"]
+    return needed is not None and bool(min(needed, head["sink_weight"]) > just_above(threshold))
+
+
+def _enough(head: CertifiedHead) -> bool:
+    """Whether its need is known at enough queries."""
+    return head["needed_queries"] >= max(LEAST_QUERIES, LEAST_SHARE_OF_QUERIES * head["queries"])
 
 
 def _sentence(section: Certificate, operation: str) -> str:
@@ -131,7 +150,20 @@ def _sentence(section: Certificate, operation: str) -> str:
     return (
         f"{of_heads(number, len(heads), 'gives', 'give')} {where} more than {threshold:g} of "
         f"{_verb(number, 'its', 'their')} weight on average; {forced or 'none'} of them {_verb(forced or 1, 'is', 'are')} "
-        f"forced to. {_need(section['delta'], sinks, 'such a head', 'there')}"
+        f"forced to{verdict_queries(sinks)}.{_too_few(sinks, threshold)} "
+        f"{_need(section['delta'], sinks, 'such a head', 'there')}"
+    )
+
+
+def _too_few(sinks: list[CertifiedHead], threshold: float) -> str:
+    """Of which heads nothing is said, since their need is known at too few queries."""
+    few = [head for head in sinks if _needs(head, threshold) and not _enough(head)]
+    if not few:
+        return ""
+    most = queries_words(max(few, key=lambda head: head["needed_queries"]))
+    return (
+        f" Of {counted(len(few), 'other')} it is not known: {_verb(len(few), 'it needs', 'they need')} as much, but at {most} "
+        f"queries{_verb(len(few), '', ' at most')}; a verdict takes half of them, and {LEAST_QUERIES} at least."
     )
 
 

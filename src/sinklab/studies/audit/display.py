@@ -132,14 +132,14 @@ def _rate(summary: Mapping[str, Any]) -> str:
 
 
 def _elsewhere(condition: Mapping[str, Any]) -> str:
-    found = condition["sink_rate"] is not None
-    return f"{condition['sink']} {condition['sink_rate']:.2f} %" if found else "no sink"
+    has_sink = condition["sink_rate"] is not None
+    return f"{condition['sink']} {condition['sink_rate']:.2f} %" if has_sink else "no sink"
 
 
 def _places(summary: Mapping[str, Any]) -> str:
     """Positions and tokens, strongest first, with their rates."""
-    found = [sink for name in ("sinks", "followed") for sink in summary.get("sinks", {}).get(name, [])]
-    tokens = [{**sink, "position": None} for sink in found if sink["kind"] in ("token", "group")]
+    entries = [sink for name in ("sinks", "followed") for sink in summary.get("sinks", {}).get(name, [])]
+    tokens = [{**sink, "position": None} for sink in entries if sink["kind"] in ("token", "group")]
     sinks = sorted([*summary["sink_positions"], *tokens], key=lambda sink: -sink["rate"])
     return ", ".join(_sink(sink) for sink in sinks[:LISTED])
 

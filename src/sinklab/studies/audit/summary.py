@@ -15,7 +15,7 @@ from sinklab.models.layer_kinds import layers_without_attention
 from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
-from sinklab.report.words import bos_words, finding, of_heads, percent
+from sinklab.report.words import condition_name, finding, of_heads, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
 from sinklab.results.naming import counted, front_warning, quote
 from sinklab.sinks import Sink, Sinks
@@ -132,7 +132,7 @@ def _found(
     """What was found of a part of an encoder–decoder, or of all self-attention: the keys of the summary about sinks."""
     main, sinks = conditions[0], conditions[0].sinks[part]
     table, strongest = _of_part(main.table, part), sinks.main
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "sinks": sinks.to_dict(),
         "sink_rate_gu2024": _rate(table, 0),
         "sink_positions": [_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
@@ -151,11 +151,11 @@ def _found(
         "conditions": [_condition(condition, part) for condition in conditions],
     }
     if part:
-        found["part"] = part
-    known = settings | found
+        facts["part"] = part
+    known = settings | facts
     sentences = _details(known, sinks)
     name = part[:1].upper() + part[1:]
-    return found | {"finding": finding(known), "details": [f"{name}: {text}" for text in sentences] if part else sentences}
+    return facts | {"finding": finding(known), "details": [f"{name}: {text}" for text in sentences] if part else sentences}
 
 
 def _of_part(table: pd.DataFrame, part: Part) -> pd.DataFrame:
@@ -310,7 +310,8 @@ def _about_null_mass(summary: dict[str, Any], sinks: Sinks) -> Iterator[str]:
 def _about_conditions(summary: dict[str, Any]) -> Iterator[str]:
     """The sink under every condition but the main one."""
     for condition in summary["conditions"][1:]:
-        where = f"{condition['corpus']} {bos_words(condition['bos'], summary['bos_name'])}".rstrip()
+        where = condition_name(condition["corpus"], condition["bos"], summary)
+        where += "," if "," in where else ""
         if condition["sink_rate"] is None:
             yield f"On {where} there is no sink."
         else:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows
+from sinklab.report.policies import HEADINGS, left_out_lines, policy_rows, sampled_line
 from sinklab.results.naming import counted
 from sinklab.results.run import Result
 from sinklab.results.summaries.cache import Comparison, PerHeadEntry, QuantizedEntry
@@ -34,6 +34,8 @@ def display(result: Result) -> Iterator[RenderableType]:
     yield shown
     for line in left_out_lines(summary):
         yield Text(f"left out  {line}")
+    if line := sampled_line(summary):
+        yield Text(line)
     yield Text(f"\n{summary['recommendation']}")
     if "quantized" in summary:
         yield from _quantized(summary["quantized"], summary["documents"])

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from sinklab.errors import InputError
 from sinklab.registry import spelled
 from sinklab.report.card import Card, CardNumber
+from sinklab.report.origin import COUNTED_HEADS, edit_rows, origin_title
 from sinklab.report.origin import HEADINGS as EDIT_HEADINGS
-from sinklab.report.origin import edit_rows, origin_title
-from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows
+from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows, sampled_line
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, samples_of, sinks_of
 from sinklab.results.naming import counted
@@ -95,7 +95,9 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         heads = f"{number(part['sink_heads'])} of {number(part['num_heads'])}"
         rows.append([f"{name}heads that sink at the strongest sink", heads])
         if (top := next(iter(sinks_of(part)), None)) and top.get("position") != 0 and is_number(top.get("rate")):
-            rows.append([f"{name}rate of the strongest sink, {top['name']}, threshold {threshold}", percent(top["rate"])])
+            title = f"{name}rate of the strongest sink, {top['name']}, threshold {threshold}"
+            rows.append([title, percent(top["rate"])])
+            numbers.append(CardNumber("sink_rate", title, float(top["rate"]), "percent"))
         rate = part.get("sink_rate_gu2024")
         title = f"{name}sink rate at the first position, threshold {threshold} (Gu et al. 2024, arXiv 2410.10781)"
         if is_number(rate):
@@ -121,7 +123,7 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     if is_comparison(cache):
         some = "text" if cache["documents"] == 1 else "texts"
         texts = f"{number(cache['documents'])} {some} of {number(cache['tokens'])} tokens of {public_name(cache['corpus'])}"
-        limits.append(f"The recommendation rests on {texts}.")
+        limits += [f"The recommendation rests on {texts}.", *filter(None, [sampled_line(cache)])]
     limits += list(summary.get("warnings") or [])
     return ["measurement", "value"], rows, limits, numbers
 
@@ -141,6 +143,7 @@ def _cache(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         f"{number(comparison['scored_from'])} on. Losses are in nats per token with half of their 95 % interval over "
         f"{parts_of(comparison)}; differences are paired. Tokens per second are those of one machine ({_hardware(record)})."
     ]
+    limits += filter(None, [sampled_line(comparison)])
     limits += [f"Left out: {line}." for line in left_out_lines(comparison)]
     return HEADINGS, policy_rows(comparison), limits, numbers
 
@@ -256,7 +259,7 @@ def _origin(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
                 numbers.append(CardNumber("origin_loss_change", f"{title}: change of the loss, {row[0]}", loss, "nats"))
     limits = [
         f"{counted(summary['samples'], 'sample')} of {public_name(str(summary['corpus']))}. Loss: change in nats, with its "
-        "95 % interval over samples; weight: mean over the heads behind the origin that give the place most, and what is kept "
+        f"95 % interval over samples; weight: mean over {COUNTED_HEADS}, and what is kept "
         "of it above uniform attention; spike: largest over median size of a state. Random units are the control."
     ]
     return EDIT_HEADINGS, rows, limits, numbers

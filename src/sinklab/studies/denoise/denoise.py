@@ -92,10 +92,10 @@ def denoise(
     }  # fmt: skip
     require_settings(samples=samples, steps=steps, prompt=prompt, threshold=threshold, batch_size=batch_size)
     with Run("denoise", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
-        given = None if corpus == AUTO else resolve_corpus(corpus)
+        named_corpus = None if corpus == AUTO else resolve_corpus(corpus)
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         mask = mask_token_of(loaded, mask_token)
-        text = given or default_corpus(loaded)
+        text = named_corpus or default_corpus(loaded)
         drawn = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=loaded.encoder.adds_bos)
         tokens = drawn.tokens
         assert tokens is not None  # the model reads text

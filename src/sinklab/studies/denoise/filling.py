@@ -60,8 +60,8 @@ class Filling:
         }[self.order]()
         first = rank.double().masked_fill(~self.masked, float("inf")).argsort(dim=1, stable=True).argsort(dim=1)
         self.step += 1
-        wanted = (self._free * self.step / self.steps).round().long() - (self._free - self.masked.sum(1))
-        filled = self.masked & (first < wanted[:, None])
+        needed = (self._free * self.step / self.steps).round().long() - (self._free - self.masked.sum(1))
+        filled = self.masked & (first < needed[:, None])
         self.ids = torch.where(filled, self.tokens if self.fill == "text" else self._guess(logits, filled), self.ids)
         self.masked = self.masked & ~filled
         return filled

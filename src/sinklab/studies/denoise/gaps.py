@@ -92,10 +92,10 @@ class _End(Watcher):
     needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self) -> None:
-        self.seen = False
+        self.is_seen = False
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        self.seen = self.seen or bool(call.visible.block(0, 1, call.kv_len - 1, call.kv_len).any())
+        self.is_seen = self.is_seen or bool(call.visible.block(0, 1, call.kv_len - 1, call.kv_len).any())
 
 
 @torch.inference_mode()
@@ -104,7 +104,7 @@ def _sees_the_end(model: PreTrainedModel) -> bool:
     probe = _End()
     with attend(model, [probe], verify=False):
         model(input_ids=torch.arange(ASKED_WITH, device=input_device(model))[None])
-    return probe.seen
+    return probe.is_seen
 
 
 def gaps_of(loaded: LoadedModel, tokens: Tensor, *, prompt: int, steps: int) -> Tensor:

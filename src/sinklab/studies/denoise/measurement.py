@@ -101,9 +101,9 @@ def follow(
             state.add(filling, ~free[part], hits)
             fixed.add(hits, first=before is None)
             if before is not None:
-                found = changes(before, hits)
-                states[number - 1].add_changes(found)
-                texts.add_changes(part, found)
+                moves = changes(before, hits)
+                states[number - 1].add_changes(moves)
+                texts.add_changes(part, moves)
             if start == 0:
                 shown.append((shares[:SHOWN].amax(1), filling.masked[:SHOWN]))
             if fill == "text" and bool(filling.masked.any()):

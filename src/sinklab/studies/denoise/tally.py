@@ -142,8 +142,8 @@ class TextTallies:
         if np.ptp(values[0][values[1] > 0] / values[1][values[1] > 0]) < SAME:
             unseen = 300 / having
             return {"mean": mean, "low": max(0.0, mean - unseen), "high": min(100.0, mean + unseen)}
-        found = function_over_items(values, _ratio)
-        return {"mean": mean, "low": max(0.0, 100 * found.low), "high": min(100.0, 100 * found.high)}
+        interval = function_over_items(values, _ratio)
+        return {"mean": mean, "low": max(0.0, 100 * interval.low), "high": min(100.0, 100 * interval.high)}
 
     def cost(self) -> SinkCost | None:
         """What hiding costs by masked token; ``None`` where nothing was hidden."""
@@ -168,8 +168,8 @@ class TextTallies:
         mean = float(values[0].sum() / values[1].sum())
         if (values[1] > 0).sum() < 2:
             return {"mean": mean, "low": None, "high": None}
-        found = function_over_items(values, _ratio)
-        return {"mean": mean, "low": found.low, "high": found.high}
+        interval = function_over_items(values, _ratio)
+        return {"mean": mean, "low": interval.low, "high": interval.high}
 
 
 def rows_of(states: Sequence[StateTally], heads: Sequence[tuple[int, int]]) -> Iterator[Row]:

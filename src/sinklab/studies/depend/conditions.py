@@ -147,16 +147,16 @@ def make_plan(
         cross: every combination; by default one factor at a time differs from the reference.
     """
     others = [name for name in contenders.policies if name not in (contenders.with_sinks, contenders.without, contenders.floor)]
-    wanted = tuple(dict.fromkeys((model_bits, *bits)))
-    grid = len(bos) > 1 or len(wanted) > 1 or cross
+    precisions = tuple(dict.fromkeys((model_bits, *bits)))
+    grid = len(bos) > 1 or len(precisions) > 1 or cross
     families = (contenders.with_sinks, *(others if grid else ()))
     triples = [(bos[0], contenders.with_sinks, model_bits)]
     if cross:
-        triples += [(count, family, size) for count in bos for family in families for size in wanted]
+        triples += [(count, family, size) for count in bos for family in families for size in precisions]
     else:
         triples += [(count, contenders.with_sinks, model_bits) for count in bos]
         triples += [(bos[0], family, model_bits) for family in families]
-        triples += [(bos[0], contenders.with_sinks, size) for size in wanted]
+        triples += [(bos[0], contenders.with_sinks, size) for size in precisions]
     cells = (
         _cell(contenders, count, family, sight, size, model_bits)
         for number, (count, family, size) in enumerate(dict.fromkeys(triples))

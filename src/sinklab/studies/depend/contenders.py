@@ -65,8 +65,8 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
         # Recomputation reads the same number of tokens for each one: those before it and itself.
         others: list[Policy] = [policies["full"](), window, *with_sinks.values(), policies["recompute"](window=budget), floor]
     else:
-        given = [parse_policy(policy, budget, sinks) if isinstance(policy, str) else policy for policy in more]
-        others = [window, judged, *map(plain, given), floor]
+        named_policies = [parse_policy(policy, budget, sinks) if isinstance(policy, str) else policy for policy in more]
+        others = [window, judged, *map(plain, named_policies), floor]
     named: dict[str, Policy] = {}
     for policy in others:
         require_one_name(policy, named.setdefault(policy.describe(), policy))

@@ -12,11 +12,12 @@ from rich.text import Text
 
 from sinklab.results.naming import counted
 from sinklab.results.run import Result
+from sinklab.studies.depend.judge import MINIMAL_GAIN
 from sinklab.studies.depend.words import bos_name, index_text, score_text
 
 __all__ = ["display"]
 
-AXES = {"distance": "found back to", "context": "context of use", "position": "answered up to"}
+AXES = {"distance": "found back to", "context": "context that helps", "position": "answered up to"}
 """Heading of the effective length, by the task's axis."""
 
 
@@ -51,6 +52,8 @@ def _task(outcome: Mapping[str, Any], first: bool) -> Iterator[RenderableType]:
     for row in outcome["policies"]:
         if "refused" in row:
             yield Text(f"{row['policy']} was not run: {row['refused']}")
+    if outcome["axis"] == "context":
+        yield Text(_context_note(outcome))
     yield Text(outcome["sentence"], style="bold")
     yield Text(outcome["dependence_sentence"], style="bold")
     if outcome["grid"]:
@@ -86,6 +89,28 @@ def _cells(interval: Mapping[str, float] | None, sign: str) -> tuple[str, str]:
 
 
 def _length(outcome: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Effective length of a policy; of contexts also what the shortest and the longest one of those tried leave open."""
     if outcome["axis"] is None:
         return ""
-    return "at chance" if row["effective_length"] is None else counted(row["effective_length"], "token")
+    length = row["effective_length"]
+    if length is None:
+        return "at chance"
+    text, contexts = counted(length, "token"), _contexts(outcome)
+    if outcome["axis"] == "context" and len(contexts) > 1:
+        return f"none past {text}" if length == contexts[0] else f"{text} or more" if length == contexts[-1] else text
+    return text
+
+
+def _context_note(outcome: Mapping[str, Any]) -> str:
+    """What stands in the column of contexts."""
+    tried = ", ".join(f"{context:,}" for context in _contexts(outcome))
+    return (
+        f"context that helps: scored after {tried} tokens of text; the longest of these up to which each raised the score over "
+        f"the one before it, by {MINIMAL_GAIN:g} {outcome['unit']} or more on average and with an interval above 0"
+    )
+
+
+def _contexts(outcome: Mapping[str, Any]) -> list[int]:
+    """Tokens of text before those that were scored, ascending; the same under every policy."""
+    curve: list[dict[str, Any]] = next(iter(outcome["curves"].values()), [])
+    return [point["at"] for point in curve]

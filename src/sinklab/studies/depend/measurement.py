@@ -68,9 +68,9 @@ def default_window(loaded: LoadedModel) -> int:
 
     Or as many as the narrowest layer sees besides the token at hand, where every layer has a window and that is less.
     """
-    trained, seen = trained_length(loaded.model), most_slots(loaded.model)
+    trained, most = trained_length(loaded.model), most_slots(loaded.model)
     half = min(1024, trained // 2) if trained else 1024
-    return half if seen is None else min(half, seen - 1)
+    return half if most is None else min(half, most - 1)
 
 
 def window_warning(loaded: LoadedModel, window: int) -> str:
@@ -122,13 +122,13 @@ def sink_warning(loaded: LoadedModel, label: str, tokens: Tensor, contenders: Co
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SinklabWarning)  # of texts so short that the first token is called a sink
-            found = sinks_of_texts(loaded, tokens)
+            sinks = sinks_of_texts(loaded, tokens)
     except UnsupportedModelError:  # its attention cannot be seen, which no policy needs
         return ""
-    sink = found.main
+    sink = sinks.main
     if sink is None or sink.kind == "null":
         return ""
-    if sink.position is not None and sink.position - found.front < contenders.num_sinks:
+    if sink.position is not None and sink.position - sinks.front < contenders.num_sinks:
         return ""
     return (
         f"{label}: the strongest sink of these texts is {sink.name}, and what is compared are the first "

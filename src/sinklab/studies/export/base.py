@@ -204,8 +204,10 @@ def engines() -> Mapping[str, Engine]:
 def _engines() -> Mapping[str, Engine]:
     from sinklab.studies.export import engines as package
 
-    found = [importlib.import_module(f"{package.__name__}.{one.name}").ENGINE for one in pkgutil.iter_modules(package.__path__)]
-    return {engine.name: engine for engine in sorted(found, key=lambda engine: engine.name)}
+    engines = [
+        importlib.import_module(f"{package.__name__}.{one.name}").ENGINE for one in pkgutil.iter_modules(package.__path__)
+    ]
+    return {engine.name: engine for engine in sorted(engines, key=lambda engine: engine.name)}
 
 
 def engine_called(name: str) -> Engine:

@@ -34,9 +34,9 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
     """
     made, entry = _recommended(summary) if policy is None else _named(summary, policy)
     kind: str | None = None if quantized == "none" else quantized
-    found = [_loss(summary, entry)]
+    sentences = [_loss(summary, entry)]
     if policy is None:
-        found.append(summary["recommendation"])
+        sentences.append(summary["recommendation"])
     ring = made if isinstance(made, SlotPolicy) and made.is_one_ring else None
     measured = [
         one
@@ -49,11 +49,11 @@ def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerCh
     elif kind is not None and made.bounded:
         require_integers(made)
     if kind is not None:
-        found.append(_integers(measured, kind))
+        sentences.append(_integers(measured, kind))
     without = _without(made, entry)
     return ExportPlan(
         model=summary["model"], revision=summary["revision"], bos=bool(summary["bos"]), policy=made,
-        quantized=cast(Literal["int8", "int4"] | None, kind), found=tuple(found),
+        quantized=cast(Literal["int8", "int4"] | None, kind), found=tuple(sentences),
         without=None if without is None else without["mean"], all_rounded="" if kind is None else _all_rounded(summary, kind),
         without_ends=_ends(without),
     )  # fmt: skip

@@ -20,8 +20,8 @@ def comparison_of(folder: Path) -> Comparison:
     """
     kind = read_run(folder).get("kind")
     summary = read_run(folder, "summary.json") if kind in ("cache", "audit") else {}
-    found = summary.get("cache") if kind == "audit" else summary
-    if not isinstance(found, dict) or "policies" not in found:
+    comparison = summary.get("cache") if kind == "audit" else summary
+    if not isinstance(comparison, dict) or "policies" not in comparison:
         what = f"a run of {kind}" if kind != "audit" else "an audit that compared no policies"
         raise InputError(f"{folder} is {what.replace('--no-cache', '`cache` off')}; a run of 'sinklab cache' is needed")
-    return cast(Comparison, found)  # of a kind that writes one
+    return cast(Comparison, comparison)  # of a kind that writes one

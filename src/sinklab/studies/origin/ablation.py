@@ -152,8 +152,8 @@ class _Edited(Tap):
                 channels, at = edit.channels.to(hidden.device), self.at[rows].to(hidden.device)[..., None]
                 old = edited[rows][..., channels]
                 edited[rows, :, channels] = torch.where(at, edit.state.to(hidden), old)
-        seen = hidden if edited is None else edited
-        times, here = largest_over_median(seen, self.at, self.others, self.real)
+        state = hidden if edited is None else edited
+        times, here = largest_over_median(state, self.at, self.others, self.real)
         self.spikes.append(times)
         self.spiked.append(here)
         return edited

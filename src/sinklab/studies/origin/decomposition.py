@@ -228,8 +228,12 @@ def decompose(
     norm = float(mean.norm())
     shares = mean.square() / max(norm**2, 1e-300)
     order = shares.argsort(descending=True)[:CHANNELS].tolist()
-    kept = 1 + next((rank for rank in range(len(order)) if float(shares[order[: rank + 1]].sum()) >= COVERED), len(order) - 1)
-    channels = tuple(Channel(index, float(mean[index]), float(shares[index]), float(state[index])) for index in order[:kept])
+    num_channels = 1 + next(
+        (rank for rank in range(len(order)) if float(shares[order[: rank + 1]].sum()) >= COVERED), len(order) - 1
+    )
+    channels = tuple(
+        Channel(index, float(mean[index]), float(shares[index]), float(state[index])) for index in order[:num_channels]
+    )
     if writer is None:
         why = "what it writes is not the rescaled output of one linear map, nor of experts whose weights are known"
         why = "what the block adds is not the sum of writes that are seen" if sublayer.kind == "block" else why

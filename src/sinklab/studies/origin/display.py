@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.report.origin import HEADINGS, edit_rows, origin_title
+from sinklab.report.origin import HEADINGS, edit_rows, heads_line, origin_title
 from sinklab.results.run import Result
 from sinklab.results.summaries.origin import OriginSummary
 
@@ -29,6 +29,8 @@ def display(result: Result) -> Iterator[RenderableType]:
             for row in edit_rows(origin):
                 table.add_row(*row)
             yield table
+            if line := heads_line(origin):
+                yield Text(line)
         for weight in origin["weights"]:
             yield Text(
                 f"{weight['role']}  {weight['parameter']}{weight['part']}  norm {weight['norm']:.3g}, "

@@ -110,7 +110,7 @@ def find_origin(
     inputs = None if inputs is None else as_samples(inputs)
     require_settings(samples if inputs is None else len(inputs), controls, batch_size, registers)
     with Run("origin", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
-        given = None if corpus == AUTO or inputs is not None else resolve_corpus(corpus)
+        named_corpus = None if corpus == AUTO or inputs is not None else resolve_corpus(corpus)
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         require_one_place(loaded.model, "origin")
         loaded = loaded if inputs is not None else reading_part(loaded)
@@ -119,7 +119,7 @@ def find_origin(
         facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
         label, with_bos, about = "inputs", None, None
         if inputs is None:
-            text = given or default_corpus(loaded)
+            text = named_corpus or default_corpus(loaded)
             with_bos = uses_bos(loaded.encoder, bos)
             label, about = text.label, corpus_record(text)
             inputs = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)

@@ -20,7 +20,8 @@ from sinklab.studies.origin.tracing import Growth, Place
 __all__ = ["HeadsByModule", "OriginSetting", "mean_over", "own_heads"]
 
 STRONG = 0.5
-"""Share of the largest weight that a head behind the origin gives to the place, above which a head counts as one of its own."""
+"""Share of the largest weight that a head behind the origin gives to the place, from which on a head counts as one of its own;
+in words :data:`~sinklab.report.origin.COUNTED_HEADS`."""
 
 HeadsByModule: TypeAlias = Mapping[str, Tensor]
 """Numbers of some heads, int64 ``(heads,)``, by the label of their attention module."""

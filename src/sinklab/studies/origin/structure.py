@@ -139,7 +139,7 @@ def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure
         UnsupportedModelError: no block gives hidden states of shape (batch, seq_len, hidden_size).
     """
     anatomy = Anatomy(model)
-    found: list[Block] = []
+    blocks: list[Block] = []
     calls: Counter[str] = Counter()
     stack: list[tuple[str, Tensor, list[_Event]]] = []
 
@@ -155,8 +155,8 @@ def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
             if stack:
                 shape = stack[-1][1].shape
-                given = args[0] if args else kwargs.get("hidden_states")
-                stack[-1][2].append(_Event(name, _shaped(given, shape), _shaped(output, shape)))
+                inputs = args[0] if args else kwargs.get("hidden_states")
+                stack[-1][2].append(_Event(name, _shaped(inputs, shape), _shaped(output, shape)))
 
         return hook
 
@@ -166,11 +166,11 @@ def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure
                 return
             _, hidden, events = stack.pop()
             result = _shaped(output, hidden.shape)
-            number, stage = len(found), 1 + sum(len(block.sublayers) for block in found)
+            number, stage = len(blocks), 1 + sum(len(block.sublayers) for block in blocks)
             steps = [] if result is None else _account(hidden, result, events, anatomy)
             steps = steps or [Sublayer(number, stage, "block", name)]
             sublayers = tuple(dataclasses.replace(step, block=number, stage=stage + index) for index, step in enumerate(steps))
-            found.append(Block(number, name, calls[name], sublayers))
+            blocks.append(Block(number, name, calls[name], sublayers))
             calls[name] += 1
 
         return hook
@@ -190,12 +190,12 @@ def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure
             f"{type(model).__name__} has no list of blocks with attention that goes through the attention interface of "
             "transformers, and sinklab origin follows such blocks"
         )
-    if not found:
+    if not blocks:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no blocks that give hidden states of shape (batch, seq_len, hidden_size), so it "
             "cannot be seen where a sink is born; sinklab origin needs the blocks of transformers' modules"
         )
-    return Structure(tuple(found))
+    return Structure(tuple(blocks))
 
 
 def _shaped(value: object, shape: torch.Size) -> Tensor | None:

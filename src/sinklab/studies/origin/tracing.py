@@ -307,16 +307,16 @@ class PlaceWeights(Watcher):
         if not call.operation.normalized:
             assert statistics.row_mass is not None
             weights = row_share(weights, statistics.row_mass, call.operation)
-        seen = torch.cat(
+        keys = torch.cat(
             [call.visible.block(start, stop, 0, call.kv_len).sum(-1).expand(len(at), call.num_heads, -1)
              for start, stop in call.blocks()], dim=2,
         )  # fmt: skip
         places = visible.sum(-1)
-        asked = (places > 0) & (call.counted & ~at[:, call.kv_len - call.q_len :])[:, None] & (seen > places)
-        others = (seen * statistics.score_mean - scores.sum(-1)) / (seen - places).clamp_min(1)
+        counted = (places > 0) & (call.counted & ~at[:, call.kv_len - call.q_len :])[:, None] & (keys > places)
+        others = (keys * statistics.score_mean - scores.sum(-1)) / (keys - places).clamp_min(1)
         pull = scores.masked_fill(~visible, float("-inf")).amax(-1) - others
-        number = asked.sum(-1)
-        for kept, values in ((self.weights, weights), (self.pulls, pull), (self.uniform, places / seen.clamp_min(1))):
-            sums = values.double().masked_fill(~asked, 0.0).sum(-1)
-            kept[call.site.module] = (sums / number).cpu()  # 0 / 0 is NaN
+        number = counted.sum(-1)
+        for by_module, values in ((self.weights, weights), (self.pulls, pull), (self.uniform, places / keys.clamp_min(1))):
+            sums = values.double().masked_fill(~counted, 0.0).sum(-1)
+            by_module[call.site.module] = (sums / number).cpu()  # 0 / 0 is NaN
         self.layers[call.site.module] = call.site.layer

@@ -203,8 +203,9 @@ def _differing(origin: OriginFound, takes: str) -> tuple[str, str] | None:
     rest = f"{others} head keeps" if len(kept) == 1 else f"{others} heads keep"
     gaining = any((head["edited"]["units zero"] or 0) > (head["weight"] or 0) for head in kept)
     more = f" or {'looks' if len(kept) == 1 else 'look'} there more" if gaining else ""
+    heads = f"{len(lost)} of the {len(lost + kept + left_open)} heads that look there most"
     return (
-        f"{takes} the sink of {len(lost)} of {len(lost + kept + left_open)} heads away (weight {_changes(lost)})",
+        f"{takes} the sink of {heads} away (weight {_changes(lost)})",
         f"{rest} part of it or all{more} (weight {_changes(kept)}){_not_shown(left_open)}",
     )
 
@@ -273,8 +274,8 @@ def _moved(origin: OriginFound) -> str:
         return ""
     one, it = registers["number"] == 1, "it" if len(origin["units"]) == 1 else "them"
     added = "an added token (a register)" if one else f"{registers['number']} added tokens (registers)"
-    kept = edit["spike_kept"]
-    leaves = "leaves open on these samples whether a spike stays" if _open(kept) else _LEAVES[grade(kept["mean"])]
+    spike_kept = edit["spike_kept"]
+    leaves = "leaves open on these samples whether a spike stays" if _open(spike_kept) else _LEAVES[grade(spike_kept["mean"])]
     what = f"hat {'it writes' if it == 'it' else 'they write'}"
     text = (
         f"Moved to {added}, w{what} {leaves} in the picture "

@@ -127,13 +127,13 @@ class Linear(Writer):
             part = f"{unit * self.size}:{(unit + 1) * self.size}"
             whole = self._weight.unflatten(0, (self.units, self.size)).flatten(1)
             return [_weight(f"{self.path}.weight", f"[{part}]" if transposed else f"[:, {part}]", "writes", whole, unit)]
-        found = [_weight(f"{self.path}.weight", f"[{unit}]" if transposed else f"[:, {unit}]", "writes", self._weight, unit)]
+        weights = [_weight(f"{self.path}.weight", f"[{unit}]" if transposed else f"[:, {unit}]", "writes", self._weight, unit)]
         for name, module in self.readers.items():
             rows = held(module, "weight").T if isinstance(module, Conv1D) else held(module, "weight")
             for row in range(unit, len(rows), self.units):  # fused gate and up: the same neuron in both halves
                 part = f"[:, {row}]" if isinstance(module, Conv1D) else f"[{row}]"
-                found.append(_weight(f"{name}.weight", part, "reads", rows, row))
-        return found
+                weights.append(_weight(f"{name}.weight", part, "reads", rows, row))
+        return weights
 
 
 class Experts(Writer):
@@ -273,8 +273,8 @@ def writer_of(model: nn.Module, sublayer: Sublayer, heads: int | None) -> Writer
 def _reads(module: nn.Module, width: int, columns: int) -> bool:
     """Whether a linear map takes hidden states and gives the neurons, or gate and neurons in one."""
     assert isinstance(module.weight, Tensor)
-    taken, given = module.weight.shape if isinstance(module, Conv1D) else reversed(module.weight.shape)
-    return taken == width and given in (columns, 2 * columns)
+    inputs, outputs = module.weight.shape if isinstance(module, Conv1D) else reversed(module.weight.shape)
+    return inputs == width and outputs in (columns, 2 * columns)
 
 
 def _beside(name: str, writer: str) -> bool:

@@ -97,9 +97,9 @@ def train_and_read(
     Raises:
         ResultError: trainings or read-outs that failed.
     """
-    wanted = [cell for of_source in cells.values() for cell in of_source.values()]
+    cells_to_read = [cell for of_source in cells.values() for cell in of_source.values()]
     plan, errors = work.train_and_read(
-        {cell.name: cell for cell in (*wanted, *also)},
+        {cell.name: cell for cell in (*cells_to_read, *also)},
         [(cell.name, name) for source, of_source in cells.items() for cell in of_source.values() for name in READ_OUTS[source]],
         scale=design.scale,
         store=store,
@@ -118,9 +118,9 @@ def train_and_read(
 def main(arguments: list[str] | None = None) -> None:
     """Add what a comparison lacks, and print the names of its new columns."""
     parser = parser_of("added", __doc__)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        names = add_columns(given.folder, store=given.store.absolute(), jobs=given.jobs)
+        names = add_columns(options.folder, store=options.store.absolute(), jobs=options.jobs)
     except (InputError, ResultError) as error:
         parser.exit(2, f"error: {error}\n")
     print(f"added: {', '.join(names) or 'nothing, every column is there'}")

@@ -114,12 +114,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Join a comparison to another, and say what is new and how many seeds there are."""
     parser = parser_of("joined", __doc__, trains=False)
     parser.add_argument("other", type=Path, help="of the comparison that is added to it, which stays as it is")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        new = join(given.folder, given.other)
+        new = join(options.folder, options.other)
     except SinklabError as error:
         parser.exit(2, f"error: {error}\n")
-    record = read_run(given.folder)
+    record = read_run(options.folder)
     print(
         f"joined: {', '.join(new) or 'no new operation'}; {len(record['operations'])} operations and "
         f"{counted(len(record['seeds']), 'seed')} in all"

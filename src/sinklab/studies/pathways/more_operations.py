@@ -120,13 +120,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Add operations to a comparison, and print which are new."""
     parser = parser_of("more_operations", __doc__)
     parser.add_argument("--operations", required=True, help="as of sinklab pathways: relu,sigmoid:normalize=true")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        chosen = [registry.read(name) for name in split_specs(given.operations)]
-        names = add_operations(given.folder, chosen, store=given.store.absolute(), jobs=given.jobs)
+        chosen = [registry.read(name) for name in split_specs(options.operations)]
+        names = add_operations(options.folder, chosen, store=options.store.absolute(), jobs=options.jobs)
     except SinklabError as error:
         parser.exit(2, f"error: {error}\n")
-    there = len(read_run(given.folder)["operations"])
+    there = len(read_run(options.folder)["operations"])
     print(f"added: {', '.join(names) or 'nothing, every operation is there'}; {there} in all")
 
 

@@ -109,18 +109,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser = parser_of("more_seeds", __doc__)
     parser.add_argument("--seeds", required=True, help="4..7 (both ends included), or a list such as 4,5")
     parser.add_argument("--other-processor", action="store_true", help="add them where the control ends at another loss, too")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         add_seeds(
-            given.folder,
-            parse_seeds(given.seeds),
-            store=given.store.absolute(),
-            other_processor=given.other_processor,
-            jobs=given.jobs,
+            options.folder,
+            parse_seeds(options.seeds),
+            store=options.store.absolute(),
+            other_processor=options.other_processor,
+            jobs=options.jobs,
         )
     except (ConfigurationError, InputError, ResultError) as error:
         parser.exit(2, f"error: {error}\n")
-    print(f"{given.folder}: {counted(len(read_run(given.folder)['seeds']), 'seed')}")
+    print(f"{options.folder}: {counted(len(read_run(options.folder)['seeds']), 'seed')}")
 
 
 if __name__ == "__main__":

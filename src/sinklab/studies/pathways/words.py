@@ -328,10 +328,10 @@ def _of_explicit(explicit: Sequence[Row]) -> str:
 
 
 def _of_reference(row: Row, natural: bool) -> list[str]:
-    wanted = ("held_out_loss", "effective_sink_rate", "sink_worth" if natural else "window_gap", "int8_gap")
-    if not all(name in row.numbers for name in wanted):
+    metrics = ("held_out_loss", "effective_sink_rate", "sink_worth" if natural else "window_gap", "int8_gap")
+    if not all(name in row.numbers for name in metrics):
         return [f"{row.label} could not be measured in full, so that nothing is compared with it."]
-    loss, rate, window, int8 = (row.numbers[name].mean for name in wanted)
+    loss, rate, window, int8 = (row.numbers[name].mean for name in metrics)
     reached = f"{row.label} reaches a loss of {loss:z.3f} nats; {rate:.1f} % of its heads sink."
     cost = f"8 bits cost it {int8:z.4f} nats"
     if natural:

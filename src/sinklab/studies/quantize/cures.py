@@ -157,7 +157,7 @@ def cost_of(twin: Twin, treatment: Treatment, positions: float | None, prefix_by
         prefix_bytes: of the keys and values of one token in all layers of a decoder: where the tokens that stay whole come
             first, these are computed once and kept. Otherwise weights are held as they are beside their codes.
     """
-    whole = total = kept = numbers = 0.0
+    whole = total = whole_numbers = numbers = 0.0
     held, narrow = 0, treatment.scheme.weights != WHOLE_BITS
     first = treatment.positions == tuple(range(len(treatment.positions)))
     share = len(treatment.positions) / positions if positions else 0.0
@@ -166,7 +166,7 @@ def cost_of(twin: Twin, treatment: Treatment, positions: float | None, prefix_by
         channels = len(treatment.channels.get(site.key, ()))
         part = 1.0 if skipped else share + (1 - share) * channels / site.width
         if treatment.scheme.activations != WHOLE_BITS:
-            kept, numbers = kept + part * site.rows * site.width, numbers + site.rows * site.width
+            whole_numbers, numbers = whole_numbers + part * site.rows * site.width, numbers + site.rows * site.width
         if site.kind != "linear":
             continue
         whole, total = whole + part * site.products, total + site.products
@@ -178,7 +178,7 @@ def cost_of(twin: Twin, treatment: Treatment, positions: float | None, prefix_by
             held += WHOLE_BYTES * weights if treatment.positions and not (first and prefix_bytes is not None) else 0
     if treatment.positions and first and prefix_bytes is not None:
         held += prefix_bytes * len(treatment.positions)
-    return Cost(whole / total if total else 0.0, kept / numbers if numbers else 0.0, held)
+    return Cost(whole / total if total else 0.0, whole_numbers / numbers if numbers else 0.0, held)
 
 
 def token_bytes(model: PreTrainedModel) -> int:

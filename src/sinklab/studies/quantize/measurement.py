@@ -264,14 +264,14 @@ class _Examination:
             return None, "encoder and decoder have positions of their own, and tokens are left whole by position"
         try:
             arguments = self.calibration.on(model.device, model.dtype)
-            found = find_sinks(
+            sinks = find_sinks(
                 model, arguments, threshold=self.request.threshold, names=self.calibration.names,
                 together=self.calibration.together,
             )  # fmt: skip
         except SinklabError as error:
             return None, str(error).splitlines()[0]
-        groups = (place for sink in found.sinks for place in sink.positions)
-        return tuple(sorted({*found.positions, *groups})), None
+        groups = (place for sink in sinks.sinks for place in sink.positions)
+        return tuple(sorted({*sinks.positions, *groups})), None
 
     def _check(self, ranges: Mapping[str, Range]) -> float | None:
         """The largest difference of integer products from simulated ones over its bound, over the schemes that have any."""

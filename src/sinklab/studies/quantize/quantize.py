@@ -116,7 +116,7 @@ def quantize(
     with Run("quantize", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         if inputs is None:
             require_counts(calibration, samples)
-        given = None if corpus == AUTO else resolve_corpus(corpus)
+        named_corpus = None if corpus == AUTO else resolve_corpus(corpus)
         dtype = "float32" if isinstance(model, str) else "auto"  # of a model in memory its own
         loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         require_one_place(loaded.model, "quantize")
@@ -128,7 +128,7 @@ def quantize(
             ranges, measured = divided(own, calibration)
             label, about = "own inputs", None
         else:
-            text = given or default_corpus(loaded)
+            text = named_corpus or default_corpus(loaded)
 
             def draw(count: int) -> InputSamples:
                 drawn = draw_samples(loaded, text, seq_len=seq_len, samples=count, seed=seed, bos=with_bos)

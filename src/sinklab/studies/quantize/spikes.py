@@ -83,8 +83,8 @@ def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits:
         spike = spikes[site.key]
         if not spike.large or values.ndim != 3:
             return
-        found = ranges[site.key]
-        height = HEIGHT * max(float(found.high[spike.channel]), -float(found.low[spike.channel]))
+        extremes = ranges[site.key]
+        height = HEIGHT * max(float(extremes.high[spike.channel]), -float(extremes.low[spike.channel]))
         carrying = (values[..., spike.channel].abs() >= height).sum(0)
         shown[site.key] += len(values)
         before = counts.get(site.key, carrying.new_zeros(0))

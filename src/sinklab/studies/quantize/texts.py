@@ -34,21 +34,21 @@ def two_sets(draw: Callable[[int], Samples], calibration: int, samples: int) -> 
         InputError: the corpus is too short, or its texts have too much in common.
     """
     require_counts(calibration, samples)
-    wanted = calibration + samples
-    found, drawn = 0, None
+    needed = calibration + samples
+    distinct_count, drawn = 0, None
     for times in TRIES:
         try:
-            drawn = draw(times * wanted)
+            drawn = draw(times * needed)
         except InputError as error:
             if drawn is None:
                 raise
-            raise InputError(_too_alike(found, wanted, drawn)) from error
+            raise InputError(_too_alike(distinct_count, needed, drawn)) from error
         rows = distinct(drawn)
-        found = len(rows)
-        if found >= wanted:
-            return drawn.take(torch.tensor(rows[:calibration])), drawn.take(torch.tensor(rows[calibration:wanted]))
+        distinct_count = len(rows)
+        if distinct_count >= needed:
+            return drawn.take(torch.tensor(rows[:calibration])), drawn.take(torch.tensor(rows[calibration:needed]))
     assert drawn is not None  # it was drawn once at least
-    raise InputError(_too_alike(found, wanted, drawn))
+    raise InputError(_too_alike(distinct_count, needed, drawn))
 
 
 def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:
@@ -87,9 +87,9 @@ def require_counts(calibration: int, samples: int) -> None:
         )
 
 
-def _too_alike(found: int, wanted: int, drawn: Samples) -> str:
+def _too_alike(distinct_count: int, needed: int, drawn: Samples) -> str:
     return (
-        f"the corpus gives {found} samples of which no two have {_run(drawn)} in common, and {wanted} are wanted for "
+        f"the corpus gives {distinct_count} samples of which no two have {_run(drawn)} in common, and {needed} are wanted for "
         "calibration and measurement; lower `samples` or `calibration`, or give a longer corpus"
     )
 
@@ -106,14 +106,14 @@ def _run_of(tokens: int) -> int:
 
 def distinct(samples: Samples) -> list[int]:
     """Numbers of the samples that have nothing in common with one before them: a run of tokens, or all their numbers."""
-    kept: list[int] = []
-    seen: set[Hashable] = set()
+    numbers: list[int] = []
+    earlier_marks: set[Hashable] = set()
     for number in range(len(samples)):
         marks = _marks(samples.take(slice(number, number + 1)))
-        if not marks & seen:
-            kept.append(number)
-            seen |= marks
-    return kept
+        if not marks & earlier_marks:
+            numbers.append(number)
+            earlier_marks |= marks
+    return numbers
 
 
 def _marks(sample: Samples) -> set[Hashable]:

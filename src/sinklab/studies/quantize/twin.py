@@ -133,12 +133,12 @@ class _Residual:
             return hidden
         rest = hidden if self.channels is None else hidden.index_fill(-1, self.channels, 0.0)
         grid = self.grid if isinstance(self.grid, Grid) else symmetric_grid(rest.abs().amax(-1, keepdim=True), self.grid)
-        found = grid(rest)
+        rounded = grid(rest)
         if self.channels is not None:
-            found[..., self.channels] = hidden[..., self.channels]
+            rounded[..., self.channels] = hidden[..., self.channels]
         if self.positions is not None:
-            found[:, self.positions] = hidden[:, self.positions]
-        return found
+            rounded[:, self.positions] = hidden[:, self.positions]
+        return rounded
 
     def before(
         self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
@@ -347,7 +347,7 @@ class Twin:
             without: positions that are left out; they need inputs ``(samples, positions, channels)``, and are counted where a
                 map reads another shape, such as an expert that is given tokens of many samples.
         """
-        found: dict[str, Range] = {}
+        ranges: dict[str, Range] = {}
         rows = dict.fromkeys(self.sites, 0)
 
         def look(site: Site, values: Tensor) -> None:
@@ -357,15 +357,15 @@ class Twin:
             if without and values.ndim == 3:
                 counted[:, [position for position in without if position < values.shape[1]]] = False
             low, high = values.detach().float()[counted].aminmax(dim=0)
-            before = found.get(site.key)
+            before = ranges.get(site.key)
             if before is not None:
                 low, high = torch.minimum(low, before.low), torch.maximum(high, before.high)
-            found[site.key] = Range(low, high)
+            ranges[site.key] = Range(low, high)
 
         self.watch(samples, look)
         for key, count in rows.items():
             self.sites[key].rows = count / len(samples)
-        return found
+        return ranges
 
     def check(self, samples: Samples, treatment: Treatment) -> float:
         """Largest difference of integer and simulated products over its bound, over all maps; see ``QuantizedLinear.check``.

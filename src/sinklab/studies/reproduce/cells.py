@@ -166,9 +166,9 @@ def train_cells(
     Raises:
         KeyboardInterrupt: after all cells have stopped with a checkpoint.
     """
-    wanted = list(dict.fromkeys(names))
+    unique = list(dict.fromkeys(names))
     errors: dict[str, str] = {}
-    for stage in _stages(plan, wanted):
+    for stage in _stages(plan, unique):
         ready = [name for name in stage if plan.cells[name].init_from not in errors]
         errors |= {name: f"{plan.cells[name].init_from}, from which it starts, failed" for name in stage if name not in ready}
         if ready and any(plan.outcome(name) is None for name in ready):

@@ -137,32 +137,32 @@ def reproduce_on(
     named_sources = _named_sources(models)
     out = out.expanduser().absolute()
     check_name(out)
-    wanted = {name: claim_called(name) for name in dict.fromkeys(names)}
+    named_claims = {name: claim_called(name) for name in dict.fromkeys(names)}
     grid = {"seeds": seeds, "models": [name for name, _ in named_sources]}
-    for name in wanted:
+    for name in named_claims:
         require_no_less(out / CHECKPOINT / name, kept_of(out / CHECKPOINT / name, "seeds", "models"), grid)
     texts = corpora if len(corpora) == len(models) else [corpora[0]] * len(models)
     subjects = [
-        opened_subject(name, source, text, list(wanted.values()), seeds, say)
+        opened_subject(name, source, text, list(named_claims.values()), seeds, say)
         for (name, source), text in zip(named_sources, texts, strict=True)
     ]
     _require_different(subjects)
-    for name in wanted:
+    for name in named_claims:
         _require_same_texts(out / CHECKPOINT / name, subjects)
     folder = out / "measured" / CHECKPOINT
     tasks = [
         subject.task(name, seed, folder)
         for subject in subjects
-        for name, claim in wanted.items()
+        for name, claim in named_claims.items()
         if not subject.not_about(_how(claim))
         for seed in seeds
     ]
     with keeping(out), contextlib.ExitStack() as locks:
-        for name in sorted(wanted):
+        for name in sorted(named_claims):
             locks.enter_context(FolderLock(out / CHECKPOINT / name))
         workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
         errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=workers, progress=progress)
-        return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in wanted.items()]
+        return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in named_claims.items()]
 
 
 def _check_arguments(models: Sequence[str], corpora: Sequence[str], seeds: Sequence[int], jobs: int | None) -> None:
@@ -201,8 +201,8 @@ def _require_different(subjects: Sequence[Subject]) -> None:
 
 def _require_same_texts(folder: Path, subjects: Sequence[Subject]) -> None:
     """Refuse to put what a model does on one text in the place of what it does on another."""
-    kept = kept_of(folder, "models", "texts")
-    texts = dict(zip(kept.get("models", ()), kept.get("texts", ()), strict=True))
+    earlier = kept_of(folder, "models", "texts")
+    texts = dict(zip(earlier.get("models", ()), earlier.get("texts", ()), strict=True))
     for subject in subjects:
         if texts.get(subject.name, subject.text) != subject.text:
             raise InputError(

@@ -81,12 +81,12 @@ def _last_verdicts(folder: Path | None, scale: str) -> tuple[list[KeptVerdict], 
     from sinklab.studies.reproduce.kept import read_results, summary_of
 
     place = folder or default_out("sinklab-claims")
-    found = [summary_of(kept.record) for kept in read_results(place)]
+    results = [summary_of(result.record) for result in read_results(place)]
     where = str(place)
-    if not found and folder is None:
-        found = json.loads((resources.files("sinklab.claims") / "record.json").read_text(encoding="utf-8"))
+    if not results and folder is None:
+        results = json.loads((resources.files("sinklab.claims") / "record.json").read_text(encoding="utf-8"))
         where = "the results that come with sinklab"
-    return [row for row in reversed(found) if row["scale"] == scale], where
+    return [row for row in reversed(results) if row["scale"] == scale], where
 
 
 def _own(row: KeptVerdict) -> bool:
@@ -100,7 +100,7 @@ def _row(claim: Stated, result: KeptVerdict | None, other: KeptVerdict | None, s
     cost = ("minutes" if claim.checkpoint else None) if scale == CHECKPOINT else claim.costs.get(scale)
     without = "not applicable" if scale == CHECKPOINT else "not tested at this scale"
     verdict = None if cost is not None else without
-    found: KeptVerdict = {
+    entry: KeptVerdict = {
         "name": claim.name,
         "source": claim.source,
         "scale": scale,
@@ -115,9 +115,9 @@ def _row(claim: Stated, result: KeptVerdict | None, other: KeptVerdict | None, s
         "seeds": [],
     }
     if result is not None:
-        found = {**found, **result}
+        entry = {**entry, **result}
     return {
-        **found,
+        **entry,
         "cost": cost,
         "costs": {**claim.costs, **({CHECKPOINT: "minutes"} if claim.checkpoint else {})},
         "statement": claim.statement,

@@ -134,9 +134,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("results", type=Path, help="folder that takes them, with SCALE/CLAIM/run.json below it")
     parser.add_argument("others", type=Path, help="folder whose seeds and claims are taken; it stays as it is")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        print("\n".join(add(given.results, given.others)))
+        print("\n".join(add(options.results, options.others)))
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
 

@@ -79,7 +79,7 @@ def read_results(folder: Path) -> list[StoredClaim]:
     Raises:
         InputError: a record that is damaged, or is of another kind; the message says which and what.
     """
-    found = [
+    results = [
         StoredClaim(path.parent, _checked(path))
         for scale in RECORDED
         for place in folder_names(scale)
@@ -87,7 +87,9 @@ def read_results(folder: Path) -> list[StoredClaim]:
         if read_run(path.parent).get("kind") != "pathways"  # kept beside claims, and read by its own page
     ]
     return sorted(
-        sorted(found, key=lambda kept: str(kept.record["claim"])), key=lambda kept: str(kept.record["created"]), reverse=True
+        sorted(results, key=lambda result: str(result.record["claim"])),
+        key=lambda result: str(result.record["created"]),
+        reverse=True,
     )
 
 
@@ -170,12 +172,12 @@ def clearance(part: ClaimPart) -> float:
     middle, interval = part["mean"], part["interval"]
     if middle is None or interval is None:
         return 0.0
-    found = []
+    reaches = []
     for bound in (part["more_than"], part["less_than"]):
         if bound is not None:
             reach = abs(middle - (interval[0] if bound < middle else interval[1]))
-            found.append(abs(middle - bound) / reach if reach else math.inf)
-    return min(found, default=0.0)
+            reaches.append(abs(middle - bound) / reach if reach else math.inf)
+    return min(reaches, default=0.0)
 
 
 def summary_of(record: ClaimRecord) -> KeptVerdict:

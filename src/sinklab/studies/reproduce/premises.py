@@ -121,9 +121,9 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m sinklab.studies.reproduce.premises", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("results", type=Path, help="folder with SCALE/CLAIM/run.json below it")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        print("\n".join(lend(given.results)) or "nothing to lend")
+        print("\n".join(lend(options.results)) or "nothing to lend")
     except InputError as error:
         parser.exit(2, f"error: {error}\n")
 

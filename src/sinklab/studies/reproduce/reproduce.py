@@ -98,7 +98,7 @@ def reproduce(
         if models: sinklab claims --scale checkpoint --results {folder}  (all verdicts so far)
         sinklab claims --scale {scale} --results {folder}  (all verdicts so far)
     """
-    wanted = chosen(
+    claim_names = chosen(
         names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, base=base, on_models=models is not None
     )
     of_training = plan or ray is not None or scale != "tiny" or base is not None or cost is not None
@@ -115,7 +115,7 @@ def reproduce(
     parsed_seeds = parse_seeds(seeds or seeds_by_default)
     settings: dict[str, Any] = {"scale": scale, "base": base, "seeds": parsed_seeds, "out": out}
     if plan:
-        commands = engine.plan_runs(wanted, **settings)
+        commands = engine.plan_runs(claim_names, **settings)
         return Result(
             {}, pd.DataFrame(), {"kind": "reproduce"}, None, lambda result: [Text("\n".join(commands))], listed=commands
         )
@@ -123,15 +123,15 @@ def reproduce(
     if earlier.is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
     elif models is None:
-        tell(engine.foreseen(wanted, settings["scale"], parsed_seeds, base))
+        tell(engine.foreseen(claim_names, settings["scale"], parsed_seeds, base))
     if models is None:
-        results = engine.reproduce(wanted, **settings, jobs=jobs, ray=ray, retries=retries)
+        results = engine.reproduce(claim_names, **settings, jobs=jobs, ray=ray, retries=retries)
         _write_figures(results)
     else:
         from sinklab.studies.reproduce.checkpoints import reproduce_on
 
         results = reproduce_on(
-            models, wanted, corpora=corpora or ["python_source"], seeds=parsed_seeds, out=out, jobs=jobs, say=tell
+            models, claim_names, corpora=corpora or ["python_source"], seeds=parsed_seeds, out=out, jobs=jobs, say=tell
         )
     return _over_all(results, out, tell)
 

@@ -48,26 +48,26 @@ def _read(name: str, tree: ast.Module) -> Stated | None:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Claim"]
     if len(calls) != 1 or calls[0].args:
         return None
-    given = {keyword.arg: keyword.value for keyword in calls[0].keywords if keyword.arg is not None}
+    arguments = {keyword.arg: keyword.value for keyword in calls[0].keywords if keyword.arg is not None}
     constants = _constants(tree)
-    costs = _literal(given["costs"], constants) if "costs" in given else dict(TRAINED_COSTS)
-    bases = _literal(given["bases"], constants) if "bases" in given else Claim.bases
-    words = {field: _literal(given[field], constants) for field in TEXTS if field in given}
+    costs = _literal(arguments["costs"], constants) if "costs" in arguments else dict(TRAINED_COSTS)
+    bases = _literal(arguments["bases"], constants) if "bases" in arguments else Claim.bases
+    words = {field: _literal(arguments[field], constants) for field in TEXTS if field in arguments}
     if len(words) < len(TEXTS) or not all(isinstance(text, str) for text in words.values()) or not isinstance(costs, dict):
         return None
     if not isinstance(bases, tuple):
         return None
-    return Stated(name=name, costs=costs, bases=bases, checkpoint="checkpoint" in given, **words)
+    return Stated(name=name, costs=costs, bases=bases, checkpoint="checkpoint" in arguments, **words)
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
     """Constants of a file, and those that it takes from private files beside it, which several claims share."""
-    found: dict[str, ast.expr] = {}
+    constants: dict[str, ast.expr] = {}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sinklab.claims._"):
             beside = constants_of(ast.parse(file_of("claims", str(node.module).rpartition(".")[2]).read_text(encoding="utf-8")))
-            found |= {alias.asname or alias.name: beside[alias.name] for alias in node.names if alias.name in beside}
-    return found | constants_of(tree)
+            constants |= {alias.asname or alias.name: beside[alias.name] for alias in node.names if alias.name in beside}
+    return constants | constants_of(tree)
 
 
 def _literal(node: ast.expr, constants: dict[str, ast.expr]) -> Any:

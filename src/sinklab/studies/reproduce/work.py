@@ -422,9 +422,9 @@ def _work(cache: Path, batch: str) -> None:
             continue
         if kind == "OfModel":
             task = OfModel(**fields)
-            wanted = task.model, task.corpus, task.seed
-            if checkpoint is None or opened != wanted:  # mostly a batch is about one; of one model on two texts it is not
-                checkpoint, opened = Checkpoint(load_model(task.model), resolve_corpus(task.corpus), task.seed), wanted
+            draw = task.model, task.corpus, task.seed
+            if checkpoint is None or opened != draw:  # mostly a batch is about one; of one model on two texts it is not
+                checkpoint, opened = Checkpoint(load_model(task.model), resolve_corpus(task.corpus), task.seed), draw
             print(task.claim, file=sys.stderr, flush=True)
             task.take(checkpoint)
             continue

@@ -105,9 +105,9 @@ def certify_hulls(
     )
     if delta is None:
         return certificate
-    wanted = torch.as_tensor(delta, dtype=torch.float64, device=gram.device).expand(heads, q_len)
-    lower, upper = needed_sink_weight(gram, others, sinks, wanted, certificate, tolerance=tolerance)
-    return dataclasses.replace(certificate, delta=wanted, needed_lower=lower, needed_upper=upper)
+    deltas = torch.as_tensor(delta, dtype=torch.float64, device=gram.device).expand(heads, q_len)
+    lower, upper = needed_sink_weight(gram, others, sinks, deltas, certificate, tolerance=tolerance)
+    return dataclasses.replace(certificate, delta=deltas, needed_lower=lower, needed_upper=upper)
 
 
 def _require_two_keys(visible: Tensor, sinks: Tensor, counted: Tensor) -> None:

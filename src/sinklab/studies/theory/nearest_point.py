@@ -242,8 +242,8 @@ def _pairwise(grams: _Grams, members: Tensor, weights: Tensor, products: Tensor)
     slope = products.gather(1, worst) - products.gather(1, best)
     curvature = change.gather(1, best) - change.gather(1, worst)
     # Two equal vectors have no curvature, and no slope either.
-    wanted = torch.where(curvature > 0, slope / curvature.where(curvature > 0, 1.0), 0.0).clamp(min=0)
-    amount = wanted.minimum(weights.gather(1, worst))
+    full_step = torch.where(curvature > 0, slope / curvature.where(curvature > 0, 1.0), 0.0).clamp(min=0)
+    amount = full_step.minimum(weights.gather(1, worst))
     weights.scatter_add_(1, best, amount)
     weights.scatter_add_(1, worst, -amount)  # exactly 0 when all of it goes
     products += amount * change
@@ -268,8 +268,8 @@ def _correct(grams: _Grams, weights: Tensor, products: Tensor, scale: Tensor) ->
     slope, curvature = (direction * products.gather(1, places)).sum(-1), (direction * along.gather(1, places)).sum(-1)
     room = torch.where(direction < 0, -held / direction.where(direction < 0, -1.0), float("inf"))
     # The whole way is 1 but for the jitter; more comes only from a direction that is rounding error.
-    wanted = torch.where(curvature > 0, -slope / curvature.where(curvature > 0, 1.0), 0.0).clamp(0, 1)
-    amount = wanted.minimum(room.amin(-1))[:, None]
+    full_step = torch.where(curvature > 0, -slope / curvature.where(curvature > 0, 1.0), 0.0).clamp(0, 1)
+    amount = full_step.minimum(room.amin(-1))[:, None]
     # Rounding must not leave a trace of a vertex that is to go.
     gone = (room <= amount) & (amount > 0)
     left = (held + amount * direction).clamp(min=0).masked_fill(gone, 0.0)

@@ -24,8 +24,11 @@ class MlxLm(Engine):
         return expressed(f"RotatingKVCache(keep={plan.num_first})")
 
     def window(self, plan: ExportPlan) -> Answer:
-        prompt = "prefill_step_size=1: in a longer piece of a prompt the mask would hide the first tokens from its later ones"
-        return expressed(f"RotatingKVCache(max_size={plan.held}), {prompt}")
+        cache = f"RotatingKVCache(max_size={plan.held})"
+        if not plan.num_first:  # the mask of a piece of a prompt is that of a window
+            return expressed(cache)
+        why = "in a longer piece of a prompt the mask would hide the first tokens from its later ones"
+        return expressed(f"{cache}, prefill_step_size=1: {why}")
 
     def positions(self, plan: ExportPlan) -> Answer:
         if plan.policy.positions == "original":
@@ -46,7 +49,7 @@ class MlxLm(Engine):
         if not self.evicts(plan):
             cache = "[KVCache() for _ in model.layers]"
         name = "RotatingKVCache" if self.evicts(plan) else "KVCache"
-        options = ", prefill_step_size=1" if self.evicts(plan) else ""
+        options = ", prefill_step_size=1" if self.evicts(plan) and plan.num_first else ""
         if plan.quantized is not None and not self.evicts(plan):
             options = f", kv_bits={BITS[plan.quantized]}, kv_group_size=64"
         return f'''
