@@ -14,6 +14,7 @@ import transformers
 import yaml
 from tests.architectures.zoo import model_of
 from tests.conftest import make_sinklm
+from tests.models.adapted import with_adapters
 from tests.studies.quantize.planted import TOKENS, bigram, rows
 from transformers import (
     BertConfig,
@@ -716,6 +717,16 @@ def test_a_model_on_several_devices_is_refused():
     model.lm_head.to("meta")
     with pytest.raises(ConfigurationError, match=r"spread over cpu, meta, and codes are made of weights on one device"):
         Twin(model)
+
+
+def test_models_with_adapters_are_refused():
+    """Before, the maps of the adapters were quantised too, each as a map of its own."""
+    model, merged = with_adapters(bigram().model, "model.layers.0.mlp.down_proj")
+    with pytest.raises(
+        UnsupportedModelError, match=r"mlp\.down_proj is a LowRank of PEFT, not a plain nn\.Linear; .*merge_and_unload"
+    ):
+        Twin(model)
+    assert Twin(merged).sites
 
 
 def test_models_without_linear_maps_or_a_loss_are_refused():
