@@ -25,10 +25,15 @@ __all__ = [
 ]
 
 
+LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions")
+"""What configurations call the length of a text; the last that of a decoder whose encoder reads sound (Whisper)."""
+
+
 def trained_length(model: PreTrainedModel) -> int | None:
     """Tokens that the model was made for at once, as its configuration says; ``None`` if it does not."""
     config = model.config.get_text_config()
-    length = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    lengths = (getattr(config, name, None) for name in LENGTHS)
+    length = next(filter(None, lengths), None)
     return int(length) if isinstance(length, int) and length > 0 else None
 
 
