@@ -18,7 +18,9 @@ from sinklab.policies.window import Window
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import operations
 from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.perplexity import decoding, losses
 
+STEPS = "what is done and what there is in all"
 IDS = torch.arange(2, 30)[None]
 
 
@@ -193,10 +195,30 @@ def test_where_a_command_writes_is_a_path_and_its_seed_one_of_numpy(name):
         ("out", ["a"], "`out` is of list; expected a path"),
         ("seed", -1, "`seed` -1 must be 0 or more"),
         ("seeds", [0, -1], "`seeds` -1 must be 0 or more"),
+        ("progress", 3, f"`progress` is 3; expected a function of the stage, {STEPS}"),
+        ("progress", True, f"`progress` is True; expected a function of the stage, {STEPS}"),
     ):
         if option in parameters:
             with pytest.raises(ConfigurationError, match=f"^{says}$"):
                 function(**arguments, **{option: value})
+
+
+@pytest.mark.parametrize("given", [3, True, [print]])
+def test_what_follows_a_text_is_a_function(given, model):
+    """Before, a prompt was read to its first chunk."""
+    tokenizer = make_tokenizer()
+    stream = sinklab.Stream(model)
+    calls = (
+        lambda: stream.feed(IDS, progress=given),
+        lambda: stream.read_on(progress=given),
+        lambda: sinklab.Chat(model, tokenizer=tokenizer).say("a turn", progress=given),
+        lambda: losses(model, IDS, "window", progress=given),
+        lambda: decoding(model, IDS, ["window"], steps=2, warm_up=1, progress=given),
+    )
+    for call in calls:
+        with pytest.raises(ConfigurationError, match=f"^progress is (3|True|of list); expected a function of {STEPS}$"):
+            call()
+    assert (stream.position, stream.unread) == (0, 0)
 
 
 def test_settings_of_a_stream(model):

@@ -173,6 +173,37 @@ def test_generate(llama):
         assert torch.equal(llama.generate(IDS, use_cache=False, **settings), moved)
 
 
+@pytest.mark.parametrize("call", [lambda model: model.forward, lambda model: model.model, lambda model: model.model.forward])
+def test_a_call_past_the_model_itself_is_refused(llama, call):
+    """Before, it ran on what it was given, as if nothing was to be edited."""
+    says = "'replace_token' has not edited: .* LlamaForCausalLM is called with"
+    with attend(llama, interventions=[ReplaceToken(token=5)]), torch.no_grad():
+        with pytest.raises(SessionError, match=says):
+            call(llama)(input_ids=IDS)
+        edited = llama(input_ids=IDS).logits
+        with pytest.raises(SessionError, match=says):
+            call(llama)(input_ids=IDS)
+        assert torch.equal(llama(input_ids=IDS).logits, edited)
+    with attend(llama, interventions=[ReplaceToken(token=5, place=())]), torch.no_grad():
+        call(llama)(input_ids=IDS)
+
+
+def test_generation_edits_the_tokens_of_a_decoder_beside_an_encoder_that_has_run():
+    config = transformers.T5Config(
+        vocab_size=40, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    settings = {"max_new_tokens": 3, "do_sample": False, "decoder_input_ids": torch.tensor([[7, 8, 9]]).expand(len(IDS), 3)}
+    with attend(model, interventions=[ReplaceToken(token=5, tokens="decoder_input_ids")]) as session:
+        model.generate(IDS, **settings)
+    assert {site.part for site in session.sites} == {"encoder", "decoder", "cross-attention"}
+    with (
+        pytest.raises(SessionError, match=r"encoder\.block.* runs on inputs that intervention 'replace_token' has not edited"),
+        attend(model, interventions=[ReplaceToken(token=5)]),
+    ):
+        model.generate(IDS, **settings)
+
+
 def test_one_token_in_the_cache_and_the_other_not(llama):
     with torch.no_grad(), attend(llama, interventions=[SwapTokens(first=1, second=4)]):
         cache = llama(input_ids=IDS[:, :3], use_cache=True).past_key_values

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from tests.conftest import make_sinklm
+from tests.models.adapted import Adapted, Mixed, with_adapters
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -372,6 +373,32 @@ def test_what_torch_puts_round_a_model(wrap, gated_sink, tmp_path):
     randomize(model)
     save_model(wrapped, tmp_path)
     assert torch.equal(load_model(str(tmp_path)).model(TOKENS).logits, model(TOKENS).logits)
+
+
+@pytest.mark.parametrize("wrap", [lambda module: torch.compile(module, backend="eager"), torch.nn.DataParallel])
+@pytest.mark.parametrize("attached", [False, True])
+def test_what_torch_puts_round_parts_of_a_model(wrap, attached, gated_sink, tmp_path):
+    """Before, the checkpoint had names with ``_orig_mod`` in them, and ``load_model`` missed those of the model."""
+    model = llama()
+    if attached:
+        attach(model, gated_sink())
+        randomize(model)
+    expected = model(TOKENS).logits
+    model.model.layers[0].self_attn = wrap(model.model.layers[0].self_attn)
+    model.model.layers[0], model.lm_head = wrapped = wrap(model.model.layers[0]), wrap(model.lm_head)
+    save_model(model, tmp_path)
+    assert (model.model.layers[0], model.lm_head) == wrapped
+    assert torch.equal(load_model(str(tmp_path)).model(TOKENS).logits, expected)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: Adapted(model, prompt=False), lambda model: model, Mixed])
+def test_a_model_with_adapters_is_no_ordinary_checkpoint(wrap, tmp_path):
+    model, _ = with_adapters(llama(), "model.layers.1.self_attn.o_proj")
+    with pytest.raises(
+        ConfigurationError, match=r"adapters of PEFT, first model\.layers\.1\.self_attn\.o_proj, which .* merge_and"
+    ):
+        save_model(wrap(model), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_module_that_holds_a_model_in_its_own_way():

@@ -18,12 +18,14 @@ from transformers import (
     OPTConfig,
     RobertaConfig,
     T5Config,
+    WhisperConfig,
 )
 
 from sinklab.cli.app import app
+from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.models.lengths import learned_positions, length_warning, require_positions, trained_length
+from sinklab.models.lengths import learned_positions, length_warning, require_lengths, require_positions, trained_length
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
 
@@ -74,6 +76,24 @@ def test_a_tower_of_pictures_says_nothing_of_texts():
         model(torch.arange(2, 22)[None])
     both = CLIPConfig(text_config={**SIZES, "max_position_embeddings": 12}, vision_config=vision.to_dict())
     assert learned_positions(AutoModel.from_config(both)) == 12
+
+
+def test_the_table_of_a_decoder_beside_an_encoder_of_sound():
+    """Before, a target that is too long ended in an index of torch."""
+    config = WhisperConfig(
+        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, max_target_positions=12, max_source_positions=5, num_mel_bins=8,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3,
+    )  # fmt: skip
+    model = AutoModel.from_config(config).eval()
+    assert learned_positions(model) == trained_length(model) == 12
+    sound, targets = torch.zeros(1, 8, 10), torch.arange(4, 17)[None]
+    with torch.no_grad():
+        model(input_features=sound, decoder_input_ids=targets[:, :12])
+        with pytest.raises((IndexError, RuntimeError), match=r"index|size"):
+            model(input_features=sound, decoder_input_ids=targets)
+    with pytest.raises(ConfigurationError, match="WhisperModel has embeddings for 12 positions and a text has 13 tokens"):
+        require_lengths(model, Samples({"input_features": sound, "decoder_input_ids": targets}))
 
 
 def test_past_the_trained_length_there_is_a_hint():

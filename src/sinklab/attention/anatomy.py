@@ -14,8 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.call import Part
+from sinklab.attention.linear_maps import linear_map, weight_of
 from sinklab.attention.names import named_modules, plain_module
-from sinklab.attention.placement import held
 from sinklab.attention.ranks import Ranks
 from sinklab.errors import InputError
 
@@ -162,7 +162,7 @@ class Anatomy:
         maps = [child for wanted in OUTPUT_NAMES for child in children if child.removesuffix(".0").lower() == wanted]
         beside = f"{name.rpartition('.')[0]}.output.dense"
         known = [f"{name}.{child}" for child in maps]
-        if isinstance(self.modules.get(beside), nn.Linear):
+        if isinstance(linear_map(self.modules.get(beside)), nn.Linear):
             known.append(beside)
         if not known and width is not None:
             others = [child for child in children if not INPUT_NAMES.search(child)]
@@ -176,27 +176,29 @@ class Anatomy:
         return projection is not None and bool(GATE.search(self._between(name, projection)))
 
     def projection_weight(self, name: str, width: int, ranks: Ranks | None = None) -> Tensor | None:
-        """Weight ``(hidden_size, width)`` of that map; ``None`` if there is none, or its numbers are packed integers.
+        """Weight ``(hidden_size, width)`` of that map, as :func:`~sinklab.attention.linear_maps.weight_of` has it.
 
         Args:
             ranks: those that share the heads of the module, and each hold the columns of their own.
+
+        Returns:
+            ``None`` if there is no such map, or its weight is not known.
         """
         projection = self.projection_name(name, width)
         if projection is None:
             return None
-        weight = held(self.model, f"{projection}.weight")
-        weight = weight.T if isinstance(self.modules[projection], Conv1D) else weight
-        if ranks is not None and weight.shape[1] * ranks.size == width:
+        weight = weight_of(self.model, projection)
+        if weight is not None and ranks is not None and weight.shape[1] * ranks.size == width:
             weight = ranks.gather(weight, 1)
-        return weight if weight.is_floating_point() else None
+        return weight
 
     def _linear_children(self, name: str) -> list[str]:
         """Names of the linear maps that a module holds itself, or as the first of a list, with a dropout behind it."""
         held = (inner for child, _ in self.modules[name].named_children() for inner in (child, f"{child}.0"))
-        return [inner for inner in held if isinstance(self.modules.get(f"{name}.{inner}"), (nn.Linear, Conv1D))]
+        return [inner for inner in held if linear_map(self.modules.get(f"{name}.{inner}")) is not None]
 
     def _inputs(self, name: str) -> int:
-        module: Any = self.modules[name]
+        module: Any = linear_map(self.modules[name])
         shape = module.weight.shape  # of a DTensor, that of the whole
         if not hasattr(module.weight, "to_local") and str(getattr(module, "_hf_tp_plan", "")).startswith("rowwise"):
             return int(shape[1]) * int(module._hf_device_mesh.size())  # a plain shard, of an older transformers
@@ -255,9 +257,7 @@ def _uses_table(cls: type) -> bool:
 def _has_own_attention(module: nn.Module) -> bool:
     # What linear attention (MiniMax, Kimi) and kernels of their own (WavLM, MRA, YOSO) compute has no name in common.
     cls: type = type(module)
-    maps = any(
-        isinstance(plain_module(child), nn.Linear) and QUERY_MAPS.search(name) for name, child in module.named_children()
-    )
+    maps = any(isinstance(linear_map(child), nn.Linear) and QUERY_MAPS.search(name) for name, child in module.named_children())
     return maps or bool(re.search(r"[sS]oftmax|scaled_dot_product_attention|baddbmm|torch\.bmm|einsum", _source(cls)))
 
 

@@ -80,6 +80,7 @@ class ModelHooks:
         self.active, self.show = active, show
         self.now = Forward()
         self.depth = self.forwards = 0
+        self._inputs_edited = False
         self.sites: list[Site] = []
         self._sites: dict[str, Site] = {}
         self._layers: dict[str, Site] = {}
@@ -244,7 +245,11 @@ class ModelHooks:
             )
 
     def _end_forward(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if not self.active() or self.depth == 0:
+        if not self.active():
+            return
+        if self.depth <= 1:
+            self._inputs_edited = False
+        if self.depth == 0:
             return
         self.depth -= 1
         if self.depth == 0:
@@ -292,7 +297,28 @@ class ModelHooks:
         return hook
 
     def _edit_arguments(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> object:
-        return ((), self.editing.edit_arguments(module, args, kwargs)) if self.active() and not self.running else None
+        if not self.active() or self.running:
+            return None
+        edited = self.editing.edit_arguments(module, args, kwargs)
+        self._inputs_edited = True
+        return (), edited
+
+    def require_edited_inputs(self, name: str) -> None:
+        """Refuse an attention call of a forward that has gone past what edits the inputs of the model.
+
+        Raises:
+            SessionError: it has.
+        """
+        if self._inputs_edited:
+            return
+        encodes = self.anatomy.part(name) == "encoder"  # generate() runs it by itself, in front of the model
+        skipped = [edit.name for edit in self.editing.of_inputs if not (encodes and edit.tokens == "decoder_input_ids")]
+        if skipped:
+            raise SessionError(
+                f"{name} runs on inputs that intervention {skipped[0]!r} has not edited: it edits what "
+                f"{self.anatomy.model_class} is called with, and forward() or a module inside was called in its place; call "
+                "the model itself, model(input_ids=…)"
+            )
 
     def _edit_embeddings(self, name: str) -> Callable[..., object]:
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> object:

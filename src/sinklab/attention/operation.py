@@ -17,6 +17,7 @@ from sinklab.results.ties import TIE
 __all__ = [
     "EMPTY",
     "ROW_SUM",
+    "SHARE_OF_ROW",
     "HeadShape",
     "Operation",
     "State",
@@ -257,6 +258,10 @@ class Operation(abc.ABC):
 def repeat_groups(states: Tensor, groups: int) -> Tensor:
     """Keys or values of grouped-query attention, repeated so that every query head has its own."""
     return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
+SHARE_OF_ROW = "rows that sum to one with their null mass are taken as they are, all others are divided by their sums"
+"""What :func:`row_share` does, in the words of definitions."""
 
 
 def row_share(weights: Tensor, row_mass: Tensor, operation: Operation) -> Tensor:

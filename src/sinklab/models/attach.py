@@ -21,7 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import model_inside, off_seam_modules, on_seam_modules, require_module
-from sinklab.attention.names import named_modules
+from sinklab.attention.names import bare_parts, named_modules, of_peft
 from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.placement import input_device
@@ -161,8 +161,9 @@ def save_model(
 
     Raises:
         InputError: what is no model of transformers, no tokenizer, or a file in place of the directory.
-        ConfigurationError: ``folder`` is no path; or the model, or a part of it, runs an operation that its config does not
-            carry: by name alone, or attached to the part (the text tower of CLIP). It would come back as softmax.
+        ConfigurationError: ``folder`` is no path; adapters of PEFT are in the model; or the model, or a part of it, runs an
+            operation that its config does not carry: by name alone, or attached to the part (the text tower of CLIP). It would
+            come back as softmax.
     """
     if isinstance(model, nn.Module):
         model = unwrapped(model)
@@ -172,6 +173,7 @@ def save_model(
         if not isinstance(getattr(model, "model", None), nn.Module):
             require_module(model)
         model, tokenizer = model.model, tokenizer or model.tokenizer
+    _require_no_adapters(model)
     _require_recorded(model)
     if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
         raise InputError(f"`tokenizer` is of {type(tokenizer).__name__}; give one of transformers, or none")
@@ -179,10 +181,22 @@ def save_model(
     if Path(folder).is_file():  # which transformers says in a log, and saves nothing
         raise InputError(f"{folder} is a file; give the directory that the checkpoint goes to")
     tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
-    with without_bars():
+    with bare_parts(model), without_bars():
         model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def _require_no_adapters(model: PreTrainedModel) -> None:
+    """Refuse a model of which transformers would save the adapters alone, or the maps under the names of what is round them."""
+    adapted_part = next((name for name, module in model.named_modules() if of_peft(module)), None)
+    if adapted_part is not None:
+        where = f", first {adapted_part}," if adapted_part else ""
+        raise ConfigurationError(
+            f"this {type(model).__name__} has adapters of PEFT{where} which an ordinary checkpoint does not hold: put them "
+            "into its weights with merge_and_unload() of the PEFT model and save what that gives. save_pretrained() of the "
+            "PEFT model saves the adapters alone"
+        )
 
 
 def _require_recorded(model: PreTrainedModel) -> None:

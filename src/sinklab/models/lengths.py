@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 from transformers import PreTrainedModel
 
+from sinklab.attention.names import core_module, named_modules
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.models.losses import is_causal_lm
@@ -24,10 +25,15 @@ __all__ = [
 ]
 
 
+LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions")
+"""What configurations call the length of a text; the last that of a decoder whose encoder reads sound (Whisper)."""
+
+
 def trained_length(model: PreTrainedModel) -> int | None:
     """Tokens that the model was made for at once, as its configuration says; ``None`` if it does not."""
     config = model.config.get_text_config()
-    length = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    lengths = (getattr(config, name, None) for name in LENGTHS)
+    length = next(filter(None, lengths), None)
     return int(length) if isinstance(length, int) and length > 0 else None
 
 
@@ -53,11 +59,12 @@ def _tables_of_text(model: PreTrainedModel) -> list[nn.Embedding]:
     """The embeddings of positions, but for those in a part whose input is no text."""
     reads: dict[str, str] = {}
     tables = []
-    for name, module in model.named_modules():  # what holds a module comes before it
+    for name, module in named_modules(model):  # what holds a module comes before it
         above = reads.get(name.rpartition(".")[0], "input_ids")
         reads[name] = module.main_input_name if isinstance(module, PreTrainedModel) else above
-        if isinstance(module, nn.Embedding) and ("position" in name or name.endswith("wpe")) and above == "input_ids":
-            tables.append(module)
+        table = core_module(module)
+        if isinstance(table, nn.Embedding) and ("position" in name or name.endswith("wpe")) and above == "input_ids":
+            tables.append(table)
     return tables
 
 

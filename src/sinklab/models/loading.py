@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
 from sinklab.attention.anatomy import model_inside
+from sinklab.attention.names import bare_parts, core_module
 from sinklab.attention.placement import held, input_device, weights_of
 from sinklab.attention.ranks import ranks_of
 from sinklab.attention.seam import implementation_name, register_operation
@@ -226,13 +227,15 @@ def wrap_model(
 def hash_weights(model: nn.Module) -> str:
     """Identity of the weights of a model in memory: ``sha256-`` and the first 16 digits of the hash of names and values.
 
-    Where the weights are does not matter: offloaded ones are read, and parts that ranks hold are put together.
+    Where the weights are does not matter: offloaded ones are read, and parts that ranks hold are put together. Nor does what
+    torch has put round parts of the model, such as a layer that is compiled.
     """
     digest, ranks = hashlib.sha256(), ranks_of(model)
-    for key, tensor in weights_of(model):
-        whole = tensor if ranks is None else _whole(model, key, tensor)
-        digest.update(key.encode())
-        digest.update(whole.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    with bare_parts(model):
+        for key, tensor in weights_of(model):
+            whole = tensor if ranks is None else _whole(model, key, tensor)
+            digest.update(key.encode())
+            digest.update(whole.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return f"sha256-{digest.hexdigest()[:16]}"
 
 
@@ -392,7 +395,7 @@ def _check_finite(model: nn.Module, name: str) -> None:
 def _rows(model: PreTrainedModel) -> int:
     """Rows of the embedding of token ids; 0 for a model of images, which has none."""
     try:
-        embeddings = model.get_input_embeddings()
+        embeddings = core_module(model.get_input_embeddings())
     except NotImplementedError:
         return 0
     return embeddings.num_embeddings if isinstance(embeddings, nn.Embedding) else 0

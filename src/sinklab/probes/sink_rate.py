@@ -10,7 +10,7 @@ import torch
 from sinklab.attention.accumulate import Means, by_head, filled, require_same
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
-from sinklab.attention.operation import is_largest, row_share
+from sinklab.attention.operation import SHARE_OF_ROW, is_largest, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Probe
 from sinklab.probes._growing import NOTHING, EndedColumns, GrowingColumns
@@ -26,8 +26,8 @@ _GU = "Gu et al. 2024 (arXiv 2410.10781)"
 GU2024 = Metric(
     "gu2024",
     "percent",
-    "alpha_k = sum over queries of the row-normalised weight on key k / number of queries that see k, per document, "
-    "layer and head; percent of (document, layer, head) with alpha_k > threshold (strictly).",
+    "alpha_k = sum over queries of the weight on key k / number of queries that see k, per document, layer and head; percent "
+    f"of (document, layer, head) with alpha_k > threshold (strictly); {SHARE_OF_ROW}.",
     paper=_GU,
     range=(0.0, 100.0),
 )
@@ -42,8 +42,8 @@ GU2024_NULL = Metric(
 QIU2025_FIRST_ATTENTION = Metric(
     "qiu2025_first_attention",
     "fraction",
-    "Mean over queries (and heads, layers) of the row-normalised weight on the first token; queries that cannot see it "
-    "count as 0.",
+    "Mean over queries (and heads, layers) of the weight on the first token; queries that cannot see it count as 0; "
+    f"{SHARE_OF_ROW}.",
     paper="Qiu et al. 2025 (arXiv 2505.06708)",
     range=(0.0, 1.0),
 )

@@ -12,7 +12,7 @@ from sinklab.attention.accumulate import Means, by_head, filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.lean import lean_arguments
-from sinklab.attention.operation import is_largest, row_share
+from sinklab.attention.operation import SHARE_OF_ROW, is_largest, row_share
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
 from sinklab.jobs.trained import MeasuredModel
@@ -54,8 +54,8 @@ Rows = TypeVar("Rows", Tensor, TextRows)
 FIRST_ATTENTION = Metric(
     "first_attention",
     "fraction",
-    "Mean over rows, layers, heads and queries of the row-normalised weight on the first token; 0 for queries that cannot see "
-    "it. Without learned tokens in front it is the probes' qiu2025_first_attention.",
+    "Mean over rows, layers, heads and queries of the weight on the first token; 0 for queries that cannot see it; "
+    f"{SHARE_OF_ROW}. Without learned tokens in front it is the probes' qiu2025_first_attention.",
     paper="Qiu et al. 2025 (arXiv 2505.06708)",
     range=FRACTION,
 )
@@ -82,8 +82,8 @@ ATTENTION = (
     Metric(
         "sink_rate",
         "percent",
-        "Sink rate of the first token: share of (row, layer, head) in which the mean row-normalised weight on it, over the "
-        f"queries that see it, exceeds {THRESHOLD}.",
+        "Sink rate of the first token: share of (row, layer, head) in which the mean weight on it, over the queries that see "
+        f"it, exceeds {THRESHOLD}; {SHARE_OF_ROW}.",
         paper="Gu et al. 2024 (arXiv 2410.10781)",
         range=PERCENTAGE,
     ),

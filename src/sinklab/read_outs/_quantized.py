@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.linear_maps import linear_map
 from sinklab.attention.names import named_modules
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.grids import Grid, RunningGrid, symmetric_grid
@@ -104,7 +105,7 @@ def _lay_grids(model: PreTrainedModel, weight_bits: int, activation_bits: int) -
             module.weight.copy_(weight_grid(module.weight, weight_bits)(module.weight))
             module.register_forward_pre_hook(_on_input(grid()), with_kwargs=True)
             module.register_forward_hook(_on_output(grid()))
-        elif isinstance(module, nn.Linear):
+        elif linear_map(module) is not None:
             raise UnsupportedModelError(
                 f"{name} is a {type(module).__name__}, not a plain nn.Linear; load the model without quantisation and adapters"
             )

@@ -19,7 +19,7 @@ SPIKE = 0.5
 SHARES = {"quarter": 0.25, "half": 0.5}
 
 _RATE = "Sink rate (gu2024) of the first token on the probe rows of the training"
-_WEIGHT = "Mean row-normalised weight on the first token on the probe rows"
+_WEIGHT = "Mean weight (qiu2025_first_attention) on the first token on the probe rows"
 _AT = {
     "start": "before the first step",
     "warm": "at the first measurement from the end of warm-up on",

@@ -11,10 +11,16 @@ from contextlib import contextmanager
 
 from sinklab.results.voice import Pace, is_watched
 
-__all__ = ["Cell", "Progress", "bars", "in_notebook", "notebook_bars", "silent"]
+__all__ = ["DONE", "DONE_OF_STAGE", "Cell", "Progress", "bars", "in_notebook", "notebook_bars", "silent"]
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage, what is done of it and its total."""
+
+DONE = "what is done and what there is in all"
+"""What follows one stage is called with, in words."""
+
+DONE_OF_STAGE = f"the stage, {DONE}"
+"""What a :data:`Progress` is called with, in words."""
 
 REFRESH = 0.2
 """Seconds between two drawings of a cell; every one is a message to the browser."""

@@ -1,4 +1,4 @@
-"""Arguments that are to be a path, a number or a whole number: anything else is refused by the name of the argument."""
+"""Arguments that are to be a path, a number or a function: anything else is refused by the name of the argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,20 @@ import os
 
 from sinklab.errors import ConfigurationError
 
-__all__ = ["require_number", "require_path", "require_whole"]
+__all__ = ["require_function", "require_number", "require_path", "require_whole"]
+
+
+def require_function(name: str, value: object, of: str) -> None:
+    """Refuse what is neither a function nor ``None``, such as a truth value in place of what follows the progress of a run.
+
+    Args:
+        of: what it is called with, in words.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if value is not None and not callable(value):
+        raise ConfigurationError(f"{name} is {_shown(value, 'of ')}; expected a function of {of}")
 
 
 def require_path(name: str, value: object) -> None:

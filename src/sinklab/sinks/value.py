@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.chosen_keys import first_keys, keys_of_document
+from sinklab.attention.operation import SHARE_OF_ROW
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import MOST
 from sinklab.results.naming import counted, quote
@@ -26,8 +27,8 @@ SinkPlace: TypeAlias = "int | Literal['null'] | Sink"
 """A position in the document, the null score, or a sink that was found elsewhere."""
 
 DEFINITION = (
-    "percent of (document, head) in which the mean row-normalised weight on the key, over the queries that see it, exceeds the "
-    "threshold; keys that fewer than half of the document's queries see are left out (Gu et al. 2024, arXiv 2410.10781)"
+    "percent of (document, head) in which the mean weight on the key, over the queries that see it, exceeds the threshold; "
+    f"{SHARE_OF_ROW}; keys that fewer than half of the document's queries see are left out (Gu et al. 2024, arXiv 2410.10781)"
 )
 
 

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias, get_args
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.bars import DONE
+from sinklab.results.required import require_function
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.stream import Stream
 
@@ -97,7 +99,9 @@ class Chat:
 
         Raises:
             InputError: an empty turn.
+            ConfigurationError: a ``progress`` that is no function.
         """
+        require_function("progress", progress, DONE)
         if not text.strip():
             raise InputError("there is nothing to answer: the turn is empty")
         first, turn = self.stream.position == 0, {"role": "user", "content": text}

@@ -17,6 +17,8 @@ from sinklab.attention.ranks import Ranks, ranks_of
 from sinklab.errors import InputError
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec
+from sinklab.results.bars import DONE
+from sinklab.results.required import require_function
 from sinklab.results.statistics import LEAST_PARTS, mean_interval
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
@@ -59,8 +61,10 @@ def losses(
 
     Raises:
         InputError: no token is left to score.
+        ConfigurationError: a ``progress`` that is no function.
         SinklabError: the policy cannot be had with this model; see :func:`~sinklab.streaming.reader.open_reader`.
     """
+    require_function("progress", progress, DONE)
     batch, length = tokens.shape
     if not 1 <= first < length:
         raise InputError(
@@ -160,8 +164,10 @@ def decoding(
 
     Raises:
         InputError: more than one row, or fewer tokens than steps.
+        ConfigurationError: a ``progress`` that is no function.
         SinklabError: a policy cannot be had with this model.
     """
+    require_function("progress", progress, DONE)
     if len(tokens) != 1 or tokens.shape[1] <= warm_up + steps:
         raise InputError(
             f"decoding is timed on one row of more than {warm_up} + {steps} tokens; got {len(tokens)} of {tokens.shape[1]}"

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import PolicySpec
-from sinklab.results.required import require_whole
+from sinklab.results.bars import DONE
+from sinklab.results.required import require_function, require_whole
 from sinklab.streaming.base import Reader
 from sinklab.streaming.decoding import TextDecoder, Tokenizer
 from sinklab.streaming.fitting import fitting_policy
@@ -123,8 +124,10 @@ class Stream:
 
         Raises:
             InputError: nothing to read, text without a tokenizer, or ids that the model does not have.
-            ConfigurationError: another number of rows than before, or several documents packed into a row.
+            ConfigurationError: another number of rows than before, several documents packed into a row, or a ``progress`` that
+                is no function.
         """
+        require_function("progress", progress, DONE)
         ids, mask = self._rows(given, attention_mask)
         if self._ended and len(ids) != len(self._ended):
             raise ConfigurationError(f"the stream has {len(self._ended)} rows and is fed {len(ids)}; begin another one")
@@ -145,7 +148,11 @@ class Stream:
 
         Args:
             progress: as for :meth:`feed`, of the columns that were left.
+
+        Raises:
+            ConfigurationError: a ``progress`` that is no function.
         """
+        require_function("progress", progress, DONE)
         total = self.unread
         while self._unread is not None:
             (ids, mask), self._unread = self._unread, None  # what a model refuses is not read again

@@ -35,8 +35,9 @@ from typing import (
 from typing_extensions import Doc
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.bars import DONE_OF_STAGE
 from sinklab.results.folder import default_out
-from sinklab.results.required import require_path, require_whole
+from sinklab.results.required import require_function, require_path, require_whole
 from sinklab.results.run import Progress
 
 if TYPE_CHECKING:
@@ -220,8 +221,8 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     """The value; where a number is declared, as one of Python, which runs can record, and not of numpy.
 
     Raises:
-        ConfigurationError: no number, one with a fraction in place of a whole one, no path, or one thing in place of a list of
-            them.
+        ConfigurationError: no number, one with a fraction in place of a whole one, no path, no function, or one thing in place
+            of a list of them.
     """
     text = str(function.__annotations__.get(name, ""))
     declared = _declared(function, name)
@@ -232,6 +233,8 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
         raise ConfigurationError(f"`{name}` is {value!r}; expected a list, also of one")
     if Path in declared:
         require_path(f"`{name}`", value)
+    if Progress in declared:
+        require_function(f"`{name}`", value, DONE_OF_STAGE)
     try:
         if declared <= {int, type(None)}:
             return value if isinstance(value, bool) else operator.index(value)

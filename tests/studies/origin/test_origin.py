@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers as T
+from tests.models.adapted import with_adapters
 
 from sinklab import find_origin
 from sinklab.corpora.samples import Samples
@@ -41,6 +42,17 @@ def tokens(samples: int = 6, length: int = 12) -> torch.Tensor:
     ids = torch.randint(3, 60, (samples, length), generator=torch.Generator().manual_seed(1))
     ids[:, 0] = 0
     return ids
+
+
+class Scaled(torch.nn.Module):
+    """A map that is linear and no ``nn.Linear``."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weights = torch.nn.Parameter(linear.weight.detach())
+
+    def forward(self, hidden):
+        return hidden @ self.weights.T
 
 
 def forward_of(model):
@@ -554,6 +566,39 @@ def test_experts_whose_arithmetic_is_not_known_are_not_split(samples):
         split.why
         == "model.layers.1.mlp.experts keeps the weights of its experts in a form that is not known, so they cannot be split"
     )
+
+
+def test_adapters_in_the_maps_are_part_of_what_they_write(samples):
+    maps = [f"model.layers.0.{name}_proj" for name in ("mlp.down", "mlp.up", "self_attn.o")]
+    found, expected = (
+        origin_of(model, samples, controls=2) for model in with_adapters(planted(writes=3.0, reads=SPIKE), *maps)
+    )
+    assert (found["block"], found["sublayer"], found["unit_kind"]) == (0, "mlp", "neuron")
+    assert [unit["unit"] for unit in found["units"]] == [unit["unit"] for unit in expected["units"]]
+    for own, other in zip(found["weights"], expected["weights"], strict=True):
+        assert (own["parameter"], own["part"], own["rank"]) == (other["parameter"], other["part"], other["rank"])
+        assert own["value"] == pytest.approx(other["value"], rel=1e-6)
+    assert found["error"] < 1e-6  # of what is summed over units, as without adapters
+
+
+def test_a_write_that_adapters_do_not_just_add_to_is_not_split(samples):
+    model, _ = with_adapters(planted(writes=3.0, reads=SPIKE), "model.layers.0.mlp.down_proj", dora=True)
+    found = origin_of(model, samples)
+    assert (found["sublayer"], found["units"]) == ("mlp", [])
+
+
+def test_writes_of_maps_that_are_not_known_are_those_of_their_own_modules(samples):
+    torch.manual_seed(0)
+    model = T.LlamaForCausalLM(T.LlamaConfig(**SIZES, **ENDS)).eval()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj, layer.mlp.down_proj = Scaled(layer.self_attn.o_proj), Scaled(layer.mlp.down_proj)
+    writes = find_structure(model, lambda: model(samples.tokens)).sublayers
+    assert [(write.kind, write.attention) for write in writes] == [
+        ("attention", "model.layers.0.self_attn"),
+        ("mlp", None),
+        ("attention", "model.layers.1.self_attn"),
+        ("mlp", None),
+    ]
 
 
 def test_a_block_that_cannot_be_split_is_taken_as_a_whole(samples):

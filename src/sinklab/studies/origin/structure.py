@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.linear_maps import linear_map
 from sinklab.attention.names import named_modules
 from sinklab.errors import UnsupportedModelError
 
@@ -115,8 +115,9 @@ def hooked(register: Callable[[list[RemovableHandle]], None]) -> Iterator[None]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it is a linear map with its weights as floating-point numbers."""
-    return isinstance(module, (nn.Linear, Conv1D)) and module.weight.is_floating_point()
+    """Whether it is a linear map with its weights as floating-point numbers, whatever adapters are put round it."""
+    core = linear_map(module)
+    return core is not None and core.weight.is_floating_point()
 
 
 @dataclasses.dataclass(eq=False)
@@ -290,8 +291,8 @@ def _sublayer(index: int, scale: float, events: list[_Event], anatomy: Anatomy) 
     """A write with its kind and the linear map behind it; its numbers are filled in by the caller."""
     source = events[index]
     assert source.returned is not None
-    projections = {anatomy.projection_name(name): name for name in anatomy.attention}
-    writer = None
+    projections = {projection: name for name in anatomy.attention if (projection := anatomy.projection_name(name)) is not None}
+    writer: str | None = None
     for event in reversed(events[: index + 1]):
         module = anatomy.modules[event.name]
         if event.returned is None or not (is_linear(module) or is_experts(module)):
@@ -302,7 +303,7 @@ def _sublayer(index: int, scale: float, events: list[_Event], anatomy: Anatomy) 
     mixture = [event.name for event in events[: index + 1] if is_experts(anatomy.modules[event.name])]
     if writer is None:  # of experts and what stands beside them (shared experts) the experts are split
         writer = next((name for name in reversed(mixture) if name.startswith(f"{source.name}.")), None)
-    near = projections.get(writer) or next(
+    near = projections.get(writer or "") or next(
         (name for name in anatomy.attention if _related(name, source.name) and _ran(name, events)), None
     )
     kind: Kind = "mlp" if near is None else "cross-attention" if anatomy.is_cross(near) else "attention"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from sinklab.attention.linear_maps import linear_map, weight_of
 from sinklab.attention.names import named_modules
-from sinklab.attention.placement import held
 from sinklab.studies.origin.structure import Sublayer, is_experts, is_linear
 
 __all__ = ["Experts", "Linear", "Routing", "Weight", "Writer", "writer_of"]
@@ -93,14 +93,14 @@ class Linear(Writer):
 
     Args:
         name, module: of the map.
+        weight: with which it acts, as :func:`~sinklab.attention.linear_maps.weight_of` has it.
         heads: of the attention in front of it; ``None`` for neurons.
         readers: linear maps of the same sublayer that give the neurons, by qualified name.
     """
 
-    def __init__(self, name: str, module: nn.Module, heads: int | None, readers: dict[str, nn.Module]) -> None:
+    def __init__(self, name: str, module: nn.Module, weight: Tensor, heads: int | None, readers: dict[str, nn.Module]) -> None:
         self.path, self.module, self.readers = name, module, readers
-        weight = held(module, "weight")
-        self._weight = weight if isinstance(module, Conv1D) else weight.T  # (columns, width)
+        self._weight = weight.T  # (columns, width)
         columns = self._weight.shape[0]
         self.kind = "neuron" if heads is None else "head"
         self.units = heads or columns
@@ -118,20 +118,22 @@ class Linear(Writer):
         return self._weight[columns.to(self._weight.device)]
 
     def bias(self) -> Tensor | None:
-        bias = getattr(self.module, "bias", None)
+        bias = getattr(linear_map(self.module), "bias", None)
         return bias.detach() if isinstance(bias, Tensor) else None
 
     def weights(self, unit: int) -> list[Weight]:
-        transposed = isinstance(self.module, Conv1D)
+        transposed = isinstance(linear_map(self.module), Conv1D)
         if self.kind == "head":
             part = f"{unit * self.size}:{(unit + 1) * self.size}"
             whole = self._weight.unflatten(0, (self.units, self.size)).flatten(1)
             return [_weight(f"{self.path}.weight", f"[{part}]" if transposed else f"[:, {part}]", "writes", whole, unit)]
         weights = [_weight(f"{self.path}.weight", f"[{unit}]" if transposed else f"[:, {unit}]", "writes", self._weight, unit)]
         for name, module in self.readers.items():
-            rows = held(module, "weight").T if isinstance(module, Conv1D) else held(module, "weight")
+            rows = weight_of(module)
+            if rows is None:
+                continue
             for row in range(unit, len(rows), self.units):  # fused gate and up: the same neuron in both halves
-                part = f"[:, {row}]" if isinstance(module, Conv1D) else f"[{row}]"
+                part = f"[:, {row}]" if isinstance(linear_map(module), Conv1D) else f"[{row}]"
                 weights.append(_weight(f"{name}.weight", part, "reads", rows, row))
         return weights
 
@@ -257,23 +259,25 @@ def writer_of(model: nn.Module, sublayer: Sublayer, heads: int | None) -> Writer
     module = modules[sublayer.writer]
     if is_experts(module):
         return Experts(sublayer.writer, module)
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    width, columns = (weight.shape[1], weight.shape[0]) if isinstance(module, Conv1D) else weight.shape
+    weight = weight_of(module)
+    if weight is None:  # adapters do other than add to it
+        return None
+    width, columns = weight.shape
     if sublayer.kind != "mlp":
-        return Linear(sublayer.writer, module, heads, {}) if heads and not columns % heads else None
+        return Linear(sublayer.writer, module, weight, heads, {}) if heads and not columns % heads else None
     readers = {
         name: other
         for name, other in modules.items()
         if name != sublayer.writer and is_linear(other) and _reads(other, width, columns) and _beside(name, sublayer.writer)
     }
-    return Linear(sublayer.writer, module, None, readers)
+    return Linear(sublayer.writer, module, weight, None, readers)
 
 
 def _reads(module: nn.Module, width: int, columns: int) -> bool:
     """Whether a linear map takes hidden states and gives the neurons, or gate and neurons in one."""
-    assert isinstance(module.weight, Tensor)
-    inputs, outputs = module.weight.shape if isinstance(module, Conv1D) else reversed(module.weight.shape)
+    core = linear_map(module)
+    assert core is not None
+    inputs, outputs = core.weight.shape if isinstance(core, Conv1D) else reversed(core.weight.shape)
     return inputs == width and outputs in (columns, 2 * columns)
 
 

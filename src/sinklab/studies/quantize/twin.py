@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.names import named_modules, plain_module, submodule
+from sinklab.attention.linear_maps import linear_map
+from sinklab.attention.names import named_modules, of_peft, plain_module, submodule
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.grids import Grid, affine_grid, symmetric_grid
@@ -206,11 +207,12 @@ class Twin:
         self._codes: dict[tuple[str, int], WeightCodes] = {}
         for name, module in list(named_modules(self.model)):
             layer = next((number for number, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
-            if layer is None or not isinstance(module, (nn.Linear, Conv1D)):
+            if layer is None or linear_map(module) is None:
                 continue
-            if type(module) not in (nn.Linear, Conv1D):
+            if not isinstance(module, (nn.Linear, Conv1D)) or type(module) not in (nn.Linear, Conv1D):
                 raise UnsupportedModelError(
-                    f"{name} is a {type(module).__name__}, not a plain nn.Linear; load the model without adapters"
+                    f"{name} is a {type(module).__name__}{' of PEFT' if of_peft(module) else ''}, not a plain nn.Linear; load "
+                    "the model without adapters, or put them into its weights (merge_and_unload() of PEFT)"
                 )
             self._replace(name, module, layer)
         if not self._maps:
