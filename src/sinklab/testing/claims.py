@@ -91,8 +91,8 @@ def _produced(check: Checks, claim: Claim) -> set[str] | None:
             known = variant in trained or claim.measure is not None
             check.require(known, "variants", f"{part.says!r} to speak of {', '.join(sorted(trained))}", variant)
             if variant in trained and produced is not None:
-                given = ", ".join(sorted(produced))
-                check.require(metric in produced, "metrics", f"{part.says!r} to need one of {given}", metric)
+                names = ", ".join(sorted(produced))
+                check.require(metric in produced, "metrics", f"{part.says!r} to need one of {names}", metric)
     return produced
 
 
@@ -109,8 +109,8 @@ def _on_checkpoint(check: Checks, claim: Claim, produced: set[str] | None) -> No
         _either_way(check, part)
         for label, metric in sorted(part.effect.needs()) if how.measure is None else ():
             known = label == how.label and metric not in ALWAYS and (produced is None or metric in produced)
-            found = f"{metric} of {label}"
-            check.require(known, "checkpoint", f"{part.says!r} to need numbers of its read-outs", found)
+            number = f"{metric} of {label}"
+            check.require(known, "checkpoint", f"{part.says!r} to need numbers of its read-outs", number)
 
 
 def _either_way(check: Checks, part: Part) -> None:

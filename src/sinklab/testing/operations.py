@@ -71,8 +71,8 @@ def check_operation(operation: Operation) -> None:
     _check_weights(checks, operation, scores, None)
     if null is not None:
         for size in (1.0, 20.0, -20.0):
-            given = size * (torch.randn(2, 4, 7, generator=generator) if size == 1.0 else torch.ones(1, 4, 1))
-            _check_weights(checks, operation, scores, given)
+            null_scores = size * (torch.randn(2, 4, 7, generator=generator) if size == 1.0 else torch.ones(1, 4, 1))
+            _check_weights(checks, operation, scores, null_scores)
     _check_outputs(checks, operation, call)
     _check_gradients(checks, operation, call)
     for path in PATHS:
@@ -160,8 +160,8 @@ def _check_weights(checks: Checks, operation: Operation, scores: Tensor, null: T
 
     parts = torch.cat([rows(0, 1), rows(1, 4), rows(4, 7)], dim=2)
     checks.close(parts, rows(0, 7), 1e-12, "blocks", "weights of a block of rows")
-    everything, seen = operation.weights(scores, None, null), operation.weights(scores, torch.ones_like(causal), null)
-    checks.close(everything, seen, 1e-6, "hidden keys", "weights with visible=None and with all keys visible")
+    everything, all_visible = operation.weights(scores, None, null), operation.weights(scores, torch.ones_like(causal), null)
+    checks.close(everything, all_visible, 1e-6, "hidden keys", "weights with visible=None and with all keys visible")
 
     extreme = (torch.sign(scores) * 1e4).requires_grad_()
     weights = operation.weights(extreme, holes, null)
@@ -236,8 +236,8 @@ def _check_gradients(checks: Checks, operation: Operation, call: _Call) -> None:
     names = list(state)
     rows = slice(0, 4)
     small = [tensor[:1, :, rows] for tensor in (queries, keys, values)]
-    given = [state[name][:1, rows] if name == "layer_input" else state[name] for name in names]
-    points = [tensor.clone().requires_grad_() for tensor in (*small, *given)]
+    state_rows = [state[name][:1, rows] if name == "layer_input" else state[name] for name in names]
+    points = [tensor.clone().requires_grad_() for tensor in (*small, *state_rows)]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
         return operation.head_outputs(q, k, v, call.causal[rows, rows], _SCALING, dict(zip(names, rest, strict=True)))[0]

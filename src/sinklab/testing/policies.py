@@ -193,12 +193,12 @@ def _first(flags: Tensor) -> int:
 def _check_slots(checks: Checks, policy: SlotPolicy, table: Tensor, query: int, slot: int, row: Tensor) -> None:
     checks.require(0 <= slot < len(table), "slots", f"a slot from 0 to {len(table) - 1} for token {query}", slot)
     pinned = list(policy.pinned)
-    wanted = pinned.index(query) if query in pinned else None
-    fits = slot == wanted if wanted is not None else slot >= len(pinned)
-    checks.require(fits, "slots", f"slot {'behind the pinned' if wanted is None else wanted} for token {query}", slot)
+    own_slot = pinned.index(query) if query in pinned else None
+    fits = slot == own_slot if own_slot is not None else slot >= len(pinned)
+    checks.require(fits, "slots", f"slot {'behind the pinned' if own_slot is None else own_slot} for token {query}", slot)
     table[slot] = query
-    held, seen = sorted(table[table >= 0].tolist()), row.nonzero().flatten().tolist()
-    different = set(seen) - set(held) if policy.holds_more else set(held) ^ set(seen)
+    held, visible = sorted(table[table >= 0].tolist()), row.nonzero().flatten().tolist()
+    different = set(visible) - set(held) if policy.holds_more else set(held) ^ set(visible)
     checks.require(
         not different,
         "slots",
@@ -208,7 +208,7 @@ def _check_slots(checks: Checks, policy: SlotPolicy, table: Tensor, query: int, 
     if policy.positions == "in_cache":
         evicted = policy.evicted(torch.tensor(query)).tolist()
         for index, token in enumerate(pinned):
-            missing = query - token - sum(token < other <= query for other in seen)
+            missing = query - token - sum(token < other <= query for other in visible)
             if token <= query:
                 checks.require(
                     evicted[index] == missing,
@@ -217,7 +217,9 @@ def _check_slots(checks: Checks, policy: SlotPolicy, table: Tensor, query: int, 
                     evicted[index],
                 )
         gaps = [
-            token for token in seen if token not in pinned and query - token != sum(token < other <= query for other in seen)
+            token
+            for token in visible
+            if token not in pinned and query - token != sum(token < other <= query for other in visible)
         ]
         checks.require(
             not gaps,
@@ -357,9 +359,9 @@ def _check_growth(checks: Checks, policy: ScoredPolicy, keys: Tensor, values: Te
     before, weights = torch.rand(2, *nothing.shape, generator=generator)
     if not policy.needs_weights:
         before = weights = nothing
-    found = policy.score(first + growth * before, keys, values, weights if policy.needs_weights else None)
+    score = policy.score(first + growth * before, keys, values, weights if policy.needs_weights else None)
     # Sums of two products in float32, of numbers of size 10.
-    checks.close(found, first + growth * (before + weights), 1e-5, "growth", "the score of a token that is attended to")
+    checks.close(score, first + growth * (before + weights), 1e-5, "growth", "the score of a token that is attended to")
 
 
 class _MaskedHeads(seam.Observer):

@@ -72,15 +72,15 @@ class Reference:
         """
         if name not in self.numbers:
             raise InputError(f"no definition is called {name!r}; known: {', '.join(self.numbers)}")
-        expected, found = self.numbers[name], np.asarray(numbers, dtype=np.float64)
-        if found.shape != expected.shape:
-            raise InputError(f"{self.model}: {name} has shape {found.shape}; expected (layers, heads) {expected.shape}")
+        expected, measured = self.numbers[name], np.asarray(numbers, dtype=np.float64)
+        if measured.shape != expected.shape:
+            raise InputError(f"{self.model}: {name} has shape {measured.shape}; expected (layers, heads) {expected.shape}")
         allowed = self.tolerances[name] if tolerance is None else tolerance
-        off = np.where(np.isnan(found), np.inf, abs(found - expected))
+        off = np.where(np.isnan(measured), np.inf, abs(measured - expected))
         layer, head = np.unravel_index(off.argmax(), off.shape)
         if off[layer, head] > allowed:
             raise ContractError(
-                f"{self.model}: {name} of head {layer}.{head} is {found[layer, head]:.6g}, expected "
+                f"{self.model}: {name} of head {layer}.{head} is {measured[layer, head]:.6g}, expected "
                 f"{expected[layer, head]:.6g} within {allowed:.1e}; {(off > allowed).sum()} of {off.size} heads differ"
             )
 

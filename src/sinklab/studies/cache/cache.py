@@ -168,8 +168,9 @@ def compare_policies(
             table = append([table, integers])
         if sources:
             advised = summary["recommended"]
-            wanted = max(sinks) if advised is None or "pinned" in advised else advised["num_sinks"]  # heads keep first tokens
-            num_sinks = sinks_with_room(loaded, rows, sources=sources, budgets=budgets, sinks=sinks, advised=wanted)
+            # Heads keep first tokens, whatever else is advised.
+            advised_sinks = max(sinks) if advised is None or "pinned" in advised else advised["num_sinks"]
+            num_sinks = sinks_with_room(loaded, rows, sources=sources, budgets=budgets, sinks=sinks, advised=advised_sinks)
             summary["per_head"] = head_budgets(
                 loaded, rows, selection, sources=sources, budgets=budgets, num_sinks=num_sinks, seed=seed, progress=run.progress
             )

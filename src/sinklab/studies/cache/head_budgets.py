@@ -237,8 +237,8 @@ class _OneSize:
             raise ConfigurationError(_no_room(self.budget, self.most))
         windows = min(candidates, key=lambda candidate: estimate(self.selected(candidate)).mean)
         policy = PerHead(budgets=self._budgets(windows))
-        found = self._losses(self.rows, policy)
-        gap, hoped = estimate(found - self.reference), estimate(self.selected(windows))
+        losses = self._losses(self.rows, policy)
+        gap, hoped = estimate(losses - self.reference), estimate(self.selected(windows))
         cut = sorted(head for head in self.heads if windows[head] < self.window)
         return {
             "source": source,
@@ -253,12 +253,12 @@ class _OneSize:
                 for (layer, head), sizes in costs.items()
                 for window, cost in sizes.items()
             ],
-            "loss": estimate(found).mean,
+            "loss": estimate(losses).mean,
             "uniform_loss": estimate(self.reference).mean,
             "gap": {"mean": gap.mean, "low": gap.low, "high": gap.high},
             "selection_gap": {"mean": hoped.mean, "low": hoped.low, "high": hoped.high},
             "bytes_ratio": _bytes(self.loaded, policy, self.rows) / _bytes(self.loaded, self.uniform, self.rows),
-            "scored_tokens": found.numel(),
+            "scored_tokens": losses.numel(),
             "selection_tokens": self.plain.numel(),
             "fingerprint": fingerprint(self.loaded.model, rounded=True),
         }

@@ -71,8 +71,8 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
         raise ConfigurationError(f"`sinks` {list(sinks)} must be numbers of tokens, 0 or more")
     if windows is None:
         half = min((trained_length(loaded.model) or 2 * LARGEST_WINDOW) // 2, LARGEST_WINDOW)
-        seen = most_slots(loaded.model)
-        half = half if seen is None else min(half, seen - 1)  # one slot is the query's own
+        most = most_slots(loaded.model)
+        half = half if most is None else min(half, most - 1)  # one slot is the query's own
         windows = [half // 2, half] if half // 2 > max(sinks) else [half]
     if not windows or min(windows) <= max(sinks):
         raise ConfigurationError(
@@ -305,12 +305,12 @@ def each_once(plan: Iterable[tuple[Policy, int | None]]) -> list[tuple[Policy, i
     Raises:
         ConfigurationError: two that do not read alike are called alike.
     """
-    found: dict[tuple[Policy, int | None], tuple[Policy, int | None]] = {}
+    unique: dict[tuple[Policy, int | None], tuple[Policy, int | None]] = {}
     named: dict[str, Policy] = {}
     for policy, budget in plan:
-        if found.setdefault((plain(policy), budget), (policy, budget))[0] is policy:
+        if unique.setdefault((plain(policy), budget), (policy, budget))[0] is policy:
             require_one_name(policy, named.setdefault(label(policy), policy))
-    return list(found.values())
+    return list(unique.values())
 
 
 def require_one_name(policy: Policy, first: Policy) -> None:

@@ -72,8 +72,8 @@ def quantized_caches(
     """
     for kind in kinds:
         read_bits(kind)
-    model, seen = loaded.model, most_slots(loaded.model)
-    short = rows[:, : min(rows.shape[1], trained_length(model) or rows.shape[1], seen or rows.shape[1])]
+    model, most = loaded.model, most_slots(loaded.model)
+    short = rows[:, : min(rows.shape[1], trained_length(model) or rows.shape[1], most or rows.shape[1])]
     sinks = tuple(find_sinks(model, short[:, :FOUND_IN]).positions_in_text)
     whole: dict[str, tuple[int, ...]] = {
         "nothing": (),
@@ -81,9 +81,9 @@ def quantized_caches(
         "the sinks found": sinks,
         "the largest activations": _largest(model, short[:, :FOUND_IN]),
     }
-    if seen is not None:  # slots of pinned tokens and of the one at hand are among those that the narrowest layer sees
-        short = short[:, : seen - 1 - max(map(len, whole.values()))]
-        budget = min(budget, seen - 1 - len(sinks))
+    if most is not None:  # slots of pinned tokens and of the one at hand are among those that the narrowest layer sees
+        short = short[:, : most - 1 - max(map(len, whole.values()))]
+        budget = min(budget, most - 1 - len(sinks))
     cells = [(names, pinned, short.shape[1], short) for pinned, names in _by_positions(whole).items()]
     cells.append((_by_positions(whole)[sinks], sinks, budget, rows))
     entries: list[QuantizedEntry] = []

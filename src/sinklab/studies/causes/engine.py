@@ -282,7 +282,7 @@ def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> st
     own = SharedHead(of_heads(call, [chosen]))
     edits = [(chosen, own.outputs([])), (chosen, own.outputs(interventions))]
     with attend(plan.replay.model, interventions=interventions, verify=False):
-        wanted = plan.outputs(plan.replay.model(**recording.part.inputs), recording)
+        expected_outputs = plan.outputs(plan.replay.model(**recording.part.inputs), recording)
     weight, reason = plan.replay.linear_map(recording, name), None
     for way in [weight, None] if weight is not None else [None]:
         plan.replay.maps.pop(name, None)
@@ -296,7 +296,7 @@ def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> st
         logits = plan.replay.logit_map()
         if logits is not None:
             replayed = nn.functional.linear(replayed, logits.weight, logits.bias)
-        pairs = zip(replayed.split(len(expected)), (expected, wanted), strict=True)
+        pairs = zip(replayed.split(len(expected)), (expected, expected_outputs), strict=True)
         plain, edited = (_error(index, other) for index, other in pairs)
         if max(plain, edited) <= ROUNDING:
             return None
@@ -319,17 +319,17 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 def _recordings(plan: _Plan, part: Samples) -> Iterator[tuple[Recording, Changes]]:
     """Runs of the unedited model, one or, if not all calls can be held together, several."""
-    wanted, logits = plan.modules, plan.replay.logit_map()
+    modules, logits = plan.modules, plan.replay.logit_map()
     changes: Changes | None = None
-    while wanted:
-        recording = plan.replay.record(part, wanted, ROOM)
+    while modules:
+        recording = plan.replay.record(part, modules, ROOM)
         if changes is None:
             outputs = plan.outputs(recording.outputs, recording)
             if logits is not None:
                 changes = plan.readout.compare_hidden(outputs, logits, part)
             changes = plan.readout.compare(outputs, part) if changes is None else changes
         yield recording, changes
-        wanted = recording.left
+        modules = recording.left
 
 
 def _stacks(plan: _Plan, recording: Recording, start: int) -> Iterator[_Stack]:
@@ -364,8 +364,8 @@ def _edits_of_a_stack(plan: _Plan, recording: Recording, call: AttentionCall) ->
 
 def _run(plan: _Plan, recording: Recording, changes: Changes, stack: _Stack) -> tuple[Tensor, Tensor]:
     """Change of the loss, and divergence, ``(edits, samples, seq_len)``."""
-    found = plan.replay.run(recording, stack.module, stack.edits)
-    return changes.changes(plan.outputs(found, recording))
+    outputs = plan.replay.run(recording, stack.module, stack.edits)
+    return changes.changes(plan.outputs(outputs, recording))
 
 
 def _bytes(tensor: Tensor) -> int:

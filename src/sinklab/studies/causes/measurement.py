@@ -229,11 +229,13 @@ def texts_of_budget(
     Raises:
         SinklabError: see :func:`~sinklab.studies.causes.texts.texts_of`.
     """
-    found = [resolve_corpus(domain) for domain in domains]
-    labels = [corpus.name if domain == corpus.name else corpus.label for domain, corpus in zip(domains, found, strict=True)]
+    resolved_corpora = [resolve_corpus(domain) for domain in domains]
+    labels = [
+        corpus.name if domain == corpus.name else corpus.label for domain, corpus in zip(domains, resolved_corpora, strict=True)
+    ]
     if len(set(labels)) < len(labels):  # files of one name in two folders
         labels = [domain if isinstance(domain, str) else domain.name for domain in domains]
-    corpora = list(zip(labels, found, strict=True))
+    corpora = list(zip(labels, resolved_corpora, strict=True))
     count, length = TEXTS[budget] if texts is None else texts, usual_length(loaded) if seq_len is None else seq_len
     return texts_of(loaded, corpora, texts=count, seq_len=length, seed=seed, bos=bos)
 

@@ -65,8 +65,8 @@ class Claim:
 
     def __str__(self) -> str:
         """``an output of 0 costs +0.0042 [-0.0010, +0.0094]``."""
-        edit, seen = EDITS[self.name.removesuffix(" costs nothing")], self.interval
-        return f"{edit} costs {seen.mean:+z.4f} [{seen.low:+z.4f}, {seen.high:+z.4f}]"
+        edit, interval = EDITS[self.name.removesuffix(" costs nothing")], self.interval
+        return f"{edit} costs {interval.mean:+z.4f} [{interval.low:+z.4f}, {interval.high:+z.4f}]"
 
 
 def reason_of(rules: Mapping[str, Sequence[Claim]], critical: float, decided: Sequence[str]) -> Reason:

@@ -107,11 +107,11 @@ class Replay:
 
     def linear_map(self, recording: Recording, name: str) -> Tensor | None:
         """What :attr:`maps` may hold for a run of a module; to be proved."""
-        call, given = recording.calls[name], recording.course.given[name]
+        call, outputs = recording.calls[name], recording.course.given[name]
         assert call.head_outputs is not None
         heads, width = call.head_outputs.shape[2:]
-        output = next(tensors_of(given), None)  # a model's own output class has no first member
-        if output is None or not isinstance(given, (Tensor, tuple)) or output.shape[:2] != call.head_outputs.shape[:2]:
+        output = next(tensors_of(outputs), None)  # a model's own output class has no first member
+        if output is None or not isinstance(outputs, (Tensor, tuple)) or output.shape[:2] != call.head_outputs.shape[:2]:
             return None
         weight = self.anatomy.projection_weight(run_of(name)[0], heads * width)
         if output.shape[2:].numel() == heads * width and output.reshape(call.head_outputs.shape).equal(call.head_outputs):

@@ -89,20 +89,20 @@ class Resumable:
                 def shown(stage: str, step: int, total: int, done: int = done, share: int = len(part)) -> None:
                     self.progress(stage, round(100 * (done + share * step / total)), 100 * len(heads))
 
-                found = measure_effects(
+                effects = measure_effects(
                     self.model, self.texts.samples, self.texts.readout, self.variants, part,
                     batch_size=self.request.batch_size, progress=shown,
                 )  # fmt: skip
-                self.store.put(*key, found.record, _arrays(found))
+                self.store.put(*key, effects.record, _arrays(effects))
             else:
                 names = [variant.name for variant in self.variants]
-                found = Effects(
+                effects = Effects(
                     names, part, self.texts.samples.domain_names, unit=self.texts.readout.unit, record=saved.record,
                     **saved.arrays,
                 )  # fmt: skip
-            parts.append(found)
+            parts.append(effects)
             done += len(part)
-        return _joined(parts, {module: how for found in parts for module, how in found.record.items()})
+        return _joined(parts, {module: how for effects in parts for module, how in effects.record.items()})
 
     def of_groups(self, groups: Sequence[HeadGroup], names: Sequence[str] = EDITS) -> Effects[HeadGroup]:
         """Effects on groups of heads, by the whole model, each group kept when it is done.
@@ -125,16 +125,16 @@ class Resumable:
                 def shown(stage: str, step: int, total: int, done: int = number) -> None:
                     self.progress("groups", round(100 * (done + step / total)), 100 * len(groups))
 
-                found = one_by_one(
+                effects = one_by_one(
                     self.model, samples, readout, variants, [group], batch_size=self.request.batch_size, progress=shown
                 )
-                self.store.put("group", settings, self._sources, None, _arrays(found))
+                self.store.put("group", settings, self._sources, None, _arrays(effects))
             else:
-                found = Effects(
+                effects = Effects(
                     [variant.name for variant in variants], [group], samples.domain_names, unit=readout.unit, record={},
                     **saved.arrays,
                 )  # fmt: skip
-            parts.append(found)
+            parts.append(effects)
         return _joined(parts, {})
 
     def of_halves(self, halves: Mapping[Head, Samples]) -> dict[Head, Effects]:

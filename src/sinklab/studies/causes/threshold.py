@@ -90,11 +90,11 @@ def minimal_effect_of(effects: Effects[HeadGroup]) -> MinimalEffect:
 
 
 def _seen(worth: dict[str, dict[str, Interval]]) -> str:
-    seen = {
+    costs_by_domain = {
         domain: f"an output of 0 costs {_words(costs['zero'])}, that of another text {_words(costs['resample'])}"
         for domain, costs in worth.items()
     }
-    return "; ".join(f"on {domain} {words}" if len(seen) > 1 else words for domain, words in seen.items())
+    return "; ".join(f"on {domain} {words}" if len(costs_by_domain) > 1 else words for domain, words in costs_by_domain.items())
 
 
 def _words(cost: Interval) -> str:

@@ -33,15 +33,15 @@ def candidates(labels: Sequence[HeadLabel], sinks: Sinks, samples: Samples, *, l
     """
     counts = [(samples.domains == number).any(1).sum() for number in range(len(samples.domain_names))]
     weights = dict(zip(sinks.heads, sinks.weights.tolist(), strict=True))
-    found = [
+    heads = [
         label.head
         for label in labels
         if sinks.main is not None
         and weights[label.head] >= RESTS / 5
         and not {"dormant", "broadcast", "unneeded"} >= set(label.by_domain.values())
     ]
-    needed = least_texts(2 * len(samples.domain_names) * len(RULES), level / max(1, len(found)))
-    return found if min(counts) >= needed else []
+    needed = least_texts(2 * len(samples.domain_names) * len(RULES), level / max(1, len(heads)))
+    return heads if min(counts) >= needed else []
 
 
 @torch.no_grad()
@@ -107,14 +107,14 @@ def switches_within(
         if min(counts) >= least_texts(len(counts) * len(RULES), level / len(heads)):  # else it rests nowhere, or everywhere
             halves[head] = parted
     effects = measure(halves) if halves else {}
-    found = []
+    new_labels = []
     for label in labels:
         if label.head not in effects:
-            found.append(label)
+            new_labels.append(label)
             continue
         (own,) = label_heads(effects[label.head], sinks, level=level / len(heads), minimal_effect=minimal_effect)
-        found.append(with_halves(label, own.by_domain))
-    return found
+        new_labels.append(with_halves(label, own.by_domain))
+    return new_labels
 
 
 def split(samples: Samples, rests: Tensor) -> Samples:

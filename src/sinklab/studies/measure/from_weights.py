@@ -67,11 +67,11 @@ class MeasuredWeights:
     def __repr__(self) -> str:
         layers, samples, heads, queries, keys = self.shape
         main = self.sinks.main
-        found = f"sink at {main.describe()}, {main.sinking} of {counted(len(self.sinks.heads), 'head')}" if main else "no sink"
+        sinks = f"sink at {main.describe()}, {main.sinking} of {counted(len(self.sinks.heads), 'head')}" if main else "no sink"
         counts = {"layer": layers, "sample": samples, "head": heads}
         read = ", ".join(counted(number, noun) for noun, number in counts.items())
         read += f", {'1 query' if queries == 1 else f'{queries:,} queries'}, {counted(keys, 'key')}"
-        return f"MeasuredWeights({read}; {found})"
+        return f"MeasuredWeights({read}; {sinks})"
 
 
 def from_weights(
@@ -230,18 +230,18 @@ def _what(fault: Fault, layer: int, layers: int) -> str:
 def _require_reach(calls: Sequence[GivenCall], causal: bool) -> None:
     """Refuse weights that keep to a window of which nothing was said, or see nothing ahead where that was allowed."""
     for number, call in enumerate(calls):
-        seen = reach(call)
-        if seen.whole:
+        extent = reach(call)
+        if extent.whole:
             continue
-        if not causal and seen.ahead <= 0:
+        if not causal and extent.ahead <= 0:
             raise InputError(
                 f"`weights`: in layer {number} no query gives anything to a later key, so these are causal weights; give "
                 "causal=True: keys would be compared by queries that cannot see them"
             )
-        far = max(seen.back, seen.ahead)
+        far = max(extent.back, extent.ahead)
         raise InputError(
             f"`weights`: in layer {number} no query gives anything to a key more than {far} away, and some have keys that are "
-            f"{max(seen.possible_back, seen.possible_ahead)} away; if it has a window, give `window` (here {far + 1}, or a "
+            f"{max(extent.possible_back, extent.possible_ahead)} away; if it has a window, give `window` (here {far + 1}, or a "
             f"list with a number for each layer, None for those without); if not, window={call.kv_len} says so"
         )
 

@@ -247,8 +247,8 @@ def run_probes(
         apart = run_probes(
             model, samples.scored, [], batch_size=batch_size, loss=True, progress=progress, stage=f"{stage}, loss"
         )
-        seen = run_probes(model, samples, probes, batch_size=batch_size, progress=progress, stage=stage)
-        return dataclasses.replace(seen, loss=apart.loss)
+        probed = run_probes(model, samples, probes, batch_size=batch_size, progress=progress, stage=stage)
+        return dataclasses.replace(probed, loss=apart.loss)
     if uses_returned(model):
         size, stage = _room_for_weights(model, samples, batch_size, size, stage)
         progress(stage, 0, len(samples))

@@ -380,15 +380,15 @@ def _policy(policy: str | None, sinks: int | None, window: int | None, changes: 
     from sinklab.registry import policies
 
     fields = policies.read(policy or "sink_window")
-    given = dict.fromkeys(fields, "`policy`")
+    origins = dict.fromkeys(fields, "`policy`")
     named = (("num_sinks", sinks, "`sinks`"), ("window", window, "`window`"))
     for name, value, option in (
         *(setting for setting in named if setting[1] is not None),
         *((name, value, f"`changes` {name}=…") for name, value in _fields(changes).items()),
     ):
-        if name in given:
-            raise ConfigurationError(f"{name} is given twice, by {given[name]} and by {option}; give one of them")
-        fields[name], given[name] = value, option
+        if name in origins:
+            raise ConfigurationError(f"{name} is given twice, by {origins[name]} and by {option}; give one of them")
+        fields[name], origins[name] = value, option
     return fields
 
 
