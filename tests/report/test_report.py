@@ -246,6 +246,11 @@ class TestMissing:
         card = next(card for card in cards(read_audit(audit_folder)) if card.label == "Heads that sink")
         assert card.note == "in more than 10 % of samples, with 95 % confidence, at position 0"
 
+    def test_the_card_of_heads_claims_no_confidence_from_one_sample(self, tmp_path: Path) -> None:
+        folder = write_audit(tmp_path / "a", layers=2, seq_len=16, summary={"samples": 1})
+        card = next(card for card in cards(read_audit(folder)) if card.label == "Heads that sink")
+        assert card.note == "in the one sample, which does not show in how many others, at position 0"
+
     def test_the_page_of_a_model_without_a_sink_does_not_say_that_nothing_passes(self, tmp_path: Path) -> None:
         """Weak places do, and so do first positions in layers with a window: they do not count."""
         folder = write_audit(tmp_path / "a", layers=2, seq_len=16, sink_position=None)

@@ -53,6 +53,12 @@ def share_of_sinking_heads(audit: Audit) -> tuple[int, int] | None:
     return strong, int(np.isfinite(rates).any(axis=-1).sum())
 
 
+def _where_they_sink(audit: Audit) -> str:
+    if audit.summary.get("samples") == 1:
+        return "in the one sample, which does not show in how many others"
+    return f"in more than {100 * LEAST_SHARE:g} % of samples, with {100 * LEVEL:g} % confidence"
+
+
 def mean_by_head(audit: Audit, probe: str, metric: str) -> float | None:
     """The whole model's number, or else the mean over all heads."""
     whole = audit.numbers.whole(probe, metric)
@@ -113,7 +119,7 @@ def cards(audit: Audit, parts: Sequence[tuple[str, Audit]] = ()) -> list[Card]:
         Card(
             "Heads that sink",
             f"{number(heads[0])} of {number(heads[1])}" if heads else None,
-            f"in more than {100 * LEAST_SHARE:g} % of samples, with {100 * LEVEL:g} % confidence, at {sink_name(audit)}",
+            f"{_where_they_sink(audit)}, at {sink_name(audit)}",
         ),
         _loss_card(summary),
         mass_card(audit, null),

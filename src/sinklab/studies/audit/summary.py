@@ -257,14 +257,17 @@ def _about_main(summary: dict[str, Any], sinks: Sinks) -> Iterator[str]:
     if main is None:
         return
     text = summary["kind"] in ("text", "pairs")
-    these = "this one" if summary["samples"] == 1 else f"these {summary['samples']:,}"
     # The parts of a model of pictures have positions of their own: places of the picture, and queries for what is in it.
     length = sinks.length if summary.get("part") and not text else summary["seq_len"]
-    yield (
-        f"{of_heads(summary['sink_heads'], summary['num_heads'], 'sinks', 'sink')} at {main.name}: in more than "
-        f"{100 * LEAST_SHARE:g} % of samples like {these} of {counted(length, 'token' if text else 'position')}, with "
-        f"{100 * LEVEL:g} % confidence."
-    )
+    tokens = counted(length, "token" if text else "position")
+    heads = f"{of_heads(summary['sink_heads'], summary['num_heads'], 'sinks', 'sink')} at {main.name}"
+    if summary["samples"] == 1:
+        yield f"{heads} in the one sample of {tokens}; one sample does not show in how many others they do."
+    else:
+        yield (
+            f"{heads}: in more than {100 * LEAST_SHARE:g} % of samples like these {summary['samples']:,} of {tokens}, with "
+            f"{100 * LEVEL:g} % confidence."
+        )
     # The finding names the token of most samples.
     if main.kind == "position" and main.token is not None and (main.token_share or 0.0) <= MOST:
         yield "The token there differs from sample to sample."
