@@ -601,6 +601,22 @@ def test_writes_of_maps_that_are_not_known_are_those_of_their_own_modules(sample
     ]
 
 
+def test_a_write_that_is_a_multiple_of_an_earlier_one_is_not_of_its_map(samples):
+    """Before, the MLP's write was called attention, and its neurons were the coordinates of heads."""
+    torch.manual_seed(0)
+    model, writes = T.LlamaForCausalLM(T.LlamaConfig(**SIZES, **ENDS)).eval(), []
+
+    class Twice(torch.nn.Module):
+        def forward(self, hidden):
+            return 2 * writes[-1]
+
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_hook(lambda module, arguments, write: writes.append(write))
+        layer.mlp.down_proj = Twice()
+    found = find_structure(model, lambda: model(samples.tokens)).sublayers
+    assert [(write.kind, write.writer) for write in found[:2]] == [("attention", "model.layers.0.self_attn.o_proj"), ("mlp", None)]
+
+
 def test_a_block_that_cannot_be_split_is_taken_as_a_whole(samples):
     model = planted(writes=3.0, reads=SPIKE)
     layer = model.model.layers[0]

@@ -219,9 +219,9 @@ def _account(hidden: Tensor, result: Tensor, events: list[_Event], anatomy: Anat
             continue
         if step is None:
             both = _parallel(state, position, events, result)
-            return [] if both is None else [*steps, *(_sublayer(index, 1.0, events, anatomy) for index in both)]
+            return [] if both is None else [*steps, *(_sublayer(index, position, 1.0, events, anatomy) for index in both)]
         index, scale, target, given_to = step
-        steps.append(_sublayer(index, scale, events, anatomy))
+        steps.append(_sublayer(index, position, scale, events, anatomy))
         state, position, pending = target, index, given_to
     return steps
 
@@ -287,13 +287,17 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return one is other or torch.equal(one, other)
 
 
-def _sublayer(index: int, scale: float, events: list[_Event], anatomy: Anatomy) -> Sublayer:
-    """A write with its kind and the linear map behind it; its numbers are filled in by the caller."""
+def _sublayer(index: int, before: int, scale: float, events: list[_Event], anatomy: Anatomy) -> Sublayer:
+    """A write with its kind and the linear map behind it; its numbers are filled in by the caller.
+
+    The map is one of those that ran since the write at ``before``: of another sublayer's maps a tensor of rank one, such as that
+    of a single token, can be a multiple by chance.
+    """
     source = events[index]
     assert source.returned is not None
     projections = {projection: name for name in anatomy.attention if (projection := anatomy.projection_name(name)) is not None}
     writer: str | None = None
-    for event in reversed(events[: index + 1]):
+    for event in reversed(events[before + 1 : index + 1]):
         module = anatomy.modules[event.name]
         if event.returned is None or not (is_linear(module) or is_experts(module)):
             continue
