@@ -614,7 +614,10 @@ def test_a_write_that_is_a_multiple_of_an_earlier_one_is_not_of_its_map(samples)
         layer.self_attn.o_proj.register_forward_hook(lambda module, arguments, write: writes.append(write))
         layer.mlp.down_proj = Twice()
     found = find_structure(model, lambda: model(samples.tokens)).sublayers
-    assert [(write.kind, write.writer) for write in found[:2]] == [("attention", "model.layers.0.self_attn.o_proj"), ("mlp", None)]
+    assert [(write.kind, write.writer) for write in found[:2]] == [
+        ("attention", "model.layers.0.self_attn.o_proj"),
+        ("mlp", None),
+    ]
 
 
 def test_a_block_that_cannot_be_split_is_taken_as_a_whole(samples):

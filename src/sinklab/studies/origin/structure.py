@@ -290,8 +290,8 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _sublayer(index: int, before: int, scale: float, events: list[_Event], anatomy: Anatomy) -> Sublayer:
     """A write with its kind and the linear map behind it; its numbers are filled in by the caller.
 
-    The map is one of those that ran since the write at ``before``: of another sublayer's maps a tensor of rank one, such as that
-    of a single token, can be a multiple by chance.
+    The map is one of those that ran since the write at ``before``: what a map of another sublayer gives may be a multiple of
+    the write, as any two tensors of a single token are.
     """
     source = events[index]
     assert source.returned is not None
