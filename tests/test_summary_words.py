@@ -103,6 +103,7 @@ def test_a_window_is_named_whatever_else_is_said():
     weak = {"kind": "position", "name": "position 12", "position": 12, "text": "m", "token_share": 0.9, "rate": 2.1}
     silent = {"sinks": [], "followed": [], "weak": []}
     summary = {"sink_role": "none", "normalized": True, "sink_rate_gu2024": 24.0, "windowed_modules": 1, "num_modules": 2}
+    summary |= {"longest_sample": 32}
     said = "In 1 of its 2 attention modules, as where a window slides, fewer than half of the queries see the first position"
     sink = {"kind": "position", "name": "position 0", "position": 0, "text": "<s>", "token_share": 1.0, "rate": 50.0}
     at_first = {**silent, "sinks": [sink | {"sinking": 4, "heads": []}]}
@@ -111,6 +112,8 @@ def test_a_window_is_named_whatever_else_is_said():
         assert "window" not in page(summary | {"sinks": {"silent": [], **found}, "windowed_modules": 0})
     quiet = {"normalized": False, "sink_heads_by_weight": 0, "sink_positions": [AT_BOS]}
     assert said in page(summary | quiet)
+    assert "Take samples of at most 32 tokens (--seq-len)." in page(summary | quiet).replace("`", "")
+    assert "Take samples" not in page(summary | quiet | {"kind": "pictures"})  # whose size is the model's
 
 
 def test_what_is_rounded_to_nothing_has_no_sign():

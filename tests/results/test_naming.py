@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sinklab.results.finding import finding_of
-from sinklab.results.naming import counted, front_names
+from sinklab.results.naming import counted, front_names, head_numbering
 from sinklab.sinks import Sinks
 
 
@@ -18,6 +18,14 @@ def test_learned_tokens_in_front():
     assert front_names(1) == ["the learned token in front"]
     assert front_names(2) == ["learned token 1 of 2 in front", "learned token 2 of 2 in front"]
     assert front_names(0) == []
+
+
+def test_heads_are_numbered_by_the_layers_that_attend():
+    assert head_numbering([1, 3], 4) == (
+        "Of 4 layers 2 have attention (1, 3), and heads are numbered by these: 0.0 is the first head of layer 1."
+    )
+    assert "2, 5, 8, 11, 14, 17, …" in head_numbering(range(2, 30, 3), 30)
+    assert (head_numbering([0, 1], 2), head_numbering([], 2), head_numbering([], 0)) == ("", "", "")
 
 
 def test_one_step_and_one_sample():

@@ -13,7 +13,7 @@ SHOWN = 40
 
 SERIES = {
     "redirect": "all attention to the sink",
-    "hide": "sink taken away",
+    "hide": "sink hidden",
     "zero": "output set to zero",
     "resample": "output of another text",
 }

@@ -242,7 +242,7 @@ def finding(summary: Mapping[str, Any]) -> str:
     if summary.get("candidate_positions") == 0:
         return (
             f"{subject} shows no attention sink, and none could count: no position is seen by half of the queries of these "
-            "samples, as where every layer has a sliding window. Take samples of at most two windows (`--seq-len`)."
+            f"samples, as where every layer has a sliding window.{_shorter(summary)}"
         )
     if is_number(rate):
         heads = "in no head" if not cells or cells == 1 else f"in none of its {cells} heads"
@@ -283,9 +283,16 @@ def _windowed(summary: Mapping[str, Any]) -> str:
         return ""
     return (
         f" In {summary['windowed_modules']} of its {summary['num_modules']} attention modules, as where a window slides, fewer "
-        "than half of the queries see the first position, so that it cannot count there. Take samples of at most two windows "
-        "(`--seq-len`)."
+        f"than half of the queries see the first position, so that it cannot count there.{_shorter(summary)}"
     )
+
+
+def _shorter(summary: Mapping[str, Any]) -> str:
+    """In which samples the first position counts in every module; nothing where their length is not for a user to choose."""
+    longest = summary.get("longest_sample")
+    if not is_number(longest) or summary.get("kind", "text") not in ("text", "pairs"):
+        return ""
+    return f" Take samples of at most {counted(longest, 'token')} (`--seq-len`)."
 
 
 def token_there(sink: Mapping[str, Any]) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "display_token", "front_name", "front_names", "front_warning", "quote"]
+from collections.abc import Sequence
+
+__all__ = ["counted", "display_token", "front_name", "front_names", "front_warning", "head_numbering", "quote"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -37,4 +39,22 @@ def front_warning(operation: str, count: int) -> str:
         return ""
     return (
         f"With {operation} position 0 is that of a learned token, whose sink rate this is: the text begins at position {count}."
+    )
+
+
+def head_numbering(attending: Sequence[int], total: int, noun: str = "layer") -> str:
+    """How heads are numbered where only some layers have attention, a sentence; empty where all have it, or none.
+
+    Args:
+        attending: numbers of the layers with attention, among all, in their order.
+        total: how many layers there are.
+        noun: what they are called.
+    """
+    if not 0 < len(attending) < total:
+        return ""
+    listed = ", ".join(map(str, attending[:6])) + (", …" if len(attending) > 6 else "")
+    have, these = ("has", "it alone") if len(attending) == 1 else ("have", "these")
+    return (
+        f"Of {counted(total, noun)} {len(attending)} {have} attention ({listed}), and heads are numbered by {these}: 0.0 is "
+        f"the first head of {noun} {attending[0]}."
     )

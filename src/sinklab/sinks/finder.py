@@ -221,7 +221,19 @@ class SinkFinder(Watcher):
 
     def windowed(self) -> tuple[int, int]:
         """Modules in which too few queries see position 0 for it to count as a sink, and all modules."""
-        return sum(not module.candidates()[:1].any() for module in self._modules.values()), len(self._modules)
+        return len(self._hiding()), len(self._modules)
+
+    @property
+    def longest_sample(self) -> int | None:
+        """Tokens of the longest sample in which position 0 counts in every module; ``None`` where it does in these samples.
+
+        A causal window of w tokens shows it to w queries, one of w tokens around a query to half as many.
+        """
+        seen = [float(module.sums["seen"][0, 0] / module.sums["keys"][0, 0].clamp_min(1.0)) for module in self._hiding()]
+        return max(2 * int(min(seen)), 2) if seen else None
+
+    def _hiding(self) -> list[_Module]:
+        return [module for module in self._modules.values() if not module.candidates()[:1].any()]
 
     def tried(self) -> dict[int | Literal["null"], float]:
         """Positions, and the null score where every module has one, with the largest mean share that a head gives to them."""

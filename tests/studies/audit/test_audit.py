@@ -69,9 +69,23 @@ def test_a_rate_without_a_sink_is_explained_by_the_layers_whose_window_is_short(
     assert own[0] == [0, 0]  # none can be the sink there, whatever few queries give it
     assert summary["sink_rate_gu2024"] > 0
     assert "In 1 of its 2 attention modules, as where a window slides, fewer than half of the queries see" in summary["finding"]
-    plain = audit(model, **SMALL).summary
-    assert plain["windowed_modules"] == 0
-    assert "window slides" not in plain["finding"]
+    assert (summary["longest_sample"], "Take samples of at most 8 tokens" in summary["finding"]) == (8, True)
+    at_most = audit(model, **SMALL | {"seq_len": 8}).summary
+    assert (at_most["windowed_modules"], at_most["longest_sample"]) == (0, None)
+    assert "window slides" not in at_most["finding"]
+
+
+def test_samples_for_a_window_to_both_sides_are_as_long_as_it_shows_the_first_position():
+    """Local attention of 8 tokens shows the first position to 5 queries, not 8: the first position counts up to 10 tokens."""
+    config = transformers.ModernBertConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, local_attention=8,
+        global_attn_every_n_layers=2, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    )  # fmt: skip
+    model = wrap_model(transformers.ModernBertForMaskedLM(config).eval(), None, name="modernbert")
+    summary = audit(model, **SMALL | {"seq_len": 16}).summary
+    assert (summary["windowed_modules"], summary["longest_sample"]) == (1, 10)
+    assert "Take samples of at most 10 tokens (`--seq-len`)." in summary["finding"]
+    assert audit(model, **SMALL | {"seq_len": 10}).summary["windowed_modules"] == 0
 
 
 def test_writes_every_file_and_nothing_else(result):
@@ -338,5 +352,7 @@ def test_layers_without_attention_are_named():
     """Of a hybrid the heads are those of its layers of attention, and the others are counted."""
     summary = audit(wrap_model(build(ZOO["qwen3_next"])), **SMALL).summary
     assert summary["layers_without_attention"] == {"linear_attention": 3}
-    assert "Without attention weights: 3 layers (3 of kind linear_attention). Heads are those of the others." in summary["text"]
+    assert "Without attention weights: 3 layers (3 of kind linear_attention)." in summary["text"]
+    numbering = "Of 4 layers 1 has attention (3), and heads are numbered by it alone: 0.0 is the first head of layer 3."
+    assert numbering in summary["text"]
     assert summary["num_heads"] == 4

@@ -8,6 +8,7 @@ import pytest
 from tests.architectures.zoo import ZOO, build
 
 from sinklab import find_causes
+from sinklab.errors import ConfigurationError
 
 DECODERS = sorted(
     entry.id for entry in ZOO.values() if (entry.kind, entry.inputs, entry.refused) == ("decoder", "tokens", None)
@@ -33,6 +34,16 @@ def test_a_family(family):
     changed = found.table[(found.table["metric"] == "divergence") & (found.table["intervention"] == "zero")]
     assert (changed["value"] > 0).all()
     assert len(changed) == len(found.summary["heads"])
+
+
+def test_heads_of_a_hybrid_are_said_to_be_of_its_layers_of_attention():
+    """Of four layers the last one attends: its heads are those of layer 0, and 3.0 is refused by the module's name."""
+    model = build(ZOO["qwen3_next"])
+    quick = {"domains": ["random_tokens"], "texts": 10, "seq_len": 10, "sink": 0, "bos": "none", "experiments": False}
+    found = find_causes(model, **quick)
+    assert "Of 4 layers 1 has attention (3), and heads are numbered by it alone: 0.0 is the" in found.summary["text"]
+    with pytest.raises(ConfigurationError, match=r"written layer\.head from 0\.0 \(model\.layers\.3\.self_attn\) to 0\.3"):
+        find_causes(model, heads=[(3, 0)], **quick)
 
 
 def test_there_are_families():

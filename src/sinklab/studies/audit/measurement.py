@@ -244,6 +244,7 @@ class _Measuring:
             },
             candidates={part: finder.candidates_by_module for part, finder in finders.items()},
             windowed={part: finder.windowed() for part, finder in finders.items()},
+            longest={part: finder.longest_sample for part, finder in finders.items()},
         )
         return _Measured(condition, probed.session, probes, finders)
 

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from transformers import PreTrainedConfig
 
 from sinklab.attention.call import Part
 from sinklab.corpora._reading import Reading
 from sinklab.corpora.samples import Samples
-from sinklab.models.layer_kinds import layers_without_attention
+from sinklab.models.layer_kinds import attending_layers, layers_without_attention
 from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
 from sinklab.report.words import condition_name, finding, of_heads, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
-from sinklab.results.naming import counted, front_warning, quote
+from sinklab.results.naming import counted, front_warning, head_numbering, quote
 from sinklab.sinks import Sink, Sinks
 
 __all__ = ["Condition", "summarize"]
@@ -33,6 +34,8 @@ class Condition:
         sinks: of an encoder–decoder those of each part, else of all self-attention together (part "").
         candidates: likewise, of each attention module the positions up to the last one that half of the queries see.
         windowed: likewise, attention modules in which fewer than half of the queries see the first position, and all of them.
+        longest: likewise, tokens of the longest sample in which half of the queries see it in each of these modules; ``None``
+            where there are none.
     """
 
     corpus: str
@@ -43,6 +46,7 @@ class Condition:
     sinks: Mapping[Part, Sinks]
     candidates: Mapping[Part, Mapping[str, int]]
     windowed: Mapping[Part, tuple[int, int]]
+    longest: Mapping[Part, int | None]
 
 
 def summarize(
@@ -115,7 +119,7 @@ def summarize(
         "tier": tier,
         "not_measured": dict(missing or {}),
     }
-    parts = [_found(part, conditions, by_token[part], summary) for part in main.sinks]
+    parts = [_found(part, conditions, by_token[part], summary, loaded.model.config) for part in main.sinks]
     details = [sentence for part in parts for sentence in part.pop("details")]
     summary |= parts[0] | {"parts": []}
     if "part" in summary:
@@ -127,7 +131,11 @@ def summarize(
 
 
 def _found(
-    part: Part, conditions: list[Condition], by_token: Sequence[dict[str, object]], settings: dict[str, Any]
+    part: Part,
+    conditions: list[Condition],
+    by_token: Sequence[dict[str, object]],
+    settings: dict[str, Any],
+    config: PreTrainedConfig,
 ) -> dict[str, Any]:
     """What was found of a part of an encoder–decoder, or of all self-attention: the keys of the summary about sinks."""
     main, sinks = conditions[0], conditions[0].sinks[part]
@@ -141,6 +149,7 @@ def _found(
         "candidates_by_module": dict(main.candidates[part]),
         "windowed_modules": main.windowed[part][0],
         "num_modules": main.windowed[part][1],
+        "longest_sample": main.longest[part],
         "sink_role": "null score" if strongest is not None and strongest.kind == "null" else sinks.describe(),
         "sink_heads": (strongest.sinking or 0) if strongest else 0,
         "sink_heads_by_weight": sinks.heads_by_weight,
@@ -153,7 +162,7 @@ def _found(
     if part:
         facts["part"] = part
     known = settings | facts
-    sentences = _details(known, sinks)
+    sentences = _details(known, sinks, config)
     name = part[:1].upper() + part[1:]
     return facts | {"finding": finding(known), "details": [f"{name}: {text}" for text in sentences] if part else sentences}
 
@@ -240,7 +249,7 @@ def _condition(condition: Condition, part: Part) -> dict[str, object]:
     }
 
 
-def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
+def _details(summary: dict[str, Any], sinks: Sinks, config: PreTrainedConfig) -> list[str]:
     """Sentences with what the finding leaves out."""
     return [
         *_about_main(summary, sinks),
@@ -248,7 +257,7 @@ def _details(summary: dict[str, Any], sinks: Sinks) -> list[str]:
         *_about_others(sinks),
         *_about_null_mass(summary, sinks),
         *_about_conditions(summary),
-        *_about_other_layers(summary),
+        *_about_other_layers(summary, config),
     ]
 
 
@@ -275,11 +284,13 @@ def _about_main(summary: dict[str, Any], sinks: Sinks) -> Iterator[str]:
         yield f"Position 0 is the sink in {percent(summary['sink_rate_gu2024'])}."
 
 
-def _about_other_layers(summary: dict[str, Any]) -> Iterator[str]:
-    """Which layers of a model have no attention weights that could be measured."""
+def _about_other_layers(summary: dict[str, Any], config: PreTrainedConfig) -> Iterator[str]:
+    """Which layers of a model have no attention weights that could be measured, and how heads are numbered then."""
     if others := summary["layers_without_attention"]:
         kinds = ", ".join(f"{count} of kind {kind}" for kind, count in others.items())
-        yield f"Without attention weights: {counted(sum(others.values()), 'layer')} ({kinds}). Heads are those of the others."
+        yield f"Without attention weights: {counted(sum(others.values()), 'layer')} ({kinds})."
+        if numbering := head_numbering(*attending_layers(config)):
+            yield numbering
 
 
 def _about_rows(summary: dict[str, Any], sinks: Sinks) -> Iterator[str]:

@@ -39,12 +39,12 @@ def chosen_heads(chosen: ChosenHeads, heads: Sequence[Head]) -> tuple[list[Head]
     def of(pairs: Iterable[Pair]) -> list[Head]:
         missing = [f"{layer}.{head}" for layer, head in pairs if (layer, head) not in known]
         if missing:
-            counts = Counter(head.layer for head in heads)
+            counts, first, last = Counter(head.layer for head in heads), known[min(known)], known[max(known)]
             least, most = min(counts.values()), max(counts.values())
             raise ConfigurationError(
                 f"`heads` {','.join(missing)}: there is no such head; the model has {len(counts)} layers of "
-                f"{least if least == most else f'{least} to {most}'} heads, written layer.head from 0.0 to "
-                f"{max(known)[0]}.{max(known)[1]}"
+                f"{least if least == most else f'{least} to {most}'} heads, written layer.head from {_named(first)} to "
+                f"{_named(last)}"
             )
         return [known[pair] for pair in pairs]
 
@@ -55,6 +55,11 @@ def chosen_heads(chosen: ChosenHeads, heads: Sequence[Head]) -> tuple[list[Head]
     # Heads that were named and are all those of a layer are one group: of its place in the list, and of the layer's name.
     once = {frozenset(group.members): group for group in groups}
     return list(heads) if chosen.alone is None else of(chosen.alone), list(once.values())
+
+
+def _named(head: Head) -> str:
+    """A head with its module, whose own number is another one where not every layer attends."""
+    return f"{head} ({head.module})" if head.module else str(head)
 
 
 def groups_of_labels(labels: Sequence[HeadLabel], known: Sequence[HeadGroup] = ()) -> list[HeadGroup]:

@@ -19,10 +19,12 @@ from sinklab.attention.ranks import ranks_of
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
+from sinklab.models.layer_kinds import attending_layers
 from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, loss_kind
 from sinklab.results.metric import Row
+from sinklab.results.naming import head_numbering
 from sinklab.results.run import Progress, silent
 from sinklab.results.store import Store
 from sinklab.results.summaries.causes import CausesSummary
@@ -174,13 +176,16 @@ def _sinks_of(model: nn.Module, samples: Samples, request: Request, known: Sinks
 
 
 def _warnings(model: nn.Module, samples: Samples, summary: CausesSummary) -> list[str]:
-    """What limits the losses, a sentence each, or an empty text: guesses, and texts longer than those of training."""
+    """What a reader has to know beside the labels, a sentence each, or an empty text.
+
+    How heads are numbered where not every layer has attention; losses above that of a guess; texts longer than in training.
+    """
     losses = summary["clean_loss"] if summary["unit"] == "nats" else {}
     guesses = [guess_warning(model, loss, text=name) for name, loss in losses.items()]
     tokens = samples.inputs.get("input_ids")
     if tokens is None or not isinstance(model, PreTrainedModel):
         return guesses
-    return [*guesses, length_warning(model, tokens.shape[1])]
+    return [head_numbering(*attending_layers(model.config)), *guesses, length_warning(model, tokens.shape[1])]
 
 
 def causes_section(

@@ -20,6 +20,7 @@ from sinklab.models.losses import guess_warning, is_two_sided
 from sinklab.models.registers import require_pictures
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.metric import Row
+from sinklab.results.naming import head_numbering
 from sinklab.results.run import Progress, silent
 from sinklab.results.summaries.origin import OriginFound, OriginSummary
 from sinklab.results.table import make_table
@@ -281,13 +282,7 @@ def _numbering(origins: Sequence[OriginFound]) -> list[str]:
         return []
     blocks = origins[0]["weight_by_block"]
     attending = [block for block, weight in enumerate(blocks) if weight is not None]
-    if not 0 < len(attending) < len(blocks):
-        return []
-    listed = ", ".join(map(str, attending[:6])) + (", …" if len(attending) > 6 else "")
-    return [
-        f"Of {len(blocks)} blocks {len(attending)} have attention ({listed}), and heads are numbered by these: 0.0 is the "
-        f"first head of block {attending[0]}."
-    ]
+    return list(filter(None, [head_numbering(attending, len(blocks), "block")]))
 
 
 def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[OriginFound, list[Row], Tensor]:
