@@ -63,7 +63,7 @@ class ClaimsSummary:
     Attributes:
         counts: heading, columns and rows of tables of how many verdicts there are of each kind.
         lists: the verdicts themselves.
-        figure: all effects, as SVG text.
+        figure: all effects, as SVG text; empty where there are none.
     """
 
     counts: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...]

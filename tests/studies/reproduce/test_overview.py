@@ -243,6 +243,16 @@ def test_a_row_has_every_estimate_of_its_part_and_brackets_where_another_part_de
     assert sorted(found) == ["tiny, BOS: (reproduced)", "tiny, BOS: open", "tiny: (reproduced)", "tiny: open"]
 
 
+def test_a_page_about_proofs_alone_has_no_empty_table_and_no_empty_figure(planted, entries, tmp_path):
+    proofs = [entry for entry in entries if entry.group == "proof"]
+    assert proofs
+    results = [(one.folder, one.record) for one in kept_in(planted)]
+    page = write_claims_page(results, tmp_path / "claims.html", summary_of_entries(proofs)).read_text(encoding="utf-8")
+    assert "theory: checks of what is proved" in page
+    assert "Verdicts about a kind of model" not in page
+    assert "Every effect" not in page
+
+
 def test_the_page_begins_with_the_summary_and_links_every_base_to_its_own_details(planted, entries, tmp_path):
     results = [(one.folder, one.record) for one in kept_in(planted)]
     page = write_claims_page(results, tmp_path / "claims.html", summary_of_entries(entries)).read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ __all__ = ["draw_overview"]
 def draw_overview(entries: Sequence[Entry]) -> str:
     """The figure: of every claim that was tested the parts that decide, with all that was found about each of these.
 
-    Checks of proofs are no evidence, and are not in it.
+    Checks of proofs are no evidence, and are not in it. Empty where nothing is left to draw.
     """
     tested = [entry for entry in entries if entry.group not in ("untested", "proof")]
     rows: dict[tuple[str, str, str], list[tuple[Entry, ClaimPart]]] = {}
@@ -33,6 +33,8 @@ def draw_overview(entries: Sequence[Entry]) -> str:
             if of_row is not None and part["mean"] is not None:
                 of_row.append((entry, part))
     drawn = [_row(claim, of_row) for (claim, _, _), of_row in rows.items()]
+    if not drawn:
+        return ""
     drawn.sort(key=lambda row: (_rank(row), row.claim))
     title = (
         "Effects of claims with 95 % intervals, by kind of evidence, beside published values; the tables have them in numbers."
