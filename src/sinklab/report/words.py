@@ -292,7 +292,7 @@ def _shorter(summary: Mapping[str, Any]) -> str:
     longest = summary.get("longest_sample")
     if not is_number(longest) or summary.get("kind", "text") not in ("text", "pairs"):
         return ""
-    return f" Take samples of at most {counted(longest, 'token')} (`--seq-len`)."
+    return f" Take samples of at most {counted(int(longest), 'token')} (`--seq-len`)."
 
 
 def token_there(sink: Mapping[str, Any]) -> str | None:
