@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -30,6 +31,8 @@ from sinklab.results.narrow import fitted
 from sinklab.results.run import PIPE_WIDTH, Listing, Result
 from sinklab.results.version import __version__
 from sinklab.results.voice import LONG, SETTLED, Pace, is_quiet, quietly, say
+from sinklab.studies.arguments import Bos, Threshold
+from sinklab.studies.audit.audit import audit
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--probe", "sink_rate"]
 
@@ -72,16 +75,30 @@ def test_every_command_names_what_can_be_done_next(name):
     function = find_commands()[name].load()
     lines = list(lines_of(function))
     assert lines
-    known = {*inspect.signature(function).parameters, "folder", "reading", "recommended", "sink_role"}
+    known = {*inspect.signature(function).parameters, "folder", "reading", "recommended", "sink_role", "sink_heads"}
     for names, line in lines:
         assert set(names) <= known
         words = shlex.split(line.partition("  (")[0].format_map(dict.fromkeys(names, "word")))
         assert words[0] == "sinklab"
         make_app(words[1:])[0].parse_args(words[1:])
-    assert not set(lines[-1][0]) & {"reading", "recommended", "sink_role"}  # the last one holds whatever was found
+    assert not set(lines[-1][0]) & {
+        "reading",
+        "recommended",
+        "sink_role",
+        "sink_heads",
+    }  # the last one holds whatever was found
 
 
-def planted(model: str, *, out: Path | None = None, device: str = "auto", trust_remote_code: bool = False) -> Result:
+def planted(
+    model: str,
+    *,
+    corpus: str = "auto",
+    bos: Bos = "auto",
+    threshold: Threshold = 0.3,
+    out: Path | None = None,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> Result:
     """Plant.
 
     Next:
@@ -103,12 +120,41 @@ def planted(model: str, *, out: Path | None = None, device: str = "auto", trust_
         ({"device": "cpu", "trust_remote_code": True}, {"sinks": "x"}, "sinklab causes 'a b' --trust-remote-code --device cpu"),
         ({"out": Path("c d")}, {"sinks": "two"}, "sinklab origin 'a b' --out 'c d'  (what writes two)"),
         ({"out": Path("c")}, {"sinks": None}, "sinklab list"),
+        (
+            {"corpus": "my text.txt", "bos": "none", "threshold": 0.2},
+            {"sinks": "x"},
+            "sinklab causes 'a b' --corpus 'my text.txt' --bos none --threshold 0.2",
+        ),
     ],
 )
 def test_the_next_line_is_the_first_that_can_be_filled_in(given, summary, line):
     bound = inspect.signature(planted).bind("a b", **given)
     assert next_line(planted, bound, Result(summary, None, {}, None, lambda result: [])) == line
     assert next_line(versions, inspect.signature(versions).bind(), None) is None
+
+
+def test_the_next_line_has_one_text_and_no_bos_that_means_another_thing():
+    """Several domains are no corpus, and `depend` has kinds of BOS of its own, `always` none of them."""
+
+    def several(model: str, *, domains: Sequence[str] = (), bos: Bos = "auto") -> Result:
+        """Do.
+
+        Next:
+            sinklab depend {model}
+        """
+        return Result({}, None, {}, None, lambda result: [])
+
+    signature = inspect.signature(several)
+    assert next_line(several, signature.bind("m", domains=["a.txt"], bos="always"), None) == "sinklab depend m --corpus a.txt"
+    assert next_line(several, signature.bind("m", domains=["a.txt", "b.txt"]), None) == "sinklab depend m"
+
+
+def test_an_audit_without_a_sink_does_not_ask_what_the_heads_do_with_it():
+    for heads, line in ((0, "sinklab show sink_rate"), (2, "sinklab causes m  (what the heads do with it: position 0)")):
+        summary = {"reading": {"unread_share": 0.0}, "sink_heads": heads, "sink_role": "position 0" if heads else "none"}
+        following = next_line(audit, inspect.signature(audit).bind("m"), Result(summary, None, {}, None, lambda result: []))
+        assert following is not None
+        assert following.startswith(line)
 
 
 def test_the_next_line_is_for_terminals_and_for_stderr(watched):

@@ -89,8 +89,8 @@ def audit(
         sinklab audit org/model --bos none --json > summary.json
 
     Next:
-        if reading and sink_role: sinklab causes {model}  (what the heads do with it: {sink_role})
-        if sink_role: sinklab origin {model}  (what writes it: {sink_role})
+        if reading and sink_heads: sinklab causes {model}  (what the heads do with it: {sink_role})
+        if sink_heads: sinklab origin {model}  (what writes it: {sink_role})
         sinklab show sink_rate  (what was looked for, and how it is defined)
     """
     from sinklab.corpora import resolve_corpus
