@@ -210,10 +210,10 @@ def _opening(use: Recommendation, rival: int) -> str:
             f"No sinks needed: {window} gives {loss} nats per token, and no number of sinks improves it by more "
             f"than {SINK_MARGIN:g} ({_number(rival)}: a gain of {gain})"
         )
-    held = f"{_number(use.num_sinks)} and {window}" if use.num_sinks else window
+    held, verb = (f"{_number(use.num_sinks)} and {window}", "give") if use.num_sinks else (window, "gives")
     return (
         f"Whether sinks are needed is undecided on this text (a gain of {gain} nats per token from "
-        f"{_number(rival)}); {held} gives {loss}; measure on more text"
+        f"{_number(rival)}); {held} {verb} {loss}; measure on more text"
     )
 
 
