@@ -144,7 +144,7 @@ def run_pathways(
         write_text(page(rows, words, rate, natural=natural), out / "pathways.md")
         for suffix in ("svg", "png"):
             write_figure(rows, figure_title(scale, design.base, len(seeds), rate), out / f"pareto.{suffix}", natural=natural)
-        write_json(record, out / "run.json")  # last: it is whole
+        write_json(record | {"extremes": extremes_of(table)}, out / "run.json")  # last: it is whole
         return Result(summary, table, record, given, display)
 
 

@@ -21,7 +21,7 @@ from sinklab.jobs.scale import SCALES, Base, Cost, Scale, bases_at, folder_name
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, check_name, require_no_less
-from sinklab.results.metric import FRACTION, Metric, catalogue
+from sinklab.results.metric import FRACTION, Metric, catalogue, extremes_of
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.results.voice import duration
@@ -257,7 +257,7 @@ def _conclude(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Pat
     ]
     table, record = _table(request, numbers, run_id), _record(request, judgement, seeds, seconds, run_id, failed)
     write_table(table, folder / "table.parquet")
-    write_json(record, folder / "run.json")
+    write_json(record | {"extremes": extremes_of(table)}, folder / "run.json")
     summary = answer(
         request.name, request.claim.source, scale, judgement, base=request.shown_base, seeds=seeds, folder=folder, errors=failed
     )
