@@ -27,8 +27,8 @@ from sinklab.registry import KINDS
 from sinklab.results import bars
 from sinklab.results.environment import installed
 from sinklab.results.folder import default_out
-from sinklab.results.narrow import fitted
-from sinklab.results.run import PIPE_WIDTH, Listing, Result
+from sinklab.results.terminal import PIPE_WIDTH, fitted
+from sinklab.results.run import Listing, Result
 from sinklab.results.version import __version__
 from sinklab.results.voice import LONG, SETTLED, Pace, is_quiet, quietly, say
 from sinklab.studies.arguments import Bos, Threshold
