@@ -24,13 +24,13 @@ from sinklab.cli.completion import WITH_COLONS, completer
 from sinklab.cli.following import lines_of, next_line
 from sinklab.models.embedded import embedded_names
 from sinklab.registry import KINDS
-from sinklab.results import bars
+from sinklab.results import progress as bars
 from sinklab.results.environment import installed
 from sinklab.results.folder import default_out
 from sinklab.results.narrow import fitted
+from sinklab.results.progress import LONG, SETTLED, Pace, is_quiet, quietly, say
 from sinklab.results.run import PIPE_WIDTH, Listing, Result
 from sinklab.results.version import __version__
-from sinklab.results.voice import LONG, SETTLED, Pace, is_quiet, quietly, say
 from sinklab.studies.arguments import Bos, Threshold
 from sinklab.studies.audit.audit import audit
 

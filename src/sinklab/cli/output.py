@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 
 from sinklab.cli.guard import INTERRUPTED, TERMINATED, on_the_line
+from sinklab.results.progress import is_watched
 from sinklab.results.run import Listing, Result
-from sinklab.results.voice import is_watched
 
 __all__ = ["point_on", "print_result"]
 
