@@ -1,4 +1,4 @@
-"""Where the commands are: every function of the package with the mark ``@command``, found without importing anything."""
+"""Where the commands are: every function with the mark ``@command``, in sinklab and in the packages that say so, unimported."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import sinklab
+from sinklab.registry import packages
 
 __all__ = ["Place", "find_commands"]
 
@@ -26,6 +27,8 @@ class Place:
 
     file: Path
     function: str
+    package: Path = PACKAGE
+    """The folder of the package that it is in."""
 
     @property
     def summary(self) -> str:
@@ -38,16 +41,21 @@ class Place:
 
     def load(self) -> Callable[..., object]:
         """The function."""
-        parts = self.file.relative_to(PACKAGE.parent).with_suffix("").parts
+        parts = self.file.relative_to(self.package.parent).with_suffix("").parts
         function: Callable[..., Any] = getattr(importlib.import_module(".".join(parts)), self.function)
         return function
 
 
 @functools.cache
-def find_commands(folder: Path = PACKAGE) -> Mapping[str, Place]:
-    """Every command below a folder, by its name, sorted; the files are read once."""
+def find_commands(*folders: Path) -> Mapping[str, Place]:
+    """Every command below the folders of packages, by its name, sorted; the files are read once.
+
+    Args:
+        folders: without any, sinklab and the packages that :func:`sinklab.registry.packages` gives.
+    """
     commands = {}
-    for file in folder.rglob("*.py"):
-        for match in MARK.finditer(file.read_text(encoding="utf-8")):
-            commands[match["name"] or match["function"]] = Place(file, match["function"])
+    for folder in folders or (PACKAGE, *packages()):
+        for file in folder.rglob("*.py"):
+            for match in MARK.finditer(file.read_text(encoding="utf-8")):
+                commands[match["name"] or match["function"]] = Place(file, match["function"], folder)
     return dict(sorted(commands.items()))
