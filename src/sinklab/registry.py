@@ -3,9 +3,9 @@
 A plug-in is one file. ``probes/sink_rate.py`` registers the class ``SinkRate`` under ``sink_rate``: file name and registered
 name are the same word, so the *names* are known without importing anything and ``sinklab list`` needs no torch; the file is
 imported when its plug-in is asked for. Outside packages use the same door with an entry point in the group
-``sinklab.<kind>`` (``sinklab.probes``: ``my_probe = "my_package.my_probe:MyProbe"``). A package that has many, or commands,
-names itself once in the group ``sinklab.packages``; its files are then searched for ``@probes.register("my_probe")`` (see
-:func:`packages`). A clash of names and a file that fails to import are errors, never skips.
+``sinklab.<kind>`` (``sinklab.probes``: ``my_probe = "my_package.my_probe:MyProbe"``). A package that has many names itself
+once in the group ``sinklab.packages``; its files are searched for ``@probes.register("my_probe")`` (see :func:`packages`). A
+clash of names and a file that fails to import are errors, never skips.
 
 Wherever a plug-in can be named it can be given settings: ``entropy:sink_position=2``, or ``{"name": "entropy",
 "sink_position": 2}``. :meth:`Registry.make` is the one place that reads them, and :meth:`Registry.settings` the one that
@@ -335,10 +335,10 @@ MARK = re.compile(r'^@(\w+)\.register\("(\w+)"\)', re.MULTILINE)
 
 
 def packages() -> list[Path]:
-    """The folders of the packages that bring plug-ins or commands, as entry points of the group ``sinklab.packages`` name them.
+    """The folders of the packages that bring plug-ins, as entry points of the group ``sinklab.packages`` name them.
 
     ``my_package = "my_package"`` is enough: every file of it is searched, without an import, for the marks
-    ``@probes.register("my_probe")`` of each kind, and for ``@command``.
+    ``@probes.register("my_probe")`` of each kind.
 
     Raises:
         ContractError: a package is named that is not there.
