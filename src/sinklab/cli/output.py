@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 
 from sinklab.cli.guard import INTERRUPTED, TERMINATED, on_the_line
-from sinklab.results.progress import is_watched
 from sinklab.results.run import Listing, Result
 
 __all__ = ["print_result"]
