@@ -19,7 +19,7 @@ from sinklab.results.record import from_json
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sinklab.results.bars import Progress
+    from sinklab.results.progress import Progress
 
 __all__ = ["Context", "Section", "sections"]
 
