@@ -16,8 +16,7 @@ from synthetic import HOSTILE, write_audit
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.report.index import write_index
-from sinklab.report.runs import MOST_POINTS, read_runs
-from sinklab.results.finding import finding_of
+from sinklab.report.runs import MOST_POINTS, finding_of, read_runs
 from sinklab.results.folder import FolderLock, in_use
 from sinklab.results.table import append, make_table, write_json, write_table
 
@@ -66,7 +65,10 @@ def test_an_extreme_over_seeds_is_an_extreme(tmp_path):
     ]
     (tmp_path / "lab").mkdir()
     extremes = {"max_error": "max", "bos_weight_min": "min"}
-    write_json({"run_id": "20261122T100000Z-00000a", "kind": "trigger", "config": {}, "extremes": extremes}, tmp_path / "lab" / "run.json")
+    write_json(
+        {"run_id": "20261122T100000Z-00000a", "kind": "trigger", "config": {}, "extremes": extremes},
+        tmp_path / "lab" / "run.json",
+    )
     write_table(make_table(rows, operation="softmax"), tmp_path / "lab" / "table.parquet")
     numbers = {name: value for name, (value, _) in read_runs(tmp_path)[0].numbers.items()}
     assert numbers == {"max_error": 4.0, "bos_weight_min": 0.125, "steps": 4.5}

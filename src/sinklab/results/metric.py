@@ -26,6 +26,7 @@ __all__ = [
     "Row",
     "SingleRow",
     "catalogue",
+    "declared",
     "definitions",
     "definitions_of",
     "extremes_of",
@@ -83,6 +84,10 @@ class Metric:
     def of(self, unit: str) -> Metric:
         """The same number in the unit of the loss that a run takes."""
         return self._with(unit=unit)
+
+    def named(self, name: str) -> Metric:
+        """One of several numbers that are declared together, as this one."""
+        return self._with(name=name)
 
     def _with(self, **fields: Any) -> Metric:
         """A metric that follows from this one, and is no declaration of its own."""
@@ -180,13 +185,22 @@ def definitions_of(table: pd.DataFrame) -> list[dict[str, object]]:
 
 def extremes_of(table: pd.DataFrame) -> dict[str, str]:
     """Those metrics of a long table of which one number of several seeds is no mean, with what it is: ``max`` or ``min``."""
-    declared = (_DECLARED[name] for name in table["metric"].dropna().unique() if name in _DECLARED)
-    return {metric.name: metric.over_seeds for metric in declared if metric.over_seeds != "mean"}
+    metrics = (_DECLARED[name] for name in table["metric"].dropna().unique() if name in _DECLARED)
+    return {metric.name: metric.over_seeds for metric in metrics if metric.over_seeds != "mean"}
 
 
 def catalogue() -> dict[str, Metric]:
     """Every metric of the modules that are imported, by name."""
     return dict(_DECLARED)
+
+
+def declared(name: str) -> Metric | None:
+    """The metric of a name; probes and read-outs are imported to find it, if no module that is there declares it."""
+    if name not in _DECLARED:
+        for plural in ("probes", "read_outs"):
+            for plugin in KINDS[plural]:
+                KINDS[plural][plugin]
+    return _DECLARED.get(name)
 
 
 def metrics_of(plural: str, name: str) -> tuple[Metric, ...]:

@@ -26,8 +26,8 @@ from sinklab.jobs.verdict import Conclusion, judge_model, judge_models
 from sinklab.models.checkpoint import OwnCode
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.results.environment import environment
-from sinklab.results.folder import FolderLock, check_name, require_no_less
-from sinklab.results.metric import catalogue, extremes_of
+from sinklab.results.folder import FolderLock, require_no_less
+from sinklab.results.metric import declared, extremes_of
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.summaries.claims import ClaimOfModel
 from sinklab.results.table import make_table, write_json, write_table
@@ -136,7 +136,6 @@ def reproduce_on(
     _check_arguments(models, corpora, seeds, jobs)
     named_sources = _named_sources(models)
     out = out.expanduser().absolute()
-    check_name(out)
     named_claims = {name: claim_called(name) for name in dict.fromkeys(names)}
     grid = {"seeds": seeds, "models": [name for name, _ in named_sources]}
     for name in named_claims:
@@ -418,7 +417,6 @@ def _of_model(subject: Subject, conclusion: Conclusion) -> ClaimOfModel:
 
 def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], run_id: str) -> pd.DataFrame:
     """One row is one number of one model on one draw; the label of the numbers is the intervention."""
-    known = catalogue()
     rows = [
         {
             "model": subject.name,
@@ -426,7 +424,7 @@ def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], 
             "operation": subject.operation,
             "corpus": subject.text.partition(",")[0],
             "intervention": label,
-            "metric": known[metric] if metric in known else undeclared(metric),
+            "metric": declared(metric) or undeclared(metric),
             "seed": seed,
             "value": value,
             "count": 1,

@@ -20,11 +20,11 @@ from sinklab.jobs.grid import Cell
 from sinklab.jobs.scale import SCALES, Base, Cost, Scale, bases_at, folder_name
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
-from sinklab.results.folder import FolderLock, check_name, require_no_less
-from sinklab.results.metric import FRACTION, Metric, catalogue, extremes_of
+from sinklab.results.folder import FolderLock, require_no_less
+from sinklab.results.metric import FRACTION, Metric, declared, extremes_of
+from sinklab.results.progress import duration
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
-from sinklab.results.voice import duration
 from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_changes
 from sinklab.studies.reproduce.display import display_parts
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part, words_of
@@ -127,7 +127,6 @@ def reproduce(
     cells = {cell.name: cell for request in runnable for cell in request.cells.values()}
     read = [(cell.name, read_out) for request in runnable for cell in request.cells.values() for read_out in request.read_outs]
     measurements = [request.measured(seed, out) for request in runnable if request.claim.measure is not None for seed in seeds]
-    check_name(out)
     with keeping(out), contextlib.ExitStack() as locks:
         for request in sorted(runnable, key=lambda request: request.name):
             locks.enter_context(FolderLock(out / request.folder))
@@ -322,7 +321,6 @@ def _numbers(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path
 
 
 def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd.DataFrame:
-    known = catalogue()
     operations = {
         label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in request.cells.items()
     }
@@ -331,7 +329,7 @@ def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd
             "model": label,
             "operation": operations.get(label, (None, None))[0],
             "corpus": operations.get(label, (None, None))[1],
-            "metric": known[metric].metric if metric in known else undeclared(metric),
+            "metric": declared(metric) or undeclared(metric),
             "seed": seed,
             "value": value,
             "count": 1,
@@ -345,7 +343,7 @@ def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd
 
 def undeclared(metric: str) -> Metric:
     """Stands for a number that the claim of another package declares nowhere."""
-    return dataclasses.replace(OF_A_CLAIM, name=metric)
+    return OF_A_CLAIM.named(metric)
 
 
 def _record(
