@@ -429,7 +429,7 @@ def risks(model: SinkLM, problem: BackcopyProblem, tokens: Tensor) -> tuple[floa
 
 @torch.no_grad()
 def evaluate(model: SinkLM, problem: BackcopyProblem, samples: int = SAMPLES) -> dict[str, float]:
-    """:data:`NUMBERS` of a model in evaluation mode on fresh samples; what is not finite, or needs a second layer, is absent."""
+    """:data:`NUMBERS` of a model in evaluation mode on fresh samples; what is not finite is absent."""
     tokens = problem.draw(samples, torch.Generator().manual_seed(EVALUATION_SEED))[:, :-1]
     probe = HeadNumbers(problem.is_trigger(tokens), model.tokens_in_front)
     # Of a model that diverged there is nothing to verify; its numbers are no numbers, and are left out.

@@ -1,4 +1,4 @@
-"""Claims by hand: on published numbers a dozen are reproduced, on a number turned round not, and without their premise not tested.
+"""A dozen claims by hand: published numbers reproduce them, one turned round refutes them, without a premise none is tested.
 
 That any part of any claim can come out either way is the contract (:func:`sinklab.testing.check_claim`).
 """
