@@ -199,7 +199,7 @@ def _by_name(declared: Iterable[Declared]) -> dict[str, Declared]:
     metrics: dict[str, Declared] = {}
     for new in declared:
         known = metrics.setdefault(new.metric.name, new)
-        if known is not new:
+        if known.metric != new.metric:
             raise ContractError(
                 f"metric {new.metric.name!r} is declared twice, in {known.file} and {new.file}: import the first, or give the "
                 "second another name"
