@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -194,12 +195,18 @@ def catalogue() -> dict[str, Metric]:
     return dict(_DECLARED)
 
 
+ELSEWHERE = ("sinklab.training.bookkeeping", "sinklab.studies.trigger.evaluation")
+"""Modules beside plug-ins whose numbers are looked up by their names: those of trainings and of the trigger task."""
+
+
 def declared(name: str) -> Metric | None:
-    """The metric of a name; probes and read-outs are imported to find it, if no module that is there declares it."""
+    """The metric of a name; where no module that is there declares it, those that measure are imported to find it."""
     if name not in _DECLARED:
-        for plural in ("probes", "read_outs"):
-            for plugin in KINDS[plural]:
-                KINDS[plural][plugin]
+        for registry in (KINDS["probes"], KINDS["read_outs"]):
+            for plugin in registry:
+                registry[plugin]
+        for module in ELSEWHERE:
+            importlib.import_module(module)
     return _DECLARED.get(name)
 
 
