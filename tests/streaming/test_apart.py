@@ -5,15 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, decoder, gap, one_by_one, read, text
 
 from sinklab.attention.session import attend
-from sinklab.errors import UnsupportedModelError
-from sinklab.policies.heavy_hitter import HeavyHitter
-from sinklab.policies.value_norm import ValueNorm
 from sinklab.streaming import apart
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.reader import open_reader
 
 LENGTH = 60
 
@@ -96,29 +92,3 @@ def test_models_whose_attention_is_given_something_else_have_copies(name, fits, 
     assert cache.table.given is None
     wide = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=24)  # another cache of the model need not find out
     assert gap(read(model, tokens, wide), one_by_one(model, tokens)) < TOLERANCE
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("policy", [HeavyHitter(heavy=4, recent=5), ValueNorm(num_sinks=1, large=4, recent=5)])
-@pytest.mark.parametrize(
-    ("name", "said", "fields"),
-    [
-        ("DiffLlama", "attends twice to what it keeps", {}),
-        ("JetMoe", "repeats the heads of its keys", {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8}),
-    ],
-)
-def test_policies_that_look_at_attention_refuse_them(name, said, fields, policy):
-    model = made(name, **fields)
-    with pytest.raises(UnsupportedModelError, match=f"{name}.*Attention {said}.* such as sink_window"):
-        open_reader(model, policy).read(text(20))
-
-
-@torch.no_grad()
-def test_sinks_are_not_lost():
-    """Attention that is computed elsewhere all of a sudden is refused, and never done without sinks."""
-    model = build_decoder("llama")
-    cache = SinkCache(model, num_sinks=SINKS, window=WINDOW)
-    read(model, text(20), cache)
-    cache._apart._modules = set()
-    with pytest.raises(UnsupportedModelError, match="computed attention where it could not be seen, without its sinks"):
-        read(model, text(20), cache)

@@ -21,12 +21,10 @@ from tests.streaming.test_in_front import build as build_in_front
 from sinklab.errors import ConfigurationError
 from sinklab.policies.per_head import PerHead
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.value_norm import ValueNorm
 from sinklab.streaming import slot_table
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.per_head import PerHeadCache
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.scored import ScoredCache
 
 
 def small(model=None, **settings) -> SinkCache:
@@ -225,10 +223,10 @@ def test_the_last_cache_takes_the_hooks_along():
     expected = read(model, tokens)
     assert hooks_of(model) == 0
     first, second = small(model), small(model)
-    scored = ScoredCache(ValueNorm(num_sinks=2, large=3, recent=6), model)
+    other = PolicyCache(SinkWindow(num_sinks=1, window=6), model)
     assert hooks_of(model) == 2
     assert gap(read(model, tokens[:, :20], first), expected[:, :20]) < TOLERANCE
-    del second, scored
+    del second, other
     assert hooks_of(model) == 2
     assert gap(read(model, tokens[:, 20:], first), expected[:, 20:]) < TOLERANCE  # others have left, and it goes on
     del first

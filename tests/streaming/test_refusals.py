@@ -15,7 +15,6 @@ from tests.streaming.decoders import REFUSED, SINKS, TOLERANCE, WINDOW, build_de
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.attach import attach
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.policies.heavy_hitter import HeavyHitter
 from sinklab.policies.per_head import PerHead
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
@@ -24,7 +23,6 @@ from sinklab.streaming.limits import length_known
 from sinklab.streaming.per_head import PerHeadCache
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.rotation import read_rotations
-from sinklab.streaming.scored import ScoredCache
 from sinklab.streaming.stream import Stream
 
 ORDERED = {"bloom", "mpt"}
@@ -144,12 +142,10 @@ def test_maps_of_rotated_keys():
             lambda model=model: small(model),
             lambda model=model: open_reader(model, "window"),
             lambda model=model: PerHeadCache(per_head, model),
-            lambda model=model: ScoredCache(HeavyHitter(heavy=4, recent=4, positions="original"), model),
         ):
             with pytest.raises(UnsupportedModelError, match=said):
                 refused()
         open_reader(model, {"name": "recompute", "window": 8})
-        ScoredCache(HeavyHitter(heavy=4, recent=4), model)  # all positions are ranks, and counted from nowhere else
     with pytest.raises(UnsupportedModelError, match="values without positions and layer 1 has not: a token alone gives itself"):
         small(mapped("mlp_kernel"))
     with pytest.raises(UnsupportedModelError, match="operation 'mlp_kernel' maps queries"):
@@ -375,7 +371,7 @@ def test_more_than_the_model_was_trained_on():
         (lambda: SinkCache(model, num_sinks=4, window=60), wide),
         (lambda: model.generate(text(3), past_key_values=SinkCache(window=60), max_new_tokens=1, pad_token_id=0), wide),
         (lambda: open_reader(model, {"name": "recompute", "window": 64}), wide),
-        (lambda: Stream(model, policy={"name": "value_norm", "num_sinks": 4, "large": 30, "recent": 30}), wide),
+        (lambda: Stream(model, policy={"name": "blocks", "num_sinks": 4, "block": 30}), wide),
         (lambda: open_reader(model, {"name": "strided", "num_sinks": 0, "dense": 12, "stride": 4, "span": 96}), span),
     ):
         with pytest.warns(UserWarning, match=said) as caught:

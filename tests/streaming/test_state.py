@@ -279,7 +279,7 @@ class TestRefusals:
             save_state(open_reader(model, POLICY), tmp_path / "state")
         with pytest.raises(ConfigurationError, match="has read nothing yet"):
             save_state(SinkCache(model), tmp_path / "state")
-        for policy in ("full", "recompute", "heavy_hitter"):
+        for policy in ("full", "recompute"):
             reader = open_reader(model, policy)
             reader.read(torch.tensor([[5, 6]]))
             with pytest.raises(ConfigurationError, match=f"policy '{policy}' keeps no cache of slots"):

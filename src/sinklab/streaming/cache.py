@@ -218,14 +218,8 @@ class PolicyCache(BoundedCache):
             model, policy or self.policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
         )
         self.chunk, self.rebase_at = limits.chunk, limits.rebase_at
-        if not self._places_are_ranks:
-            require_differences(model, limits.rotations)
+        require_differences(model, limits.rotations)
         return limits.rotations
-
-    @property
-    def _places_are_ranks(self) -> bool:
-        """Whether the query, too, is given its rank among what is held as its position, at which its keys are rotated anew."""
-        return False
 
     def _belongs(self) -> str:
         whose = "a model that is gone" if self.model is None else f"another model, a {type(self.model).__name__}"

@@ -14,7 +14,7 @@ from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import learned_positions
 from sinklab.models.losses import is_causal_lm
-from sinklab.policies.base import Policy, PolicySpec, ScoredPolicy, SlotPolicy
+from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.policies.per_head import PerHead
 from sinklab.policies.recompute import Recompute
@@ -25,7 +25,6 @@ from sinklab.streaming.per_head import PerHeadCache, verify_groups
 from sinklab.streaming.recompute import RecomputeReader
 from sinklab.streaming.recurrent import continues_in_chunks, has_states, states_of
 from sinklab.streaming.refusals import inside, require_integers
-from sinklab.streaming.scored import ScoredCache
 from sinklab.streaming.telemetry import Telemetry
 from sinklab.streaming.verify import verify_model
 
@@ -144,20 +143,13 @@ def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128,
 @functools.singledispatch
 def reader_of(policy: Policy, model: PreTrainedModel, *, chunk: int) -> Reader:
     """The reader for a class of policies; one of another kind than these registers its own, ``@reader_of.register(Mine)``."""
-    raise ConfigurationError(
-        f"policy {policy.name!r} is neither a SlotPolicy nor a ScoredPolicy, and no reader is registered for it; see reader_of"
-    )
+    raise ConfigurationError(f"policy {policy.name!r} is no SlotPolicy, and no reader is registered for it; see reader_of")
 
 
 @reader_of.register(SlotPolicy)
 def _(policy: SlotPolicy, model: PreTrainedModel, *, chunk: int) -> Reader:
     verify_model(model)
     return CacheReader(model, policy, PolicyCache(policy, model, chunk=chunk))
-
-
-@reader_of.register(ScoredPolicy)
-def _(policy: ScoredPolicy, model: PreTrainedModel, *, chunk: int) -> Reader:
-    return CacheReader(model, policy, ScoredCache(policy, model, chunk=chunk))
 
 
 @reader_of.register(PerHead)

@@ -41,7 +41,7 @@ def export(
     Examples:
         sinklab export build/cache --to llama.cpp,mlx-lm
         sinklab export build/cache --to vllm --policy window
-        sinklab export build/cache --to transformers --policy heavy_hitter --out build/serve
+        sinklab export build/cache --to transformers --policy blocks --out build/serve
 
     Next:
         sinklab card {run}  (the same run as a section of a model card)
