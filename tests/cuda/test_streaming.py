@@ -16,9 +16,9 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.host import compile_steps
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.state import load_state, save_state
-from sinklab.streaming.static import compile_steps
 from sinklab.streaming.stream import Stream
 
 LENGTH = 60

@@ -8,7 +8,7 @@ import transformers
 from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, decoder, gap, one_by_one, read, text
 
 from sinklab.attention.session import attend
-from sinklab.streaming import apart
+from sinklab.streaming import host
 from sinklab.streaming.cache import SinkCache
 
 LENGTH = 60
@@ -18,13 +18,13 @@ LENGTH = 60
 @pytest.mark.parametrize("quantized", [None, "int8"])
 def test_as_one_by_one(quantized, monkeypatch):
     model, tokens, seen = decoder("llama"), text(LENGTH), []
-    original = apart._with_sinks
+    original = host._with_sinks
 
     def noted(query, window, total, keys, values, scaling):
         seen.append((query.shape[2], keys.shape[2:4]))
         return original(query, window, total, keys, values, scaling)
 
-    monkeypatch.setattr(apart, "_with_sinks", noted)
+    monkeypatch.setattr(host, "_with_sinks", noted)
     cache = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=24, quantized=quantized)
     found = torch.cat([read(model, part, cache) for part in tokens.split([SINKS + 1, 30, LENGTH - SINKS - 31], dim=1)], dim=1)
     # The first piece has the sinks among its queries; the others are served, a call a layer, with no copy of a sink too many.
@@ -88,7 +88,7 @@ def test_models_whose_attention_is_given_something_else_have_copies(name, fits, 
     model = made(name, **fields)
     tokens, cache = text(LENGTH), SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=8)
     assert gap(read(model, tokens, cache), one_by_one(model, tokens)) < TOLERANCE
-    assert apart._fits[model] == fits
+    assert host._fits[model] == fits
     assert cache.table.given is None
     wide = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=24)  # another cache of the model need not find out
     assert gap(read(model, tokens, wide), one_by_one(model, tokens)) < TOLERANCE

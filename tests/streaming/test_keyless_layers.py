@@ -15,11 +15,11 @@ from tests.streaming.mixed_models import MAMBA, RECURRENT, SHAPE, SHARED, built
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.layer import RecurrentLayer, SlotLayer
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.recurrent import RecurrentLayer, continues_in_chunks
 from sinklab.streaming.state import load_state, save_state
 from sinklab.streaming.stream import Stream
+from sinklab.streaming.traits import continues_in_chunks
 
 
 @pytest.mark.parametrize("family", [*RECURRENT, *SHARED])

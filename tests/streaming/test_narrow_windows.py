@@ -14,8 +14,8 @@ from tests.streaming.mixed_models import SHAPE, SHARED
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.reader import open_reader
+from sinklab.streaming.slot_table import WindowedTable
 from sinklab.streaming.state import load_state, save_state
-from sinklab.streaming.windowed_table import WindowedTable
 
 OWN = 5
 """Tokens that the narrow layers see, the query's own included."""

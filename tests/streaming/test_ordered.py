@@ -17,8 +17,8 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.strided import Strided
 from sinklab.policies.window import Window
 from sinklab.streaming.cache import PolicyCache, SinkCache
-from sinklab.streaming.ordered import has_ordered_bias
 from sinklab.streaming.reader import open_reader
+from sinklab.streaming.traits import has_ordered_bias
 
 HEADS, LENGTH = 4, 34
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "use_cache": True}

@@ -10,7 +10,7 @@ from tests.architectures.zoo import PAD_TOKEN
 from tests.streaming.decoders import FAMILIES, SINKS, TOLERANCE, WINDOW, backends_of, decoder, gap, one_by_one, text
 
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.recurrent import has_states
+from sinklab.streaming.traits import has_states
 
 CASES = [(family, backend) for family in FAMILIES for backend in backends_of(family)]
 

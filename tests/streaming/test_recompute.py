@@ -16,7 +16,7 @@ from torch import Tensor
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.recompute import Recompute
-from sinklab.streaming import recompute
+from sinklab.streaming import reader as readers
 from sinklab.streaming.reader import open_reader
 
 LENGTH = 26
@@ -153,7 +153,7 @@ def shapes_of_forwards(model, read):
 def test_work_and_memory(models, monkeypatch):
     """Many windows a forward, but no more than so many tokens; and only windows whose logits are asked for."""
     model, tokens = models["llama"], text(rows=2)
-    monkeypatch.setattr(recompute, "_TOKENS", 40)
+    monkeypatch.setattr(readers, "_TOKENS", 40)
     reader = open_reader(model, Recompute(window=7))
     assert shapes_of_forwards(model, lambda: reader.read(tokens)) == [(2, 8), *[(5, 8)] * 7, (1, 8)]
     reader.reset()

@@ -15,11 +15,11 @@ from sinklab import SinkCache
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.decoding import Sampling
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.sampling import Sampling
 from sinklab.streaming.state import load_state, save_state
 from sinklab.streaming.stream import Stream
+from sinklab.streaming.traits import fingerprint
 
 POLICY = SinkWindow(num_sinks=2, window=9)
 

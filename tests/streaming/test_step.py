@@ -14,12 +14,12 @@ from tests.streaming.oracle import slow_logits
 from sinklab.errors import ConfigurationError
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
-from sinklab.streaming import apart
+from sinklab.streaming import host
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.step import Step
+from sinklab.streaming.table import Step
 
 LENGTH = 50
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ MISTAKES = {
         "visible",
         lambda native, self, queries, keys: native(self, queries - 1, keys) | (queries == keys),
     ),
-    "sinks hidden in a chunk": (apart, "_with_sinks", lambda native, query, window, *others: window),
+    "sinks hidden in a chunk": (host, "_with_sinks", lambda native, query, window, *others: window),
     "sinks hidden in the rule": (
         SinkWindow,
         "visible",

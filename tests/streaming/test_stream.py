@@ -35,10 +35,9 @@ from sinklab.errors import ConfigurationError, InputError, UnknownNameError, Uns
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.chat import Chat
-from sinklab.streaming.decoding import TextDecoder
-from sinklab.streaming.fitting import fitting_policy
+from sinklab.streaming.decoding import Sampler, Sampling, TextDecoder
+from sinklab.streaming.limits import fitting_policy
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.sampling import Sampler, Sampling
 from sinklab.streaming.stream import Stream, stream
 
 POLICY = SinkWindow(num_sinks=2, window=9)

@@ -11,8 +11,8 @@ from tests.conftest import make_sinklm, make_tokenizer
 from sinklab import Chat, PolicyCache, SinkCache, Stream
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
+from sinklab.streaming.base import Telemetry
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.telemetry import Telemetry
 
 
 @pytest.fixture(scope="module")

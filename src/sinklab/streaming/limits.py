@@ -7,19 +7,254 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.cache_argument import takes_cache
+from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS
 from sinklab.models.lengths import trained_length
-from sinklab.policies.base import BoundedPolicy, Policy
+from sinklab.models.wrappers import transformers_model, unwrapped
+from sinklab.policies.base import BoundedPolicy, Policy, PolicySpec, SlotPolicy
+from sinklab.policies.per_head import PerHead
+from sinklab.policies.window import Window
+from sinklab.registry import policies
 from sinklab.results.voice import warn
-from sinklab.streaming.recurrent import continues_in_chunks, has_states, keyless_layers
-from sinklab.streaming.refusals import extent, require_positions
 from sinklab.streaming.rotation import KeyRotations, read_rotations
+from sinklab.streaming.traits import (
+    continues_in_chunks,
+    has_ordered_bias,
+    has_states,
+    keyless_layers,
+    tokens_in_front,
+    tokens_of_prefix,
+)
 
-__all__ = ["Limits", "fit_limits", "length_known", "length_note", "warn_of_length"]
+__all__ = [
+    "HostedPolicy",
+    "Limits",
+    "extent",
+    "fit_limits",
+    "fitting_policy",
+    "hosted",
+    "inside",
+    "length_known",
+    "length_note",
+    "most_slots",
+    "narrow_window",
+    "narrowest",
+    "require_decoder",
+    "require_integers",
+    "require_ordered",
+    "require_positions",
+    "slides",
+    "warn_of_length",
+]
+
+
+def inside(model: object) -> PreTrainedModel:
+    """The model of transformers itself, whose forwards a cache plans.
+
+    Raises:
+        InputError: no model of transformers, and none inside that is known.
+        UnsupportedModelError: one with a learned prompt of PEFT in front, which is no part of the model inside.
+    """
+    if hasattr(model, "active_peft_config") and unwrapped(model) is model:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} puts a learned prompt in front of every text, which caches and streams do not follow: use "
+            "a cache of transformers"
+        )
+    return transformers_model(model)
+
+
+def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
+    """Refuse what is not a causal decoder whose every layer can see all that the policy holds."""
+    name, config = type(model).__name__, model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        if has_ordered_bias(model):
+            return
+        raise UnsupportedModelError(
+            f"{name} is an encoder-decoder, and its decoder has other positions than the buckets of distances of T5: learned "
+            "or sinusoidal ones cannot be moved once they are in the cache, and rotary ones are served in decoders alone"
+        )
+    if looks_ahead(model):
+        raise UnsupportedModelError(
+            f"{name} sees later tokens, as encoders do: keys that are held would have to change with every token that comes, "
+            "so that no cache gives what the model computes on a whole text"
+        )
+    if not takes_cache(model):
+        raise UnsupportedModelError(
+            f"{name} takes no cache of keys and values, so it does not read a text token by token; a bounded cache is "
+            "for decoders"
+        )
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if kinds and kinds <= RECURRENT_KINDS | EMPTY_KINDS:
+        raise UnsupportedModelError(
+            f"{name} has no layer of attention: its states have one size for any text, so there is nothing to bound"
+        )
+    strange = sorted(kinds - {"full_attention", "sliding_attention", HYBRID, *RECURRENT_KINDS, *EMPTY_KINDS})
+    if strange:
+        raise UnsupportedModelError(f"{name} has layers of the kind {', '.join(strange)}; a policy needs full attention")
+    front = tokens_in_front(model)
+    if not isinstance(policy, SlotPolicy) and (front or tokens_of_prefix(model)):
+        what = "puts learned tokens in front of every text" if front else "has a prefix of tokens that see each other both ways"
+        raise UnsupportedModelError(
+            f"{name} {what}; policy {policy.name!r}, under which heads hold tokens of their own, is not there for it. One with "
+            "the same for all heads is, such as sink_window"
+        )
+    most = most_slots(model, policy)
+    if most is not None and most < policy.num_slots:
+        raise UnsupportedModelError(
+            f"{name} has layers that see {most + front:,} tokens; the policy holds {policy.num_slots + front:,}, and its sinks "
+            f"would be hidden from them. Choose sizes that add up to {most + front} or less, the token at hand included"
+        )
+
+
+def narrowest(model: PreTrainedModel) -> int | None:
+    """How many tokens every layer can see, the token at hand included; ``None`` where no layer has a sliding window."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or []
+    sliding = getattr(config, "sliding_window", None) or getattr(config, "window", None)
+    any_slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
+    return sliding - tokens_in_front(model) if sliding and any_slides else None
+
+
+def most_slots(model: PreTrainedModel, policy: BoundedPolicy | None = None) -> int | None:
+    """Most tokens that a policy can hold in ``model``, the token at hand included; ``None`` where there is no end.
+
+    Under a policy of slots (the default) layers with a narrower window keep it, as long as others see the whole text.
+    """
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
+    apart = kinds == {"full_attention", "sliding_attention"} and not tokens_in_front(model) and not tokens_of_prefix(model)
+    return None if apart and (policy is None or isinstance(policy, SlotPolicy)) else narrowest(model)
+
+
+def narrow_window(model: PreTrainedModel, policy: BoundedPolicy) -> Window | None:
+    """What layers with a sliding window hold where it is narrower than what the policy holds; ``None`` where none is."""
+    seen = narrowest(model)
+    return Window(window=seen - 1) if seen is not None and seen < policy.num_slots else None
+
+
+def slides(model: PreTrainedModel, index: int) -> bool:
+    """Whether a layer of a model with layers of both kinds has a sliding window."""
+    return bool(model.config.get_text_config().layer_types[index] == "sliding_attention")
+
+
+def require_positions(policy: BoundedPolicy, limit: int | None, name: str) -> None:
+    """Refuse a policy that spans more positions than the model ``name`` tells apart."""
+    if limit is not None and policy.reach >= limit:
+        raise UnsupportedModelError(
+            f"{name} keeps its frequencies up to position {limit}, and the policy holds {extent(policy)}; choose fewer"
+        )
+
+
+def require_integers(policy: Policy) -> None:
+    """Refuse a policy whose tokens cannot be kept as integers: groups of them are rounded at once, when they are complete.
+
+    Raises:
+        ConfigurationError: tokens that leave their slots, or slots that are not written one after the other.
+    """
+    if not isinstance(policy, SlotPolicy):
+        raise ConfigurationError(
+            f"`quantized` is for policies whose tokens stay in their slots; {policy.name!r} is none, sink_window and pinned are"
+        )
+    if not policy.is_one_ring:
+        raise ConfigurationError(
+            f"`quantized` rounds tokens in groups of slots that are written one after the other, and {policy.name!r} writes "
+            "several rings in turn: each token would be rounded again and again. sink_window and pinned have one"
+        )
+
+
+def extent(policy: BoundedPolicy) -> str:
+    """How much a policy holds, in words."""
+    return f"{policy.num_slots:,} tokens" + ("" if policy.reach == policy.num_slots else f" over {policy.reach:,} positions")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostedPolicy(SlotPolicy):
+    """What a cache does under ``rule`` in a model that has more tokens than the text, or sees some of them both ways.
+
+    Tokens are counted with the learned ones in front of the text: those are the first, and stay. The first ``prefix`` tokens of
+    the text see each other both ways, as in training. Beyond what the rule lets a query see, the last ``rollback`` tokens
+    that have left its window are held, and seen by nobody: they are needed again when as many of the newest are taken back.
+
+    Attributes:
+        rule: the policy of the text, whose first token is its 0.
+        room: the same with a window that is wider by ``rollback``: who has which slot.
+        front: learned tokens in front of the text.
+        prefix: tokens of the text that see each other both ways.
+        rollback: how many tokens are held besides.
+    """
+
+    name: ClassVar[str] = "hosted"
+    rule: SlotPolicy
+    room: SlotPolicy
+    front: int = 0
+    prefix: int = 0
+    rollback: int = 0
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        return (*range(self.front), *(token + self.front for token in self.rule.pinned))
+
+    @property
+    def num_slots(self) -> int:
+        return self.front + self.room.num_slots
+
+    @property
+    def reach(self) -> int:
+        return self.front + self.room.reach
+
+    @property
+    def holds_more(self) -> bool:
+        return self.rollback > 0 or self.rule.holds_more
+
+    def slots(self, tokens: Tensor) -> Tensor:
+        behind = tokens - self.front
+        return tokens.where(behind < 0, self.room.slots(behind.clamp(min=0)) + self.front)
+
+    def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        queries, keys = query_positions - self.front, key_positions - self.front
+        of_text = self.rule.visible(queries, keys) & (keys >= 0)
+        in_front = (keys < 0) & (keys <= queries)
+        both_ways = (queries >= 0) & (keys >= 0) & (queries < self.prefix) & (keys < self.prefix)
+        return of_text | in_front | both_ways
+
+    def num_recent(self, query_positions: Tensor) -> Tensor:
+        return self.rule.num_recent(query_positions - self.front)
+
+    def describe(self) -> str:
+        return self.rule.describe()
+
+
+def hosted(policy: SlotPolicy, *, front: int = 0, prefix: int = 0, rollback: int = 0) -> SlotPolicy:
+    """The policy as a model with these follows it; the policy itself where there are none.
+
+    Raises:
+        ConfigurationError: ``rollback`` for a policy without a window, or a prefix that the policy cannot hold as a whole.
+    """
+    if not (front or prefix or rollback):
+        return policy
+    room = policy
+    if rollback:
+        if "window" not in {field.name for field in dataclasses.fields(policy)}:
+            raise ConfigurationError(
+                f"`rollback` keeps tokens that have left the window, and policy {policy.name!r} has none; use sink_window, "
+                "pinned or window"
+            )
+        changes: dict[str, Any] = {"window": getattr(policy, "window") + rollback}  # noqa: B009
+        room = dataclasses.replace(policy, **changes)
+    if prefix >= policy.num_slots:
+        raise ConfigurationError(
+            f"the first {prefix} tokens see each other both ways, and policy {policy.describe()} holds {policy.num_slots} with "
+            f"the newest: they would not be there at once. Choose sizes that add up to {prefix} or more"
+        )
+    return HostedPolicy(rule=policy, room=room, front=front, prefix=prefix, rollback=rollback, positions=policy.positions)
+
 
 _REBASE, _REBASE_HALF = 2_048, 32_768
 """Position at which positions are counted anew. Models compute angles in float32, off by up to 6e-8 times the position: below
@@ -109,3 +344,95 @@ def fit_limits(model: PreTrainedModel, policy: BoundedPolicy, *, chunk: int, reb
     if has_states(model) and not continues_in_chunks(model):
         chunk = 1
     return Limits(rotations, chunk, limit)
+
+
+def fitting_policy(model: PreTrainedModel, policy: PolicySpec | None = None, *, pinned: int = 0) -> Policy:
+    """The policy that is meant, with at least the first ``pinned`` tokens pinned.
+
+    Where it is given by its settings and they name no window, the window is the policy's own, 1,020 tokens for sinks and
+    window, or less: what is held then fits into what the model was trained to see at once.
+
+    Raises:
+        UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or tokens to pin that do not fit.
+    """
+    settings = {"window": None} if isinstance(policy, Policy) else policies.read(policy or "sink_window")
+    fitted: Policy = policy if isinstance(policy, Policy) else policies.make(settings)
+    if pinned:
+        fitted = _pinning(fitted, pinned)
+    window = getattr(fitted, "window", 0)
+    if window and "window" not in settings:
+        most, held = min(_context(model), _same_frequencies(model, fitted)), fitted.max_held(1 << 62)
+        if held > most:
+            window -= held - most
+            if window >= 1:
+                changes: dict[str, Any] = {"window": window}
+                fitted = dataclasses.replace(fitted, **changes)
+            elif not pinned:
+                raise ConfigurationError(
+                    f"policy {fitted.describe()} leaves no room for a window in the {most:,} tokens that the model was trained "
+                    "to see at once; choose fewer sinks, or name a window"
+                )
+    context, held = _context(model), fitted.max_held(1 << 62)
+    if pinned and fitted.bounded and held > context:
+        room = window - (held - context)
+        advice = f"choose a window of {room} or less, or a shorter text" if room >= 1 else "choose a shorter text"
+        raise ConfigurationError(
+            f"the text to keep has {pinned:,} tokens and the policy holds {held:,} with it; the model was trained to see "
+            f"{context:,} at once: {advice}"
+        )
+    return fitted
+
+
+def _context(model: PreTrainedModel) -> int:
+    """Tokens that every layer of the model was trained to see at once, as far as its config says."""
+    sizes = (getattr(model.config.get_text_config(), "max_position_embeddings", None), most_slots(model))
+    return min((size for size in sizes if isinstance(size, int) and size > 0), default=sys.maxsize)
+
+
+def _same_frequencies(model: PreTrainedModel, policy: Policy) -> int:
+    """Half of the positions below which a model keeps its frequencies: with fewer to spare they are counted anew too often."""
+    if not isinstance(policy, SlotPolicy) or has_ordered_bias(model):
+        return sys.maxsize
+    try:
+        limit = read_rotations(model).limit
+    except UnsupportedModelError:
+        return sys.maxsize  # the cache refuses such a model, and has looked at it from all sides when it says why
+    return (limit or sys.maxsize) // 2
+
+
+def _pinning(policy: Policy, count: int) -> Policy:
+    """The policy with at least its first so many tokens pinned."""
+    changes: dict[str, Any]
+    if isinstance(policy, PerHead):
+        changes = {"budgets": tuple(tuple((max(count, sinks), window) for sinks, window in layer) for layer in policy.budgets)}
+    elif hasattr(policy, "num_sinks"):
+        changes = {"num_sinks": max(count, policy.num_sinks)}
+    elif "pinned" in {field.name for field in dataclasses.fields(policy)}:
+        changes = {"pinned": tuple(sorted({*range(count), *getattr(policy, "pinned")}))}  # noqa: B009
+    else:
+        raise ConfigurationError(
+            f"policy {policy.name!r} cannot keep a text: it pins no tokens. Use sink_window, or leave the text out"
+        )
+    return dataclasses.replace(policy, **changes)
+
+
+def require_ordered(policy: BoundedPolicy, model: PreTrainedModel) -> None:
+    """Refuse a policy that a model with an ordered bias cannot have.
+
+    Raises:
+        UnsupportedModelError: original positions of tokens with others between them that have left, or more tokens than the
+            model's table of biases has columns.
+    """
+    name = type(model).__name__
+    consecutive = not policy.pinned and policy.reach == policy.num_slots  # as far from each other in the cache as in the text
+    if policy.positions != "in_cache" and not consecutive:
+        raise UnsupportedModelError(
+            f"{name} adds a bias that counts the keys between key and query, and those that have left cannot be counted: what "
+            f"is held has its positions in the cache, and policy {policy.describe()!r} wants those in the text, with gaps. "
+            "Choose one with positions='in_cache'"
+        )
+    table = int(getattr(model.config.get_text_config(), "max_seq_len", None) or sys.maxsize)  # MPT
+    if policy.num_slots > table:
+        raise UnsupportedModelError(
+            f"{name} has biases for {table:,} keys and the policy holds {policy.num_slots:,}; choose a smaller window"
+        )

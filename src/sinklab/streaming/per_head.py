@@ -29,16 +29,12 @@ from sinklab.policies.per_head import PerHead
 from sinklab.results.naming import counted
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.decoding import Tokenizer
-from sinklab.streaming.fingerprint import fingerprint
-from sinklab.streaming.held import HeldLayer
 from sinklab.streaming.host import Arguments, tokens_of
-from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.ordered import has_ordered_bias
-from sinklab.streaming.recurrent import hybrid_layers, keyless_layers
+from sinklab.streaming.layer import HeldLayer, SlotLayer
 from sinklab.streaming.rotation import KeyRotations, Rotation, read_rotations, without_autocast
 from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.step import Step
-from sinklab.streaming.table import Table
+from sinklab.streaming.table import Step, Table
+from sinklab.streaming.traits import fingerprint, has_ordered_bias, hybrid_layers, keyless_layers
 from sinklab.streaming.verify import TOKENS, require_close, some_tokens
 
 __all__ = [

@@ -11,12 +11,12 @@ from torch import Tensor
 from sinklab.errors import ConfigurationError
 from sinklab.models.grids import Grid, affine_grid
 from sinklab.results.memory import require_memory
-from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.layer import HybridMixin, LatentMixin, SlotLayer
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.step import Step
+from sinklab.streaming.table import Step
 
-__all__ = ["BITS", "GROUP", "QuantizedLayer", "Workspace", "read_bits"]
+__all__ = ["BITS", "GROUP", "QuantizedHybridLayer", "QuantizedLatentLayer", "QuantizedLayer", "Workspace", "read_bits"]
 
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 """What ``quantized`` may be, and how many bits a number then takes."""
@@ -293,3 +293,11 @@ class QuantizedLayer(SlotLayer):
             for part, tensor in old.items():
                 assert rows is not None
                 parts[part][:, :, groups] = torch.where(rows[:, None, :, None, None], parts[part][:, :, groups], tensor)
+
+
+class QuantizedLatentLayer(LatentMixin, QuantizedLayer):
+    """A :class:`~sinklab.streaming.quantized.QuantizedLayer` of latents."""
+
+
+class QuantizedHybridLayer(HybridMixin, QuantizedLayer):
+    """A :class:`~sinklab.streaming.quantized.QuantizedLayer` with states, which stay as they are."""

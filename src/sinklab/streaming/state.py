@@ -24,10 +24,10 @@ from sinklab.results.reading import parse_object
 from sinklab.results.version import __version__
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.per_head import PerHeadCache
 from sinklab.streaming.reader import CacheReader
 from sinklab.streaming.table import IndexedTable
+from sinklab.streaming.traits import fingerprint
 
 __all__ = ["SavedState", "load_state", "read_state", "require_slots", "save_state"]
 

@@ -20,17 +20,13 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import PolicySpec
 from sinklab.results.bars import DONE
 from sinklab.results.required import require_function, require_whole
-from sinklab.streaming.base import Reader
-from sinklab.streaming.decoding import TextDecoder, Tokenizer
-from sinklab.streaming.fitting import fitting_policy
+from sinklab.streaming.base import Reader, Telemetry
+from sinklab.streaming.decoding import Sampler, Sampling, StreamedToken, TextDecoder, Tokenizer
 from sinklab.streaming.host import BOUNDARIES, require_one_text
-from sinklab.streaming.in_front import columns_of, tokens_of_prefix
+from sinklab.streaming.limits import fitting_policy, inside
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.refusals import inside
-from sinklab.streaming.sampling import Sampler, Sampling
 from sinklab.streaming.state import read_state, save_state
-from sinklab.streaming.streamed_token import StreamedToken
-from sinklab.streaming.telemetry import Telemetry
+from sinklab.streaming.traits import columns_of, tokens_of_prefix
 
 __all__ = ["Stream", "stream"]
 
@@ -53,7 +49,7 @@ class Stream:
         policy: the policy, its name, ``{"name": …, setting: …}``, or a reader to go on with. By default sinks and a window
             that fit the model, see :func:`fitting_policy`.
         tokenizer: of transformers; needed for text in or out.
-        temperature, top_k, top_p, seed: see :class:`~sinklab.streaming.sampling.Sampling`; by default the likeliest token.
+        temperature, top_k, top_p, seed: see :class:`~sinklab.streaming.decoding.Sampling`; by default the likeliest token.
         stop: strings at which a row ends.
         stop_ids: tokens with which a row ends; by default those of the model's generation config, ``()`` for none.
         keep: text (or ids) that begins the stream and is never evicted, such as a system prompt. The policy's ``num_sinks`` is
@@ -291,7 +287,7 @@ class Stream:
         return f"Stream({type(self.model).__name__} at position {self.position:,}; {self.telemetry()})"
 
     def telemetry(self) -> Telemetry:
-        """What is held, and what has gone; see :class:`~sinklab.streaming.telemetry.Telemetry`."""
+        """What is held, and what has gone; see :class:`~sinklab.streaming.base.Telemetry`."""
         return self.reader.telemetry()
 
     # --- saved ----------------------------------------------------------------------------------------------------------------
