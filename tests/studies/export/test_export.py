@@ -404,7 +404,7 @@ def test_integers_are_taken_where_the_policy_keeps_what_was_whole(num_sinks, kin
     ("arguments", "message"),
     [
         (["--to", "vlm"], "no engine is called 'vlm'. Known: kvpress, llama.cpp, mlx-lm, transformers, vllm"),
-        (["--to", "vllm", "--policy", "strided"], "vllm cannot do strided 4+8, 1 in 4 of 20: it has no such rule"),
+        (["--to", "vllm", "--policy", "strided"], "vllm cannot do strided 1+8, 1 in 4 of 40: it has no such rule"),
         (["--to", "vllm", "--policy", "sink_window"], "--policy 'sink_window' stands for 2 rows"),
         (["--to", "vllm", "--policy", "blocks"], "policy 'blocks' was not measured in this comparison"),
         (["--to", "vllm", "--policy", "9+9"], "--policy '9+9' is no row of this comparison"),
