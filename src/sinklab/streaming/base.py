@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, NoReturn
 
 import pandas as pd
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from sinklab.attention.token_text import token_text
 from sinklab.policies.base import Policy
@@ -74,18 +73,10 @@ def describe_slots(table: IndexedTable, batch: int, tokenizer: Tokenizer | None 
                 continue
             token_id = -1 if table.ids is None else int(table.ids[row, slot])
             distance = distances[slot] if visible[slot] else None
-            lines.append(
-                {
-                    "row": row,
-                    "slot": slot,
-                    "token": token,
-                    "id": token_id if token_id >= 0 else None,
-                    "text": token_text(tokenizer, token_id) if tokenizer is not None and token_id >= 0 else None,
-                    "pinned": token in pinned,
-                    "position": None if distance is None else next_position - distance,
-                    "distance": distance,
-                }
-            )
+            text = token_text(tokenizer, token_id) if tokenizer is not None and token_id >= 0 else None
+            position = None if distance is None else next_position - distance
+            shown = token_id if token_id >= 0 else None
+            lines.append((row, slot, token, shown, text, token in pinned, position, distance))
     dtypes = dict.fromkeys(("row", "slot", "token"), "int64") | dict.fromkeys(("id", "position", "distance"), "Int64")
     columns = ["row", "slot", "token", "id", "text", "pinned", "position", "distance"]
     return pd.DataFrame(lines, columns=columns).astype({**dtypes, "text": "string", "pinned": "bool"})
@@ -150,13 +141,6 @@ class Reader(abc.ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.model).__name__}; {self.telemetry()})"
-
-    if not TYPE_CHECKING:  # or no name would be unknown to the type checker
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """Only for what is not there: whoever asks for what a cache has was given a reader in its place."""
-            instead = "; it is no cache. What reads with one has it as `.cache`, for generate()" if hasattr(Cache, name) else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=self)
 
     def telemetry(self) -> Telemetry:
         """What is held, and what has gone, in figures.

@@ -1,10 +1,10 @@
-"""Decoding: the text of a stream of token ids, piece by piece, from the last few ids alone."""
+"""Decoding: from the logits of a step to the next tokens, and from tokens to text, with nothing that grows from step to step."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypedDict, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.required import require_number, require_whole
 
-__all__ = ["DecoderState", "Sampler", "Sampling", "StreamedToken", "TextDecoder", "Tokenizer"]
+__all__ = ["Sampler", "Sampling", "StreamedToken", "TextDecoder", "Tokenizer"]
 
 _UNFINISHED = "\ufffd"
 """What a decoder writes for bytes that are no character, or not yet."""
@@ -39,23 +39,15 @@ class Tokenizer(Protocol):
         """The text of a conversation."""
 
 
-class DecoderState(TypedDict):
-    """What a decoder holds between two tokens, as JSON."""
-
-    ids: list[int]
-    known: int
-    back: str
-    stopped: bool
+DecoderState: TypeAlias = dict[str, Any]
+"""What a decoder holds between two tokens, as JSON."""
 
 
 class TextDecoder:
     """Decodes ids to text as they come: a character appears with its last byte, a space where the tokenizer puts one.
 
-    What might be the beginning of a stop string is held back until it is decided.
-
-    Args:
-        tokenizer: of transformers; special tokens are left out of the text.
-        stop: strings at which the text ends; they are not part of it.
+    What might be the beginning of a stop string is held back until it is decided. Special tokens are left out of the text, and
+    so are the strings ``stop`` at which it ends.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:

@@ -371,7 +371,7 @@ class HybridLayer(HybridMixin, SlotLayer):
 
 
 class RecurrentLayer(LinearAttentionLayer):
-    """The states of one layer, none or several, with what a :class:`~sinklab.streaming.cache.BoundedCache` asks of layers."""
+    """The states of one layer, none or several, with what a :class:`~sinklab.streaming.cache.PolicyCache` asks of layers."""
 
     @property
     def batch_size(self) -> int:

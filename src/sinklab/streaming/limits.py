@@ -1,4 +1,4 @@
-"""Limits: how far positions may count in a bounded cache of a model, and how many tokens a chunk of a prompt may have."""
+"""Limits: which models a bounded cache serves and why not others, how much a policy may hold there, and which one fits."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ from sinklab.streaming.traits import (
 
 __all__ = [
     "HostedPolicy",
-    "Limits",
-    "extent",
     "fit_limits",
     "fitting_policy",
     "hosted",
@@ -50,10 +48,19 @@ __all__ = [
     "require_decoder",
     "require_integers",
     "require_ordered",
-    "require_positions",
     "slides",
     "warn_of_length",
 ]
+
+_REBASE, _REBASE_HALF = 2_048, 32_768
+"""Position at which positions are counted anew. Models compute angles in float32, off by up to 6e-8 times the position: below
+2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits
+and integers are rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
+
+_TRAINED = "and the model was trained on"
+
+
+# --- models that are served -----------------------------------------------------------------------------------------------
 
 
 def inside(model: object) -> PreTrainedModel:
@@ -73,45 +80,41 @@ def inside(model: object) -> PreTrainedModel:
 
 def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
     """Refuse what is not a causal decoder whose every layer can see all that the policy holds."""
-    name, config = type(model).__name__, model.config.get_text_config()
-    if model.config.is_encoder_decoder:
-        if has_ordered_bias(model):
-            return
-        raise UnsupportedModelError(
-            f"{name} is an encoder-decoder, and its decoder has other positions than the buckets of distances of T5: learned "
-            "or sinusoidal ones cannot be moved once they are in the cache, and rotary ones are served in decoders alone"
-        )
-    if looks_ahead(model):
-        raise UnsupportedModelError(
-            f"{name} sees later tokens, as encoders do: keys that are held would have to change with every token that comes, "
-            "so that no cache gives what the model computes on a whole text"
-        )
-    if not takes_cache(model):
-        raise UnsupportedModelError(
-            f"{name} takes no cache of keys and values, so it does not read a text token by token; a bounded cache is "
-            "for decoders"
-        )
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder and has_ordered_bias(model):
+        return
     kinds = set(getattr(config, "layer_types", None) or [])
-    if kinds and kinds <= RECURRENT_KINDS | EMPTY_KINDS:
-        raise UnsupportedModelError(
-            f"{name} has no layer of attention: its states have one size for any text, so there is nothing to bound"
-        )
     strange = sorted(kinds - {"full_attention", "sliding_attention", HYBRID, *RECURRENT_KINDS, *EMPTY_KINDS})
-    if strange:
-        raise UnsupportedModelError(f"{name} has layers of the kind {', '.join(strange)}; a policy needs full attention")
-    front = tokens_in_front(model)
-    if not isinstance(policy, SlotPolicy) and (front or tokens_of_prefix(model)):
+    front, why = tokens_in_front(model), None
+    if model.config.is_encoder_decoder:
+        why = (
+            "is an encoder-decoder, and its decoder has other positions than the buckets of distances of T5: learned or "
+            "sinusoidal ones cannot be moved once they are in the cache, and rotary ones are served in decoders alone"
+        )
+    elif looks_ahead(model):
+        why = (
+            "sees later tokens, as encoders do: keys that are held would have to change with every token that comes, so that no "
+            "cache gives what the model computes on a whole text"
+        )
+    elif not takes_cache(model):
+        why = "takes no cache of keys and values, so it does not read a text token by token; a bounded cache is for decoders"
+    elif kinds and kinds <= RECURRENT_KINDS | EMPTY_KINDS:
+        why = "has no layer of attention: its states have one size for any text, so there is nothing to bound"
+    elif strange:
+        why = f"has layers of the kind {', '.join(strange)}; a policy needs full attention"
+    elif not isinstance(policy, SlotPolicy) and (front or tokens_of_prefix(model)):
         what = "puts learned tokens in front of every text" if front else "has a prefix of tokens that see each other both ways"
-        raise UnsupportedModelError(
-            f"{name} {what}; policy {policy.name!r}, under which heads hold tokens of their own, is not there for it. One with "
-            "the same for all heads is, such as sink_window"
+        why = (
+            f"{what}; policy {policy.name!r}, under which heads hold tokens of their own, is not there for it. One with the same "
+            "for all heads is, such as sink_window"
         )
-    most = most_slots(model, policy)
-    if most is not None and most < policy.num_slots:
-        raise UnsupportedModelError(
-            f"{name} has layers that see {most + front:,} tokens; the policy holds {policy.num_slots + front:,}, and its sinks "
-            f"would be hidden from them. Choose sizes that add up to {most + front} or less, the token at hand included"
+    elif (most := most_slots(model, policy)) is not None and most < policy.num_slots:
+        why = (
+            f"has layers that see {most + front:,} tokens; the policy holds {policy.num_slots + front:,}, and its sinks would be "
+            f"hidden from them. Choose sizes that add up to {most + front} or less, the token at hand included"
         )
+    if why is not None:
+        raise UnsupportedModelError(f"{type(model).__name__} {why}")
 
 
 def narrowest(model: PreTrainedModel) -> int | None:
@@ -129,8 +132,8 @@ def most_slots(model: PreTrainedModel, policy: BoundedPolicy | None = None) -> i
     Under a policy of slots (the default) layers with a narrower window keep it, as long as others see the whole text.
     """
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
-    apart = kinds == {"full_attention", "sliding_attention"} and not tokens_in_front(model) and not tokens_of_prefix(model)
-    return None if apart and (policy is None or isinstance(policy, SlotPolicy)) else narrowest(model)
+    both = kinds == {"full_attention", "sliding_attention"} and not tokens_in_front(model) and not tokens_of_prefix(model)
+    return None if both and (policy is None or isinstance(policy, SlotPolicy)) else narrowest(model)
 
 
 def narrow_window(model: PreTrainedModel, policy: BoundedPolicy) -> Window | None:
@@ -144,11 +147,25 @@ def slides(model: PreTrainedModel, index: int) -> bool:
     return bool(model.config.get_text_config().layer_types[index] == "sliding_attention")
 
 
-def require_positions(policy: BoundedPolicy, limit: int | None, name: str) -> None:
-    """Refuse a policy that spans more positions than the model ``name`` tells apart."""
-    if limit is not None and policy.reach >= limit:
+def require_ordered(policy: BoundedPolicy, model: PreTrainedModel) -> None:
+    """Refuse a policy that a model with an ordered bias cannot have.
+
+    Raises:
+        UnsupportedModelError: original positions of tokens with others between them that have left, or more tokens than the
+            model's table of biases has columns.
+    """
+    name = type(model).__name__
+    consecutive = not policy.pinned and policy.reach == policy.num_slots  # as far from each other in the cache as in the text
+    if policy.positions != "in_cache" and not consecutive:
         raise UnsupportedModelError(
-            f"{name} keeps its frequencies up to position {limit}, and the policy holds {extent(policy)}; choose fewer"
+            f"{name} adds a bias that counts the keys between key and query, and those that have left cannot be counted: what "
+            f"is held has its positions in the cache, and policy {policy.describe()!r} wants those in the text, with gaps. "
+            "Choose one with positions='in_cache'"
+        )
+    table = int(getattr(model.config.get_text_config(), "max_seq_len", None) or sys.maxsize)  # MPT
+    if policy.num_slots > table:
+        raise UnsupportedModelError(
+            f"{name} has biases for {table:,} keys and the policy holds {policy.num_slots:,}; choose a smaller window"
         )
 
 
@@ -169,9 +186,83 @@ def require_integers(policy: Policy) -> None:
         )
 
 
-def extent(policy: BoundedPolicy) -> str:
-    """How much a policy holds, in words."""
-    return f"{policy.num_slots:,} tokens" + ("" if policy.reach == policy.num_slots else f" over {policy.reach:,} positions")
+# --- how far positions count ------------------------------------------------------------------------------------------------
+
+
+def fit_limits(
+    model: PreTrainedModel, policy: BoundedPolicy, *, chunk: int, rebase_at: int | None, integers: bool
+) -> tuple[KeyRotations, int, int]:
+    """Limits below which the model can tell positions apart.
+
+    Args:
+        chunk: most tokens at once that are wished; fewer come out where positions are few.
+        rebase_at: as :class:`~sinklab.streaming.cache.PolicyCache` has it.
+        integers: keys are rounded to them.
+
+    Returns:
+        Rotations of the keys of all layers; most tokens that are processed at once; and the position that no token reaches:
+        before, they are counted anew.
+
+    Raises:
+        ConfigurationError: positions that are too few for the policy and a chunk.
+        UnsupportedModelError: see :func:`read_rotations`; or a layer that writes no keys.
+    """
+    rotations, reach = read_rotations(model), policy.reach
+    extent = f"{policy.num_slots:,} tokens" + ("" if reach == policy.num_slots else f" over {reach:,} positions")
+    if rotations.limit is not None and reach >= rotations.limit:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} keeps its frequencies up to position {rotations.limit}, and the policy holds {extent}; "
+            "choose fewer"
+        )
+    room = reach + chunk
+    coarse = integers or model.dtype in (torch.float16, torch.bfloat16)
+    usual = max(2 * room, _REBASE_HALF if coarse else _REBASE)
+    limit = min(rebase_at or usual, rotations.limit or sys.maxsize)
+    if limit < room:
+        chunk = max(1, limit - reach) if rebase_at is None else chunk
+        limit = max(limit, reach + chunk)
+        if limit > (rotations.limit or sys.maxsize) or rebase_at is not None:
+            raise ConfigurationError(
+                f"positions up to {limit} are too few: the policy holds {extent} and a chunk has {chunk}; choose a smaller "
+                "window or chunk"
+            )
+    known = rotations.layers.keys() | keyless_layers(model)
+    if missing := [index for index in range(model.config.get_text_config().num_hidden_layers) if index not in known]:
+        raise UnsupportedModelError(
+            f"layers {missing} of {type(model).__name__} write no keys to the cache, which its config does not say; a policy "
+            "must hold for every layer"
+        )
+    return rotations, 1 if has_states(model) and not continues_in_chunks(model) else chunk, limit
+
+
+def length_note(model: PreTrainedModel, policy: Policy) -> str:
+    """A sentence where a policy holds more than the model was trained to see at once; empty otherwise, and for no bound."""
+    trained = trained_length(model)
+    if trained is None or not policy.bounded:
+        return ""
+    held = policy.max_held(1 << 62)
+    span = policy.reach if isinstance(policy, BoundedPolicy) else held
+    if max(held, span) <= trained:
+        return ""
+    over = f" over {span:,} positions" if span > held else ""
+    return f"the policy holds {held:,} tokens{over} {_TRAINED} {trained:,}"
+
+
+def warn_of_length(model: PreTrainedModel, policy: Policy) -> None:
+    """Warn with :func:`length_note`."""
+    if note := length_note(model, policy):
+        warn(f"{type(model).__name__}: {note}")
+
+
+@contextlib.contextmanager
+def length_known() -> Iterator[None]:
+    """No warning of :func:`warn_of_length` within the block: what it says is said otherwise."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=f".*{_TRAINED}")
+        yield
+
+
+# --- a policy in a model --------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,13 +332,12 @@ def hosted(policy: SlotPolicy, *, front: int = 0, prefix: int = 0, rollback: int
         return policy
     room = policy
     if rollback:
-        if "window" not in {field.name for field in dataclasses.fields(policy)}:
+        if not hasattr(policy, "window"):
             raise ConfigurationError(
                 f"`rollback` keeps tokens that have left the window, and policy {policy.name!r} has none; use sink_window, "
                 "pinned or window"
             )
-        changes: dict[str, Any] = {"window": getattr(policy, "window") + rollback}  # noqa: B009
-        room = dataclasses.replace(policy, **changes)
+        room = _changed(policy, window=policy.window + rollback)
     if prefix >= policy.num_slots:
         raise ConfigurationError(
             f"the first {prefix} tokens see each other both ways, and policy {policy.describe()} holds {policy.num_slots} with "
@@ -256,94 +346,9 @@ def hosted(policy: SlotPolicy, *, front: int = 0, prefix: int = 0, rollback: int
     return HostedPolicy(rule=policy, room=room, front=front, prefix=prefix, rollback=rollback, positions=policy.positions)
 
 
-_REBASE, _REBASE_HALF = 2_048, 32_768
-"""Position at which positions are counted anew. Models compute angles in float32, off by up to 6e-8 times the position: below
-2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits
-and integers are rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
-
-
-_TRAINED = "and the model was trained on"
-
-
-def length_note(model: PreTrainedModel, policy: Policy) -> str:
-    """A sentence where a policy holds more than the model was trained to see at once; empty otherwise, and for no bound."""
-    trained = trained_length(model)
-    if trained is None or not policy.bounded:
-        return ""
-    held = policy.max_held(1 << 62)
-    span = policy.reach if isinstance(policy, BoundedPolicy) else held
-    if max(held, span) <= trained:
-        return ""
-    over = f" over {span:,} positions" if span > held else ""
-    return f"the policy holds {held:,} tokens{over} {_TRAINED} {trained:,}"
-
-
-def warn_of_length(model: PreTrainedModel, policy: Policy) -> None:
-    """Warn with :func:`length_note`."""
-    if note := length_note(model, policy):
-        warn(f"{type(model).__name__}: {note}")
-
-
-@contextlib.contextmanager
-def length_known() -> Iterator[None]:
-    """No warning of :func:`warn_of_length` within the block: what it says is said otherwise."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=f".*{_TRAINED}")
-        yield
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What a model and a policy leave room for.
-
-    Attributes:
-        rotations: of the keys of all layers.
-        chunk: most tokens that are processed at once.
-        rebase_at: position that no token reaches: before, they are counted anew.
-    """
-
-    rotations: KeyRotations
-    chunk: int
-    rebase_at: int
-
-
-def fit_limits(model: PreTrainedModel, policy: BoundedPolicy, *, chunk: int, rebase_at: int | None, integers: bool) -> Limits:
-    """Limits below which the model can tell positions apart.
-
-    Args:
-        chunk: most tokens at once that are wished; fewer come out where positions are few.
-        rebase_at: as :class:`~sinklab.streaming.cache.PolicyCache` has it.
-        integers: keys are rounded to them.
-
-    Raises:
-        ConfigurationError: positions that are too few for the policy and a chunk.
-        UnsupportedModelError: see :func:`read_rotations`; or a layer that writes no keys.
-    """
-    rotations = read_rotations(model)
-    require_positions(policy, rotations.limit, type(model).__name__)
-    reach = policy.reach
-    room = reach + chunk
-    coarse = integers or model.dtype in (torch.float16, torch.bfloat16)
-    usual = max(2 * room, _REBASE_HALF if coarse else _REBASE)
-    limit = min(rebase_at or usual, rotations.limit or sys.maxsize)
-    if limit < room:
-        chunk = max(1, limit - reach) if rebase_at is None else chunk
-        limit = max(limit, reach + chunk)
-        if limit > (rotations.limit or sys.maxsize) or rebase_at is not None:
-            raise ConfigurationError(
-                f"positions up to {limit} are too few: the policy holds {extent(policy)} and a chunk has {chunk}; choose a "
-                "smaller window or chunk"
-            )
-    layers = range(model.config.get_text_config().num_hidden_layers)
-    keyless = keyless_layers(model)
-    if missing := [index for index in layers if index not in rotations.layers and index not in keyless]:
-        raise UnsupportedModelError(
-            f"layers {missing} of {type(model).__name__} write no keys to the cache, which its config does not say; a policy "
-            "must hold for every layer"
-        )
-    if has_states(model) and not continues_in_chunks(model):
-        chunk = 1
-    return Limits(rotations, chunk, limit)
+def _changed(policy: Any, **changes: Any) -> Any:
+    """The policy with other settings."""
+    return dataclasses.replace(policy, **changes)
 
 
 def fitting_policy(model: PreTrainedModel, policy: PolicySpec | None = None, *, pinned: int = 0) -> Policy:
@@ -359,20 +364,19 @@ def fitting_policy(model: PreTrainedModel, policy: PolicySpec | None = None, *, 
     fitted: Policy = policy if isinstance(policy, Policy) else policies.make(settings)
     if pinned:
         fitted = _pinning(fitted, pinned)
-    window = getattr(fitted, "window", 0)
+    window, context = getattr(fitted, "window", 0), _context(model)
     if window and "window" not in settings:
-        most, held = min(_context(model), _same_frequencies(model, fitted)), fitted.max_held(1 << 62)
+        most, held = min(context, _same_frequencies(model, fitted)), fitted.max_held(1 << 62)
         if held > most:
             window -= held - most
             if window >= 1:
-                changes: dict[str, Any] = {"window": window}
-                fitted = dataclasses.replace(fitted, **changes)
+                fitted = _changed(fitted, window=window)
             elif not pinned:
                 raise ConfigurationError(
                     f"policy {fitted.describe()} leaves no room for a window in the {most:,} tokens that the model was trained "
                     "to see at once; choose fewer sinks, or name a window"
                 )
-    context, held = _context(model), fitted.max_held(1 << 62)
+    held = fitted.max_held(1 << 62)
     if pinned and fitted.bounded and held > context:
         room = window - (held - context)
         advice = f"choose a window of {room} or less, or a shorter text" if room >= 1 else "choose a shorter text"
@@ -402,37 +406,16 @@ def _same_frequencies(model: PreTrainedModel, policy: Policy) -> int:
 
 def _pinning(policy: Policy, count: int) -> Policy:
     """The policy with at least its first so many tokens pinned."""
-    changes: dict[str, Any]
+    fitted: Policy
     if isinstance(policy, PerHead):
-        changes = {"budgets": tuple(tuple((max(count, sinks), window) for sinks, window in layer) for layer in policy.budgets)}
+        budgets = tuple(tuple((max(count, sinks), window) for sinks, window in layer) for layer in policy.budgets)
+        fitted = _changed(policy, budgets=budgets)
     elif hasattr(policy, "num_sinks"):
-        changes = {"num_sinks": max(count, policy.num_sinks)}
+        fitted = _changed(policy, num_sinks=max(count, policy.num_sinks))
     elif "pinned" in {field.name for field in dataclasses.fields(policy)}:
-        changes = {"pinned": tuple(sorted({*range(count), *getattr(policy, "pinned")}))}  # noqa: B009
+        fitted = _changed(policy, pinned=tuple(sorted({*range(count), *getattr(policy, "pinned")})))  # noqa: B009
     else:
         raise ConfigurationError(
             f"policy {policy.name!r} cannot keep a text: it pins no tokens. Use sink_window, or leave the text out"
         )
-    return dataclasses.replace(policy, **changes)
-
-
-def require_ordered(policy: BoundedPolicy, model: PreTrainedModel) -> None:
-    """Refuse a policy that a model with an ordered bias cannot have.
-
-    Raises:
-        UnsupportedModelError: original positions of tokens with others between them that have left, or more tokens than the
-            model's table of biases has columns.
-    """
-    name = type(model).__name__
-    consecutive = not policy.pinned and policy.reach == policy.num_slots  # as far from each other in the cache as in the text
-    if policy.positions != "in_cache" and not consecutive:
-        raise UnsupportedModelError(
-            f"{name} adds a bias that counts the keys between key and query, and those that have left cannot be counted: what "
-            f"is held has its positions in the cache, and policy {policy.describe()!r} wants those in the text, with gaps. "
-            "Choose one with positions='in_cache'"
-        )
-    table = int(getattr(model.config.get_text_config(), "max_seq_len", None) or sys.maxsize)  # MPT
-    if policy.num_slots > table:
-        raise UnsupportedModelError(
-            f"{name} has biases for {table:,} keys and the policy holds {policy.num_slots:,}; choose a smaller window"
-        )
+    return fitted

@@ -114,7 +114,7 @@ class AttendingCache(PolicyCache, seam.Observer, abc.ABC):
         Raises:
             UnsupportedModelError: latent attention, of which all heads share what is cached, or layers that write no keys.
         """
-        rotations = super()._fit_positions(model, policy)
+        rotations = super()._fit_positions(model, policy or self.policy)
         lacks = {
             "caches a latent that all heads share": rotations.latent,
             "has layers that write no keys": keyless_layers(model),

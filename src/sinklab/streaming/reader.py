@@ -1,4 +1,4 @@
-"""Open reader: from a policy to what reads a model under it; most policies read with a key-value cache."""
+"""Readers: from a policy to what reads a model under it, with a key-value cache or a window of its own for every token."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ class RecomputeReader(Reader):
     """Reads under :class:`~sinklab.policies.recompute.Recompute`.
 
     Between calls it keeps the last ``window`` token ids, and while a block of several tokens is under way the keys and values
-    of its window. Logits that nobody asks for (``keep``) are not computed, nor the windows that only they need.
-
-    Once a row has padding, rows are read one after the other; logits of padding are 0.
+    of its window. Logits that nobody asks for are not computed, nor the windows that only they need. Once a row has padding,
+    rows are read one after the other; logits of padding are 0.
 
     Raises:
         ConfigurationError: a window that is longer than the model's table of positions.
@@ -225,8 +224,7 @@ class CacheReader(Reader):
         return logits[:, -keep:] if keep else logits
 
     def _require_positions(self, tokens: Tensor, mask: Tensor | None) -> None:
-        """Refuse to read past the end of a table of positions, where torch reports an index and a GPU is lost to the
-        process."""
+        """Refuse to read past the end of a table of positions, where a GPU would be lost to the process."""
         read = self._columns + tokens.shape[1] if mask is None else int(mask.sum(dim=1).max())
         if self._end is not None and read > self._end:
             raise ConfigurationError(
