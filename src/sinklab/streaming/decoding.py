@@ -1,4 +1,4 @@
-"""Decoding: from the logits of a step to the next tokens, and from tokens to text, with nothing that grows from step to step."""
+"""Decoding: from the logits of a step to the next tokens, and from tokens to text; nothing grows from step to step."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
         )
     elif looks_ahead(model):
         why = (
-            "sees later tokens, as encoders do: keys that are held would have to change with every token that comes, so that no "
-            "cache gives what the model computes on a whole text"
+            "sees later tokens, as encoders do: keys that are held would have to change with every token that comes, so that "
+            "no cache gives what the model computes on a whole text"
         )
     elif not takes_cache(model):
         why = "takes no cache of keys and values, so it does not read a text token by token; a bounded cache is for decoders"
@@ -105,13 +105,13 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
     elif not isinstance(policy, SlotPolicy) and (front or tokens_of_prefix(model)):
         what = "puts learned tokens in front of every text" if front else "has a prefix of tokens that see each other both ways"
         why = (
-            f"{what}; policy {policy.name!r}, under which heads hold tokens of their own, is not there for it. One with the same "
-            "for all heads is, such as sink_window"
+            f"{what}; policy {policy.name!r}, under which heads hold tokens of their own, is not there for it. One with the "
+            "same for all heads is, such as sink_window"
         )
     elif (most := most_slots(model, policy)) is not None and most < policy.num_slots:
         why = (
-            f"has layers that see {most + front:,} tokens; the policy holds {policy.num_slots + front:,}, and its sinks would be "
-            f"hidden from them. Choose sizes that add up to {most + front} or less, the token at hand included"
+            f"has layers that see {most + front:,} tokens; the policy holds {policy.num_slots + front:,}, and its sinks would "
+            f"be hidden from them. Choose sizes that add up to {most + front} or less, the token at hand included"
         )
     if why is not None:
         raise UnsupportedModelError(f"{type(model).__name__} {why}")
