@@ -8,8 +8,7 @@ import warnings
 import pytest
 import torch
 from tests.architectures.zoo import VOCAB
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, gap, one_by_one, read, text
-from tests.streaming.oracle import slow_logits
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, gap, one_by_one, read, slow_logits, text
 from torch._dynamo.utils import counters
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.architectures.zoo import enliven, shape
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, read, text
-from tests.streaming.oracle import slow_logits
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, read, slow_logits, small, text
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -51,10 +50,6 @@ def build(fields) -> SinkLM:
                 torch.randn(model.front_tokens.weight.shape, generator=torch.Generator().manual_seed(1))
             )
     return model
-
-
-def small(model=None, **settings) -> SinkCache:
-    return SinkCache(model, num_sinks=SINKS, window=WINDOW, **settings)
 
 
 def pieces_of(model, length=LENGTH) -> list[int]:

@@ -8,9 +8,23 @@ import copy
 import pytest
 import torch
 import transformers
-from tests.streaming.checks import assert_as_published, assert_dense_before_it_is_full, assert_generated_as_dense
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, one_by_one, read, text
-from tests.streaming.mixed_models import MAMBA, RECURRENT, SHAPE, SHARED, built
+from tests.streaming.decoders import (
+    MAMBA,
+    RECURRENT,
+    SHAPE,
+    SHARED,
+    SINKS,
+    TOLERANCE,
+    WINDOW,
+    assert_as_published,
+    assert_dense_before_it_is_full,
+    assert_generated_as_dense,
+    built,
+    gap,
+    one_by_one,
+    read,
+    text,
+)
 
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError

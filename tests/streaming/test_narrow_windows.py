@@ -7,9 +7,21 @@ import copy
 import pytest
 import torch
 import transformers
-from tests.streaming.checks import assert_as_published, assert_generated_as_dense
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, backends_of, build_decoder, gap, one_by_one, read, text
-from tests.streaming.mixed_models import SHAPE, SHARED
+from tests.streaming.decoders import (
+    SHAPE,
+    SHARED,
+    SINKS,
+    TOLERANCE,
+    WINDOW,
+    assert_as_published,
+    assert_generated_as_dense,
+    backends_of,
+    build_decoder,
+    gap,
+    one_by_one,
+    read,
+    text,
+)
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.cache import SinkCache

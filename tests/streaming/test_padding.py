@@ -79,24 +79,6 @@ def test_sides_and_masks(side, whole_mask, settings):
         assert gap(mine, expected) < TOLERANCE
 
 
-def test_padding_that_comes_late():
-    """Rows agree for a while, and then one of them is padded."""
-    model = decoder("llama")
-    turns = turns_of((20, 20), (1, 1), (4, 9), (1, 1))
-    for mine, expected in zip(read_turns(model, turns), alone(model, turns), strict=True):
-        assert gap(mine, expected) < TOLERANCE
-
-
-def test_original_positions():
-    model = decoder("llama")
-    turns = turns_of((20, 13), (1, 1), (3, 6))
-    found = read_turns(model, turns, positions="original")
-    for index, mine in enumerate(found):
-        row = torch.cat([turn[index] for turn in turns])[None]
-        cache = SinkCache(model, num_sinks=SINKS, window=WINDOW, positions="original")
-        assert gap(mine, one_by_one(model, row, cache)[0]) < TOLERANCE
-
-
 lengths = strategies.integers(0, 16)
 
 

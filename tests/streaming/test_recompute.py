@@ -221,20 +221,6 @@ def test_refusals(models):
         open_reader(encoder_decoder, "recompute")
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"window": 0}, "window 0 must be 1 or more"),
-        ({"window": 7, "every": 9}, "every 9 must be from 1 to 8, the tokens of a window"),
-        ({"every": 0}, "every 0 must be from 1 to 1024"),
-        ({"positions": "original"}, "policy 'recompute' counts positions from the start of each window"),
-    ],
-)
-def test_bad_settings(fields, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Recompute(**fields)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("policy", ["full", {"name": "recompute", "window": 60}])
 def test_the_pictures_of_a_generation_before_move_no_text(policy):

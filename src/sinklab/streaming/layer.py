@@ -141,7 +141,7 @@ class HeldLayer(CacheLayerMixin):
 
 
 class SlotLayer(HeldLayer):
-    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache` under a slot policy.
+    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache` under a slot policy, written in place.
 
     Attention depends on differences of positions, so keys stay as they were rotated when they were written; only pinned keys,
     whose distance to the query is not their distance in the text, are rotated anew at every step, each from its first form: no
@@ -262,8 +262,7 @@ class SlotLayer(HeldLayer):
 
 
 def _received(held: Tensor, given: Tensor, source: Tensor) -> Tensor:
-    """``held`` with what each slot receives: ``given`` at ``source``, ``(1 or batch, slots)``, or what it had, where that is
-    -1."""
+    """``held`` with ``given`` at ``source``, ``(1 or batch, slots)``, in each slot, or what it had, where that is -1."""
     index = source.clamp(min=0)
     if len(source) == 1:  # whole keys are copied much faster than numbers are gathered
         received = given.index_select(2, index[0])
@@ -273,11 +272,7 @@ def _received(held: Tensor, given: Tensor, source: Tensor) -> Tensor:
 
 
 class OrderedLayer(HeldLayer):
-    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache` whose columns are in the order of the text.
-
-    Attributes:
-        keys, values: ``(batch, num_kv_heads, columns held, head_dim)``, oldest first.
-    """
+    """One layer whose keys and values, ``(batch, num_kv_heads, columns held, head_dim)``, are in the order of the text."""
 
     table: OrderedTable
 
@@ -314,9 +309,8 @@ class LatentMixin(HeldLayer):
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Write latents ``(batch, 1, length, rank)`` and rotated coordinates ``(batch, 1, length, rotary_dim)`` of new tokens;
-        those that this step's queries may see."""
-        rotated, latent = super().update(value_states, key_states, *args, **kwargs)
+        """Of new tokens latents ``(batch, 1, length, rank)`` and rotated coordinates ``(batch, 1, length, rotary_dim)``."""
+        rotated, latent = super().update(value_states, key_states)
         return latent, rotated
 
 
@@ -325,12 +319,7 @@ class LatentLayer(LatentMixin, SlotLayer):
 
 
 class HybridMixin(HeldLayer, LinearAttentionLayer):
-    """Keys and values in slots, and the states of linear attention beside them on the same tokens (Falcon-H1, Zamba2).
-
-    Args:
-        settings: of the layer of slots.
-        states: how many states the layer keeps.
-    """
+    """Keys and values in slots, and states of linear attention beside them on the same tokens (Falcon-H1, Zamba2)."""
 
     def __init__(self, *settings: Any, states: int) -> None:
         super().__init__(*settings)

@@ -144,7 +144,11 @@ class Stream:
 
         Args:
             progress: as for :meth:`feed`, of the columns that were left.
+
+        Raises:
+            ConfigurationError: a ``progress`` that is no function.
         """
+        require_function("progress", progress, DONE)
         total = self.unread
         while self._unread is not None:
             (ids, mask), self._unread = self._unread, None  # what a model refuses is not read again
