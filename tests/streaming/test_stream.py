@@ -34,7 +34,6 @@ from sinklab import SinkCache
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
-from sinklab.streaming.chat import Chat
 from sinklab.streaming.decoding import Sampler, Sampling, TextDecoder
 from sinklab.streaming.limits import fitting_policy
 from sinklab.streaming.reader import open_reader
@@ -381,80 +380,6 @@ class TestKeeping:
             Stream(model, policy="window", keep=[5])
         with pytest.raises(ConfigurationError, match="this one goes on with a reader"):
             Stream(model, policy=open_reader(model, POLICY), keep=[5])
-
-
-TEMPLATE = (
-    "{% for m in messages %}<bos>{{ m['role'] }}\n{{ m['content'] | trim }}<eos>\n{% endfor %}"
-    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
-)
-
-
-class TestChat:
-    @pytest.fixture
-    def templated(self, tokenizer):
-        tokenizer = copy.deepcopy(tokenizer)
-        tokenizer.chat_template = TEMPLATE
-        return tokenizer
-
-    @pytest.mark.parametrize("end", [True, False], ids=["the model ends its turn", "its turn is cut"])
-    def test_turns_are_the_conversation(self, model, templated, end, monkeypatch):
-        """What has been read after three turns is what the template makes of all of them, with the model's own words."""
-        chat = Chat(model, system="be brief", tokenizer=templated, stop_ids=[1], policy={"name": "sink_window", "window": 80})
-        answer = [ord_id(templated, sign) for sign in "ok"] + ([1] if end else [])
-        read = []
-        original = Stream._read
-        monkeypatch.setattr(
-            Stream, "_read", lambda self, ids, valid: (read.extend(ids[0].tolist()), original(self, ids, valid))
-        )
-        for turn in ("one", "two", "three"):
-            source = chat.say(turn)
-            script = iter(answer)
-            monkeypatch.setattr(source, "_sampler", lambda logits: torch.tensor([next(script)]))  # noqa: B023
-            source.generate(len(answer))
-        messages = [{"role": "system", "content": "be brief"}]
-        for turn in ("one", "two", "three"):
-            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": "ok"}]
-        whole = templated.apply_chat_template(messages, tokenize=False)
-        # The last answer is given out and not read; its last token, and what the template puts behind, are not there yet.
-        text = templated.decode(read)
-        assert whole.startswith(text)
-        assert whole[len(text) :] == ("<eos>\n" if end else "k<eos>\n")
-
-    def test_the_system_message_is_pinned_and_nothing_else(self, model, templated):
-        chat = Chat(model, system="be brief", tokenizer=templated, policy={"name": "sink_window", "num_sinks": 1, "window": 20})
-        chat.say("a long question " * 9).generate(30)
-        held = chat.stream.reader.cache.describe(templated)
-        assert "".join(held.loc[held["pinned"], "text"]) == "<bos>system\nbe brief<eos>\n"
-
-    def test_a_template_that_wants_a_user_keeps_its_head_too(self, model, templated):
-        templated.chat_template = (
-            "{% if messages[-1]['role'] == 'system' %}{{ raise_exception('no user') }}{% endif %}" + TEMPLATE
-        )
-        chat = Chat(model, system="be brief", tokenizer=templated)
-        chat.say("hello").generate(1)
-        held = chat.stream.reader.cache.describe(templated)
-        assert "".join(held.loc[held["pinned"], "text"]) == "<bos>system\nbe brief<eos>\n<bos>user\n"
-
-    def test_a_template_without_a_system_message_is_refused(self, model, templated):
-        """Where it takes none in front of the first turn either; see test_chat_templates.py."""
-        templated.chat_template = "{% for m in messages %}{{ raise_exception('no role') }}{% endfor %}"
-        with pytest.raises(ConfigurationError, match=r"refuses the messages \(user\): no role"):
-            Chat(model, system="be brief", tokenizer=templated)
-        templated.chat_template = "{% for m in messages %}{{ m['role'] }}{% endfor %}"
-        with pytest.raises(ConfigurationError, match="leaves the system message out, also in front of the first turn"):
-            Chat(model, system="be brief", tokenizer=templated)
-
-    def test_without_a_template_turns_are_plain(self, model, tokenizer, monkeypatch):
-        chat = Chat(model, system="be brief", tokenizer=tokenizer, policy={"name": "sink_window", "window": 80})
-        assert chat.stream.stop == ("\nUser:",)
-        script = [*tokenizer("ok\nUser:", add_special_tokens=False)["input_ids"]]
-        tokens = iter(script)
-        source = chat.say("one")
-        monkeypatch.setattr(source, "_sampler", lambda logits: torch.tensor([next(tokens)]))
-        assert "".join(token.text for token in source) == "ok"
-        chat.say("two")
-        held = source.reader.cache.describe(tokenizer)
-        assert "".join(held.sort_values("token")["text"]) == ("<bos>be brief\n\nUser: one\nAssistant:ok\nUser: two\nAssistant:")
 
 
 class TestErrors:

@@ -422,7 +422,7 @@ class PolicyCache(Cache, Planner):
             if self._valid(mask, batch, length) is not None:
                 raise _no_mask("flash", "a padded batch needs")
             return max(1, table.unmasked(size + front) - front)
-        if size == 1 or not table.counts_room:
+        if size == 1:
             return size
         if mask is not None and length > size:
             mask = mask[:, : size - length]

@@ -335,7 +335,6 @@ class PerHeadTable(AwaitingTable):
         parts: one for each distinct budget, from the one that holds least to the one that holds most.
     """
 
-    counts_room: ClassVar[bool] = True
     without: ClassVar[str] = "could not compute it by groups of heads: it computes attention in its own code"
     policy: PerHead
     step: PerHeadStep | None

@@ -44,7 +44,6 @@ class SlotTable(IndexedTable):
         given: what the last layer has returned, as long as that is looked at.
     """
 
-    counts_room: ClassVar[bool] = True
     per_row: ClassVar[tuple[str, ...]] = ("seen", "base", "index", "anchors")
     numbers: ClassVar[tuple[str, ...]] = ("columns", "rebases", "full", "shifted", "highest")
     step: Step | StaticStep | None

@@ -140,14 +140,7 @@ class Stream:
         return self.read_on(progress=progress)
 
     def read_on(self, *, progress: Callable[[int, int], None] | None = None) -> Stream:
-        """Read what a :meth:`feed` that was ended within has left, if anything; returns the stream.
-
-        Args:
-            progress: as for :meth:`feed`, of the columns that were left.
-
-        Raises:
-            ConfigurationError: a ``progress`` that is no function.
-        """
+        """Read what a :meth:`feed` that was ended within has left, if anything, with its ``progress``; returns the stream."""
         require_function("progress", progress, DONE)
         total = self.unread
         while self._unread is not None:
@@ -199,6 +192,7 @@ class Stream:
         return _padded([self._encode(text, first=first) for text in texts])
 
     def _encode(self, given: str | Sequence[int], *, first: bool) -> list[int]:
+        """Ids of a text, with special tokens if it is the first."""
         if not isinstance(given, str):
             return list(given)
         if self.tokenizer is None:
@@ -367,6 +361,7 @@ def stream(
 
 
 def _tokens(source: Stream, count: int | None) -> Iterator[StreamedToken]:
+    """So many tokens of a stream; the last one has what waits of its text."""
     for number, token in enumerate(source, 1):
         if number == count:
             texts = tuple(text + rest for text, rest in zip(token.texts, source.rest(), strict=True))
@@ -416,6 +411,6 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def _end_tokens(model: PreTrainedModel) -> Sequence[int]:
-    config = getattr(model, "generation_config", None)
-    end = getattr(config, "eos_token_id", None)
+    """Tokens with which the generation config ends a text."""
+    end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return [] if end is None else [end] if isinstance(end, int) else list(end)

@@ -164,8 +164,6 @@ class Table(abc.ABC):
 
     in_order: ClassVar[bool] = False
     """Whether columns are in the order of the text, so that a forward must not make a token leave halfway."""
-    counts_room: ClassVar[bool] = False
-    """Whether :meth:`room` has something to say."""
     per_row: ClassVar[tuple[str, ...]] = ("seen", "base")
     """Tensors with a row for each row of the batch, and below the numbers that are saved with them."""
     numbers: ClassVar[tuple[str, ...]] = ()
@@ -263,9 +261,9 @@ class Table(abc.ABC):
             setattr(self, name, counts[name])
         self.padded = self.columns if bool((self.seen != self.columns).any()) else 0  # where the padding was is not in the file
 
+    @abc.abstractmethod
     def room(self, length: int, valid: Tensor | None) -> int:
         """How many of ``length`` new columns can be taken at once, at least 1."""
-        return length
 
     @abc.abstractmethod
     def plan(self, length: int, valid: Tensor | None) -> PlannedStep:
@@ -399,7 +397,6 @@ class OrderedTable(IndexedTable):
     """
 
     in_order: ClassVar[bool] = True
-    counts_room: ClassVar[bool] = True
     per_row: ClassVar[tuple[str, ...]] = ("seen", "index")
     numbers: ClassVar[tuple[str, ...]] = ("columns", "rebases")
     step: OrderedStep | None
