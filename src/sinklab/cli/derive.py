@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import collections.abc
 import functools
 import inspect
 import operator
 import re
-import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -19,34 +17,15 @@ import cyclopts
 from typing_extensions import Doc
 
 from sinklab.cli import output
-from sinklab.cli.completion import Completing, completer
-from sinklab.cli.following import next_line
 from sinklab.errors import ConfigurationError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.registry import split_specs
-from sinklab.results.bars import bars
-from sinklab.results.voice import quietly, say
-from sinklab.studies.arguments import WHOLE, AsJson, Quiet, WrittenTo
+from sinklab.results.progress import bars, quietly, say
+from sinklab.studies.arguments import WHOLE, AsJson, InMemory, Quiet, WrittenTo, annotations_of
 
 __all__ = ["derive", "folder_name", "option_names", "plain", "read_docstring"]
 
 OPTIONS = cyclopts.Group("Options")
-
-
-class _Unknown(type):
-    """What is read off a module that is imported for type checkers only (``nn.Module``) is as unknown as the module."""
-
-    def __getattr__(cls, name: str) -> _Unknown:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return cls
-
-    def __getitem__(cls, item: object) -> _Unknown:
-        return cls
-
-
-class _InMemory(metaclass=_Unknown):
-    """Stands for types that are imported for type checkers only: models and plug-ins in memory, which no line can name."""
 
 
 def derive(function: Callable[..., object], name: str) -> cyclopts.App:
@@ -87,14 +66,11 @@ def derive(function: Callable[..., object], name: str) -> cyclopts.App:
                     result = function(*positional, **given, progress=progress)
             else:
                 result = function(*positional, **given)
-            status = output.print_result(result, as_json, option_names(function))
-            if status == 0 and not as_json:
-                output.point_on(next_line(function, signature.bind(*positional, **given), result))
-        return status
+            return output.print_result(result, as_json, option_names(function))
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {}
-    app = Completing(name=name, help=description, help_epilogue=examples, group_parameters=OPTIONS)
+    app = cyclopts.App(name=name, help=description, help_epilogue=examples, group_parameters=OPTIONS)
     app.default(call)
     return app
 
@@ -102,14 +78,14 @@ def derive(function: Callable[..., object], name: str) -> cyclopts.App:
 def option_names(function: Callable[..., object]) -> dict[str, str]:
     """Parameter to how the command line calls it: ``seq_len`` to ``--seq-len``, ``model`` to ``MODEL``."""
     return {
-        name: name.upper() if _by_position(parameter) else _names(name, _notes(_resolved(function, parameter.annotation)))[0]
+        name: name.upper() if _by_position(parameter) else _names(name, _notes(annotations_of(function)[name]))[0]
         for name, parameter in _options(function).items()
     }
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str], str]:
     """What a docstring in Google's style says: the description, what is under ``Args:`` by name, and the examples."""
-    heading = re.compile(r"^(Args|Attributes|Examples?|In Python|Next|Raises|Returns|Yields):$", re.MULTILINE)
+    heading = re.compile(r"^(Args|Attributes|Examples?|In Python|Raises|Returns|Yields):$", re.MULTILINE)
     description, *rest = heading.split(plain(text))
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     entries = re.split(r"^(\w+(?:, \w+)*): ?", _dedented(sections.get("Args", "")), flags=re.MULTILINE)
@@ -155,7 +131,7 @@ def _options(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     return {
         name: parameter
         for name, parameter in inspect.signature(function).parameters.items()
-        if name not in ("progress", "say") and _members(_resolved(function, parameter.annotation))
+        if name not in ("progress", "say") and _members(annotations_of(function)[name])
     }
 
 
@@ -164,14 +140,14 @@ def _places(function: Callable[..., object]) -> dict[str, WrittenTo]:
     return {
         name: note
         for name, parameter in _options(function).items()
-        for note in _notes(_resolved(function, parameter.annotation))
+        for note in _notes(annotations_of(function)[name])
         if isinstance(note, WrittenTo)
     }
 
 
 def _parameter(function: Callable[..., object], parameter: inspect.Parameter, texts: Mapping[str, str]) -> inspect.Parameter:
     """One argument or option, as cyclopts takes it."""
-    annotation = _resolved(function, parameter.annotation)
+    annotation = annotations_of(function).get(parameter.name, parameter.annotation)
     notes = _notes(annotation)
     text = texts.get(parameter.name) or next((note.documentation for note in notes if isinstance(note, Doc)), "")
     text += "".join(
@@ -181,7 +157,6 @@ def _parameter(function: Callable[..., object], parameter: inspect.Parameter, te
         raise TypeError(f"{function.__qualname__}: parameter {parameter.name!r} needs an entry under Args, or a Doc")
     kind, item = _type(annotation)
     about: dict[str, Any] = {"help": text, "negative": "", "allow_repeating": True}  # of two values the last one holds
-    about["completer"] = completer(text)
     if not _by_position(parameter):
         names = _names(parameter.name, notes)
         about["name"] = names
@@ -225,19 +200,6 @@ def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _resolved(function: Callable[..., object], annotation: Any) -> Any:
-    """The type behind an annotation; names that do not exist at run time become :class:`_InMemory`."""
-    if not isinstance(annotation, str):
-        return annotation
-    known = {**vars(builtins), **vars(sys.modules[function.__module__])}
-
-    class Names(dict[str, Any]):
-        def __missing__(self, name: str) -> Any:
-            return known.get(name, _InMemory)
-
-    return eval(annotation, {}, Names())  # the text of our own signature
-
-
 def _type(annotation: Any) -> tuple[Any, Any]:
     """The type that the command line reads, and that of its items where it is a list (else ``None``)."""
     members = _members(annotation)
@@ -255,7 +217,7 @@ def _members(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    kinds = [part for part in members if part not in (_InMemory, Any) and get_origin(part) not in _IN_MEMORY]
+    kinds = [part for part in members if part not in (InMemory, Any) and get_origin(part) not in _IN_MEMORY]
     return kinds if set(kinds) - {type(None)} else []
 
 

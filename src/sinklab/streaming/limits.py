@@ -23,7 +23,7 @@ from sinklab.policies.base import BoundedPolicy, Policy, PolicySpec, SlotPolicy
 from sinklab.policies.per_head import PerHead
 from sinklab.policies.window import Window
 from sinklab.registry import policies
-from sinklab.results.voice import warn
+from sinklab.results.progress import warn
 from sinklab.streaming.rotation import KeyRotations, read_rotations
 from sinklab.streaming.traits import (
     continues_in_chunks,

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.layer_kinds import HYBRID, RECURRENT_KINDS
 from sinklab.policies.base import SlotPolicy
-from sinklab.results.memory import require_memory
+from sinklab.results.requirements import require_memory
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.table import IndexedTable, StaticStep, Step
 

@@ -125,9 +125,6 @@ def find_causes(
         sinklab causes embedded:softmax --heads 0.0+0.1,layers --together
         sinklab causes ORG/MODEL --corpus python_source,notes.txt --budget full --out build/causes
         sinklab causes ORG/MODEL --sink null --json
-
-    Next:
-        sinklab origin {model}  (what writes the sink)
     """
     import torch
     from torch import nn
@@ -135,9 +132,9 @@ def find_causes(
 
     from sinklab.models.loading import LoadedModel
     from sinklab.models.wrappers import unwrapped
-    from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
+    from sinklab.studies.audit.page import write_report
     from sinklab.studies.causes.display import display
     from sinklab.studies.causes.measurement import examine, facts_of, texts_of_budget
     from sinklab.studies.causes.texts import Texts
