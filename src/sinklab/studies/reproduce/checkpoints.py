@@ -31,7 +31,7 @@ from sinklab.results.metric import declared, extremes_of
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.summaries.claims import ClaimOfModel
 from sinklab.results.table import make_table, write_json, write_table
-from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.traits import fingerprint
 from sinklab.studies.reproduce.display import display_models, display_parts
 from sinklab.studies.reproduce.engine import answer, kept_of, undeclared
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part
