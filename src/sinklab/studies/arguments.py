@@ -94,7 +94,6 @@ __all__ = [
     "StepSamples",
     "Threshold",
     "Tolerance",
-    "Tp",
     "TrustRemoteCode",
     "WrittenTo",
     "annotations_of",
@@ -135,9 +134,6 @@ DeviceMap = Annotated[
 MaxMemory = Annotated[_MaxMemory | None, Doc("With --device-map auto, the limit for each device: 0=20GiB,cpu=64GiB.")]
 OffloadFolder = Annotated[
     Path | None, Doc("With --device-map: directory for weights on disk that the checkpoint does not have in this form.")
-]
-Tp = Annotated[
-    Literal["auto"] | None, Doc("auto: split the heads over the processes of torchrun, by the plan of transformers.")
 ]
 Seed = Annotated[int, Doc("Seed of the sampling; the same seed gives the same tokens.")]
 Operations = Annotated[
@@ -216,8 +212,7 @@ def command(function: str) -> Callable[[Callable[..., R]], Callable[..., R]]: ..
 def command(function: Any) -> Any:
     """Mark of a function that is a command of ``sinklab``; its numbers and paths are checked before it is called.
 
-    ``@command`` takes the name of the function, ``@command("list")`` another one. The mark is found in the text of the files of
-    the package, so it is written as a decorator at the beginning of a line, first of all decorators.
+    The command line knows it by its line in ``sinklab.cli.commands``, or by an entry point of another package.
 
     - What comes before ``*`` in the signature is given by its position, or by its name too if it has a default; all else is an
       option. ``progress`` is handed in.
@@ -226,7 +221,6 @@ def command(function: Any) -> Any:
       their parts separated by commas.
     - With a :class:`WrittenTo` in the annotation of a path, the command line always writes a folder.
     - Every command has ``--quiet``; a function that takes ``quiet`` is given it.
-    - ``Next:`` in the docstring says what a user does next; see :func:`sinklab.cli.following.next_line`.
     - ``In Python:`` in the docstring says what a line cannot give; help does not show it.
     - What only Python can give (a callback, a tensor) is no option; ``say`` is handed in too, and prints a sentence on stderr.
     - With :data:`WHOLE` in its annotation a list is taken as it is given: one part each time, whatever commas are in it.

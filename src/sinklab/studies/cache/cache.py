@@ -121,12 +121,10 @@ def compare_policies(
     from sinklab.studies.cache.rounding import quantized_caches, quantized_table, require_quantized
     from sinklab.studies.export.chosen import require_advice
     from sinklab.studies.export.writing import FOLDER, advised_exports, checked_engines, write_exports
-    from sinklab.studies.measure.probing import opened, uses_bos, writes
+    from sinklab.studies.measure.probing import opened, uses_bos
 
     with (
-        Run(
-            "cache", out=out, overwrite=overwrite, settings={"seed": seed, "bos": bos}, progress=progress, writes=writes(model)
-        ) as run,
+        Run("cache", out=out, overwrite=overwrite, settings={"seed": seed, "bos": bos}, progress=progress) as run,
         length_known(),
     ):  # the recommendation says it
         names = checked_names(policies)

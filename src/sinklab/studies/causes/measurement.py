@@ -15,10 +15,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.placement import input_device
-from sinklab.attention.ranks import ranks_of
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus
-from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.models.layer_kinds import attending_layers
 from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
@@ -84,11 +83,6 @@ def examine(
     Raises:
         SinklabError: see :func:`~sinklab.studies.causes.causes.find_causes`.
     """
-    if ranks_of(model) is not None:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} is tensor-parallel, and causes replays its heads from weights that one process does not "
-            "have; load it in one process, with `device_map` if it is large"
-        )
     texts = _on_device(texts, input_device(model))
     samples = texts.samples
     sinks = _sinks_of(model, samples, request, sinks)
