@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -42,17 +41,9 @@ def run_local(plan: SweepPlan, names: Sequence[str], *, jobs: int, retries: int,
         name: {"OMP_NUM_THREADS": str(threads_of(plan, name)), "TORCHINDUCTOR_COMPILE_THREADS": str(threads_of(plan, name))}
         for name in names
     }
-    commands = {name: [sys.executable, "-m", "sinklab.jobs.cell", str(plan.folder), name] for name in names}
+    commands = {name: ["sinklab.jobs.cell", str(plan.folder), name] for name in names}
     return run_processes(
-        commands,
-        plan.log,
-        plan.outcome,
-        jobs=jobs,
-        retries=retries,
-        watch=watch,
-        environments=environments,
-        gpus=gpus,
-        forked=not gpus,
+        commands, plan.log, plan.outcome, jobs=jobs, retries=retries, watch=watch, environments=environments, gpus=gpus
     )
 
 

@@ -340,7 +340,7 @@ def run_missing(
         return {}
     commands = {
         name: [
-            *(sys.executable, "-m", "sinklab.studies.reproduce.work", str(cache)),
+            *("sinklab.studies.reproduce.work", str(cache)),
             json.dumps([[type(task).__name__, dataclasses.asdict(task)] for task in batch], default=str),
         ]
         for name, batch in batches.items()
@@ -358,7 +358,6 @@ def run_missing(
             retries=0,
             watch=watch,
             environments={name: {"OMP_NUM_THREADS": "1"} for name in commands},
-            forked=not torch.cuda.is_available(),
         )
 
 
