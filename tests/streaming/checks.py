@@ -7,7 +7,7 @@ from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, one_by_one, 
 from tests.streaming.oracle import slow_logits
 from transformers import PreTrainedModel
 
-from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.forward_arguments import cache_argument
 from sinklab.streaming.cache import SinkCache
 
 __all__ = ["assert_as_published", "assert_dense_before_it_is_full", "assert_generated_as_dense"]

@@ -10,7 +10,7 @@ from tests.architectures.zoo import DECODERS, OFF_SEAM, VOCAB, ZOO, build
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.forward_arguments import cache_argument
 from sinklab.streaming.cache import SinkCache
 
 __all__ = [

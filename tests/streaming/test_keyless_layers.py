@@ -12,7 +12,7 @@ from tests.streaming.checks import assert_as_published, assert_dense_before_it_i
 from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, one_by_one, read, text
 from tests.streaming.mixed_models import MAMBA, RECURRENT, SHAPE, SHARED, built
 
-from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.forward_arguments import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.layer import SlotLayer

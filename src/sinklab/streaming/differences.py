@@ -13,8 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.operation import HeadShape, Operation
-from sinklab.attention.state import ATTRIBUTE, state_of
+from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, state_of
 from sinklab.streaming.rotation import FixedPositions, KeyRotations, Rotation
 
 __all__ = ["require_differences"]

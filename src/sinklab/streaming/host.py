@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import EncoderDecoderCache, PreTrainedModel
 
-from sinklab.attention.cache_argument import given_cache
+from sinklab.attention.forward_arguments import given_cache
 from sinklab.errors import ConfigurationError
 from sinklab.streaming.static import is_compiled
 

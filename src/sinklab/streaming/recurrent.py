@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer
 
-from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.forward_arguments import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS, layers_without_attention
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.forward_arguments import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix

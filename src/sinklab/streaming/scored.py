@@ -18,9 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, Site
-from sinklab.attention.operation import Operation
+from sinklab.attention.operation import Operation, state_of
 from sinklab.attention.placement import input_device
-from sinklab.attention.state import state_of
 from sinklab.errors import UnsupportedModelError
 from sinklab.policies.base import ScoredPolicy
 from sinklab.streaming.attending import AttendingCache, require_unordered

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from sinklab.attention import seam
-from sinklab.attention.cache_argument import given_cache
+from sinklab.attention.forward_arguments import given_cache
 from sinklab.errors import ConfigurationError
 from sinklab.streaming.step import StaticStep
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention.lean import lean_arguments
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.operation import Operation
 from sinklab.attention.placement import input_device, placement_of
 from sinklab.attention.probe import Probe, named_twice
