@@ -1,4 +1,4 @@
-"""Operation: how queries, keys and values become head outputs; its learned parameters, and one call as every path receives it."""
+"""Operation: how queries, keys and values become head outputs, its learned parameters, and one call as paths receive it."""
 
 from __future__ import annotations
 
