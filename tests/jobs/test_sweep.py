@@ -315,7 +315,8 @@ from sinklab.jobs.processes import run_processes
 from sinklab.jobs.watch import Watch
 if __name__ == "__main__":
     program, out, log = sys.argv[1:]
-    run_processes({"a": ["tests.jobs.program", program, out]}, lambda name: Path(log), str, jobs=1, retries=0, watch=Watch(1, 0))
+    command = {"a": ["tests.jobs.program", program, out]}
+    run_processes(command, lambda name: Path(log), str, jobs=1, retries=0, watch=Watch(1, 0))
 """
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,6 @@ VARIANT = re.compile(r"model\.([\w-]+)\.safetensors|model\.safetensors\.index\.(
 
 MOST_LISTED = 4
 """Names of files that a refusal lists."""
-
-MOST_OF_A_KIND = 65_536
-"""Layers, labels or experts that a config may ask for: a hundred times what the largest models have."""
-
-COUNTED = re.compile(r"(^|_)(layers?|depths?|blocks|stages|labels|experts)$")
-"""Names of fields that say how many modules or names a config class or a model makes, one by one."""
 
 
 class OwnCode(InputError):
@@ -177,13 +171,6 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
             f"{path} says that the weights are in {fields.transformers_weights!r} (transformers_weights); sinklab reads "
             f"{WEIGHTS}, or {INDEX} and its shards. Rename the file"
         )
-    for field, count in _counts(content):
-        if count > MOST_OF_A_KIND:
-            headers = read_headers(weight_files(folder, name)).values()
-            raise InputError(
-                f"{path} says {field} = {count:,}, and the weights of {name} are {len(headers):,} tensors; is config.json "
-                "that of another model?"
-            )
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (ValueError, KeyError) as error:
@@ -216,19 +203,6 @@ def _typed(content: dict[str, Any], path: Path, inside: str = "") -> ConfigField
         raise InputError(
             f"{path} cannot be used: {inside}{problem['loc'][0]} holds {given}; {problem['msg'][0].lower()}{problem['msg'][1:]}"
         ) from None
-
-
-def _counts(content: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Numbers in a config that say how many of something are to be made, with the paths of their fields."""
-    waiting = list(content.items())
-    while waiting:
-        name, value = waiting.pop()
-        if isinstance(value, dict) and name not in ("id2label", "label2id"):
-            waiting += [(f"{name}.{inner}", item) for inner, item in value.items()]
-        elif isinstance(value, list):
-            waiting += [(name, item) for item in value]
-        elif isinstance(value, int) and COUNTED.search(name.rpartition(".")[2]):
-            yield name, value
 
 
 def _require_own_files(folder: Path) -> None:

@@ -29,7 +29,7 @@ from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, restore
 from sinklab.models.checkpoint import TensorHeader, first_line, hash_files, locate, read_config, read_headers, weight_files
-from sinklab.models.fitting import bounded_building, require_fit, require_numbers
+from sinklab.models.fitting import require_fit, require_numbers
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
 from sinklab.models.processor import Processor, kind_of, load_processor
@@ -164,7 +164,7 @@ def load_model(
     require_numbers(name, model, headers)
     model = restore(model, folder, name)
     _check_finite(model, name)
-    tokenizer = load_tokenizer(folder, name, trust_remote_code, _rows(model))
+    tokenizer = load_tokenizer(folder, name, trust_remote_code)
     return LoadedModel(
         name=name,
         model=(model if spread.options else model.to(spread.device)).eval(),
@@ -290,7 +290,7 @@ def _build(
     noisy = getattr(config, CONFIG_FIELD, None) is not None or is_quiet()
     quiet = only_errors() if noisy else contextlib.nullcontext()
     try:
-        with _one_at_a_time, quiet, without_bars(), bounded_building(name, config, headers):
+        with _one_at_a_time, quiet, without_bars():
             if spread.options:
                 options |= spread.options_for(name, skeleton_of(cls, config))
             model, report = cls.from_pretrained(

@@ -18,7 +18,6 @@ from sinklab.models.checkpoint import first_line
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import IGNORED
 from sinklab.results.naming import counted
-from sinklab.results.requirements import require_memory
 
 __all__ = ["draw_pairs", "shifted"]
 
@@ -62,7 +61,6 @@ def _halves(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, see
 
 def _drawn_pairs(loaded: LoadedModel, corpus: Pairs, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
     """Pairs of a corpus, cut and padded."""
-    require_memory(32 * seq_len * samples, f"`samples` {samples} of `seq_len` {seq_len}")
     pairs = list(islice(corpus.pairs(seed), samples))
     if len(pairs) < samples:
         raise InputError(f"corpus {corpus.label!r} holds {len(pairs)} of {samples} pairs; lower `samples`")

@@ -68,8 +68,6 @@ class Seen:
     loss: float | None
 
 
-
-
 def require_one_place(model: nn.Module, command: str) -> None:
     """Refuse a model of which this process does not hold every weight, for a command that replaces or copies weights.
 
