@@ -31,7 +31,7 @@ from sinklab.studies.reproduce.kept import StoredClaim, evidence_of, hardware_of
 from sinklab.studies.reproduce.overview import summary_of_entries
 from sinklab.studies.reproduce.stated import stated
 from sinklab.testing.references import DEFINITIONS, load_references
-from sinklab.training.headline import headline_metrics, tracked
+from sinklab.training.callback import headline_metrics, tracked
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -22,8 +22,7 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.read_outs.carried import carried
 from sinklab.studies.reproduce.cells import configure
 from sinklab.studies.reproduce.scales import base_config
-from sinklab.training.rows import TextRows
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import TextRows, token_losses
 
 SHAPE = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 IDS = torch.arange(2, 40)

@@ -17,7 +17,7 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims, tasks
 from sinklab.streaming.perplexity import losses
 from sinklab.studies.reproduce.work import claim_called
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------
 

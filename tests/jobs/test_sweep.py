@@ -43,8 +43,7 @@ from sinklab.sinks.short_rows import few_queries_warning, short_documents_warnin
 from sinklab.studies.arguments import parse_seeds
 from sinklab.studies.sweep.sweep import sweep as sweep_command
 from sinklab.training import process
-from sinklab.training.config import PretrainingConfig
-from sinklab.training.resolve import resolve_recipe
+from sinklab.training.config import PretrainingConfig, resolve_recipe
 from sinklab.training.rows import TextRows
 
 RATE = "optimizer.learning_rate"

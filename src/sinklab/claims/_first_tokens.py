@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.results.metric import Metric
-from sinklab.training.windowed import limited_attention, token_losses
+from sinklab.training.rows import limited_attention, token_losses
 
 __all__ = ["LEFT", "LOSS", "METRICS", "SAME", "first_tokens"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.models.lengths import learned_positions
+from sinklab.models.positions import learned_positions
 
 __all__ = ["not_learned", "not_rotary", "scheme_of"]
 

@@ -18,7 +18,7 @@ from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import batches, first_rows, look
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 
 __all__ = ["METRICS", "Behind", "false_sinks", "false_sinks_in_a_prompt"]
 

@@ -24,7 +24,7 @@ from sinklab.jobs.scale import Scale
 from sinklab.read_outs._attention import batches
 from sinklab.registry import claims, read_outs
 from sinklab.results.metric import Metric
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 
 __all__ = ["METRICS", "Shares", "mass_thrown_on_content", "measure", "of_checkpoint"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from sinklab.corpora.base import Corpus
 from sinklab.errors import DoesNotApply
 from sinklab.jobs.trained import MeasuredModel
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_causal_lm
+from sinklab.models.positions import trained_length
 
 __all__ = ["LONG", "Checkpoint", "Kind", "Reads", "check_texts", "kind_of", "not_about", "rows_read"]
 

@@ -29,7 +29,7 @@ from sinklab.training import progress as training_progress
 from sinklab.training.config import PretrainingConfig, check_read
 from sinklab.training.data import prepare_data
 from sinklab.training.process import chosen_dtype, compiles, default_cache
-from sinklab.training.resuming import require_same_config
+from sinklab.training.train import require_same_config
 
 __all__ = ["check_machine", "prepare_texts", "run_sweep", "run_waiting"]
 

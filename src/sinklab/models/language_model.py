@@ -15,10 +15,9 @@ from sinklab.attention.forward_arguments import CACHE
 from sinklab.attention.operation import OperationState
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.models.block import SinkLMLayer
+from sinklab.models.block import NORMS, Norm, SinkLMLayer
 from sinklab.models.masking import Layout, fold_bias, lay_out, make_mask
 from sinklab.models.model_config import SinkLMConfig
-from sinklab.models.norms import NORMS, Norm
 from sinklab.positions.base import PositionScheme
 from sinklab.registry import operations, positions
 

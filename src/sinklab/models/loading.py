@@ -28,14 +28,22 @@ from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, restore
-from sinklab.models.checkpoint import TensorHeader, first_line, hash_files, locate, read_config, read_headers, weight_files
-from sinklab.models.fitting import require_fit, require_numbers
+from sinklab.models.checkpoint import (
+    TensorHeader,
+    first_line,
+    hash_files,
+    locate,
+    read_config,
+    read_headers,
+    require_fit,
+    require_numbers,
+    weight_files,
+)
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
-from sinklab.models.processor import Processor, kind_of, load_processor
 from sinklab.models.quiet import only_errors, without_bars
 from sinklab.models.spread import DeviceMap, MaxMemory, Spread, read_spread, skeleton_of
-from sinklab.models.tokenizer import load_tokenizer
+from sinklab.models.tokenizer import Processor, kind_of, load_processor, load_tokenizer
 from sinklab.models.wrappers import tokenizer_inside, unwrapped
 from sinklab.registry import operations
 from sinklab.results.progress import is_quiet

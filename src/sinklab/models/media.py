@@ -17,10 +17,10 @@ from sinklab.corpora.base import Corpus, Encoder, Picture, Recording
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import first_line
-from sinklab.models.classes import class_targets
 from sinklab.models.loading import LoadedModel, num_parameters
+from sinklab.models.losses import class_targets
 from sinklab.models.positions import positions_of
-from sinklab.models.processor import FILES, Processor, kind_of, load_processor
+from sinklab.models.tokenizer import PROCESSOR_FILES, Processor, kind_of, load_processor
 
 __all__ = ["draw_pictures", "draw_recordings", "has_own_length", "reading_part"]
 
@@ -157,7 +157,7 @@ def _drawn(
 def _processor(loaded: LoadedModel, what: str) -> Processor:
     if loaded.processor is None:
         where = (
-            f"{loaded.name} has no {FILES[0]}, which says"
+            f"{loaded.name} has no {PROCESSOR_FILES[0]}, which says"
             if loaded.source
             else "this model came without a processor, which knows"
         )

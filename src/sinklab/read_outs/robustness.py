@@ -9,8 +9,7 @@ from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
-from sinklab.training.rows import TextRows
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import TextRows, token_losses
 
 __all__ = ["METRICS", "NOISE", "STRETCH", "robustness"]
 

@@ -8,7 +8,7 @@ from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
-from sinklab.training.windowed import token_losses, windowed_losses
+from sinklab.training.rows import token_losses, windowed_losses
 
 __all__ = ["METRICS", "SINKS", "window"]
 

@@ -38,7 +38,7 @@ from sinklab.studies.reproduce.checkpoints import parse_model, reproduce_on
 from sinklab.studies.reproduce.display import display
 from sinklab.studies.reproduce.kept import read_results, summary_of
 from sinklab.studies.reproduce.work import OfModel, _work, claim_called
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 FAST = "repeated_token_laws"

@@ -25,7 +25,7 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_two_sided, loss_kind
-from sinklab.models.processor import kind_of
+from sinklab.models.tokenizer import kind_of
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry

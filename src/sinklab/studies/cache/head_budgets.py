@@ -13,8 +13,8 @@ from torch import Tensor
 from sinklab.attention.placement import input_device
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
+from sinklab.models.positions import trained_length
 from sinklab.policies.base import Policy
 from sinklab.policies.per_head import PerHead
 from sinklab.policies.sink_window import SinkWindow

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sinklab.attention.token_text import token_text
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
+from sinklab.models.positions import trained_length
 from sinklab.policies.base import Policy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window

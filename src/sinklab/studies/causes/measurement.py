@@ -19,9 +19,9 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.models.layer_kinds import attending_layers
-from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, loss_kind
+from sinklab.models.positions import length_warning
 from sinklab.results.metric import Row
 from sinklab.results.naming import head_numbering
 from sinklab.results.run import Progress, silent

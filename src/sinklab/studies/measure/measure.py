@@ -86,8 +86,8 @@ def measure(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record, read_samples
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
-    from sinklab.models.lengths import length_warnings
     from sinklab.models.losses import is_causal_lm
+    from sinklab.models.positions import length_warnings
     from sinklab.registry import probes as registry
     from sinklab.registry import spelled
     from sinklab.results.metric import definitions

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
-from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_two_sided
+from sinklab.models.positions import length_warnings
 from sinklab.models.registers import require_pictures
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.metric import Row
