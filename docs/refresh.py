@@ -17,19 +17,19 @@ from typing import Any
 import sinklab
 from sinklab.cli.commands import find_commands
 from sinklab.cli.describe import describe
-from sinklab.jobs.scale import CHECKPOINT, RECORDED, SCALES, folder_names
-from sinklab.jobs.verdict import OF_ONE_MODEL
+from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, SCALES, folder_names
+from sinklab_claims.verdict.rule import OF_ONE_MODEL
 from sinklab.registry import KINDS
 from sinklab.report.claims_page import VerdictLine, VerdictList
 from sinklab.results.metric import Metric, catalogue, metrics_of
-from sinklab.results.summaries.claims import ClaimPart, ClaimRecord
+from sinklab_claims.verdict.rule import ClaimPart, ClaimRecord
 from sinklab.results.table import COLUMNS
-from sinklab.studies.pathways.words import DEFINITION, OF_BASE
-from sinklab.studies.reproduce.display import format_effect
+from sinklab_claims.pathways.show import DEFINITION, OF_BASE
+from sinklab_claims.reproduce.show import format_effect
 from sinklab.studies.reproduce.entries import Entry, entries_of, in_group
-from sinklab.studies.reproduce.kept import StoredClaim, evidence_of, hardware_of, read_results, summary_of
+from sinklab_claims.verdict.records import StoredClaim, evidence_of, hardware_of, read_results, summary_of
 from sinklab.studies.reproduce.overview import summary_of_entries
-from sinklab.studies.reproduce.stated import stated
+from sinklab_claims.reproduce.claims import stated
 from sinklab.testing.references import DEFINITIONS, load_references
 from sinklab.training.headline import headline_metrics, tracked
 
@@ -145,7 +145,7 @@ def paths() -> str:
 
 def scales() -> str:
     """What is run at each scale."""
-    tree = ast.parse((ROOT / "src/sinklab/studies/reproduce/scales.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "src/sinklab_claims/reproduce/cells.py").read_text(encoding="utf-8"))
     (found,) = (node for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "DESCRIPTIONS")
     rows = [f"| `{name}` | {_cell(meaning)} |" for name, meaning in ast.literal_eval(found.value).items()]  # type: ignore[arg-type]
     return "\n".join(["| scale | what is trained |", "|---|---|", *rows])

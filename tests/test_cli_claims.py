@@ -14,14 +14,14 @@ from tests.studies.reproduce.made_results import NUMBERS, PARTS, write_claim
 
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, UnknownNameError
-from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.registry import claims
 from sinklab.results.run import Result
 from sinklab.results.voice import duration
 from sinklab.studies.reproduce import engine
-from sinklab.studies.reproduce.reproduce import chosen
-from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING
-from sinklab.studies.reproduce.stated import stated
+from sinklab_claims.reproduce.cells import SECONDS_OF_A_TRAINING
+from sinklab_claims.reproduce.claims import stated
+from sinklab_claims.reproduce.reproduce import chosen
+from sinklab_claims.verdict.rule import Conclusion, judge
 
 NAME = "repeated_token_laws"
 

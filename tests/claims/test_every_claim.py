@@ -8,13 +8,13 @@ import dataclasses
 import pytest
 
 from sinklab.errors import ContractError
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
-from sinklab.jobs.effect import Difference, Peak, Trend, Value
 from sinklab.registry import claims
 from sinklab.results.source_text import file_of
 from sinklab.studies.reproduce import stated as stated_module
-from sinklab.studies.reproduce.stated import stated
 from sinklab.testing import check_claim
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.effect import Difference, Peak, Trend, Value
+from sinklab_claims.reproduce.claims import stated
 
 
 @pytest.mark.parametrize("name", claims.names())

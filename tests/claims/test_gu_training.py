@@ -17,10 +17,9 @@ from sinklab.claims.unique_data import overfitting
 from sinklab.claims.window_attention import ExcessOfOldest, excess_weights
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.studies.backcopy.training import BackcopySettings
-from sinklab.studies.reproduce.cells import configure
-from sinklab.studies.reproduce.scales import base_config
-from sinklab.studies.reproduce.work import claim_called
 from sinklab.training.rows import RandomPositions
+from sinklab_claims.reproduce.cells import base_config, configure
+from sinklab_claims.reproduce.store import claim_called
 
 
 def test_rate_times_steps_is_one_number():

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.claims.published_numbers import ABOUT_NOTHING, PUBLISHED, REVERSED
 
-from sinklab.jobs.verdict import PLAIN, Conclusion, judge
 from sinklab.registry import claims
-from sinklab.studies.reproduce.cells import configure, resolved_changes
-from sinklab.studies.reproduce.scales import base_config
-from sinklab.studies.reproduce.work import claim_called
+from sinklab_claims.reproduce.cells import base_config, configure, resolved_changes
+from sinklab_claims.reproduce.store import claim_called
+from sinklab_claims.verdict.rule import PLAIN, Conclusion, judge
 
 WHOLE_TABLE = {"softpick": 34.89, "gate, element-wise": 16.36, "sink logit": 8.78, "softmax plus one": 2.0, "baseline": 0.1}
 """What turns round the order of ``softpick_table``, for which it takes more than one number."""

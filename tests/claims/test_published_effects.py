@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.claims.published_numbers import PUBLISHED
 
-from sinklab.jobs.claim import Part
-from sinklab.studies.reproduce.published import Published, published_effect, published_effects
-from sinklab.studies.reproduce.work import claim_called
+from sinklab_claims.contract.claim import Part
+from sinklab_claims.reproduce.store import claim_called
+from sinklab_claims.verdict.records import Published, published_effect, published_effects
 
 NO_TABLE = {("massive_mean_against_zero", "mean of baseline")}
 """A perplexity of 5.47 before and after, where the table of the tests has a number of the size of noise."""

@@ -16,10 +16,9 @@ from sinklab.errors import UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims, tasks
 from sinklab.streaming.perplexity import losses
-from sinklab.studies.reproduce.cells import configure
-from sinklab.studies.reproduce.scales import base_config
-from sinklab.studies.reproduce.work import claim_called
 from sinklab.training.windowed import token_losses
+from sinklab_claims.reproduce.cells import base_config, configure
+from sinklab_claims.reproduce.store import claim_called
 
 
 def test_gamma_is_a_share_of_the_length():

@@ -17,13 +17,12 @@ from sinklab.claims.context_length import LONG, SHORT, first_tokens
 from sinklab.claims.entropy_bound import LENGTHS, NORMS, measure, trained_rows
 from sinklab.claims.massive_mean_against_zero import edited
 from sinklab.corpora import bigram_backcopy
-from sinklab.jobs.scale import SCALES
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.studies.backcopy.training import BackcopySettings
-from sinklab.studies.reproduce.cells import configure, resolved_changes
-from sinklab.studies.reproduce.scales import base_config
-from sinklab.studies.reproduce.work import claim_called
+from sinklab_claims.contract.claim import SCALES
+from sinklab_claims.reproduce.cells import base_config, configure, resolved_changes
+from sinklab_claims.reproduce.store import claim_called
 
 
 @pytest.mark.parametrize("scale", SCALES)

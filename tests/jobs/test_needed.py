@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from sinklab.jobs.claim import Part
-from sinklab.jobs.effect import Difference, Ratio, Trend, Value
-from sinklab.jobs.needed import MOST, leans_inside, needed_seeds
-from sinklab.jobs.verdict import judge_part
 from sinklab.results.statistics import CHANCE
+from sinklab_claims.contract.claim import Part
+from sinklab_claims.contract.effect import Difference, Ratio, Trend, Value
+from sinklab_claims.verdict.forecast import MOST, leans_inside, needed_seeds
+from sinklab_claims.verdict.rule import judge_part
 
 RATE = Value("sink_rate", "a")
 

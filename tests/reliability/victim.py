@@ -15,26 +15,26 @@ from typing import Any
 
 import matplotlib
 import pandas
+import sinklab.report.claims_page
 import torch
 import transformers
 
 import sinklab.cli
 import sinklab.jobs.driver
-import sinklab.report.claims_page
 import sinklab.report.curves
 import sinklab.report.html
 import sinklab.streaming.stream
 import sinklab.studies.audit.measurement
 import sinklab.studies.causes.measurement
-import sinklab.studies.pathways.benchmark
-import sinklab.studies.reproduce.cells
-import sinklab.studies.reproduce.engine
 import sinklab.studies.trigger.lab
 import sinklab.training.train
+import sinklab_claims.pathways.pathways
+import sinklab_claims.reproduce.cells
+import sinklab_claims.reproduce.on_trainings
 from sinklab.configuration import with_overrides
 from sinklab.studies.pathways import benchmark, choosing, cost, runs
 from sinklab.studies.reproduce import cells
-from sinklab.studies.reproduce.scales import base_config
+from sinklab_claims.reproduce.cells import base_config
 
 __all__ = ["WRITES", "run_line"]
 

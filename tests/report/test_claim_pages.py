@@ -6,12 +6,12 @@ import re
 
 import pytest
 from matplotlib.image import imread
-from tests.studies.reproduce.made_results import PARTS, write_claim
-
-from sinklab.jobs.verdict import VERDICTS
 from sinklab.report.claim_figure import VERDICT_COLOURS, draw_claim, write_claim_figure
 from sinklab.report.claims_page import effect_words, write_claims_page
+from tests.studies.reproduce.made_results import PARTS, write_claim
+
 from sinklab.results.table import read_table
+from sinklab_claims.verdict.rule import VERDICTS
 
 
 def test_the_figure_has_the_numbers_the_interval_and_the_region(tmp_path):

@@ -8,7 +8,6 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-
 from sinklab.report.forest import VERDICTS, WIDTH, Mark, Row, draw_forest
 
 

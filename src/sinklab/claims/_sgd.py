@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from sinklab.claims.backcopy_dormant import LEARNED, SETTINGS
-from sinklab.jobs.claim import Part
-from sinklab.jobs.effect import Numbers, Value
-from sinklab.jobs.scale import Scale
 from sinklab.registry import operations
 from sinklab.results.metric import Metric
 from sinklab.studies.backcopy.lab import run_backcopy
 from sinklab.studies.backcopy.record import NUMBERS
+from sinklab_claims.contract.claim import Part, Scale
+from sinklab_claims.contract.effect import Numbers, Value
 
 __all__ = ["ADAM", "LAYERS", "SGD", "adam_and_sgd", "learns"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import MASSIVE
 from sinklab.claims._sgd import ADAM, SGD, adam_and_sgd, learns
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Value
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Part
+from sinklab_claims.contract.effect import Value
 
 __all__ = ["adam_against_sgd"]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Difference, Numbers, Value
-from sinklab.jobs.scale import Scale
 from sinklab.registry import claims, operations
 from sinklab.studies.backcopy.lab import run_backcopy
 from sinklab.studies.backcopy.record import NUMBERS
 from sinklab.studies.backcopy.training import SCALES, BackcopySettings
+from sinklab_claims.contract.claim import Claim, Part, Scale
+from sinklab_claims.contract.effect import Difference, Numbers, Value
 
 __all__ = ["backcopy_dormant"]
 

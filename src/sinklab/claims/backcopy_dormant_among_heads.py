@@ -6,12 +6,12 @@ import torch
 
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED
-from sinklab.jobs.claim import BASELINE, Claim, Part
-from sinklab.jobs.effect import Difference, Value
-from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, VALUE_RATIO, Metric
 from sinklab.studies.backcopy.evaluation import HeadNumbers
+from sinklab_claims.contract.claim import BASELINE, Claim, Part
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "backcopy_dormant_among_heads", "copy_head"]
 

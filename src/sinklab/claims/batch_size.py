@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.jobs.claim import Claim, Part, Times, Variant
-from sinklab.jobs.effect import Difference
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Part, Times, Variant
+from sinklab_claims.contract.effect import Difference
 
 __all__ = ["batch_size"]
 

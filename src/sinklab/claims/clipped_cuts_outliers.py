@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import HALF, OUTLIERS, SAME, clipped
-from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
-from sinklab.jobs.effect import Difference, Ratio
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference, Ratio
 
 __all__ = ["clipped_cuts_outliers"]
 

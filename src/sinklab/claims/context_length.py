@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, WEIGHT, has_learned, has_sink
-from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
-from sinklab.jobs.effect import Difference, Trend
-from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference, Trend
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "context_length", "first_tokens"]
 

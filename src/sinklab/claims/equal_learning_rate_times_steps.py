@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED
-from sinklab.jobs.claim import BASELINE, Changes, Claim, Part, Times, Variant
-from sinklab.jobs.effect import Difference, Extreme, Slope
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Changes, Claim, Part, Times, Variant
+from sinklab_claims.contract.effect import Difference, Extreme, Slope
 
 __all__ = ["equal_learning_rate_times_steps"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import OUTLIERS, clipped
-from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
-from sinklab.jobs.effect import Trend
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Variant
+from sinklab_claims.contract.effect import Trend
 
 __all__ = ["gamma_sweep"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, HALF, OUTLIERS, SAME
-from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
-from sinklab.jobs.effect import Difference, Ratio
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference, Ratio
 
 __all__ = ["gated_cuts_outliers"]
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.claims._architecture import MASSIVE, POST_NORM, UNCHANGED, has_learned, has_massive, has_no_massive, has_sink
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Value
-from sinklab.jobs.trained import TrainedModel
 from sinklab.models.norms import Norm
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
+from sinklab_claims.contract.claim import Claim, Part
+from sinklab_claims.contract.effect import Value
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "massive_before_post_norm", "norm_inputs"]
 

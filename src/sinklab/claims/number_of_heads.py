@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sinklab.claims._architecture import UNCHANGED, has_learned, has_sink
-from sinklab.jobs.claim import Claim, Variant
 from sinklab.registry import claims
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import Claim, Variant
 
 __all__ = ["number_of_heads"]
 

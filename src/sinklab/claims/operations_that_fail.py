@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import operation
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Value
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Part
+from sinklab_claims.contract.effect import Value
 
 __all__ = ["operations_that_fail"]
 

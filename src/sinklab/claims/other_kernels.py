@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import ELU, IDENTITY, UNCHANGED, has_no_sink, has_sink, operation
-from sinklab.jobs.claim import Claim
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim
 
 __all__ = ["other_kernels"]
 

@@ -12,12 +12,12 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
-from sinklab.jobs.claim import Claim, Part, Variant
-from sinklab.jobs.effect import Value
-from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import PERCENTAGE, Metric
 from sinklab.results.ties import just_above
+from sinklab_claims.contract.claim import Claim, Part, Variant
+from sinklab_claims.contract.effect import Value
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "RowRates", "prefix_lm", "prefix_rates"]
 

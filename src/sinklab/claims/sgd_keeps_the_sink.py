@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sinklab.claims._sgd import ADAM, SGD, adam_and_sgd, learns
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Value
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION
+from sinklab_claims.contract.claim import Claim, Part
+from sinklab_claims.contract.effect import Value
 
 __all__ = ["sgd_keeps_the_sink"]
 

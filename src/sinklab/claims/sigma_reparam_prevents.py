@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._rates import BASE, HARM, TOO_LARGE, TOO_LARGE_SIGMA, course, is_too_large
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Difference
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Part
+from sinklab_claims.contract.effect import Difference
 
 __all__ = ["sigma_reparam_prevents"]
 

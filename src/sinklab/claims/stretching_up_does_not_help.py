@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import HALF, OUTLIERS
-from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
-from sinklab.jobs.effect import Ratio
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Variant
+from sinklab_claims.contract.effect import Ratio
 
 __all__ = ["stretching_up_does_not_help"]
 

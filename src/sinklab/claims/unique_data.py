@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
-from sinklab.jobs.claim import Claim, Part, Variant
-from sinklab.jobs.effect import Difference, Ratio, Value
-from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
+from sinklab_claims.contract.claim import Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference, Ratio, Value
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "overfitting", "unique_data"]
 

@@ -7,13 +7,12 @@ from torch import Tensor
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.claims.fixed_token import FIXED
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part, Variant
-from sinklab.jobs.effect import Ratio
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import FIRST_ATTENTION, FirstToken, first_rows, look
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.effect import Ratio
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel
 
 __all__ = ["METRICS", "contents", "weak_content"]
 

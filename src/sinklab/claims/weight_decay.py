@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
-from sinklab.jobs.claim import Claim, Part, Variant
-from sinklab.jobs.effect import Peak
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Part, Variant
+from sinklab_claims.contract.effect import Peak
 
 __all__ = ["weight_decay"]
 

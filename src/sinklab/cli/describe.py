@@ -19,7 +19,6 @@ from sinklab.registry import KINDS, Registry, registry_of
 from sinklab.results.metric import Declared, Metric, metrics_of
 from sinklab.results.metric import catalogue as metrics
 from sinklab.results.source_text import file_of, registers, unparsed
-from sinklab.studies.reproduce.stated import stated
 
 __all__ = ["Description", "Parameter", "catalogue", "describe"]
 
@@ -195,7 +194,7 @@ def _function(kind: str, plural: str, name: str, path: Path, tree: ast.Module) -
         raise ContractError(f"{path} must register a {kind} called {name!r}, by which it is looked for, and does not")
     text = inspect.cleandoc(ast.get_docstring(function) or "")
     if plural == "claims":
-        claim = stated(name)
+        claim = KINDS["claims"][name]()
         costs = ", ".join(f"{cost} at scale {scale}" for scale, cost in claim.costs.items())
         published = f"Published: {claim.published}\n{claim.reference}"
         text = "\n\n".join(part for part in (f"Claim: {claim.statement}", published, f"Cost: {costs}.", text) if part)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs.int8 import quantization_gap
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "low_bits"]
 

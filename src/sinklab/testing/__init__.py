@@ -12,13 +12,13 @@ Beside them stand :mod:`reference sinks <sinklab.testing.references>`: pinned mo
 any tool against.
 """
 
-from sinklab.testing.claims import check_claim
 from sinklab.testing.interventions import check_intervention
 from sinklab.testing.operations import check_operation
 from sinklab.testing.policies import check_policy
 from sinklab.testing.probes import check_probe, tiny_models
 from sinklab.testing.references import Reference, dense_numbers, load_references
 from sinklab.testing.tasks import check_task
+from sinklab_claims.testing import check_claim
 
 __all__ = [
     "Reference",

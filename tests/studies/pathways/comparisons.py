@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from sinklab.results.table import read_run, read_table, write_json, write_table
 from sinklab.studies.pathways.again import judge_again
 from sinklab.studies.pathways.kept import seeds_of_record
+
+from sinklab.results.table import read_run, read_table, write_json, write_table
 
 __all__ = ["of_first_machine", "part"]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from sinklab.studies.pathways import benchmark
 from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.results.run import Result
-from sinklab.studies.pathways import benchmark
-from sinklab.studies.pathways.display import display
-from sinklab.studies.pathways.judging import judged
+from sinklab_claims.pathways.judging import judged
+from sinklab_claims.pathways.show import display
 
 GOOD = {"held_out_loss": 2.0, "effective_sink_rate": 0.0, "sink_rate": 0.0, "hidden_ratio": 1.0} | {
     "window_gap": 0.001,

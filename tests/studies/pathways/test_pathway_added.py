@@ -7,15 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sinklab.studies.pathways.added import add_columns, main
+from sinklab.studies.pathways.kept import design_of_record, missing_columns
 
 from sinklab.errors import InputError, ResultError
 from sinklab.results.table import read_run, read_table, write_table
 from sinklab.studies.pathways import kept
-from sinklab.studies.pathways.added import add_columns, main
-from sinklab.studies.pathways.columns import READ_OUTS
-from sinklab.studies.pathways.kept import design_of_record, missing_columns
-from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
+from sinklab_claims.pathways.columns import READ_OUTS
+from sinklab_claims.pathways.operations import Pathway
 
 KEPT = Path(__file__).parents[3] / "results" / "tiny-bos" / "pathways"
 NEW = ["scale_rate_sink", "scale_rate_window"]

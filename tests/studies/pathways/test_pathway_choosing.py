@@ -11,11 +11,10 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.studies.pathways import matching, runs
-from sinklab.studies.pathways.benchmark import design_of, own_base
-from sinklab.studies.pathways.choosing import FACTORS, SELECTION_SEEDS, Choice
-from sinklab.studies.pathways.matching import TOLERANCE, matched_widths, parameters_of
-from sinklab.studies.pathways.operations import pathways_of
 from sinklab.studies.reproduce import work
+from sinklab_claims.pathways.operations import TOLERANCE, matched_widths, parameters_of, pathways_of
+from sinklab_claims.pathways.pathways import design_of, own_base
+from sinklab_claims.pathways.runs import FACTORS, SELECTION_SEEDS, Choice
 
 SEEDS = SELECTION_SEEDS["tiny"]
 

@@ -6,15 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sinklab.studies.pathways import again, figure
+from sinklab.studies.pathways.again import judge_again
 
 from sinklab.errors import InputError
 from sinklab.results.metric import FRACTION, PERCENTAGE
 from sinklab.results.table import read_run
-from sinklab.studies.pathways import again, figure
-from sinklab.studies.pathways.again import judge_again
-from sinklab.studies.pathways.columns import COLUMNS, GROUPS
-from sinklab.studies.pathways.operations import DEFAULT, PUBLISHED
-from sinklab.studies.pathways.words import DEFINITION
+from sinklab_claims.pathways.columns import COLUMNS, GROUPS
+from sinklab_claims.pathways.operations import DEFAULT, PUBLISHED
+from sinklab_claims.pathways.show import DEFINITION
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "pathways.md").read_text(encoding="utf-8")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sinklab.studies.pathways.again import judge_again
+from sinklab.studies.pathways.joined import join, main
+from sinklab.studies.pathways.more_operations import add_operations
 from tests.studies.pathways.comparisons import of_first_machine, part
 
 from sinklab.errors import InputError
 from sinklab.results.table import read_run, read_table, write_json, write_table
 from sinklab.studies.pathways import again
-from sinklab.studies.pathways.again import judge_again
-from sinklab.studies.pathways.joined import join, main
-from sinklab.studies.pathways.more_operations import add_operations
 
 RESULTS = Path(__file__).parents[3] / "results"
 FIRST, SECOND = ("softmax", "clipped_softmax", "gated"), ("softmax", "sink_logit")

@@ -6,10 +6,10 @@ import statistics
 
 import pytest
 
-from sinklab.studies.pathways.choosing import FACTORS, Choice
-from sinklab.studies.pathways.columns import COLUMNS
-from sinklab.studies.pathways.judging import BOUNDS, MARGIN, Summary, compared, judged, pareto, summarised
-from sinklab.studies.pathways.tables import cell
+from sinklab_claims.pathways.columns import COLUMNS
+from sinklab_claims.pathways.judging import BOUNDS, MARGIN, Summary, compared, judged, pareto, summarised
+from sinklab_claims.pathways.runs import FACTORS, Choice
+from sinklab_claims.pathways.show import cell
 
 GOOD = {
     "held_out_loss": 2.0,

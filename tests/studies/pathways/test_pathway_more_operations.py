@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sinklab.studies.pathways.again import judge_again
+from sinklab.studies.pathways.more_operations import add_operations, main
 from tests.studies.pathways.comparisons import of_first_machine
 
 from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.results.table import read_run, read_table, write_json, write_table
 from sinklab.studies.pathways import more_operations
-from sinklab.studies.pathways.again import judge_again
-from sinklab.studies.pathways.choosing import FACTORS
-from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS
-from sinklab.studies.pathways.more_operations import add_operations, main
 from sinklab.studies.reproduce import work
+from sinklab_claims.pathways.columns import COLUMNS, READ_OUTS
+from sinklab_claims.pathways.runs import FACTORS
 
 RESULTS = Path(__file__).parents[3] / "results"
 TAKEN = "clipped_softmax"

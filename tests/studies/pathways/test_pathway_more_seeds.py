@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sinklab.studies.pathways.more_seeds import add_seeds, main
 
 from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.results.table import read_run, read_table, write_json, write_table
 from sinklab.studies.pathways import more_seeds
-from sinklab.studies.pathways.columns import COLUMNS, READ_OUTS
-from sinklab.studies.pathways.more_seeds import add_seeds, main
 from sinklab.studies.reproduce import work
+from sinklab_claims.pathways.columns import COLUMNS, READ_OUTS
 
 KEPT = Path(__file__).parents[3] / "results" / "tiny-bos" / "pathways"
 NUMBERS = {

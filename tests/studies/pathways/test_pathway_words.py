@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-
-from sinklab.studies.pathways.choosing import FACTORS, Choice
-from sinklab.studies.pathways.columns import COLUMNS, DECIDING, ON_NATURAL_TEXT, TABLES
 from sinklab.studies.pathways.figure import draw, draw_panels, write_figure
-from sinklab.studies.pathways.judging import AT_ONE_RATE, BOUNDS, Summary, judged
-from sinklab.studies.pathways.tables import all_tables, cell, deciding_table, page
-from sinklab.studies.pathways.words import definition, figure_title, in_words
+
+from sinklab_claims.pathways.columns import COLUMNS, DECIDING, ON_NATURAL_TEXT, TABLES
+from sinklab_claims.pathways.judging import AT_ONE_RATE, BOUNDS, Summary, judged
+from sinklab_claims.pathways.runs import FACTORS, Choice
+from sinklab_claims.pathways.show import all_tables, cell, deciding_table, definition, figure_title, in_words, page
 
 SOFTMAX = {
     "held_out_loss": 1.9,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sinklab.jobs.claim import Part
-from sinklab.jobs.effect import Difference, Value
-from sinklab.jobs.verdict import judge
 from sinklab.results.table import make_table, write_json, write_table
+from sinklab_claims.contract.claim import Part
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.verdict.rule import judge
 
 NUMBERS = {
     seed: {"baseline": {"sink_rate": 30.0 + seed}, "sigmoid <b>": {"sink_rate": 0.5 * seed, "loss": 2.0 + seed / 100}}

@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sinklab.studies.reproduce import again
+from sinklab.studies.reproduce.again import judged_again, main
 
 from sinklab.registry import claims
 from sinklab.results.table import read_table
-from sinklab.studies.reproduce import again
-from sinklab.studies.reproduce.again import judged_again, main
-from sinklab.studies.reproduce.kept import read_results
+from sinklab_claims.verdict.records import read_results
 
 RESULTS = Path(__file__).parents[3] / "results"
 KEPT = read_results(RESULTS)

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sinklab.studies.reproduce import engine, work
 from tests.studies.reproduce.made_results import numbers_of
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs.claim import Claim, Part, Variant
-from sinklab.jobs.effect import Difference, Value
 from sinklab.results import sources
 from sinklab.results.table import read_run, read_table
-from sinklab.studies.reproduce import engine, work
-from sinklab.studies.reproduce.engine import plan_runs, reproduce
-from sinklab.studies.reproduce.kept import read_results
-from sinklab.studies.reproduce.work import Measurement, Reading, name_of, run_missing, sources_of
+from sinklab_claims.contract.claim import Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.reproduce.on_trainings import plan_runs, reproduce
+from sinklab_claims.reproduce.store import Measurement, Reading, name_of, run_missing, sources_of
+from sinklab_claims.verdict.records import read_results
 
 CALLS: list[int] = []
 
@@ -187,7 +187,7 @@ def test_the_code_behind_numbers_reaches_to_the_probes_and_to_plug_ins_that_are_
     asked: list[str] = []
     monkeypatch.setattr(work, "digest_of", lambda *origins, without: asked.extend(sources.modules_behind(*origins)))
     sources_of(work.function_of("sinks"))
-    assert {"sinklab.probes.sink_rate", "sinklab.jobs.trained"} <= set(asked)
+    assert {"sinklab.probes.sink_rate", "sinklab_claims.contract.trained"} <= set(asked)
     asked.clear()
     sources_of(work.claim_called("trigger_relu").measure)
     assert {"sinklab.operations.relu", "sinklab.studies.trigger.lab", "sinklab.studies.theory.trigger_task"} <= set(asked)

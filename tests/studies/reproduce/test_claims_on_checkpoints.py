@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from sinklab.report.claims_page import effect_words, write_claims_page
+from sinklab.studies.reproduce import checkpoints
 from tests.command_line import CliRunner
 from tests.test_real_models import real
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
@@ -23,22 +25,20 @@ from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
-from sinklab.jobs.checkpoint import LONGEST, Checkpoint, kind_of, not_about
-from sinklab.jobs.claim import Part
-from sinklab.jobs.effect import Value
-from sinklab.jobs.needed import needed_seeds
-from sinklab.jobs.verdict import judge_model, judge_models, judge_part
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.read_outs.norms import norms
 from sinklab.registry import claims
-from sinklab.report.claims_page import effect_words, write_claims_page
-from sinklab.studies.reproduce import checkpoints
-from sinklab.studies.reproduce.checkpoints import parse_model, reproduce_on
-from sinklab.studies.reproduce.display import display
-from sinklab.studies.reproduce.kept import read_results, summary_of
-from sinklab.studies.reproduce.work import OfModel, _work, claim_called
 from sinklab.training.windowed import token_losses
+from sinklab_claims.contract.claim import Part
+from sinklab_claims.contract.effect import Value
+from sinklab_claims.contract.trained import LONGEST, Checkpoint, kind_of, not_about
+from sinklab_claims.reproduce.on_checkpoints import parse_model, reproduce_on
+from sinklab_claims.reproduce.show import display
+from sinklab_claims.reproduce.store import OfModel, _work, claim_called
+from sinklab_claims.verdict.forecast import needed_seeds
+from sinklab_claims.verdict.records import read_results, summary_of
+from sinklab_claims.verdict.rule import judge_model, judge_models, judge_part
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 FAST = "repeated_token_laws"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from sinklab.studies.reproduce.again import judged_again
+from sinklab.studies.reproduce.join import add, join, main
 
 from sinklab.errors import InputError
 from sinklab.registry import claims
 from sinklab.results.table import read_run, read_table, write_json, write_table
-from sinklab.studies.reproduce.again import judged_again
-from sinklab.studies.reproduce.join import add, join, main
-from sinklab.studies.reproduce.kept import read_results
+from sinklab_claims.verdict.records import read_results
 
 RESULTS = Path(__file__).parents[3] / "results"
 EMERGENCE = RESULTS / "small-bos" / "emergence"

@@ -12,8 +12,8 @@ from tests.studies.reproduce.made_results import PARTS, write_claim
 
 from sinklab.errors import InputError
 from sinklab.registry import claims
-from sinklab.studies.reproduce.engine import _requests
-from sinklab.studies.reproduce.kept import clearance, deciding_part, hardware_of, read_results, summary_of
+from sinklab_claims.reproduce.on_trainings import _requests
+from sinklab_claims.verdict.records import clearance, deciding_part, hardware_of, read_results, summary_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from sinklab.report.claims_page import write_claims_page
+from sinklab.studies.reproduce.entries import entries_of, in_group
+from sinklab.studies.reproduce.overview import summary_of_entries
 from tests.studies.reproduce.made_results import write_claim
 
-from sinklab.jobs.claim import Part
-from sinklab.jobs.effect import Difference, Value
-from sinklab.report.claims_page import write_claims_page
 from sinklab.results.table import read_run
-from sinklab.studies.reproduce.entries import entries_of, in_group
-from sinklab.studies.reproduce.kept import StoredClaim
-from sinklab.studies.reproduce.overview import summary_of_entries
+from sinklab_claims.contract.claim import Part
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.verdict.records import StoredClaim
 
 TRAINED = {"baseline": {"changes": {}}}
 """What makes a record one of trainings."""

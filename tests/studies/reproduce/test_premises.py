@@ -7,17 +7,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from sinklab.jobs.claim import BASELINE, Part
-from sinklab.jobs.effect import Difference, Value
-from sinklab.jobs.verdict import judge
 from sinklab.report.claim_figure import draw_claim
-from sinklab.results.table import read_run, read_table, write_json, write_table
 from sinklab.studies.reproduce.again import judged_again
 from sinklab.studies.reproduce.entries import entries_of
 from sinklab.studies.reproduce.join import add
-from sinklab.studies.reproduce.kept import read_results
 from sinklab.studies.reproduce.premises import lend, main, with_lent
+
+from sinklab.results.table import read_run, read_table, write_json, write_table
+from sinklab_claims.contract.claim import BASELINE, Part
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.verdict.records import read_results
+from sinklab_claims.verdict.rule import judge
 
 RESULTS = Path(__file__).parents[3] / "results"
 KEPT = [kept for kept in read_results(RESULTS) if kept.record["conditions"]]

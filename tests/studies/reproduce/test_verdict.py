@@ -8,9 +8,9 @@ import random
 import pytest
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.claim import Part
-from sinklab.jobs.effect import Difference, Peak, Ratio, Rise, Trend, Value
-from sinklab.jobs.verdict import judge, judge_part
+from sinklab_claims.contract.claim import Part
+from sinklab_claims.contract.effect import Difference, Peak, Ratio, Rise, Trend, Value
+from sinklab_claims.verdict.rule import judge, judge_part
 
 # Three values m - d, m, m + d have the standard error d / sqrt(3), and t(0.975, 2) = 4.3026527.
 HALF = 4.302652729911275 / math.sqrt(3.0)
