@@ -15,8 +15,8 @@ from tests.studies.reproduce.made_results import NUMBERS, PARTS, write_claim
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.registry import claims
+from sinklab.results.progress import duration
 from sinklab.results.run import Result
-from sinklab.results.voice import duration
 from sinklab.studies.reproduce import engine
 from sinklab_claims.reproduce.cells import SECONDS_OF_A_TRAINING
 from sinklab_claims.reproduce.claims import stated

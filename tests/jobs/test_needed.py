@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from sinklab.results.statistics import CHANCE
+from sinklab.results.intervals import CHANCE
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Difference, Ratio, Trend, Value
-from sinklab_claims.verdict.forecast import MOST, leans_inside, needed_seeds
+from sinklab_claims.verdict.forecast import MOST, needed_seeds
 from sinklab_claims.verdict.rule import judge_part
 
 RATE = Value("sink_rate", "a")

@@ -13,8 +13,8 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import SINK, UNCHANGED, has_sink
 from sinklab.registry import claims
+from sinklab.results.intervals import just_above
 from sinklab.results.metric import PERCENTAGE, Metric
-from sinklab.results.ties import just_above
 from sinklab_claims.contract.claim import Claim, Part, Variant
 from sinklab_claims.contract.effect import Value
 from sinklab_claims.contract.trained import TrainedModel

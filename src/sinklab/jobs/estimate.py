@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from sinklab.results.metric import FRACTION, PERCENTAGE, catalogue
-from sinklab.results.statistics import mean_interval
+from sinklab.results.intervals import mean_interval
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,8 +12,8 @@ from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weig
 from sinklab.attention.probe import Watcher
 from sinklab.read_outs._attention import THRESHOLD, first_text, look, sum_by_document
 from sinklab.registry import read_outs
+from sinklab.results.intervals import just_above
 from sinklab.results.metric import PERCENTAGE, Metric
-from sinklab.results.ties import just_above
 from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "EffectiveWeight", "effective"]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, SEEDS, estimate_counts, on_arcsine_scale
-from sinklab.results.statistics import CHANCE, fewest
+from sinklab.results.intervals import CHANCE, fewest
 from sinklab_claims.verdict.records import PartFound
 
 __all__ = ["MOST", "needed_seeds"]
