@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
-
-import torch
-from rich.console import RenderableType
+from typing import TYPE_CHECKING
 
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._overlap import count_repeats
@@ -24,17 +20,20 @@ from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
 from sinklab.results.metric import catalogue
 from sinklab.results.run import Result, new_run_id
-from sinklab.results.table import make_table, write_json, write_table
+from sinklab.results.table import make_table
 from sinklab.streaming.fingerprint import fingerprint
 from sinklab.training.process import default_cache
-from sinklab_claims.contract.claim import CHECKPOINT, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.claim import CHECKPOINT, Claim, OnCheckpoint
 from sinklab_claims.contract.effect import Numbers
 from sinklab_claims.contract.trained import Checkpoint, Kind, Reads, check_texts, kind_of, not_about, rows_read
-from sinklab_claims.reproduce.on_trainings import answer, kept_of, undeclared
-from sinklab_claims.reproduce.show import display_models, display_parts
-from sinklab_claims.reproduce.store import OfModel, claim_called, keeping, run_missing
-from sinklab_claims.verdict.records import ClaimAnswer, deciding_part
-from sinklab_claims.verdict.rule import ClaimOfModel, Conclusion, judge_model, judge_models
+from sinklab_claims.reproduce.claims import claim_called
+from sinklab_claims.reproduce.on_trainings import declared, kept_of, now, words_of, written
+from sinklab_claims.reproduce.store import OfModel, keeping, run_missing
+from sinklab_claims.verdict.records import ClaimFound, ModelFound, effect_of
+from sinklab_claims.verdict.rule import Conclusion, judge_model, judge_models
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Subject", "opened_subject", "parse_model", "reproduce_on"]
 
@@ -78,9 +77,7 @@ class Subject:
 
     def task(self, claim: str, seed: int, folder: Path) -> OfModel:
         """What is measured of it on a draw of texts."""
-        return OfModel(
-            folder, claim, seed, self.source, self.revision, self.operation, self.corpus, self.text, self.config, self.tokens
-        )
+        return OfModel(folder, claim, seed, self.source, self.revision, self.corpus, self.text, self.config, self.tokens)
 
     def not_about(self, how: OnCheckpoint) -> str:
         """Why a claim says nothing about it, as far as that is known before anything is measured."""
@@ -138,7 +135,8 @@ def reproduce_on(
     named_claims = {name: claim_called(name) for name in dict.fromkeys(names)}
     grid = {"seeds": seeds, "models": [name for name, _ in named_sources]}
     for name in named_claims:
-        require_no_less(out / CHECKPOINT / name, kept_of(out / CHECKPOINT / name, "seeds", "models"), grid)
+        earlier = kept_of(out / CHECKPOINT / name)
+        require_no_less(out / CHECKPOINT / name, {"seeds": earlier["seeds"], "models": earlier["models"]}, grid)
     texts = corpora if len(corpora) == len(models) else [corpora[0]] * len(models)
     subjects = [
         opened_subject(name, source, text, list(named_claims.values()), seeds, say)
@@ -158,8 +156,7 @@ def reproduce_on(
     with keeping(out), contextlib.ExitStack() as locks:
         for name in sorted(named_claims):
             locks.enter_context(FolderLock(out / CHECKPOINT / name))
-        workers = jobs or torch.cuda.device_count() or os.cpu_count() or 1
-        errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=workers, progress=progress)
+        errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=jobs, progress=progress)
         return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in named_claims.items()]
 
 
@@ -199,8 +196,8 @@ def _require_different(subjects: Sequence[Subject]) -> None:
 
 def _require_same_texts(folder: Path, subjects: Sequence[Subject]) -> None:
     """Refuse to put what a model does on one text in the place of what it does on another."""
-    earlier = kept_of(folder, "models", "texts")
-    texts = dict(zip(earlier.get("models", ()), earlier.get("texts", ()), strict=True))
+    earlier = kept_of(folder)
+    texts = dict(zip(earlier["models"], earlier["texts"], strict=True))
     for subject in subjects:
         if texts.get(subject.name, subject.text) != subject.text:
             raise InputError(
@@ -294,124 +291,76 @@ def _how(claim: Claim) -> OnCheckpoint:
     return claim.checkpoint
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """What there is of a claim on one model.
-
-    Attributes:
-        by_seed: the numbers of every seed, none of one that failed; no seed where the claim says nothing about the model.
-        reason: why the claim says nothing about the model; empty where it does.
-        seconds: that measuring took.
-        failed: what went wrong, a message each.
-    """
-
-    by_seed: dict[int, Numbers]
-    reason: str
-    seconds: float
-    failed: list[str]
-
-    def conclusion(self, parts: Sequence[Part], presupposes: Sequence[Part]) -> Conclusion:
-        """The verdict on the model."""
-        if self.reason:
-            return Conclusion("not applicable", (), (), self.reason)
-        return judge_model(parts, presupposes, self.by_seed)
-
-
-def _measured(subject: Subject, how: OnCheckpoint, tasks: Sequence[OfModel], errors: dict[str, str]) -> _Measured:
-    """Collect the stored numbers of a claim on one model, and the errors of those that are missing."""
-    if reason := subject.not_about(how):
-        return _Measured({}, reason, 0.0, [])
+def _measured(tasks: Sequence[OfModel], errors: Mapping[str, str]) -> tuple[dict[int, Numbers], str, float, list[str]]:
+    """The stored numbers of a claim on one model by seed, why there are none, the seconds they took, and what failed."""
     numbers: dict[int, Numbers] = {}
-    seconds, failed = 0.0, []
+    reason, seconds, failed = "", 0.0, []
     for task in tasks:
         entry = task.cached()
         if entry is None:
             numbers[task.seed] = {}
-            if task.batch in errors:
-                failed.append(f"{task.batch}: {errors[task.batch]}")
+            failed += [f"{task.batch}: {errors[task.batch]}"] if task.batch in errors else []
             continue
         reason = reason or entry.get("reason", "")
+        seconds += entry["seconds"]
         numbers[task.seed] = {
             label: {metric: value for metric, value in values.items() if value is not None}
             for label, values in entry["numbers"].items()
         }
-        seconds += entry["seconds"]
-    return _Measured({} if reason else numbers, reason, seconds, failed)
+    return {} if reason else numbers, reason, seconds, failed
 
 
 def _conclude(
-    name: str, claim: Claim, subjects: Sequence[Subject], seeds: Sequence[int], out: Path, errors: dict[str, str]
+    name: str, claim: Claim, subjects: Sequence[Subject], seeds: Sequence[int], out: Path, errors: Mapping[str, str]
 ) -> Result:
     """Judge a claim by what there is, and write it down."""
-    how = _how(claim)
+    how, run_id, took, failed = _how(claim), new_run_id(), 0.0, list[str]()
     parts = how.parts or claim.parts
     presupposes = claim.presupposes if how.presupposes is None else how.presupposes
-    store = out / "measured" / CHECKPOINT
-    measured = {
-        subject.name: _measured(subject, how, [subject.task(name, seed, store) for seed in seeds], errors)
-        for subject in subjects
-    }
-    conclusions = {model: numbers.conclusion(parts, presupposes) for model, numbers in measured.items()}
-    by_model = {model: numbers.by_seed for model, numbers in measured.items()}
-    failed = [message for numbers in measured.values() for message in numbers.failed]
+    by_model: dict[str, dict[int, Numbers]] = {}
+    conclusions: dict[str, Conclusion] = {}
+    for subject in subjects:
+        reason = subject.not_about(how)
+        tasks = [] if reason else [subject.task(name, seed, out / "measured" / CHECKPOINT) for seed in seeds]
+        numbers, why, seconds, missing = _measured(tasks, errors)
+        reason = reason or why
+        by_model[subject.name] = numbers
+        none = Conclusion("not applicable", (), (), reason)
+        conclusions[subject.name] = none if reason else judge_model(parts, presupposes, numbers)
+        took, failed = took + seconds, failed + missing
     judgement = judge_models(parts, conclusions, by_model, {subject.name: subject.revision for subject in subjects})
-    models = [_of_model(subject, conclusions[subject.name]) for subject in subjects]
-    folder, run_id = out / CHECKPOINT / name, new_run_id()
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
-        "kind": "claim",
-        "run_id": run_id,
-        "claim": name,
-        "statement": claim.statement,
-        "source": claim.source,
-        "reference": claim.reference,
-        "published": claim.published,
-        "scale": CHECKPOINT,
-        "cost": COST,
-        "seeds": list(seeds),
-        "verdict": judgement.verdict,
-        "reason": judgement.reason,
-        "evidence": how.remark,
-        "parts": [finding.to_dict() for finding in judgement.findings],
-        "presupposes": [],
-        "conditions": {},
-        "models": models,
-        "environment": environment(),
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "seconds": round(sum(numbers.seconds for numbers in measured.values()), 1),
-        "errors": failed,
-    }
-    table = _table(subjects, by_model, run_id)
-    write_table(table, folder / "table.parquet")
-    write_json(record, folder / "run.json")
-    summary = answer(name, claim.source, CHECKPOINT, judgement, seeds=seeds, folder=folder, errors=failed)
-    return Result({**summary, "models": models}, table, record, folder, _display)
+    found = ClaimFound(
+        run_id=run_id,
+        claim=name,
+        **words_of(claim),
+        scale=CHECKPOINT,
+        cost=COST,
+        seeds=list(seeds),
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        evidence=how.remark,
+        parts=[finding.record() for finding in judgement.findings],
+        presupposes=[],
+        models=[_of_model(subject, conclusions[subject.name]) for subject in subjects],
+        environment=environment(),
+        created=now(),
+        seconds=round(took, 1),
+        errors=failed,
+    )
+    return written(found, _table(subjects, by_model, run_id), out / CHECKPOINT / name)
 
 
-def _display(result: Result) -> Iterator[RenderableType]:
-    row = cast(ClaimAnswer, result.summary)
-    yield from display_models([row])
-    yield from display_parts(row)
-
-
-def _of_model(subject: Subject, conclusion: Conclusion) -> ClaimOfModel:
-    parts = [finding.to_dict() for finding in conclusion.findings]
-    deciding = deciding_part({"parts": parts, "verdict": conclusion.verdict})
-    return {
-        "name": subject.name,
-        "revision": subject.revision,
-        "kind": subject.kind,
-        "operation": subject.operation,
-        "parameters": subject.parameters,
-        "text": subject.text,
-        "verdict": conclusion.verdict,
-        "reason": conclusion.reason,
-        "effect": None if deciding is None else deciding["mean"],
-        "interval": None if deciding is None else deciding["interval"],
-        "unit": None if deciding is None else deciding["unit"],
-        "parts": parts,
-        "presupposes": [finding.to_dict() for finding in conclusion.presupposed],
-    }
+def _of_model(subject: Subject, conclusion: Conclusion) -> ModelFound:
+    parts = [finding.record() for finding in conclusion.findings]
+    of_subject = ("name", "revision", "kind", "operation", "parameters", "text")
+    return ModelFound(
+        **{name: getattr(subject, name) for name in of_subject},
+        verdict=conclusion.verdict,
+        reason=conclusion.reason,
+        **effect_of(parts, conclusion.verdict),
+        parts=parts,
+        presupposes=[finding.record() for finding in conclusion.presupposed],
+    )
 
 
 def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], run_id: str) -> pd.DataFrame:
@@ -424,7 +373,7 @@ def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], 
             "operation": subject.operation,
             "corpus": subject.text.partition(",")[0],
             "intervention": label,
-            "metric": known[metric].metric if metric in known else undeclared(metric),
+            "metric": declared(known, metric),
             "seed": seed,
             "value": value,
             "count": 1,

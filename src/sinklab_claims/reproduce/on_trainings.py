@@ -10,16 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sinklab.results.record import to_json
+
 from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
 from sinklab.results.environment import environment
-from sinklab.results.folder import FolderLock, check_name, require_no_less
+from sinklab.results.folder import FolderLock, require_no_less
 from sinklab.results.metric import FRACTION, Declared, Metric, catalogue
-from sinklab.results.record import to_json
+from sinklab.results.progress import duration
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
-from sinklab.results.progress import duration
 from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import SCALES, Base, Claim, Cost, Scale, bases_at, folder_name
 from sinklab_claims.contract.effect import Numbers
@@ -131,7 +132,6 @@ def reproduce(
     cells = {cell.name: cell for request in runnable for cell in request.cells.values()}
     read = [(cell.name, read_out) for request in runnable for cell in request.cells.values() for read_out in request.read_outs]
     measurements = [request.measured(seed, out) for request in runnable if request.claim.measure is not None for seed in seeds]
-    check_name(out)
     with keeping(out), contextlib.ExitStack() as locks:
         for request in sorted(runnable, key=lambda request: request.name):
             locks.enter_context(FolderLock(out / request.folder))
@@ -319,7 +319,7 @@ def _found(
             "after": variant.after,
             "cells": {str(seed): request.cells[variant.label, seed].name for seed in seeds},
         }
-        for variant in claim.variants
+        for variant in (claim.variants if request.cells else ())
     }
     return ClaimFound(
         run_id=run_id,

@@ -103,7 +103,6 @@ def reproduce(
 
     from sinklab_claims.reproduce import on_trainings
 
-
     tell = say or (lambda text: None)
     seeds_by_default = SEEDS_OF_TINY if scale == "tiny" and models is None else SEEDS
     parsed_seeds = parse_seeds(seeds or seeds_by_default)

@@ -11,8 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from sinklab.errors import InputError, ResultError
 from sinklab.results.record import from_json, to_json
+
+from sinklab.errors import InputError, ResultError
 from sinklab.results.table import read_run
 from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, folder_names, is_natural
 
