@@ -9,6 +9,7 @@ import sys
 
 import pandas as pd
 import pytest
+from sinklab.studies.reproduce import engine
 from tests.command_line import CliRunner
 from tests.studies.reproduce.made_results import NUMBERS, PARTS, write_claim
 
@@ -17,7 +18,6 @@ from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.registry import claims
 from sinklab.results.progress import duration
 from sinklab.results.run import Result
-from sinklab.studies.reproduce import engine
 from sinklab_claims.reproduce.cells import SECONDS_OF_A_TRAINING
 from sinklab_claims.reproduce.claims import stated
 from sinklab_claims.reproduce.reproduce import chosen

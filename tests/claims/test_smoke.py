@@ -10,9 +10,9 @@ from tests.studies.reproduce.made_results import numbers_of
 
 from sinklab.jobs import driver
 from sinklab.registry import claims
-from sinklab.studies.reproduce import work
 from sinklab_claims.contract.claim import Claim, Part, Variant
 from sinklab_claims.contract.effect import Difference
+from sinklab_claims.reproduce import store as work
 from sinklab_claims.reproduce.on_trainings import reproduce
 from sinklab_claims.verdict.rule import judge
 

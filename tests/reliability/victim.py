@@ -18,6 +18,8 @@ import pandas
 import sinklab.report.claims_page
 import torch
 import transformers
+from sinklab.studies.pathways import benchmark, choosing, cost, runs
+from sinklab.studies.reproduce import cells
 
 import sinklab.cli
 import sinklab.jobs.driver
@@ -28,12 +30,7 @@ import sinklab.studies.audit.measurement
 import sinklab.studies.causes.measurement
 import sinklab.studies.trigger.lab
 import sinklab.training.train
-import sinklab_claims.pathways.pathways
-import sinklab_claims.reproduce.cells
-import sinklab_claims.reproduce.on_trainings
 from sinklab.configuration import with_overrides
-from sinklab.studies.pathways import benchmark, choosing, cost, runs
-from sinklab.studies.reproduce import cells
 from sinklab_claims.reproduce.cells import base_config
 
 __all__ = ["WRITES", "run_line"]

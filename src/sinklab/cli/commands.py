@@ -153,7 +153,7 @@ def find_commands() -> Mapping[str, Command]:
     """
     commands = dict(COMMANDS)
     for point in entry_points("commands"):
-        if point.name in commands:
+        if point.name in commands and commands[point.name].place != point.value:
             raise ContractError(f"two commands are called {point.name!r}; one of them is {point.value}")
         commands[point.name] = Command(point.value)
     return dict(sorted(commands.items()))

@@ -14,8 +14,8 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from sinklab.results.metric import FRACTION, PERCENTAGE, catalogue
 from sinklab.results.intervals import mean_interval
+from sinklab.results.metric import FRACTION, PERCENTAGE, catalogue
 
 if TYPE_CHECKING:
     import numpy as np

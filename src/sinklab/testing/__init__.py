@@ -18,11 +18,9 @@ from sinklab.testing.policies import check_policy
 from sinklab.testing.probes import check_probe, tiny_models
 from sinklab.testing.references import Reference, dense_numbers, load_references
 from sinklab.testing.tasks import check_task
-from sinklab_claims.testing import check_claim
 
 __all__ = [
     "Reference",
-    "check_claim",
     "check_intervention",
     "check_operation",
     "check_policy",

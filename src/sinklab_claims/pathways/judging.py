@@ -35,10 +35,6 @@ A window of natural text loses context besides the sink, whatever the operation.
 what the first four tokens give back of the loss (``sink_worth``), and so is the distortion. The synthetic language of the tiny
 scale needs no more context than its window has, so that both are the same there. That was decided on 2026-11-25 with three
 trainings of nine operations at the scale small in view: by the bound on the whole loss of the window all of them failed.
-
-Operations of a comparison that was joined from two may have seeds of their own, all of them beside softmax. Differences from
-softmax are then those at the operation's own seeds, as they always are, and so is its loss on the plot: that of softmax over
-all seeds, and the mean difference on top. Where all have the same seeds that is the mean of the operation itself.
 """
 
 from __future__ import annotations
@@ -49,13 +45,14 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
-from sinklab.jobs.estimate import Method, estimate_mean
+from sinklab.jobs.estimate import SEEDS, Method, estimate_mean
+from sinklab.results.record import to_json
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Difference, Effect, Least, Value
 from sinklab_claims.pathways.columns import COLUMNS, ON_NATURAL_TEXT
 from sinklab_claims.pathways.operations import REFERENCE
 from sinklab_claims.pathways.runs import Choice
-from sinklab_claims.verdict.rule import MOST_LOST, SEEDS, Finding, judge_part
+from sinklab_claims.verdict.rule import MOST_LOST, Finding, judge_part
 
 __all__ = [
     "AT_ONE_RATE",
@@ -73,7 +70,6 @@ __all__ = [
     "judged",
     "pareto",
     "replacement",
-    "sink_to_replace",
     "summarised",
     "together",
 ]
@@ -105,11 +101,6 @@ class Bound:
     against: bool = False
     also: str = ""
 
-    @property
-    def unit(self) -> str:
-        """Of what is bounded."""
-        return self.part(REFERENCE).effect.unit
-
     def part(self, label: str) -> Part:
         """The question about one operation."""
         effect: Effect = Difference(self.column, label, REFERENCE) if self.against else Value(self.column, label)
@@ -137,9 +128,6 @@ AT_ONE_RATE: tuple[Bound, ...] = (
 ON_THE_PLOT = ("held_out_loss", "distortion")
 """Columns of which no other operation has both lower. Where more than a quarter of the trainings have none, the others do not
 speak for them, as of every bound."""
-
-REPLACING = frozenset(bound.name for bound in AT_ONE_RATE)
-"""Names of the bounds by which a replacement of the sink is judged."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,11 +211,8 @@ class Row:
         at_one_rate: the same as ``findings`` for the bounds that are asked at one rate for all.
         beside: its loss beside that of softmax; ``None`` for softmax itself.
         choice: its learning rate; ``None`` where none was chosen by trainings.
-        best: no other operation has both a lower loss and a lower distortion, by their points; of operations of which enough
-            trainings have numbers.
-        seeds: of its trainings.
-        beyond: column in nats to the mean of what it has more than softmax with the same seed.
-        point: loss and distortion on the plot, the loss being that of softmax plus ``beyond``; ``None`` where one is missing.
+        best: no other operation has both a lower mean loss and a lower mean distortion; of operations of which enough trainings
+            have numbers.
     """
 
     label: str
@@ -238,13 +223,6 @@ class Row:
     beside: Comparison | None = None
     choice: Choice | None = None
     at_one_rate: dict[str, Finding] = dataclasses.field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
-    beyond: dict[str, float] = dataclasses.field(default_factory=dict)
-    point: tuple[float, float] | None = None
-
-    def named(self, verdict: str) -> list[str]:
-        """Names of the bounds with that verdict."""
-        return [name for name, finding in self.findings.items() if finding.verdict == verdict]
 
     def _replacement(self) -> dict[str, object] | None:
         """Whether it replaces the sink that softmax has at the one rate; ``None`` for softmax, and without such a rate."""
@@ -257,14 +235,12 @@ class Row:
         """For JSON."""
         return {
             "label": self.label,
-            "seeds": list(self.seeds),
             "low_distortion": self.answer,
             "non_dominated": self.best,
-            "point": None if self.point is None else list(self.point),
             "beside_softmax": None if self.beside is None else self.beside.to_dict(),
             "rate": None if self.choice is None else self.choice.to_dict(),
-            "bounds": {name: finding.to_dict() for name, finding in self.findings.items()},
-            "bounds_at_one_rate": {name: finding.to_dict() for name, finding in self.at_one_rate.items()},
+            "bounds": {name: to_json(finding.record()) for name, finding in self.findings.items()},
+            "bounds_at_one_rate": {name: to_json(finding.record()) for name, finding in self.at_one_rate.items()},
             "replacement": self._replacement(),
             "numbers": {name: dataclasses.asdict(number) for name, number in self.numbers.items()},
         }
@@ -276,7 +252,6 @@ def judged(
     costs: Mapping[str, Mapping[str, Mapping[str, float]]],
     choices: Mapping[str, Choice] = MappingProxyType({}),
     *,
-    seeds: Mapping[str, Collection[int]] = MappingProxyType({}),
     cannot: Collection[str] = (),
     one_rate: bool = False,
     natural: bool = False,
@@ -287,31 +262,28 @@ def judged(
         numbers: seed to label to column to number, of the seeds of the evaluation.
         costs: label to column to ``value``, ``low`` and ``high``.
         choices: label to its learning rate.
-        seeds: label to the seeds that it was trained with; by default all.
         cannot: labels of operations that provably cannot do the trigger task, whose seeds are no draw.
         one_rate: all were trained at one learning rate and no other, so that the numbers of the evaluation are those at it.
         natural: the text is natural, so that a window loses context, too.
     """
-    own = {label: {seed: numbers[seed] for seed in numbers if seed in seeds.get(label, numbers)} for label in labels}
-    summaries = {label: summarised(label, own[label]) | _of_costs(costs.get(label, {})) for label in labels}
+    summaries = {label: summarised(label, numbers) | _of_costs(costs.get(label, {})) for label in labels}
     _drop_interval(summaries, cannot)
     for label, choice in choices.items():
         summaries[label] |= {name: Summary(value, None, None, len(choice.seeds)) for name, value in choice.numbers.items()}
-    reference = summaries.get(REFERENCE, {})
-    beyond = {label: _beyond(label, own[label]) for label in labels}
-    points = {label: _point(summaries[label], reference, beyond[label]) for label in labels}
-    best = set(pareto({
-        label: point
-        for label, point in points.items()
-        if point is not None and _has_enough(summaries[label], len(own[label]))
-    }))  # fmt: skip
+    points = {
+        label: (of[ON_THE_PLOT[0]].mean, of[ON_THE_PLOT[1]].mean)
+        for label, of in summaries.items()
+        if set(ON_THE_PLOT) <= of.keys() and _has_enough(of, len(numbers))
+    }
+    best = pareto(points)
     bounds, at_one = (_of_text(some, natural) for some in (BOUNDS, AT_ONE_RATE))
-    at_one_rate = [bound for bound in bounds if bound.name in REPLACING] if one_rate else at_one
+    names = {bound.name for bound in at_one}
+    at_one_rate = [bound for bound in bounds if bound.name in names] if one_rate else at_one
     # Of an operation without numbers there, whose trainings all diverged, they are open, as those at its own rate are.
-    measured = all(bound.column in reference for bound in at_one_rate)
+    measured = all(bound.column in summaries.get(REFERENCE, {}) for bound in at_one_rate)
     rows = []
     for label in labels:
-        findings = _findings(bounds, label, own[label])
+        findings = _findings(bounds, label, numbers)
         rows.append(
             Row(
                 label,
@@ -319,12 +291,9 @@ def judged(
                 findings,
                 together(findings),
                 label in best,
-                beside=None if label == REFERENCE else compared(label, own[label]),
+                beside=None if label == REFERENCE else compared(label, numbers),
                 choice=choices.get(label),
-                at_one_rate=_findings(at_one_rate, label, own[label]) if measured else {},
-                seeds=tuple(own[label]),
-                beyond=beyond[label],
-                point=points[label],
+                at_one_rate=_findings(at_one_rate, label, numbers) if measured else {},
             )
         )
     return rows
@@ -340,29 +309,6 @@ def _drop_interval(summaries: Mapping[str, dict[str, Summary]], cannot: Collecti
 def _has_enough(summaries: Mapping[str, Summary], seeds: int) -> bool:
     """Whether few seeds lack the numbers of the plot."""
     return all(seeds - summaries[name].count <= MOST_LOST * seeds for name in ON_THE_PLOT)
-
-
-def _beyond(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Mean difference from softmax at the same seed, of every column in nats that both have there."""
-    means = {}
-    for column in COLUMNS:
-        if column.metric.unit == "nats":
-            difference = Difference(column.name, label, REFERENCE)
-            values = [value for of_seed in numbers.values() if (value := difference(of_seed)) is not None]
-            if values:
-                means[column.name] = statistics.fmean(values)
-    return means
-
-
-def _point(
-    own: Mapping[str, Summary], reference: Mapping[str, Summary], beyond: Mapping[str, float]
-) -> tuple[float, float] | None:
-    """Where an operation lies on the plot; by its own mean loss where softmax has none to start from."""
-    if not all(name in own for name in ON_THE_PLOT):
-        return None
-    loss, distortion = ON_THE_PLOT
-    across = reference[loss].mean + beyond[loss] if loss in reference and loss in beyond else own[loss].mean
-    return across, own[distortion].mean
 
 
 def _of_text(bounds: Sequence[Bound], natural: bool) -> list[Bound]:
@@ -386,12 +332,6 @@ def together(findings: Mapping[str, Finding]) -> Answer:
     if "not reproduced" in verdicts:
         return "no"
     return "yes" if all(verdict == "reproduced" for verdict in verdicts) else "undecided"
-
-
-def sink_to_replace(rows: Sequence[Row]) -> bool:
-    """Whether softmax has a sink at the one rate for all, by both of what tells one: heads that sink, and a window's loss."""
-    reference = next((row for row in rows if row.label == REFERENCE and row.at_one_rate), None)
-    return reference is not None and all(reference.at_one_rate[name].verdict == "not reproduced" for name in ("sink", "window"))
 
 
 def replacement(row: Row) -> tuple[Answer, list[str]]:

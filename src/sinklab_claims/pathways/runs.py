@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab.studies.reproduce import work
-
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
 from sinklab.registry import operations
 from sinklab.results.naming import counted
+from sinklab.results.progress import duration
 from sinklab.results.run import Progress
 from sinklab.studies.trigger.evaluation import evaluate
 from sinklab.studies.trigger.expressible import obstacle
@@ -31,6 +30,7 @@ from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import SCALES, Base, Changes, Scale, Times, Variant, is_natural
 from sinklab_claims.pathways.columns import COLUMNS, ON_NATURAL_TEXT, READ_OUTS, Source
 from sinklab_claims.pathways.operations import Pathway
+from sinklab_claims.reproduce import store as work
 from sinklab_claims.reproduce.cells import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, make_cells
 
 __all__ = [
@@ -135,22 +135,11 @@ class Choice:
         return {name: value for name, value in numbers.items() if value is not None}
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON; :meth:`of_dict` makes it again."""
+        """For JSON."""
         losses = {
             f"{factor:g}": {str(seed): loss for seed, loss in of_factor.items()} for factor, of_factor in self.losses.items()
         }
         return {"factor": self.factor, "end_of_range": self.end or None, "seeds": list(self.seeds), "losses": losses}
-
-    @classmethod
-    def of_dict(cls, fields: Mapping[str, object]) -> Choice:
-        """What :meth:`to_dict` has written."""
-        losses, seeds = fields["losses"], fields["seeds"]
-        assert isinstance(losses, Mapping)
-        assert isinstance(seeds, list)
-        return cls(
-            {float(factor): {int(seed): loss for seed, loss in of_factor.items()} for factor, of_factor in losses.items()},
-            tuple(seeds),
-        )
 
 
 Numbers = dict[int, dict[str, dict[str, float]]]
@@ -266,34 +255,20 @@ def factors_of(design: Design, choices: Mapping[str, Choice]) -> dict[str, float
 
 def foreseen(design: Design) -> str:
     """What the comparison takes if nothing of it is there yet, in a sentence."""
-    first = len(design.pathways) * len(FACTORS) * len(SELECTION_SEEDS[design.scale])
-    chosen, longer = len(design.pathways) * len(design.seeds), len(design.pathways) * min(LONGER_SEEDS, len(design.seeds))
-    least, most, in_trigger = first + chosen + longer, first + 2 * chosen + longer, chosen
-    words = f"{counted(len(design.pathways), 'operation')}, base {design.base}: "
-    if design.rate is None:
-        words += f"{first} trainings to choose learning rates, then {least - first} to {most - first} to evaluate them, "
-        words += f"and {in_trigger} of the trigger task"
-    else:
-        least, most, in_trigger = chosen, chosen, 0
-        words += f"{counted(chosen, 'training')} at {design.rate:g} times the learning rate of the scale"
-    seconds = SECONDS_OF_A_TRAINING.get(design.scale)
+    searched = design.rate is None
+    first = len(design.pathways) * len(FACTORS) * len(SELECTION_SEEDS[design.scale]) if searched else 0
+    chosen = len(design.pathways) * len(design.seeds)
+    most = first + chosen
+    if searched:
+        most += chosen + len(design.pathways) * min(LONGER_SEEDS, len(design.seeds))
+    words = f"{counted(len(design.pathways), 'operation')}, base {design.base}: at most {counted(most, 'training')}"
+    words += f", {first} of them to choose learning rates; and {chosen} of the trigger task" if searched else ""
+    seconds, on_gpu = SECONDS_OF_A_TRAINING.get(design.scale), SECONDS_ON_A_GPU.get(design.scale)
     if seconds is not None:
-        besides = chosen * SECONDS_OF_READING + in_trigger * SECONDS_OF_A_TRIGGER
-        of_core = [of * seconds + besides for of in (least, most)]
-        on_gpu = SECONDS_ON_A_GPU.get(design.scale)
-        if on_gpu is None:
-            words += f"; about {_span(of_core, 60, 'minute')} of one core"
-        else:
-            of_gpu = _span([of * on_gpu for of in (least, most)], 60, "minute")
-            words += f"; trainings take about {of_gpu} of one data-centre GPU; "
-            words += f"without a GPU about {_span(of_core, 3600, 'hour')} of one core"
+        besides = chosen * (SECONDS_OF_READING + (SECONDS_OF_A_TRIGGER if searched else 0))
+        words += f"; about {duration(most * seconds + besides)} of one core"
+        words += "" if on_gpu is None else f", or {duration(most * on_gpu)} of one data-centre GPU"
     return f"{words}; what is there already is not done again"
-
-
-def _span(seconds: Sequence[float], unit: int, noun: str) -> str:
-    """From least to most, in whole units of so many seconds, one at least: ``1 minute``, ``91 to 125 minutes``."""
-    *before, last = sorted({max(1, round(some / unit)) for some in seconds})
-    return f"{before[0]:,} to {counted(last, noun)}" if before else counted(last, noun)
 
 
 def train_and_read(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import json
 from collections.abc import Mapping
 from importlib import resources
@@ -15,14 +17,31 @@ from sinklab.registry import read_outs
 from sinklab.results.folder import default_out
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
-from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, Claim, Scale, bases_at
+from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, Base, Claim, Scale, bases_at
 from sinklab_claims.reproduce.show import show_claim, show_claims
 from sinklab_claims.verdict.records import read_results, summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["check_source", "check_word", "claim_called", "claims"]
+__all__ = ["Stated", "check_source", "check_word", "claim_called", "claims", "stated"]
+
+STATEMENTS = "statements.json"
+"""What the claims of this package state, for lists that import none of them; written by :func:`write_statements`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stated:
+    """The words of a claim, its cost at every scale, its bases, and whether it is measured on checkpoints."""
+
+    name: str
+    statement: str
+    source: str
+    reference: str
+    published: str
+    costs: dict[str, str]
+    bases: tuple[Base, ...]
+    checkpoint: bool
 
 
 @command
@@ -49,14 +68,14 @@ def claims(
         sinklab reproduce repeated_token_laws  (to run one)
     """
     check_word(scale, RECORDED, "scale")
-    listed = {name: claim_called(name) for name in names or registered}
+    listed = [stated(name) for name in names or registered]
     if source is not None:
         check_source(source)
-        listed = {name: claim for name, claim in listed.items() if claim.source == source}
+        listed = [claim for claim in listed if claim.source == source]
     found, where = _last_verdicts(results, scale)
     own = {row["name"]: row for row in found if _is_own(row)}
     other = {row["name"]: row for row in found if not _is_own(row)}
-    rows = [_row(name, claim, own.get(name), other.get(name), scale) for name, claim in listed.items()]
+    rows = [_row(claim, own.get(claim.name), other.get(claim.name), scale) for claim in listed]
     if names is not None and len(rows) == 1:
         return Listing(rows, lambda rows: show_claim(rows[0], where))
     return Listing(rows, lambda rows: show_claims(rows, scale, where))
@@ -78,6 +97,36 @@ def claim_called(name: str) -> Claim:
     return claim
 
 
+def stated(name: str) -> Stated:
+    """What a claim states; one of this package is not imported for it.
+
+    Raises:
+        UnknownNameError, ConfigurationError: as :func:`claim_called`.
+    """
+    known = _statements().get(name) if name in registered else None
+    return _imported(name) if known is None else Stated(name=name, **{**known, "bases": tuple(known["bases"])})
+
+
+@functools.cache
+def _statements() -> Mapping[str, Any]:
+    statements: Mapping[str, Any] = json.loads((resources.files("sinklab_claims") / STATEMENTS).read_text(encoding="utf-8"))
+    return statements
+
+
+def _imported(name: str) -> Stated:
+    claim = claim_called(name)
+    words = {field: getattr(claim, field) for field in ("statement", "source", "reference", "published", "bases")}
+    costs = {str(scale): str(cost) for scale, cost in claim.costs.items()}
+    return Stated(name=name, costs=costs, checkpoint=claim.checkpoint is not None, **words)
+
+
+def write_statements(path: Path) -> None:
+    """Write :data:`STATEMENTS` anew: ``python -m sinklab_claims.reproduce.claims``."""
+    claims = {name: dataclasses.asdict(_imported(name)) for name in registered}
+    text = json.dumps({name: {key: claim[key] for key in claim if key != "name"} for name, claim in claims.items()}, indent=1)
+    path.write_text(f"{text}\n", encoding="utf-8")
+
+
 def check_word(word: str, known: Sequence[str], kind: str) -> None:
     """Refuse a word that is not among the known ones.
 
@@ -96,7 +145,7 @@ def check_source(source: str) -> None:
     Raises:
         UnknownNameError: as :func:`check_word`.
     """
-    check_word(source, sorted({claim_called(name).source for name in registered}), "source")
+    check_word(source, sorted({stated(name).source for name in registered}), "source")
 
 
 def _last_verdicts(folder: Path | None, scale: str) -> tuple[list[dict[str, Any]], str]:
@@ -114,19 +163,16 @@ def _is_own(row: Mapping[str, Any]) -> bool:
     """Whether a result is about the base of the claim's source, whose verdict is that of the claim."""
     if row["base"] is None or row["name"] not in registered:
         return True
-    return bool(row["base"] == bases_at(cast(Scale, row["scale"]), claim_called(row["name"]).bases)[0])
+    return bool(row["base"] == bases_at(cast(Scale, row["scale"]), stated(row["name"]).bases)[0])
 
 
-def _row(
-    name: str, claim: Claim, result: Mapping[str, Any] | None, other: Mapping[str, Any] | None, scale: str
-) -> dict[str, Any]:
+def _row(claim: Stated, result: Mapping[str, Any] | None, other: Mapping[str, Any] | None, scale: str) -> dict[str, Any]:
     """One entry of ``sinklab claims --json``; ``other_base`` is the newest result on the base that the source does not have."""
-    on_checkpoints = claim.checkpoint is not None
-    cost = ("minutes" if on_checkpoints else None) if scale == CHECKPOINT else claim.costs.get(cast(Scale, scale))
+    cost = ("minutes" if claim.checkpoint else None) if scale == CHECKPOINT else claim.costs.get(scale)
     without = "not applicable" if scale == CHECKPOINT else "not tested at this scale"
     nothing = dict.fromkeys(("base", "effect", "interval", "unit", "evidence", "created", "hardware"))
     return {
-        "name": name,
+        "name": claim.name,
         "source": claim.source,
         "scale": scale,
         **nothing,
@@ -134,9 +180,13 @@ def _row(
         "seeds": [],
         **(result or {}),
         "cost": cost,
-        "costs": {**claim.costs, **({CHECKPOINT: "minutes"} if on_checkpoints else {})},
+        "costs": {**claim.costs, **({CHECKPOINT: "minutes"} if claim.checkpoint else {})},
         "statement": claim.statement,
         "reference": claim.reference,
         "published": claim.published,
         "other_base": other,
     }
+
+
+if __name__ == "__main__":
+    write_statements(Path(__file__).parents[1] / STATEMENTS)

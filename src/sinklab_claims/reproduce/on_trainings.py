@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinklab.results.record import to_json
-
 from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
@@ -19,6 +17,7 @@ from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
 from sinklab.results.metric import FRACTION, Declared, Metric, catalogue
 from sinklab.results.progress import duration
+from sinklab.results.record import to_json
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.training.process import default_cache

@@ -1,21 +1,24 @@
-"""The command ``sinklab reproduce``: runs published statements and says what became of each, with a table and a figure."""
+"""The command ``sinklab reproduce``: runs published statements and says what became of each, with a table and a page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from rich.text import Text
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import claims as registered
+from sinklab.results.blocks import Block, Facts
 from sinklab.results.folder import default_out
 from sinklab.results.run import Result
 from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
 from sinklab_claims.contract.claim import CHECKPOINT, COSTS, SCALES, Scale, bases_at
-from sinklab_claims.reproduce.claims import Stated, check_word, stated
-from sinklab_claims.reproduce.show import display
+from sinklab_claims.reproduce.claims import Stated, check_source, check_word, stated
+
+if TYPE_CHECKING:
+    from sinklab_claims.verdict.records import StoredClaim
 
 __all__ = ["chosen", "reproduce"]
 
@@ -44,8 +47,8 @@ def reproduce(
 ) -> Result:
     """Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.
 
-    Writes SCALE/CLAIM/table.parquet, run.json and figure.png for every claim, and claims.html over all, into the output
-    directory. Status 1: some runs failed; the results of the others are kept.
+    Writes SCALE/CLAIM/table.parquet and run.json for every claim, and claims.html over all, into the output directory. Status
+    1: some runs failed; the results of the others are kept.
 
     With --model nothing is trained: claims are measured on the models as they are, on texts drawn by the seeds. There is a
     verdict for each model, and one over models if the claim applies to three or more.
@@ -101,28 +104,27 @@ def reproduce(
     out = default_out("sinklab-claims") if out is None else out
     import pandas as pd
 
-    from sinklab_claims.reproduce import on_trainings
+    from sinklab.report.page import check_page
+    from sinklab_claims.reproduce import on_checkpoints, on_trainings
 
+    check_page(out / "claims.html")
     tell = say or (lambda text: None)
-    seeds_by_default = SEEDS_OF_TINY if scale == "tiny" and models is None else SEEDS
-    parsed_seeds = parse_seeds(seeds or seeds_by_default)
-    settings: dict[str, Any] = {"scale": scale, "base": base, "seeds": parsed_seeds, "out": out}
+    parsed_seeds = parse_seeds(seeds or (SEEDS_OF_TINY if scale == "tiny" and models is None else SEEDS))
     if plan:
-        commands = on_trainings.plan_runs(claim_names, **settings)
-        return Result(
-            {}, pd.DataFrame(), {"kind": "reproduce"}, None, lambda result: [Text("\n".join(commands))], listed=commands
-        )
+        commands = on_trainings.plan_runs(claim_names, scale=cast(Scale, scale), base=base, seeds=parsed_seeds, out=out)
+        shown = [Text("\n".join(commands))]
+        return Result({}, pd.DataFrame(), {"kind": "reproduce"}, None, lambda result: shown, listed=commands)
     earlier = out / "runs" / scale if models is None else out / "measured" / CHECKPOINT
     if earlier.is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
     elif models is None:
-        tell(on_trainings.foreseen(claim_names, settings["scale"], parsed_seeds, base))
+        tell(on_trainings.foreseen(claim_names, cast(Scale, scale), parsed_seeds, base))
     if models is None:
-        results = on_trainings.reproduce(claim_names, **settings, jobs=jobs, ray=ray, retries=retries)
+        results = on_trainings.reproduce(
+            claim_names, scale=cast(Scale, scale), base=base, seeds=parsed_seeds, out=out, jobs=jobs, ray=ray, retries=retries
+        )
     else:
-        from sinklab_claims.reproduce.on_checkpoints import reproduce_on
-
-        results = reproduce_on(
+        results = on_checkpoints.reproduce_on(
             models, claim_names, corpora=corpora or ["python_source"], seeds=parsed_seeds, out=out, jobs=jobs, say=tell
         )
     return _over_all(results, out, tell)
@@ -142,12 +144,31 @@ def _over_all(results: Sequence[Result], out: Path, tell: Callable[[str], None])
     """The results of single claims as one, with a page over them and those of earlier runs."""
     import pandas as pd
 
+    from sinklab_claims.reproduce.show import show_results, write_claims_page
+    from sinklab_claims.verdict.records import read_results
+
+    stored = read_results(out)
+    page = write_claims_page(stored, out / "claims.html")
     rows = [result.summary for result in results]
     errors = list(dict.fromkeys(error for row in rows for error in row["errors"]))
     if errors:
         tell(f"logs are in {out / 'logs'}; the same command again tries what failed")
-    summary = {"claims": rows, "errors": errors}
-    return Result(summary, pd.concat([result.table for result in results]), {"kind": "reproduce"}, out, display, listed=rows)
+    summary = {"claims": rows, "page": str(page), "errors": errors}
+
+    def shows(summary: Mapping[str, Any]) -> list[Block]:
+        left_out = [(row["name"], row["reason"]) for row in summary["claims"] if row["folder"] is None]
+        own = _of_folders(stored, [row["folder"] for row in summary["claims"]])
+        blocks = [*show_results([kept.record for kept in own]), *([Facts(left_out)] if left_out else [])]
+        return [*blocks, Facts([("page", summary["page"]), *(("table", f"{kept.folder}/table.parquet") for kept in own[:1])])]
+
+    table = pd.concat([result.table for result in results])
+    return Result(summary, table, {"kind": "reproduce"}, out, listed=rows, shows=shows)
+
+
+def _of_folders(stored: Sequence[StoredClaim], folders: Sequence[str | None]) -> list[StoredClaim]:
+    """Stored results in the order of folders."""
+    of_folder = {str(kept.folder.absolute()): kept for kept in stored}
+    return [of_folder[folder] for folder in folders if folder in of_folder]
 
 
 def chosen(
@@ -180,19 +201,19 @@ def chosen(
             and cost in (None, claim.costs.get(scale))
         )
 
-    claims = [claim for claim in claims if is_chosen(claim)]
-    if not claims:
+    asked = [claim.name for claim in claims if is_chosen(claim)]
+    if not asked:
         raise ConfigurationError(
             f"reproduce: no claim has source {source or 'any'} and cost {cost or 'any'} at scale {scale}; see: sinklab claims"
         )
-    return [claim.name for claim in claims]
+    return asked
 
 
 def _check_request(names: list[str], *, source: str | None, cost: str | None, all_claims: bool) -> None:
     if cost is not None:
         check_word(cost, COSTS, "cost")
     if source is not None:
-        check_word(source, sorted({stated(name).source for name in registered}), "source")
+        check_source(source)
     if names and (all_claims or source is not None):
         raise ConfigurationError("reproduce: give names, or `source`, or `all_claims`; not names together with the others")
     if not (names or all_claims or source is not None or cost is not None):

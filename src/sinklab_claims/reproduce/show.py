@@ -1,31 +1,31 @@
-"""What the terminal shows of claims: the list, one in full, and verdicts with their effects."""
+"""What is shown of claims: the list, one in full, verdicts with their effects, and the page over all results of a store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
+from sinklab.results.blocks import Block, Facts, Grid, Heading, Mark, Marks, Say, number
 from sinklab.results.naming import counted
-from sinklab.results.run import Result
 from sinklab_claims.contract.claim import ROWS
+from sinklab_claims.verdict.records import (
+    ClaimFound,
+    ModelFound,
+    PartFound,
+    StoredClaim,
+    deciding_part,
+    evidence_of,
+    published_effect,
+)
 
-__all__ = ["display", "display_claims", "display_models", "display_one", "display_parts", "format_effect"]
+__all__ = ["effect_words", "show_claim", "show_claims", "show_results", "write_claims_page"]
 
-if TYPE_CHECKING:
-    from sinklab_claims.verdict.records import ClaimAnswer, ClaimVerdict, KeptVerdict, ListedClaim
-
-
-COLOURS = {
-    **dict.fromkeys(("reproduced", "holds for this model", "agrees with the proof"), "green"),
-    **dict.fromkeys(("not reproduced", "does not hold for this model", "contradicts the proof"), "red"),
-    "inconclusive": "yellow",
-}
-
+RULE = (
+    "A part is reproduced if the 95 % interval of its effect over seeds lies in the claimed region, not reproduced if it lies "
+    "outside, else inconclusive."
+)
 
 EVIDENCE = {
     "toy": "models of ours on a synthetic language or task",
@@ -35,153 +35,166 @@ EVIDENCE = {
 """Kinds of evidence in words."""
 
 
-def display(result: Result) -> Iterator[RenderableType]:
-    """Of several claims a table of verdicts; of one its parts too, and where its figure and table are."""
-    rows = result.listed or []
-    if any("models" in row for row in rows):
-        yield from display_models(rows)
-        for row in rows:
-            if len(rows) == 1:
-                yield from _display_each(row)
-            else:
-                yield from _display_open(row)
-        yield Text(f"\npage  {result.summary['page']}")
-        return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("claim", "verdict", "effect", "seeds"):
-        table.add_column(heading, no_wrap=heading != "effect")
-    for row in rows:
-        table.add_row(row["name"], _verdict(row["verdict"]), escape(_effect(row)), str(len(row["seeds"])))
-    yield table
-    for row in rows:
-        if len(rows) == 1:
-            yield from display_parts(row)
-        elif row["reason"]:
-            yield Text(f"\n{row['name']}: {row['reason']}")
-    yield Text(f"\npage  {result.summary['page']}")
-    for row in rows:
-        if len(rows) == 1 and row["folder"] is not None:
-            yield Text(f"figure  {row['folder']}/figure.png\ntable  {row['folder']}/table.parquet")
+def effect_words(mean: float | None, interval: Sequence[float] | None, unit: str | None) -> str:
+    """``25.1 [20.3, 29.9] points``; a dash where there is no number."""
+    ends = "" if mean is None or interval is None else f" [{number(interval[0])}, {number(interval[1])}]"
+    return f"{number(mean)}{ends} {unit or ''}".strip() if mean is not None else number(None)
 
 
-def display_models(rows: Sequence[ClaimAnswer]) -> Iterator[RenderableType]:
-    """Claims against models: what was found about each, over models, and below the table why a claim does not apply to one."""
-    names = [model["name"] for model in rows[0]["models"]]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("claim", no_wrap=True)
-    for name in names:
-        table.add_column(escape(name))
-    if len(names) > 1:
-        table.add_column("over models")
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        cells = []
-        for model in row["models"]:
-            effect = format_effect(model["effect"], model["interval"], model["unit"])
-            applies = model["verdict"] != "not applicable"
-            cells.append(f"{_verdict(model['verdict'])}{chr(10) + escape(effect) if applies and effect else ''}")
-            if not applies:
-                reasons.setdefault(f"{model['name']}: {model['reason']}", []).append(row["name"])
-        table.add_row(row["name"], *cells, *([_verdict(row["verdict"])] if len(names) > 1 else []))
-    yield table
+def show_results(found: Sequence[ClaimFound]) -> Iterator[Block]:
+    """Of several claims a table of verdicts; of one its parts too."""
+    with_models = [claim for claim in found if claim.models]
+    rest = [claim for claim in found if not claim.models]
+    if with_models:
+        yield from _of_models(with_models)
+    if rest:
+        rows = [[claim.claim, claim.verdict, _deciding(claim.parts, claim.verdict), len(claim.seeds)] for claim in rest]
+        yield Grid(("claim", "verdict", "effect", "seeds"), rows, text=3)
+    if len(found) == 1:
+        yield from _parts_of(found[0])
+    reasons = [(claim.claim, claim.reason) for claim in found if claim.reason]
     if reasons:
-        yield Text("\nnot applicable", style="dim")
-    for reason, claims in reasons.items():
-        yield Text(f"{', '.join(claims)}: {reason}")
+        yield Facts(reasons)
 
 
-def _display_each(row: ClaimAnswer) -> Iterator[RenderableType]:
-    """What was found about every part of a claim on every model that it applies to."""
-    for model in row["models"]:
-        for part in model["parts"] if model["verdict"] != "not applicable" else ():
-            effect = format_effect(part["mean"], part["interval"], part["unit"])
-            yield f"\n{escape(model['name'])}, {escape(part['says'])}: {_verdict(part['verdict'])}"
-            yield Text(f"  {part['effect']} = {effect or 'no number'}; claimed: {part['expected']}")
-    if row["reason"]:
-        yield Text(f"\nover models: {row['reason']}")
+def _of_models(found: Sequence[ClaimFound]) -> Iterator[Block]:
+    """Claims against models: what was found about each, over models, and why a claim does not apply to one."""
+    names = list(dict.fromkeys(model.name for claim in found for model in claim.models))
+    over = ["over models"] if len(names) > 1 else []
+    rows, reasons = [], dict[str, list[str]]()
+    for claim in found:
+        of_name = {model.name: model for model in claim.models}
+        cells = [_verdict_of(of_name[name]) if name in of_name else number(None) for name in names]
+        rows.append([claim.claim, *cells, *([claim.verdict] if over else [])])
+        for model in claim.models:
+            if model.verdict == "not applicable" and model.reason:
+                reasons.setdefault(f"{model.name}: {model.reason}", []).append(claim.claim)
+    yield Grid(("claim", *names, *over), rows, text=len(names) + 2)
+    if reasons:
+        yield Facts([("not applicable" if not index else "", *row) for index, row in enumerate(_by_reason(reasons))])
 
 
-def _display_open(row: ClaimAnswer) -> Iterator[RenderableType]:
-    """Of several claims why the verdict over models is open, and of one model why its own is."""
-    first, *others = row["models"]
-    who, open_one = (first["name"], first) if not others else ("over models", row)
-    if open_one["verdict"] == "inconclusive" and open_one["reason"]:
-        yield Text(f"\n{row['name']}, {who}: {open_one['reason']}")
+def _by_reason(reasons: Mapping[str, Sequence[str]]) -> list[tuple[str]]:
+    return [(f"{', '.join(claims)}: {reason}",) for reason, claims in reasons.items()]
 
 
-def display_parts(row: ClaimAnswer) -> Iterator[RenderableType]:
-    """What was found about every part of a claim."""
-    for part in row["parts"]:
-        effect = format_effect(part["mean"], part["interval"], part["unit"])
-        model = f" of {part['model']}" if "model" in part else ""
-        yield f"\n{escape(part['says'])}: {_verdict(part['verdict'])}"
-        yield Text(f"  {part['effect']} = {effect or 'no number'}{model}; claimed: {part['expected']}")
-    if row["reason"]:
-        yield Text(f"\n{row['reason']}")
+def _verdict_of(model: ModelFound) -> str:
+    if model.verdict == "not applicable" or model.effect is None:
+        return model.verdict
+    return f"{model.verdict}  {effect_words(model.effect, model.interval, model.unit)}"
 
 
-def display_claims(rows: Sequence[ListedClaim], scale: str, where: str) -> Iterator[RenderableType]:
+def _deciding(parts: Sequence[PartFound], verdict: str) -> str:
+    part = deciding_part(parts, verdict)
+    return number(None) if part is None else effect_words(part.mean, part.interval, part.unit)
+
+
+def _parts_of(claim: ClaimFound) -> Iterator[Block]:
+    """Every part of a claim, and of every model that it applies to, with what would decide the open ones."""
+    from sinklab_claims.verdict.forecast import needed_seeds
+
+    groups: list[tuple[str, Sequence[PartFound]]] = [("presupposed", claim.presupposes), ("", claim.parts)]
+    for model in claim.models:
+        if model.verdict != "not applicable":
+            groups += [(f"{model.name}, presupposed", model.presupposes), (model.name, model.parts)]
+    rows: list[list[str | int | None]] = []
+    for name, part in ((name, part) for name, parts in groups for part in parts):
+        published = published_effect(claim.claim, part.effect)
+        words = effect_words(part.mean, part.interval, part.unit) + (f" of {part.model}" if part.model else "")
+        needed = needed_seeds(part) if part.verdict == "inconclusive" else None
+        says = f"{name}: {part.says}" if name else part.says
+        rows.append([says, part.effect, words, part.expected, published and number(published[0]), part.verdict, needed])
+    if rows:
+        headings = ("part", "effect", "value, 95 %", "claimed", "published", "verdict", "seeds needed")
+        keep = [index for index in range(7) if index not in (4, 6) or any(row[index] is not None for row in rows)]
+        yield Grid([headings[index] for index in keep], [[row[index] for index in keep] for row in rows], text=6)
+
+
+def show_claims(rows: Sequence[Mapping[str, Any]], scale: str, where: str) -> Iterator[Block]:
     """Every claim on a line: source, cost, last verdict with the kind of evidence, and statement."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("claim", "source", "cost", "verdict", "evidence", "statement"):
-        table.add_column(heading, no_wrap=heading != "statement")
+    table = []
     for row in rows:
-        cost = row["cost"] or "[dim]–[/dim]"
         other = row["other_base"]
-        verdict = _verdict(row["verdict"]) + ("" if other is None else f"\n{_rows(other)}: {_verdict(other['verdict'])}")
-        table.add_row(row["name"], row["source"], cost, verdict, row["evidence"] or "", escape(row["statement"]))
-    yield table
-    yield Text(
-        f"\n{counted(len(rows), 'claim')}; cost and verdict at scale {scale}. One in full: sinklab claims NAME", style="dim"
+        verdict = row["verdict"] or "not run yet"
+        verdict += "" if other is None else f"; {ROWS[other['base']]}: {other['verdict']}"
+        table.append([row["name"], row["source"], row["cost"], verdict, row["evidence"] or "", row["statement"]])
+    yield Grid(("claim", "source", "cost", "verdict", "evidence", "statement"), table, text=6)
+    yield Say(
+        f"{counted(len(rows), 'claim')}; cost and verdict at scale {scale}. One in full: `sinklab claims NAME`", small=True
     )
     if any(row["other_base"] for row in rows):
-        yield Text("a verdict is on the base of the claim's source; that on the other stands below it", style="dim")
-    words = {row["evidence"]: EVIDENCE[row["evidence"]] for row in rows if row["evidence"] is not None}
-    if words:
-        yield Text(f"evidence: {'; '.join(f'{kind}, {words[kind]}' for kind in EVIDENCE if kind in words)}", style="dim")
-    yield Text(f"\nverdicts from {where}")
+        yield Say("A verdict is on the base of the claim's source; behind it stands that on the other one.", small=True)
+    kinds = [f"{kind}, {words}" for kind, words in EVIDENCE.items() if any(row["evidence"] == kind for row in rows)]
+    yield Say(f"Evidence: {'; '.join(kinds)}." if kinds else "Nothing has been run at this scale.", small=True)
+    yield Say(f"Verdicts from {where}.", small=True)
 
 
-def display_one(row: ListedClaim, where: str) -> Iterator[RenderableType]:
+def show_claim(row: Mapping[str, Any], where: str) -> Iterator[Block]:
     """One claim in full."""
-    yield f"[bold]{row['name']}[/bold]  {escape(row['statement'])}"
-    yield Text(f"{row['reference']}. Published: {row['published']}")
-    yield Text(f"cost: {', '.join(f'{cost} at {scale}' for scale, cost in row['costs'].items())}")
-    on = f", {_rows(row)}" if row["base"] is not None and row["other_base"] is not None else ""
-    yield f"at scale {row['scale']}{on}: {_found(row)}"
+    yield Heading(row["name"])
+    yield Say(row["statement"])
+    facts = [
+        ("source", row["reference"]),
+        ("published", row["published"]),
+        ("cost", ", ".join(f"{cost} at {scale}" for scale, cost in row["costs"].items())),
+        (f"at {row['scale']}", _found(row)),
+    ]
     if (other := row["other_base"]) is not None:
-        yield f"at scale {other['scale']}, {_rows(other)}, other than in the source: {_found(other)}"
+        facts.append((f"{other['scale']}, {ROWS[other['base']]}", _found(other)))
     for model in row.get("models", ()):
-        effect = format_effect(model["effect"], model["interval"], model["unit"])
-        yield f"  {escape(model['name'])}: {_verdict(model['verdict'])}  {escape(model['reason'] or effect)}"
-    yield Text(f"\nverdicts from {where}")
+        words = model["reason"] or effect_words(model["effect"], model["interval"], model["unit"])
+        facts.append((model["name"], f"{model['verdict']}  {words}"))
+    yield Facts(facts)
+    yield Say(f"Verdicts from {where}.", small=True)
 
 
-def format_effect(mean: float | None, interval: Sequence[float] | None, unit: str | None) -> str:
-    """``25.1 [20.3, 29.9] points``; empty where there is no number."""
-    if mean is None:
-        return ""
-    ends = "" if interval is None else f" [{interval[0]:.3g}, {interval[1]:.3g}]"
-    return f"{mean:.3g}{ends} {unit or ''}".strip()
-
-
-def _rows(row: ClaimVerdict) -> str:
-    """What the rows of the models begin with."""
-    return ROWS[row["base"] or "bos"]
-
-
-def _found(row: KeptVerdict) -> str:
+def _found(row: Mapping[str, Any]) -> str:
     """The verdict, the effect, and on how many seeds of what these rest."""
-    seeds = f"  ({counted(len(row['seeds']), 'seed')}; evidence: {row['evidence']})" if row["seeds"] else ""
-    return f"{_verdict(row['verdict'])}  {escape(_effect(row))}{seeds}"
+    if not row["seeds"]:
+        return row["verdict"] or "not run yet"
+    effect = effect_words(row["effect"], row["interval"], row["unit"])
+    return f"{row['verdict']}  {effect}  ({counted(len(row['seeds']), 'seed')}; evidence: {row['evidence']})"
 
 
-def _effect(row: ClaimVerdict) -> str:
-    return format_effect(row["effect"], row["interval"], row["unit"])
+def write_claims_page(results: Sequence[StoredClaim], path: Path) -> Path:
+    """Write one page about all results of a store; returns its path."""
+    from sinklab.report.page import render, write_page
+    from sinklab.results.html import html
+
+    counts = Counter(result.record.verdict for result in results)
+    hardware = {str(result.record.environment.get("hardware", {}).get("name", "unknown")) for result in results}
+    context = {
+        "kind": "claims",
+        "title": "What became of the claims",
+        "heading": ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()),
+        "lead": RULE,
+        "body": html(_page(results)),
+        "facts": [("results", [("claims", len(results)), ("hardware", ", ".join(sorted(hardware)))])],
+    }
+    return write_page(render("study.html.j2", context, {"page": "claims"}, {}), path)
 
 
-def _verdict(verdict: str | None) -> str:
-    """In words, and coloured."""
-    if verdict is None:
-        return "[dim]not run yet[/dim]"
-    return f"[{COLOURS[verdict]}]{verdict}[/]" if verdict in COLOURS else f"[dim]{verdict}[/dim]"
+def _page(results: Sequence[StoredClaim]) -> Iterator[Block]:
+    rows, of_unit = [], dict[str, dict[str, list[Mark]]]()
+    for result in results:
+        found, place = result.record, result.folder.parent.name
+        part = deciding_part(found.parts, found.verdict)
+        effect = number(None) if part is None else effect_words(part.mean, part.interval, part.unit)
+        claimed = "" if part is None else f"{part.effect}: {part.expected}"
+        rows.append([found.claim, place, evidence_of(found), found.verdict, effect, claimed, found.source, len(found.seeds)])
+        if part is not None and part.mean is not None:
+            mark = Mark(place, part.mean, *(part.interval or (None, None)))
+            of_unit.setdefault(part.unit, {}).setdefault(found.claim, []).append(mark)
+    yield Grid(("claim", "scale and base", "evidence", "verdict", "effect", "claimed", "source", "seeds"), rows, text=7)
+    for unit, of_claim in of_unit.items():
+        yield Marks("Effects that decide", [(claim, marks) for claim, marks in of_claim.items()], unit)
+    if any(result.record.models for result in results):
+        yield Heading("Claims against checkpoints", level=3)
+        yield from _of_models([result.record for result in results if result.record.models])
+    for result in results:
+        found = result.record
+        yield Heading(f"{found.claim}, {result.folder.parent.name}: {found.verdict}", level=3)
+        yield Say(found.statement)
+        remarks = [("why", found.reason), ("beside it", found.evidence)]
+        yield Facts([("source", found.reference), ("published", found.published), *(row for row in remarks if row[1])])
+        yield from _parts_of(found)

@@ -1,4 +1,4 @@
-"""What was found about a claim, as its ``run.json`` has it: one dataclass for a part, a model and a claim; reading needs no torch."""
+"""What was found about a claim, as its ``run.json`` has it: one dataclass for a part, a model and a claim; no torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from sinklab.results.record import from_json, to_json
-
 from sinklab.errors import InputError, ResultError
+from sinklab.results.record import from_json, to_json
 from sinklab.results.table import read_run
 from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, folder_names, is_natural
 

@@ -6,12 +6,12 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+from sinklab.studies.pathways import matching, runs
+from sinklab.studies.reproduce import work
 
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
-from sinklab.studies.pathways import matching, runs
-from sinklab.studies.reproduce import work
 from sinklab_claims.pathways.operations import TOLERANCE, matched_widths, parameters_of, pathways_of
 from sinklab_claims.pathways.pathways import design_of, own_base
 from sinklab_claims.pathways.runs import FACTORS, SELECTION_SEEDS, Choice

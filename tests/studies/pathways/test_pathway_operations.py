@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from sinklab.studies.pathways import runs
 
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.registry import operations
-from sinklab.studies.pathways import runs
 from sinklab_claims.contract.claim import BASELINE, Variant
 from sinklab_claims.pathways.operations import PUBLISHED, pathways_of
 from sinklab_claims.pathways.pathways import own_base

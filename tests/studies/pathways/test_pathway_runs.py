@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sinklab.studies.pathways import again, benchmark, choosing, cost, runs
+from sinklab.studies.reproduce import cells, work
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import run_cell
@@ -15,8 +17,6 @@ from sinklab.read_outs import extrapolation as extrapolation_file
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import read_outs
 from sinklab.results.table import make_table, read_run, read_table, write_json, write_table
-from sinklab.studies.pathways import again, benchmark, choosing, cost, runs
-from sinklab.studies.reproduce import cells, work
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.rows import TextRows
 from sinklab_claims.contract.trained import TrainedModel
