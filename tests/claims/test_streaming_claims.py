@@ -16,16 +16,10 @@ from sinklab.errors import UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims, tasks
 from sinklab.streaming.perplexity import losses
+from sinklab.studies.reproduce.work import claim_called
 from sinklab.training.windowed import token_losses
 from sinklab_claims.reproduce.cells import base_config, configure
 from sinklab_claims.reproduce.store import claim_called
-
-
-def test_gamma_is_a_share_of_the_length():
-    for scale, context in (("tiny", 64), ("small", 256), ("60m", 2048)):
-        variant = claim_called("clipped_fails_on_decoders").variants[1]
-        assert configure(base_config(scale), variant).model.operation["gamma"] == -12 / context
-
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------
 

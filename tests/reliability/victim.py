@@ -24,9 +24,9 @@ from sinklab.studies.reproduce import cells
 import sinklab.cli
 import sinklab.jobs.driver
 import sinklab.report.curves
-import sinklab.report.html
 import sinklab.streaming.stream
 import sinklab.studies.audit.measurement
+import sinklab.studies.audit.page
 import sinklab.studies.causes.measurement
 import sinklab.studies.trigger.lab
 import sinklab.training.train
