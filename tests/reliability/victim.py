@@ -15,10 +15,9 @@ from typing import Any
 
 import matplotlib
 import pandas
-import sinklab.report.claims_page
 import torch
 import transformers
-from sinklab.studies.pathways import benchmark, choosing, cost, runs
+from sinklab.studies.pathways import cost, runs
 from sinklab.studies.reproduce import cells
 
 import sinklab.cli
@@ -73,11 +72,11 @@ def run_line(
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115  of the whole process
-    for module in (cells, benchmark):
+    for module in (cells, compare):
         module.base_config = small_config
-    choosing.FACTORS = runs.FACTORS = (0.5, 1.0)
+    runs.FACTORS = (0.5, 1.0)
     whole = cost.costs
-    benchmark.costs = lambda *given, **named: whole(*given, **named, rounds=2, long=64)
+    compare.costs = lambda *given, **named: whole(*given, **named, rounds=2, long=64)
     below = str(work)
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:

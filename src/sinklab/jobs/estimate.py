@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from sinklab.results.intervals import mean_interval
-from sinklab.results.metric import FRACTION, PERCENTAGE, catalogue
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, catalogue
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +49,10 @@ _Numbers = TypeVar("_Numbers", float, "np.ndarray")
 LEAST_FOR_A_MEDIAN = 6
 """Fewest values between whose extremes the median of a population lies in 95 % of draws: all miss it with a chance of 2**-5."""
 
+
+DIVERGED = Metric(
+    "diverged", "fraction", "1 for a training that diverged, else 0; of several the share.", outcome=True, range=FRACTION
+)
 
 SEEDS = 3
 """Fewest seeds with which an interval or a verdict is given."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from sinklab.errors import ContractError
-from sinklab.registry import KINDS
+from sinklab.registry import KINDS, packages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -222,6 +222,10 @@ def _outside() -> Iterator[Declared]:
             if not plugin.__module__.startswith("sinklab."):
                 file = Path(sys.modules[plugin.__module__].__file__ or "")
                 yield from (Declared(metric, plugin.__module__, file) for metric in metrics_of(plural, name))
+    inside = tuple(f"{folder.name}." for folder in packages())
+    for name, module in list(sys.modules.items()):
+        if name.startswith(inside) and module.__file__ is not None:
+            yield from (Declared(metric, name, Path(module.__file__)) for metric in getattr(module, "METRICS", ()))
 
 
 def _known(names: set[str], source: Path = Path(__file__).parents[1]) -> dict[str, Declared]:

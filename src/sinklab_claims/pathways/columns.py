@@ -63,7 +63,7 @@ READ_OUTS: Mapping[Source, tuple[str, ...]] = {
 """What is read from the models of each training, beside how it ended."""
 
 
-DECLARED_HERE = (
+METRICS = (
     Metric("distortion", "nats", "window_gap, on natural text sink_worth, and int8_gap together, each from 0 on."),
     Metric(
         "chosen_factor",
@@ -95,8 +95,6 @@ DECLARED_HERE = (
 )
 """Numbers of the comparison alone; the others are those of trainings and read-outs."""
 
-OWN = {metric.name: metric for metric in DECLARED_HERE}
-
 
 @dataclasses.dataclass(frozen=True)
 class Column:
@@ -127,7 +125,7 @@ class Column:
     @property
     def metric(self) -> Metric:
         """What it is, as declared where it is measured."""
-        return OWN[self.name] if self.name in OWN else catalogue()[self.name].metric
+        return catalogue()[self.name].metric
 
     def written(self, number: float) -> str:
         """A number of it; what rounds to zero has no sign."""

@@ -15,7 +15,7 @@ from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
-from sinklab.results.metric import FRACTION, Declared, Metric, catalogue
+from sinklab.results.metric import Declared, Metric, catalogue
 from sinklab.results.progress import duration
 from sinklab.results.record import to_json
 from sinklab.results.run import Result, new_run_id
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["declared", "foreseen", "kept_of", "now", "plan_runs", "reproduce", "words_of", "written"]
 
-DIVERGED = Metric(
-    "diverged", "fraction", "1 for a training that diverged, else 0; of several the share.", outcome=True, range=FRACTION
-)
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
 SECONDS_OF_A_MEASUREMENT: Mapping[Cost, float] = {"seconds": 10.0, "minutes": 35.0, "hours": 900.0}

@@ -103,7 +103,7 @@ def _parts_of(claim: ClaimFound) -> Iterator[Block]:
         words = effect_words(part.mean, part.interval, part.unit) + (f" of {part.model}" if part.model else "")
         needed = needed_seeds(part) if part.verdict == "inconclusive" else None
         says = f"{name}: {part.says}" if name else part.says
-        rows.append([says, part.effect, words, part.expected, published and number(published[0]), part.verdict, needed])
+        rows.append([says, part.effect, words, part.expected, published and number(published.value), part.verdict, needed])
     if rows:
         headings = ("part", "effect", "value, 95 %", "claimed", "published", "verdict", "seeds needed")
         keep = [index for index in range(7) if index not in (4, 6) or any(row[index] is not None for row in rows)]
@@ -165,6 +165,7 @@ def write_claims_page(results: Sequence[StoredClaim], path: Path) -> Path:
     hardware = {str(result.record.environment.get("hardware", {}).get("name", "unknown")) for result in results}
     context = {
         "kind": "claims",
+        "operation": None,
         "title": "What became of the claims",
         "heading": ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()),
         "lead": RULE,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sinklab.errors import InputError, ResultError
 from sinklab.results.record import from_json, to_json
@@ -23,6 +23,7 @@ __all__ = [
     "Evidence",
     "ModelFound",
     "PartFound",
+    "Published",
     "StoredClaim",
     "Verdict",
     "answer",
@@ -30,6 +31,7 @@ __all__ = [
     "evidence_of",
     "hardware_of",
     "published_effect",
+    "published_effects",
     "read_results",
     "summary_of",
 ]
@@ -221,7 +223,7 @@ def effect_of(parts: Sequence[PartFound], verdict: str) -> dict[str, Any]:
     part = deciding_part(parts, verdict)
     return {
         "effect": None if part is None else part.mean,
-        "interval": None if part is None or part.interval is None else list(part.interval),
+        "interval": None if part is None else part.interval,
         "unit": None if part is None else part.unit,
     }
 
@@ -229,13 +231,7 @@ def effect_of(parts: Sequence[PartFound], verdict: str) -> dict[str, Any]:
 def answer(found: ClaimFound, folder: Path | None = None) -> dict[str, Any]:
     """``summary`` of ``sinklab reproduce`` for one claim."""
     row = {
-        "name": found.claim,
-        "source": found.source,
-        "scale": found.scale,
-        "base": found.base,
-        "verdict": found.verdict,
-        **effect_of(found.parts, found.verdict),
-        "seeds": found.seeds,
+        **_verdict(found),
         "reason": found.reason,
         "parts": [to_json(part) for part in found.parts],
         "folder": None if folder is None else str(folder),
@@ -244,16 +240,24 @@ def answer(found: ClaimFound, folder: Path | None = None) -> dict[str, Any]:
     return {**row, "models": [to_json(model) for model in found.models]} if found.models else row
 
 
-def summary_of(found: ClaimFound) -> dict[str, Any]:
-    """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
-    row = {
+def _verdict(found: ClaimFound) -> dict[str, Any]:
+    effect = effect_of(found.parts, found.verdict)
+    return {
         "name": found.claim,
         "source": found.source,
         "scale": found.scale,
         "base": found.base,
         "verdict": found.verdict,
-        **effect_of(found.parts, found.verdict),
+        **effect,
+        "interval": effect["interval"] and list(effect["interval"]),
         "seeds": found.seeds,
+    }
+
+
+def summary_of(found: ClaimFound) -> dict[str, Any]:
+    """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
+    row = {
+        **_verdict(found),
         "evidence": evidence_of(found),
         "created": found.created,
         "hardware": hardware_of(found),
@@ -281,18 +285,27 @@ def hardware_of(found: ClaimFound) -> str:
     return ", ".join([*words, f"{cores} cores"] if cores else words) or "unknown hardware"
 
 
+class Published(NamedTuple):
+    """A published number, in the unit of the effect, and the model that it is of, or its size."""
+
+    value: float
+    of: str
+
+
 @functools.cache
-def _published() -> Mapping[str, Any]:
-    text = (resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8")
-    published: Mapping[str, Any] = json.loads(text)
-    return published
-
-
-def published_effect(claim: str, effect: str) -> tuple[float, str] | None:
-    """What a source reports for the very effect (``effect`` of a part), in its unit, and of which model; ``None`` for nothing.
+def published_effects() -> Mapping[str, Mapping[str, Published]]:
+    """Claim to the words of an effect to its published number, of those effects for which the source has one.
 
     Left out are numbers that are read off a drawing, unless the entry says so, that are of a similar quantity, and that the
     claim derives. Losses are differences of logarithms of perplexities, in nats.
     """
-    entry = _published().get(claim, {"effects": {}})
-    return (entry["effects"][effect], entry["of"]) if effect in entry["effects"] else None
+    text = (resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8")
+    return {
+        claim: {effect: Published(value, entry["of"]) for effect, value in entry["effects"].items()}
+        for claim, entry in json.loads(text).items()
+    }
+
+
+def published_effect(claim: str, effect: str) -> Published | None:
+    """The published number for an effect of a claim, by its words (``effect`` of a part); ``None`` where there is none."""
+    return published_effects().get(claim, {}).get(effect)
