@@ -17,19 +17,19 @@ from typing import Any
 import sinklab
 from sinklab.cli.commands import find_commands
 from sinklab.cli.describe import describe
-from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, SCALES, folder_names
-from sinklab_claims.verdict.rule import OF_ONE_MODEL
+from sinklab.jobs.scale import CHECKPOINT, RECORDED, SCALES, folder_names
+from sinklab.jobs.verdict import OF_ONE_MODEL
 from sinklab.registry import KINDS
 from sinklab.report.claims_page import VerdictLine, VerdictList
-from sinklab.results.metric import Metric, catalogue, metrics_of
-from sinklab_claims.verdict.rule import ClaimPart, ClaimRecord
+from sinklab.results.metric import Metric, declared, metrics_of
+from sinklab.results.summaries.claims import ClaimPart, ClaimRecord
 from sinklab.results.table import COLUMNS
-from sinklab_claims.pathways.show import DEFINITION, OF_BASE
-from sinklab_claims.reproduce.show import format_effect
+from sinklab.studies.pathways.words import DEFINITION, OF_BASE
+from sinklab.studies.reproduce.display import format_effect
 from sinklab.studies.reproduce.entries import Entry, entries_of, in_group
-from sinklab_claims.verdict.records import StoredClaim, evidence_of, hardware_of, read_results, summary_of
+from sinklab.studies.reproduce.kept import StoredClaim, evidence_of, hardware_of, read_results, summary_of
 from sinklab.studies.reproduce.overview import summary_of_entries
-from sinklab_claims.reproduce.claims import stated
+from sinklab.studies.reproduce.stated import stated
 from sinklab.testing.references import DEFINITIONS, load_references
 from sinklab.training.headline import headline_metrics, tracked
 
@@ -89,17 +89,6 @@ def metrics() -> str:
     return "\n\n".join(sections)
 
 
-def other_metrics() -> str:
-    """Every metric that is declared elsewhere than in a probe or a read-out, with its module."""
-    rows = [
-        f"| `{metric.name}` | {_cell(metric.text)} | {metric.unit} | `{declared.module.removeprefix('sinklab.')}` |"
-        for declared in catalogue().values()
-        for metric in (declared.metric,)
-        if declared.module.split(".")[1] not in ("probes", "read_outs")
-    ]
-    return "\n".join(["| metric | definition | unit | declared in |", "|---|---|---|---|", *rows])
-
-
 def headline() -> str:
     """The numbers that SinkCallback logs, with the names that trackers show."""
     rows = [
@@ -145,7 +134,7 @@ def paths() -> str:
 
 def scales() -> str:
     """What is run at each scale."""
-    tree = ast.parse((ROOT / "src/sinklab_claims/reproduce/cells.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "src/sinklab/studies/reproduce/scales.py").read_text(encoding="utf-8"))
     (found,) = (node for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "DESCRIPTIONS")
     rows = [f"| `{name}` | {_cell(meaning)} |" for name, meaning in ast.literal_eval(found.value).items()]  # type: ignore[arg-type]
     return "\n".join(["| scale | what is trained |", "|---|---|", *rows])
@@ -422,7 +411,7 @@ def _definition(module: str, name: str) -> ast.FunctionDef | ast.ClassDef:
 def reference_sinks() -> str:
     """The models, the definitions, and what these come to, all heads together."""
     units = {"percent": "{:.2f} %", "fraction": "{:.3f}", "weight": "{:.3f}", "nats": "{:.3f} nats"}
-    form = {name: units[catalogue()[name].metric.unit] for name in DEFINITIONS}
+    form = {name: units[metric.unit] for name in DEFINITIONS if (metric := declared(name))}
     references = load_references()
     models = [
         f"| `{one.model}` | `{one.revision}` | {' × '.join(map(str, one.numbers['gu2024'].shape))} | {len(one.rows)} of "
@@ -528,7 +517,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "metrics": metrics,
     "headline": headline,
-    "other_metrics": other_metrics,
     "reference_sinks": reference_sinks,
     "pathways_summary": pathways_summary,
     "pathways_definition": lambda: "\n".join(f"> {line}".rstrip() for line in DEFINITION.splitlines()),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from sinklab.results.intervals import mean_interval
-from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, catalogue
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, declared
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,10 +84,9 @@ def estimate_metric(name: str, values: Sequence[float], level: float = 0.95) -> 
     Args:
         values: of three seeds or more.
     """
-    declared = catalogue().get(name)
-    if declared is None:
+    metric = declared(name)
+    if metric is None:
         return estimate_mean(values, level)
-    metric = declared.metric
     return estimate_kind(values, level, unit=metric.unit, range=metric.range, outcome=metric.outcome)
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.estimate import Estimate, estimate_kind, estimate_median, estimate_ratio
-from sinklab.results.metric import catalogue
+from sinklab.results.metric import Metric, declared
 
 __all__ = ["Difference", "Effect", "Extreme", "Least", "Numbers", "Peak", "Ratio", "Rise", "Slope", "Trend", "Value"]
 
@@ -42,16 +42,18 @@ class Effect(abc.ABC):
     @property
     def unit(self) -> str:
         """That of the metrics, if they are declared and have one unit; else "number"."""
-        known = catalogue()
-        units = {known[metric].metric.unit if metric in known else "number" for _, metric in self.needs()}
+        units = {"number" if metric is None else metric.unit for metric in self._metrics()}
         return units.pop() if len(units) == 1 else "number"
 
     @property
     def range(self) -> tuple[float, float]:
         """Smallest and largest value: those of the metrics, if it is a number of theirs and they have one range; else any."""
-        known = catalogue()
-        ranges = {known[metric].metric.range if metric in known else ANY for _, metric in self.needs()}
+        ranges = {ANY if metric is None else metric.range for metric in self._metrics()}
         return ranges.pop() if len(ranges) == 1 else ANY
+
+    def _metrics(self) -> list[Metric | None]:
+        """What it is computed from; ``None`` for what nobody declares."""
+        return [declared(metric) for _, metric in self.needs()]
 
     @property
     def steps(self) -> tuple[Effect, ...]:
@@ -64,8 +66,8 @@ class Effect(abc.ABC):
         Outcomes are counted: whether a training diverged, and the difference of two of these; of a slope 0 and 1 are values
         like any other.
         """
-        known, paired = catalogue(), isinstance(self, Difference | Peak | Rise)
-        outcome = all(metric in known and known[metric].metric.outcome for _, metric in self.needs())
+        paired = isinstance(self, Difference | Peak | Rise)
+        outcome = all(metric is not None and metric.outcome for metric in self._metrics())
         outcome = outcome and not isinstance(self, Slope)
         return estimate_kind(values, level, unit=self.unit, range=self.range, outcome=outcome, paired=paired)
 
