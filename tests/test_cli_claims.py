@@ -192,7 +192,8 @@ class TestReproduce:
         time = duration(len(cells) * SECONDS_OF_A_TRAINING["tiny"])
         assert f"claims: 1, trainings: {len(cells)}, measurements: 0, in all {time} of one core" in said
         assert re.search(
-            r"trainings: 12,.* in all about 1\.9 hours of one core", on_trainings.foreseen(["learning_rate"], "small", [0, 1, 2])
+            r"trainings: 12,.* in all about 1\.9 hours of one core",
+            on_trainings.foreseen(["learning_rate"], "small", [0, 1, 2]),
         )
         assert "in all about" not in on_trainings.foreseen(["learning_rate"], "60m", [0, 1, 2])
         at_medium = on_trainings.foreseen(["emergence"], "medium", [0, 1, 2])

@@ -17,8 +17,6 @@ import matplotlib
 import pandas
 import torch
 import transformers
-from sinklab.studies.pathways import cost, runs
-from sinklab.studies.reproduce import cells
 
 import sinklab.cli
 import sinklab.jobs.driver
@@ -30,6 +28,8 @@ import sinklab.studies.causes.measurement
 import sinklab.studies.trigger.lab
 import sinklab.training.train
 from sinklab.configuration import with_overrides
+from sinklab_claims.pathways import compare, cost, runs
+from sinklab_claims.reproduce import cells
 from sinklab_claims.reproduce.cells import base_config
 
 __all__ = ["WRITES", "run_line"]

@@ -16,6 +16,7 @@ from sinklab.results.blocks import markdown
 from sinklab.results.environment import environment
 from sinklab.results.file import clear_partial
 from sinklab.results.folder import FolderLock, check_place, require_no_less
+from sinklab.results.metric import extremes_of
 from sinklab.results.run import Progress, Result, new_run_id, silent
 from sinklab.results.table import make_table, read_run, read_table, write_json, write_table, write_text
 from sinklab.studies.trigger.problem import TriggerProblem
@@ -147,7 +148,7 @@ def run_pathways(
         (out / "run.json").unlink(missing_ok=True)  # of an earlier comparison, beside whose files new ones would lie
         write_table(table, out / "table.parquet")
         write_text(markdown(show_numbers(summary)), out / "pathways.md")
-        write_json(record, out / "run.json")  # last: it is whole
+        write_json(record | {"extremes": extremes_of(table)}, out / "run.json")  # last: it is whole
         return Result(summary, table, record, given, shows=show)
 
 

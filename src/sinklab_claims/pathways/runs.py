@@ -266,7 +266,7 @@ def foreseen(design: Design) -> str:
     seconds, on_gpu = SECONDS_OF_A_TRAINING.get(design.scale), SECONDS_ON_A_GPU.get(design.scale)
     if seconds is not None:
         besides = chosen * (SECONDS_OF_READING + (SECONDS_OF_A_TRIGGER if searched else 0))
-        words += f"; about {duration(most * seconds + besides)} of one core"
+        words += f"; {duration(most * seconds + besides)} of one core"
         words += "" if on_gpu is None else f", or {duration(most * on_gpu)} of one data-centre GPU"
     return f"{words}; what is there already is not done again"
 

@@ -18,16 +18,15 @@ from sinklab.models.checkpoint import OwnCode
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
-from sinklab.results.metric import catalogue
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table
-from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.traits import fingerprint
 from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import CHECKPOINT, Claim, OnCheckpoint
 from sinklab_claims.contract.effect import Numbers
 from sinklab_claims.contract.trained import Checkpoint, Kind, Reads, check_texts, kind_of, not_about, rows_read
 from sinklab_claims.reproduce.claims import claim_called
-from sinklab_claims.reproduce.on_trainings import declared, kept_of, now, words_of, written
+from sinklab_claims.reproduce.on_trainings import kept_of, metric_called, now, words_of, written
 from sinklab_claims.reproduce.store import OfModel, keeping, run_missing
 from sinklab_claims.verdict.records import ClaimFound, ModelFound, effect_of
 from sinklab_claims.verdict.rule import Conclusion, judge_model, judge_models
@@ -365,7 +364,6 @@ def _of_model(subject: Subject, conclusion: Conclusion) -> ModelFound:
 
 def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], run_id: str) -> pd.DataFrame:
     """One row is one number of one model on one draw; the label of the numbers is the intervention."""
-    known = catalogue()
     rows = [
         {
             "model": subject.name,
@@ -373,7 +371,7 @@ def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], 
             "operation": subject.operation,
             "corpus": subject.text.partition(",")[0],
             "intervention": label,
-            "metric": declared(known, metric),
+            "metric": metric_called(metric),
             "seed": seed,
             "value": value,
             "count": 1,

@@ -15,7 +15,7 @@ from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
-from sinklab.results.metric import Declared, Metric, catalogue
+from sinklab.results.metric import Metric, declared, extremes_of
 from sinklab.results.progress import duration
 from sinklab.results.record import to_json
 from sinklab.results.run import Result, new_run_id
@@ -39,7 +39,7 @@ from sinklab_claims.verdict.rule import Conclusion, judge
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["declared", "foreseen", "kept_of", "now", "plan_runs", "reproduce", "words_of", "written"]
+__all__ = ["foreseen", "kept_of", "metric_called", "now", "plan_runs", "reproduce", "words_of", "written"]
 
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
@@ -250,7 +250,7 @@ def _conclude(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Pat
 def written(found: ClaimFound, table: pd.DataFrame, folder: Path) -> Result:
     """The result of a claim, in its folder: the table, then the record."""
     folder.mkdir(parents=True, exist_ok=True)
-    record = to_json(found)
+    record = to_json(found) | {"extremes": extremes_of(table)}
     write_table(table, folder / "table.parquet")
     write_json(record, folder / "run.json")
     return Result(answer(found, folder), table, record, folder)
@@ -279,7 +279,6 @@ def _numbers(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path
 
 
 def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd.DataFrame:
-    known = catalogue()
     operations = {
         label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in request.cells.items()
     }
@@ -288,7 +287,7 @@ def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd
             "model": label,
             "operation": operations.get(label, (None, None))[0],
             "corpus": operations.get(label, (None, None))[1],
-            "metric": declared(known, metric),
+            "metric": metric_called(metric),
             "seed": seed,
             "value": value,
             "count": 1,
@@ -300,9 +299,9 @@ def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd
     return make_table(rows, run_id=run_id, probe="claim")
 
 
-def declared(known: Mapping[str, Declared], metric: str) -> Metric:
+def metric_called(name: str) -> Metric:
     """A metric by its name; one that the claim of another package declares nowhere has no unit."""
-    return known[metric].metric if metric in known else dataclasses.replace(OF_A_CLAIM, name=metric)
+    return declared(name) or OF_A_CLAIM.named(name)
 
 
 def _found(

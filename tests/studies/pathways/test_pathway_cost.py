@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sinklab.studies.pathways import cost
 
 from sinklab.errors import ConfigurationError
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
+from sinklab_claims.pathways import cost
 from sinklab_claims.pathways.operations import pathways_of
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from sinklab.studies.pathways import runs
 
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.registry import operations
 from sinklab_claims.contract.claim import BASELINE, Variant
+from sinklab_claims.pathways import runs
+from sinklab_claims.pathways.compare import own_base
 from sinklab_claims.pathways.operations import PUBLISHED, pathways_of
-from sinklab_claims.pathways.pathways import own_base
 from sinklab_claims.reproduce.cells import base_config, make_cells
 
 

@@ -1,4 +1,4 @@
-"""Claims on trainings and their workers, with a claim made for the test: what is kept, what is done again, and what is written down."""
+"""Claims on trainings, with one made for the test: what is kept, what is done again, and what is written down."""
 
 from __future__ import annotations
 

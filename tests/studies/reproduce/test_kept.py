@@ -77,7 +77,9 @@ def test_a_damaged_record_is_refused_by_name(tmp_path, changed, complaint):
     write_claim(folder)
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(record | changed))
-    with pytest.raises(InputError, match=r"tiny/one/run\.json is not what this version writes: .*run the claim again") as caught:
+    with pytest.raises(
+        InputError, match=r"tiny/one/run\.json is not what this version writes: .*run the claim again"
+    ) as caught:
         read_results(tmp_path)
     assert complaint in str(caught.value)
 
