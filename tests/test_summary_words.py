@@ -12,7 +12,7 @@ from sinklab.report.words import sink_column, sink_name, verdict
 from sinklab.results.intervals import Interval
 from sinklab.studies.cache import recommendation
 from sinklab.studies.causes import three_metrics
-from sinklab.studies.causes.finding import bounds
+from sinklab.studies.causes.experiment import bounds
 from sinklab.studies.denoise import words as denoise_words
 from sinklab.studies.origin import words as origin_words
 

@@ -14,7 +14,7 @@ from sinklab.results.statistics import CHANCE
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import Effects
 from sinklab.studies.causes.evidence import Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
-from sinklab.studies.causes.reasons import Claim, _needed
+from sinklab.studies.causes.labels import Claim, _needed
 
 SEEDED = np.random.default_rng(5)
 

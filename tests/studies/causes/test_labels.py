@@ -11,10 +11,9 @@ import torch
 
 from sinklab.errors import ConfigurationError
 from sinklab.sinks import Head, Sinks
-from sinklab.studies.causes.effects import Effects
+from sinklab.studies.causes.effects import TEXTS, Effects
 from sinklab.studies.causes.labels import RULES, label_heads, mirrored, overall, require_texts, texts_needed
 from sinklab.studies.causes.samples import token_samples
-from sinklab.studies.causes.variants import TEXTS
 
 VARIANTS = ["redirect", "hide", "zero", "zero_value", "resample"]
 MANY = 384

@@ -18,7 +18,7 @@ from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.results.summaries.causes import Arrangement, SinkLocation
 from sinklab.results.table import make_table
-from sinklab.studies.causes._runs import ids_by_position, most_frequent
+from sinklab.studies.causes.experiment import ids_by_position, most_frequent
 from sinklab.studies.causes.location import location
 from sinklab.studies.causes.readout import MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples, token_samples

@@ -12,14 +12,13 @@ from tests.studies.causes.planted import planted, sinks_of
 from sinklab.errors import ConfigurationError
 from sinklab.results.store import Store
 from sinklab.studies.causes import resumable
+from sinklab.studies.causes.causes import Request
+from sinklab.studies.causes.effects import make_variants
 from sinklab.studies.causes.engine import measure_effects
-from sinklab.studies.causes.labels import label_heads
+from sinklab.studies.causes.labels import candidates, label_heads, switches_within, where_it_rests
 from sinklab.studies.causes.measurement import examine
 from sinklab.studies.causes.readout import NextToken, SquaredError
-from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.texts import Texts
-from sinklab.studies.causes.variants import make_variants
-from sinklab.studies.causes.within import candidates, switches_within, where_it_rests
 
 NAMES = ("trigger", "induction", "two domains", "broadcast", "constant", "key bias", "sigmoid")
 

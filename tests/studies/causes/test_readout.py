@@ -11,8 +11,15 @@ import transformers
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.studies.causes import replay_logits
-from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken, OutputDivergence, SquaredError, readout_for
-from sinklab.studies.causes.replay_logits import LogitMap
+from sinklab.studies.causes.readout import (
+    ClassLogits,
+    LogitMap,
+    MaskedToken,
+    NextToken,
+    OutputDivergence,
+    SquaredError,
+    readout_for,
+)
 from sinklab.studies.causes.samples import Samples, token_samples, whole_samples
 from sinklab.testing import tiny_models
 

@@ -12,13 +12,11 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.sinks import Head
-from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
-from sinklab.studies.causes.evidence import Evidence
-from sinklab.studies.causes.head_group import HeadGroup
+from sinklab.studies.causes.causes import Request
+from sinklab.studies.causes.effects import Effects, HeadEdit, HeadGroup, one_by_one
+from sinklab.studies.causes.evidence import SILENCED, Evidence, given, minimal_effect_of
 from sinklab.studies.causes.readout import NextToken
-from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.samples import token_samples
-from sinklab.studies.causes.threshold import SILENCED, given, minimal_effect_of
 
 
 def effects_of(heads: int, *domains: tuple[float, float], unit: str = "nats", noise: float = 0.3) -> Effects[HeadGroup]:

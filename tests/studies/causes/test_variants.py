@@ -11,10 +11,9 @@ from sinklab import attend
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.rotate_head import RotateHead
 from sinklab.sinks import Head
-from sinklab.studies.causes.effects import one_by_one
+from sinklab.studies.causes.effects import KEYS, ROTATED, make_variants, one_by_one
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
-from sinklab.studies.causes.variants import KEYS, ROTATED, make_variants
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,11 @@ from tests.conftest import make_sinklm
 from sinklab import attend
 from sinklab.attention.probe import Watcher
 from sinklab.sinks import find_sinks
+from sinklab.studies.causes.effects import make_variants
 from sinklab.studies.causes.engine import measure_effects
-from sinklab.studies.causes.labels import label_heads
+from sinklab.studies.causes.labels import label_heads, split, switches_within, where_it_rests
 from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples, token_samples, whole_samples
-from sinklab.studies.causes.variants import make_variants
-from sinklab.studies.causes.within import split, switches_within, where_it_rests
 
 TEXTS = 12
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import dataclasses
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
@@ -24,7 +27,6 @@ from sinklab.studies.arguments import (
     TrustRemoteCode,
     command,
 )
-from sinklab.studies.causes.request import Request, parse_heads, parse_sink
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +37,128 @@ if TYPE_CHECKING:
     from sinklab.studies.causes.readout import Readout
     from sinklab.studies.causes.samples import Samples
 
-__all__ = ["find_causes"]
+__all__ = ["ChosenHeads", "Pair", "Request", "find_causes"]
+
+Pair: TypeAlias = tuple[int, int]
+"""Layer and head, from 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenHeads:
+    """Which heads are to be examined, and which of them together too.
+
+    Attributes:
+        heads: by themselves, with those of the groups; ``None`` for all.
+        groups: the heads of each.
+        layers: whether every layer is a group besides.
+    """
+
+    heads: tuple[Pair, ...] | None = None
+    groups: tuple[tuple[Pair, ...], ...] = ()
+    layers: bool = False
+
+    @property
+    def alone(self) -> tuple[Pair, ...] | None:
+        """Heads that are examined by themselves, each once: a group says something beside its members alone."""
+        if self.heads is None:
+            return None
+        return tuple(dict.fromkeys([*self.heads, *(pair for group in self.groups for pair in group)]))
+
+    def words(self) -> str | list[str]:
+        """As a command line writes them."""
+        named = ["layers" if self.layers else "all"] if self.heads is None else [_written([pair]) for pair in self.heads]
+        named += [_written(group) for group in self.groups]
+        return named[0] if named in (["all"], ["layers"]) else named
+
+
+def _written(pairs: Sequence[Pair]) -> str:
+    return "+".join(f"{layer}.{head}" for layer, head in pairs)
+
+
+def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]]) -> ChosenHeads:
+    """Heads and groups from ``0.1,3.0+3.1``, ``all`` or ``layers``; from Python also pairs, and lists of pairs for groups.
+
+    Raises:
+        ConfigurationError: anything else, no head at all, or one that a group has twice.
+    """
+    entries = [entry.strip() for entry in heads.split(",") if entry.strip()] if isinstance(heads, str) else list(heads)
+    if not entries:
+        raise ConfigurationError("`heads` names no head; leave it out for all of them")
+    whole = [entry for entry in entries if isinstance(entry, str) and entry in ("all", "layers")]
+    alone, groups = list[Pair](), list[tuple[Pair, ...]]()
+    for entry in entries:
+        if entry in whole:
+            continue
+        try:
+            if isinstance(entry, str):
+                pairs = [tuple(map(int, member.split("."))) for member in entry.split("+")]
+                single = len(pairs) == 1
+            else:
+                members: list[Any] = list(entry)
+                single = not isinstance(members[0], Iterable)
+                pairs = [tuple(map(operator.index, member)) for member in ([members] if single else members)]
+            own = tuple((layer, head) for layer, head in pairs)
+        except (TypeError, ValueError, IndexError):
+            raise ConfigurationError(
+                f"`heads` {entry!r} must be all, or heads written layer.head with commas between, such as 0.1,3.0; + joins "
+                "those that are edited at once, 0.1+3.0, and layers is each layer's; from Python pairs (layer, head) too, and "
+                "lists of pairs for groups"
+            ) from None
+        if len(set(own)) < len(own):
+            raise ConfigurationError(f"`heads` {_written(own)}: a head stands in the group more than once; name it once")
+        alone += own if single else ()
+        groups += () if single else (own,)
+    return ChosenHeads(None if whole else tuple(alone), tuple(groups), "layers" in whole)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked of find_causes(), as it documents it.
+
+    Raises:
+        ConfigurationError: what no model could be asked.
+    """
+
+    heads: str | Sequence[Pair | Sequence[Pair]] | None = "all"
+    together: bool = False
+    sink: int | str = "auto"
+    budget: Literal["fast", "full"] = "fast"
+    level: float = 0.05
+    minimal_effect: float | Literal["auto"] = "auto"
+    threshold: float = 0.3
+    seed: int = 0
+    batch_size: int = 16
+    experiments: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sink", int(self.sink) if str(self.sink).isdecimal() else self.sink)
+        if not (isinstance(self.sink, int) and self.sink >= 0) and self.sink not in ("auto", "null", "none"):
+            raise ConfigurationError(f"`sink` {self.sink} must be auto, a position from 0, null or none")
+        if self.budget not in ("fast", "full"):
+            raise ConfigurationError(f"`budget` {self.budget!r} must be fast or full")
+        if not 0 < self.level < 1:
+            raise ConfigurationError(f"`level` {self.level:g} must lie between 0 and 1: the share of labels that may be false")
+        if self.minimal_effect != "auto" and not (isinstance(self.minimal_effect, (int, float)) and self.minimal_effect > 0):
+            raise ConfigurationError(
+                f"`minimal_effect` {self.minimal_effect} must be auto or above 0: no effect can be shown to be none"
+            )
+        if not 0 < self.threshold < 1:
+            raise ConfigurationError(f"`threshold` {self.threshold:g} must lie between 0 and 1")
+        if self.batch_size < 2:
+            raise ConfigurationError(
+                f"`batch_size` must be at least 2, got {self.batch_size}: a head is given its output of another text of the "
+                "batch"
+            )
+        _ = self.chosen
+
+    @functools.cached_property
+    def chosen(self) -> ChosenHeads:
+        """The heads that are asked for."""
+        return parse_heads("all" if self.heads is None else self.heads)
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {**dataclasses.asdict(self), "heads": self.chosen.words()}
 
 
 @command("causes")
@@ -68,14 +191,12 @@ def find_causes(
     trust_remote_code: TrustRemoteCode = False,
     out: Out = None,
     overwrite: Overwrite = False,
-    say: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Label what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.
 
-    Edits one head at a time, or several at once, and measures the loss again. The duration is shown before it starts;
-    embedded:softmax takes 80 seconds of one core with --no-experiments. With an output directory, an interrupted run continues
-    where it was.
+    Edits one head at a time, or several at once, and measures the loss again; embedded:softmax takes 80 seconds of one core
+    with --no-experiments. With an output directory, an interrupted run continues where it was.
 
     - semantic: silencing the head costs loss, and so does replacing its output by that on another text.
     - constant: silencing it costs loss, replacing its output by that on another text does not.
@@ -109,7 +230,6 @@ def find_causes(
         seed: Seed of texts and controls; the same seed gives the same numbers.
         batch_size: Texts in a forward pass.
         out: Directory for report.html, summary.json, table.parquet and run.json, which appear complete or not at all.
-        say: called with a sentence: how long it will take. Without it the duration is not estimated.
 
     In Python:
         ``model`` may be one in memory, and with ``samples`` any module; ``heads`` may be pairs of layer and head, and lists of
@@ -135,19 +255,17 @@ def find_causes(
 
     from sinklab.models.loading import LoadedModel
     from sinklab.models.wrappers import unwrapped
-    from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
-    from sinklab.studies.causes.display import display
-    from sinklab.studies.causes.measurement import examine, facts_of, texts_of_budget
-    from sinklab.studies.causes.texts import Texts
+    from sinklab.studies.causes.measurement import examine, facts_of
+    from sinklab.studies.causes.show import display, to_json, write_page
+    from sinklab.studies.causes.texts import Texts, texts_of_budget
     from sinklab.studies.measure.probing import opened, require_as_it_is, uses_bos
 
     request = Request(
-        heads=parse_heads(heads), together=together, sink=parse_sink(sink), budget=budget, level=level,
-        minimal_effect=minimal_effect, threshold=threshold, seed=seed, batch_size=batch_size, experiments=experiments,
+        heads=heads, together=together, sink=sink, budget=budget, level=level, minimal_effect=minimal_effect,
+        threshold=threshold, seed=seed, batch_size=batch_size, experiments=experiments,
     )  # fmt: skip
-    request.check()
     if (samples is None) != (readout is None):
         raise ConfigurationError(
             "samples and readout go together: inputs of your own, and what is read off the outputs for them"
@@ -157,43 +275,41 @@ def find_causes(
         raise ConfigurationError(f"`sink` {sink} and `sinks` both say where the sink is; give one of them")
     settings = {**request.to_dict(), "bos": bos} | ({} if sinks is None else {"sinks": sinks.to_dict()})
     with Run("causes", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
-        loaded: LoadedModel | None = None
         loading: dict[str, Any] = {
             "device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
             "device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder,
         }  # fmt: skip
-        inside = unwrapped(model) if samples is None else model
-        if isinstance(inside, (str, LoadedModel, PreTrainedModel)):
+        loaded: LoadedModel | None = None
+        module = unwrapped(model) if samples is None else model
+        if isinstance(module, (str, LoadedModel, PreTrainedModel)):
             loaded = opened(model, **loading)
+            module = loaded.model
         elif samples is None:
             raise ConfigurationError(
-                f"{type(inside).__name__} is no model of transformers, so it is not known what to feed it; give samples and "
+                f"{type(module).__name__} is no model of transformers, so it is not known what to feed it; give samples and "
                 "readout"
             )
         else:
-            require_as_it_is(next(inside.parameters(), torch.zeros(0)), **loading)
-            inside.eval()  # as a model of transformers is put: dropout would be taken for an effect
+            require_as_it_is(next(module.parameters(), torch.zeros(0)), **loading)
+            module.eval()  # as a model of transformers is put: dropout would be taken for an effect
+        assert isinstance(module, nn.Module)
         with_bos: int | None = None
         if samples is not None and readout is not None:
-            domain_texts = Texts(samples, readout, [{"domain": name} for name in samples.domain_names])
+            inputs = Texts(samples, readout, [{"domain": name} for name in samples.domain_names])
         else:
             assert loaded is not None
             with_bos = int(uses_bos(loaded.encoder, bos))
-            domain_texts = texts_of_budget(loaded, domains, budget, texts=texts, seq_len=seq_len, seed=seed, bos=bool(with_bos))
-        module = loaded.model if loaded is not None else inside
-        assert isinstance(module, nn.Module)
+            inputs = texts_of_budget(loaded, domains, budget, texts=texts, seq_len=seq_len, seed=seed, bos=bool(with_bos))
         facts = facts_of(module, loaded)
-        examined = examine(
-            module, domain_texts, request, identity=facts, sinks=sinks, store=run.store, say=say, progress=run.progress
-        )
+        examined = examine(module, inputs, request, identity=facts, sinks=sinks, store=run.store, progress=run.progress)
         return run.finish(
-            summary={**facts, **examined.summary},
+            summary={**facts, **to_json(examined.found)},
             table=make_table(examined.rows, run_id=run.id, seed=seed, bos=with_bos, **facts),
             display=display,
-            page=write_report,
+            page=write_page,
             loaded=loaded or next(module.parameters(), torch.zeros(0)),
-            config={"texts": domain_texts.of_each, "positions": domain_texts.samples.domains.shape[1]},
+            config={"texts": inputs.of_each, "positions": inputs.samples.domains.shape[1]},
             model={**facts, "class": type(module).__name__},
-            domains=domain_texts.record,
+            domains=inputs.record,
             measured=examined.record,
         )
