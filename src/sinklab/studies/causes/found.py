@@ -60,7 +60,7 @@ class Undecided:
         nearest: the label that it may have: one whose claims all hold in the mean, or of which the fewest do not.
         not_shown: its claims that are not shown (:data:`~sinklab.studies.causes.labels.RULES`); none where two labels are.
         texts: of the domain, those measured among them, that decide for it with a chance of
-            :data:`~sinklab.results.statistics.CHANCE`; ``None`` if no number does, or none can be foretold.
+            :data:`~sinklab.results.intervals.CHANCE`; ``None`` if no number does, or none can be foretold.
     """
 
     nearest: str

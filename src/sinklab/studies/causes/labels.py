@@ -15,7 +15,7 @@ from sinklab.attention.lean import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
-from sinklab.results.statistics import CHANCE, fewest
+from sinklab.results.intervals import CHANCE, fewest
 from sinklab.sinks import Head, Sinks
 from sinklab.sinks.weights import share_of_sink
 from sinklab.studies.causes.effects import Edited, Effects

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.quiet import quiet_libraries
-from sinklab.results.bars import bars
 from sinklab.results.file import check_file
-from sinklab.results.voice import say
+from sinklab.results.progress import bars, say
 from sinklab.studies.arguments import (
     WHOLE,
     AsJson,
@@ -113,10 +112,6 @@ def stream(
         sinklab stream ORG/MODEL --resume book.safetensors --prompt 'Who was that?' --max-new-tokens 300
         sinklab stream ORG/MODEL --chat --system 'You answer in one sentence.' --temperature 0.7
         cat log.txt | sinklab stream ./my-checkpoint --policy window --set window=256 --json > tokens.jsonl
-
-    Next:
-        sinklab stream {model} --resume {save}  (to go on from here)
-        sinklab cache {model}  (which policy and which window to use)
     """
     has_prompt = prompt is not None or file is not None
     _check_arguments(max_new_tokens, chat=chat, system=system, keep=keep, has_prompt=has_prompt)
