@@ -252,10 +252,12 @@ def find_causes(
 
     from sinklab.models.loading import LoadedModel
     from sinklab.models.wrappers import unwrapped
+    from sinklab.report.page import write_blocks_page
+    from sinklab.results.record import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.causes.measurement import examine, facts_of
-    from sinklab.studies.causes.show import display, to_json, write_page
+    from sinklab.studies.causes.show import SECTION
     from sinklab.studies.causes.texts import Texts, texts_of_budget
     from sinklab.studies.measure.probing import opened, require_as_it_is, uses_bos
 
@@ -302,8 +304,8 @@ def find_causes(
         return run.finish(
             summary={**facts, **to_json(examined.found)},
             table=make_table(examined.rows, run_id=run.id, seed=seed, bos=with_bos, **facts),
-            display=display,
-            page=write_page,
+            show=SECTION.blocks,
+            page=lambda folder: write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks),
             loaded=loaded or next(module.parameters(), torch.zeros(0)),
             config={"texts": inputs.of_each, "positions": inputs.samples.domains.shape[1]},
             model={**facts, "class": type(module).__name__},

@@ -15,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.placement import input_device
-from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, SinklabError, UnsupportedModelError
 from sinklab.models.layer_kinds import attending_layers
 from sinklab.models.lengths import length_warning
@@ -23,7 +22,9 @@ from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, loss_kind
 from sinklab.results.metric import Row
 from sinklab.results.naming import head_numbering
+from sinklab.results.record import to_json
 from sinklab.results.run import Progress, silent
+from sinklab.results.sections import Context
 from sinklab.results.store import Store
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks, find_sinks
@@ -200,33 +201,18 @@ def _notes(model: nn.Module, samples: Samples, losses: Mapping[str, float]) -> l
     return [note for note in notes if note]
 
 
-def causes_section(
-    loaded: LoadedModel,
-    text: Corpus,
-    summary: Mapping[str, Any],
-    sinks: Sinks,
-    *,
-    run_id: str,
-    seed: int,
-    progress: Progress = silent,
-) -> tuple[Causes | Refused, pd.DataFrame]:
-    """The causes as a section of an audit: the fast budget on texts of its corpus, with its threshold, seed and BOS.
-
-    Args:
-        summary: of the same audit.
-        sinks: that it found.
-
-    Returns:
-        What was found, or why it cannot be had; and rows of the long table.
-    """
-    request = Request(threshold=summary["threshold"], seed=seed)
+def causes_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The causes as a section of an audit: the fast budget on texts of its corpus, with its threshold, seed and BOS."""
+    loaded: LoadedModel = context.loaded
+    request = Request(threshold=context.summary["threshold"], seed=context.seed)
     try:
-        texts = texts_of_budget(loaded, [text], "fast", seed=seed, bos=bool(summary["bos"]))
+        texts = texts_of_budget(loaded, [context.corpus], "fast", seed=context.seed, bos=context.bos)
         facts = facts_of(loaded.model, loaded)
-        examined = examine(loaded.model, texts, request, identity=facts, sinks=sinks, progress=progress)
+        examined = examine(loaded.model, texts, request, identity=facts, sinks=context.sinks, progress=context.progress)
     except SinklabError as error:
-        return Refused(str(error)), make_table([])
-    return examined.found, make_table(examined.rows, run_id=run_id, seed=seed, bos=int(summary["bos"]), **facts)
+        return {"refused": str(error)}, make_table([])
+    table = make_table(examined.rows, run_id=context.run_id, seed=context.seed, bos=int(context.bos), **facts)
+    return to_json(examined.found), table
 
 
 def facts_of(module: nn.Module, loaded: LoadedModel | None) -> dict[str, object]:
