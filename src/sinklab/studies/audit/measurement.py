@@ -29,11 +29,12 @@ from sinklab.models.processor import kind_of
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
-from sinklab.report.audit_folder import PICTURES_FILE
+from sinklab.report.maps import PICTURES_FILE
 from sinklab.report.words import bos_words
 from sinklab.results.metric import definitions
 from sinklab.results.naming import front_names
 from sinklab.results.run import Progress
+from sinklab.results.sections import Context
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.summaries.shared import Refused
 from sinklab.results.table import append, make_table
@@ -161,9 +162,11 @@ def measure_audit(
         )
         tables.append(certificate_table)
     if causes:
-        summary["causes"], causes_table = causes_section(
-            loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress
-        )
+        context = Context(
+            loaded=loaded, corpus=text, samples=drawn, sinks=sinks, summary=summary, bos=main_bos, run_id=run_id, seed=seed,
+            progress=progress,
+        )  # fmt: skip
+        summary["causes"], causes_table = causes_section(context)
         tables.append(causes_table)
     if origin:
         summary["origin"], origin_table = origin_section(

@@ -26,7 +26,7 @@ from sinklab.attention.intervention import HeadIntervention, overrides
 from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.attention.session import attend
 from sinklab.attention.some_heads import of_heads
-from sinklab.errors import ConfigurationError, MeasurementError
+from sinklab.errors import MeasurementError
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import CLEAN, Effects, HeadEdit, one_by_one

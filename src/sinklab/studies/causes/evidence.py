@@ -9,8 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sinklab.errors import ConfigurationError, MeasurementError
-from sinklab.results.intervals import Interval, means_over_items
-from sinklab.results.intervals import shortfall
+from sinklab.results.intervals import Interval, means_over_items, shortfall
 from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
 from sinklab.studies.causes.found import Effect, MinimalEffect
 

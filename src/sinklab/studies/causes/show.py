@@ -293,7 +293,9 @@ def _spread(found: Spread) -> Iterator[Block]:
             verdict = "the sink makes no difference of 5 % or more"
         elif ratio.low > 1:
             beyond = ratio.low > 1.05 * control.high
-            verdict = f"changes spread farther without the sink, {'and' if beyond else 'not clearly'} more than without another key"
+            verdict = (
+                f"changes spread farther without the sink, {'and' if beyond else 'not clearly'} more than without another key"
+            )
         elif ratio.high < 1:
             beyond = 1.05 * ratio.high < control.low
             verdict = (

@@ -91,10 +91,10 @@ def find_origin(
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
     from sinklab.models.lengths import require_lengths
-    from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
     from sinklab.sinks.value import require_sinks
+    from sinklab.studies.audit.page import write_report
     from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos
     from sinklab.studies.origin.display import display
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, decoded, locate_origins, require_settings

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sinklab.report.audit_folder import Audit, Maps, picture_data, read_audit
-from sinklab.report.causes import causes_section, write_causes_report
 from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.head_data import add_maps, head_data
-from sinklab.report.layers import layer_figures, layer_table
+from sinklab.report.maps import Audit, Maps, picture_data, read_audit
 from sinklab.report.origin import origin_section, write_origin_report
-from sinklab.report.page import environment, facts_of, json_text, render, write_page
+from sinklab.report.page import facts_of, json_text, render, write_page
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.schema import require_kind
-from sinklab.report.summary_cards import cards, part_cards
 from sinklab.report.words import (
     TITLES,
     bos_words,
@@ -28,9 +25,12 @@ from sinklab.report.words import (
     token_there,
     verdict,
 )
+from sinklab.results.html import html
 from sinklab.results.metric import definitions, metrics_of
 from sinklab.results.requirements import require_path
+from sinklab.results.sections import sections
 from sinklab.results.table import read_run
+from sinklab.studies.audit.figures import cards, layer_figures, layer_table, part_cards
 
 __all__ = ["FRAME_BUDGET", "PAGE_BUDGET", "frame_report", "render_report", "write_report"]
 
@@ -40,7 +40,7 @@ PAGE_BUDGET = 10_000_000
 FRAME_BUDGET = 2 * 1024 * 1024
 """Bytes that the page of an audit stays below in a notebook, with 32 × 32 heads; larger models have no maps there."""
 
-_WRITERS = {"causes": write_causes_report, "origin": write_origin_report}
+_WRITERS = {"origin": write_origin_report}
 """Commands besides the audit whose runs have a page, to what writes it."""
 
 _RESERVE = 300_000
@@ -54,7 +54,7 @@ def write_report(folder: Path) -> Path:
     recorded, are said to be missing.
 
     Args:
-        folder: output directory of an audit, of ``sinklab causes``, or of ``sinklab origin``.
+        folder: output directory of an audit, or of ``sinklab origin``.
 
     Returns:
         The path of the page.
@@ -101,7 +101,7 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "sample": audit.summary.get("kind") or "text",
         "policies": policy_section(audit.summary["cache"]) if "cache" in audit.summary else None,
         "certificate": certificate_section(audit.summary.get("certificate")),
-        "causes": causes_section(audit.summary.get("causes")),
+        "causes": html(sections()["causes"].blocks(audit.summary["causes"])) if audit.summary.get("causes") else None,
         "origin": origin_section(audit.summary.get("origin")),
         "definitions": [row for part, view in parts or [("", audit)] for row in _definitions(view, part)],
         "metrics": _metrics(audit),
@@ -119,7 +119,7 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
     if audit.maps is not None:
         spent = len(json_text(data).encode()) + sum(map(len, blobs.values())) + _map_overhead(audit.maps) + _RESERVE
         if context["causes"] is not None:  # a megabyte for a thousand heads
-            spent += len(environment().get_template("causes_section.html.j2").render(causes=context["causes"]).encode())
+            spent += len(context["causes"].encode())
         add_maps(data, blobs, audit.maps, budget - spent)
     return render("template.html.j2", context, data, blobs)
 
