@@ -10,23 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import (
-    Bos,
-    CorpusSource,
-    Device,
-    DeviceMap,
-    Dtype,
-    MaxMemory,
-    OffloadFolder,
-    Out,
-    Overwrite,
-    Progress,
-    Revision,
-    Seed,
-    Threshold,
-    TrustRemoteCode,
-    command,
-)
+from sinklab.studies.arguments import Bos, CorpusSource, Loading, Options, Output, Seed, Threshold, command
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,23 +96,23 @@ def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]]) -> ChosenHeads:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Options):
     """What is asked of find_causes(), as it documents it.
 
     Raises:
         ConfigurationError: what no model could be asked.
     """
 
-    heads: str | Sequence[Pair | Sequence[Pair]] | None = "all"
+    heads: str | Sequence[tuple[int, int] | Sequence[tuple[int, int]]] | None = "all"
     together: bool = False
     sink: int | str = "auto"
     budget: Literal["fast", "full"] = "fast"
     level: float = 0.05
     minimal_effect: float | Literal["auto"] = "auto"
-    threshold: float = 0.3
-    seed: int = 0
-    batch_size: int = 16
+    threshold: Threshold = 0.3
     experiments: bool = True
+    seed: Seed = 0
+    batch_size: int = 16
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sink", int(self.sink) if str(self.sink).isdecimal() else self.sink)
@@ -165,33 +149,16 @@ class Request:
 def find_causes(
     model: str | LoadedModel | PreTrainedModel | nn.Module,
     *,
-    heads: str | Sequence[tuple[int, int] | Sequence[tuple[int, int]]] | None = "all",
-    together: bool = False,
-    sink: int | str = "auto",
-    sinks: Sinks | None = None,
+    request: Request = Request(),
     domains: Annotated[Sequence[CorpusSource], "--corpus", "--domains"] = ("python_source",),
     texts: int | None = None,
     seq_len: int | None = None,
-    budget: Literal["fast", "full"] = "fast",
-    level: float = 0.05,
-    minimal_effect: float | Literal["auto"] = "auto",
-    threshold: Threshold = 0.3,
-    experiments: bool = True,
+    bos: Bos = "auto",
+    sinks: Sinks | None = None,
     samples: Samples | None = None,
     readout: Readout | None = None,
-    seed: Seed = 0,
-    bos: Bos = "auto",
-    batch_size: int = 16,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    device_map: DeviceMap = None,
-    max_memory: MaxMemory = None,
-    offload_folder: OffloadFolder = None,
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    progress: Progress | None = None,
+    loading: Loading = Loading(),
+    output: Output = Output(),
 ) -> Result:
     """Label what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.
 
@@ -259,29 +226,21 @@ def find_causes(
     from sinklab.studies.causes.measurement import examine, facts_of
     from sinklab.studies.causes.show import SECTION
     from sinklab.studies.causes.texts import Texts, texts_of_budget
-    from sinklab.studies.measure.probing import opened, require_as_it_is, uses_bos
+    from sinklab.studies.measure.probing import require_as_it_is, uses_bos
 
-    request = Request(
-        heads=heads, together=together, sink=sink, budget=budget, level=level, minimal_effect=minimal_effect,
-        threshold=threshold, seed=seed, batch_size=batch_size, experiments=experiments,
-    )  # fmt: skip
     if (samples is None) != (readout is None):
         raise ConfigurationError(
             "samples and readout go together: inputs of your own, and what is read off the outputs for them"
         )
     require_sinks(sinks)
-    if sinks is not None and sink != "auto":
-        raise ConfigurationError(f"`sink` {sink} and `sinks` both say where the sink is; give one of them")
+    if sinks is not None and request.sink != "auto":
+        raise ConfigurationError(f"`sink` {request.sink} and `sinks` both say where the sink is; give one of them")
     settings = {**request.to_dict(), "bos": bos} | ({} if sinks is None else {"sinks": sinks.to_dict()})
-    with Run("causes", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
-        loading: dict[str, Any] = {
-            "device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
-            "device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder,
-        }  # fmt: skip
+    with Run("causes", out=output.out, overwrite=output.overwrite, settings=settings, progress=output.progress) as run:
         loaded: LoadedModel | None = None
         module = unwrapped(model) if samples is None else model
         if isinstance(module, (str, LoadedModel, PreTrainedModel)):
-            loaded = opened(model, **loading)
+            loaded = loading.open(model)
             module = loaded.model
         elif samples is None:
             raise ConfigurationError(
@@ -289,7 +248,7 @@ def find_causes(
                 "readout"
             )
         else:
-            require_as_it_is(next(module.parameters(), torch.zeros(0)), **loading)
+            require_as_it_is(next(module.parameters(), torch.zeros(0)), **dataclasses.asdict(loading))
             module.eval()  # as a model of transformers is put: dropout would be taken for an effect
         assert isinstance(module, nn.Module)
         with_bos: int | None = None
@@ -298,12 +257,14 @@ def find_causes(
         else:
             assert loaded is not None
             with_bos = int(uses_bos(loaded.encoder, bos))
-            inputs = texts_of_budget(loaded, domains, budget, texts=texts, seq_len=seq_len, seed=seed, bos=bool(with_bos))
+            inputs = texts_of_budget(
+                loaded, domains, request.budget, texts=texts, seq_len=seq_len, seed=request.seed, bos=bool(with_bos)
+            )
         facts = facts_of(module, loaded)
         examined = examine(module, inputs, request, identity=facts, sinks=sinks, store=run.store, progress=run.progress)
         return run.finish(
             summary={**facts, **to_json(examined.found)},
-            table=make_table(examined.rows, run_id=run.id, seed=seed, bos=with_bos, **facts),
+            table=make_table(examined.rows, run_id=run.id, seed=request.seed, bos=with_bos, **facts),
             show=SECTION.blocks,
             page=lambda folder: write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks),
             loaded=loaded or next(module.parameters(), torch.zeros(0)),
