@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sinklab.studies.causes.words import sentences
 from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
 from tests.studies.causes.planted import planted
@@ -49,7 +50,6 @@ from sinklab.studies.causes.labels import LABELS
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples, token_samples
 from sinklab.studies.causes.texts import _padded, texts_of, usual_length
-from sinklab.studies.causes.words import sentences
 
 QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 24, "sink": 0}
 """Random weights have no sink, so a place is named; ten texts are enough for the twenty hypotheses of four heads."""

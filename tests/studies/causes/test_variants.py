@@ -78,8 +78,6 @@ def test_texts_too_short_for_controls():
     message = r"controls need 2 keys besides the sink, and texts of 2 tokens leave 1; take longer texts"
     with pytest.raises(ConfigurationError, match=message):
         make_variants(sink, samples, budget="full")
-    with pytest.raises(ConfigurationError, match=r"budget 'some' must be one of fast, full"):
-        make_variants(sink, samples, budget="some")
 
 
 def test_hiding_and_zeroing_the_value_take_the_same_mass_away():

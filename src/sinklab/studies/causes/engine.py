@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.editing import Editing, edited_outputs
-from sinklab.attention.intervention import HeadIntervention, overrides
+from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.attention.session import attend
 from sinklab.attention.some_heads import of_heads
@@ -229,8 +229,8 @@ def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> st
     for head in plan.heads_of[name]:
         plan.interventions(variant, head, call, 0, stop)  # every head is there
     chosen = plan.heads[number].head
-    own = SharedHead(of_heads(call, [chosen]))
-    edits = [(chosen, own.outputs([])), (chosen, own.outputs(interventions))]
+    own = SharedCall.of(of_heads(call, [chosen]))
+    edits = [(chosen, _head_outputs(own, [])), (chosen, _head_outputs(own, interventions))]
     with attend(plan.replay.model, interventions=interventions, verify=False):
         expected_outputs = plan.outputs(plan.replay.model(**recording.part.inputs), recording)
     weight, reason = plan.replay.linear_map(recording, name), None
@@ -288,18 +288,14 @@ def _stacks(plan: _Plan, recording: Recording, start: int) -> Iterator[_Stack]:
     for module, call in recording.calls.items():
         pairs = [(variant, head) for head in plan.heads_of[module] for variant in range(len(plan.variants))]
         size = _edits_of_a_stack(plan, recording, call)
-        shared: tuple[int, SharedHead] | None = None
+        shared: tuple[int, SharedCall] | None = None
         for first in range(0, len(pairs), size):
             edits = []
             for variant, number in pairs[first : first + size]:
                 head = plan.heads[number].head
                 if shared is None or shared[0] != head:
-                    shared = head, SharedHead(of_heads(call, [head]))
-                interventions = plan.interventions(variant, number, call, start, stop)
-                own = tuple(
-                    id(edit) for edit in plan.variants[variant].interventions
-                )  # of one batch and one head: they do the same
-                edits.append((head, shared[1].outputs(interventions, own if len(own) == len(interventions) else ())))
+                    shared = head, SharedCall.of(of_heads(call, [head]))
+                edits.append((head, _head_outputs(shared[1], plan.interventions(variant, number, call, start, stop))))
             yield _Stack(module, pairs[first : first + size], edits)
 
 
@@ -320,44 +316,12 @@ OF_SCORES = ("queries", "keys", "scaling", "softcap", "bias")
 OF_WEIGHTS = (*OF_SCORES, "visible", "operation", "sink_scores")
 
 
-class SharedHead:
-    """The outputs of one head.
-
-    Args:
-        call: cut down to that head, with its outputs.
-    """
-
-    def __init__(self, call: AttentionCall) -> None:
-        self._call = SharedCall.of(call)
-        self._memo: dict[tuple[object, ...], tuple[AttentionCall, Tensor]] = {}
-
-    def outputs(self, interventions: Sequence[HeadIntervention], known_as: tuple[object, ...] = ()) -> Tensor:
-        """What :func:`~sinklab.attention.editing.edited_outputs` gives, ``(batch, q_len, value_dim)``.
-
-        Args:
-            known_as: a key for each intervention, the same for interventions that do the same.
-        """
-        if not interventions:
-            assert self._call.head_outputs is not None
-            return self._call.head_outputs[:, :, 0]
-        return self._edited(interventions, known_as)[1][:, 0]
-
-    def _edited(self, interventions: Sequence[HeadIntervention], known_as: tuple[object, ...]) -> tuple[AttentionCall, Tensor]:
-        if known_as in self._memo:
-            return self._memo[known_as]
-        last = interventions[-1]
-        # Outputs are the last stage, so one that edits them alone goes on from what those before it give.
-        follows = not overrides(last, "edit_call") and not overrides(last, "edit_weights")
-        if len(interventions) == 1 or not follows or len(known_as) != len(interventions):
-            return edited_outputs(self._call, interventions)[:2]
-        call, before = self._edited(interventions[:-1], known_as[:-1])
-        version = before._version
-        outputs = last.edit_outputs(call, before)
-        if before._version == version:  # not written to meanwhile
-            self._memo[known_as[:-1]] = call, before
-        else:
-            self._memo.pop(known_as[:-1], None)
-        return call, outputs
+def _head_outputs(call: SharedCall, interventions: Sequence[HeadIntervention]) -> Tensor:
+    """Outputs ``(batch, q_len, value_dim)`` of a call that is cut down to one head, under interventions."""
+    if not interventions:
+        assert call.head_outputs is not None
+        return call.head_outputs[:, :, 0]
+    return edited_outputs(call, interventions)[1][:, 0]
 
 
 @dataclasses.dataclass
