@@ -9,7 +9,7 @@ from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.head_data import add_maps, head_data
 from sinklab.report.maps import Audit, Maps, picture_data, read_audit
 from sinklab.report.origin import origin_section, write_origin_report
-from sinklab.report.page import facts_of, json_text, render, write_page
+from sinklab.report.page import facts_of, json_text, render, write_blocks_page, write_page
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.schema import require_kind
 from sinklab.report.words import (
@@ -26,7 +26,6 @@ from sinklab.report.words import (
     verdict,
 )
 from sinklab.results.html import html
-from sinklab.results.metric import definitions, metrics_of
 from sinklab.results.requirements import require_path
 from sinklab.results.sections import sections
 from sinklab.results.table import read_run
@@ -54,7 +53,7 @@ def write_report(folder: Path) -> Path:
     recorded, are said to be missing.
 
     Args:
-        folder: output directory of an audit, or of ``sinklab origin``.
+        folder: output directory of an audit, or of a study that an audit can include, such as ``sinklab causes``.
 
     Returns:
         The path of the page.
@@ -66,7 +65,10 @@ def write_report(folder: Path) -> Path:
     """
     require_path("`folder`", folder)
     folder = Path(folder)
-    kind = require_kind(read_run(folder), folder, "audit", *_WRITERS)
+    kind = require_kind(read_run(folder), folder, "audit", *sections(), *_WRITERS)
+    if kind in sections():
+        section = sections()[kind]
+        return write_blocks_page(folder, section.title, section.lead, section.blocks)
     if kind in _WRITERS:
         return _WRITERS[kind](folder)
     return write_page(render_report(read_audit(folder)), folder / "report.html")
@@ -181,14 +183,13 @@ def _conditions(audit: Audit, part: str = "") -> list[dict[str, Any]]:
 def _definitions(audit: Audit, part: str = "") -> list[dict[str, object]]:
     """One checkpoint read under each published definition of a sink rate."""
     texts = {entry["metric"]: entry for entry in _metrics(audit) if entry["probe"] == "sink_rate"}
-    declared = {entry["metric"]: entry for entry in definitions({"sink_rate": metrics_of("probes", "sink_rate")})}
     named = audit.summary.get("definitions")
     result = []
     for name in dict.fromkeys([*TITLES, *(named if isinstance(named, dict) else {})]):
         value = named_rate(audit, name)
         if value is None:
             continue
-        entry = {"text": "", "paper": "", **declared.get(name, {}), **texts.get(name, {})}
+        entry = {"text": "", "paper": "", **texts.get(name, {})}
         # One unit for all: a fraction is shown as the percentage it is.
         result.append(
             {

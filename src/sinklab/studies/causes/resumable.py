@@ -16,7 +16,7 @@ from sinklab.results.run import Progress
 from sinklab.results.store import Store
 from sinklab.results.version import __version__
 from sinklab.sinks import Head
-from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.traits import fingerprint
 from sinklab.studies.causes.causes import Request
 from sinklab.studies.causes.effects import Edited, Effects, HeadEdit, HeadGroup, one_by_one
 from sinklab.studies.causes.engine import measure_effects

@@ -141,7 +141,7 @@ def rows(found: ThreeMetrics, heads: Mapping[str, Head]) -> Iterator[Row]:
         both = f"{pair.first}_{pair.second}".replace(" ", "_")
         for bound, value in (("rho", pair.rho), ("low", pair.low), ("high", pair.high)):
             if value is not None:
-                named = dataclasses.replace(CORRELATION, name=f"{bound}_{both}_over_{pair.over}")
+                named = CORRELATION.named(f"{bound}_{both}_over_{pair.over}")
                 yield {**common, "count": pair.items, "metric": named, "value": value}
 
 
