@@ -187,7 +187,7 @@ def test_an_encoder_can_hide_its_sink_and_says_what_it_leaves_out():
     samples = Samples({"input_ids": tokens}, torch.zeros_like(tokens), tokens)
     found = location(model, samples, sinks_of(model, samples, place=11), readout=MaskedToken())
     assert list(found.conditions) == ["as it is", "hidden"]
-    assert found.conditions[1].scored == 36
+    assert found.conditions["hidden"].scored == 36
     assert set(found.left_out) == {"removed", "duplicated", "replaced", "moved", "random prefix"}
     assert "is not that of the next token" in found.left_out["moved"]
 

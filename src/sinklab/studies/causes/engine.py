@@ -34,7 +34,7 @@ from sinklab.studies.causes.readout import Changes, Readout
 from sinklab.studies.causes.replay import Recording, Replay
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["REPLAYED", "SharedCall", "SharedHead", "measure_effects"]
+__all__ = ["REPLAYED", "measure_effects"]
 
 REPLAYED = "replayed"
 """What :attr:`Effects.record` says of a module whose heads did not go one by one."""
