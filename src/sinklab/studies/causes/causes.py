@@ -217,7 +217,7 @@ def find_causes(
     from torch import nn
     from transformers import PreTrainedModel
 
-    from sinklab.models.loading import LoadedModel
+    from sinklab.models.loading import LoadedModel, require_as_it_is
     from sinklab.models.wrappers import unwrapped
     from sinklab.report.page import write_blocks_page
     from sinklab.results.record import to_json
@@ -226,7 +226,7 @@ def find_causes(
     from sinklab.studies.causes.measurement import examine, facts_of
     from sinklab.studies.causes.show import SECTION
     from sinklab.studies.causes.texts import Texts, texts_of_budget
-    from sinklab.studies.measure.probing import require_as_it_is, uses_bos
+    from sinklab.studies.measure.probing import uses_bos
 
     if (samples is None) != (readout is None):
         raise ConfigurationError(

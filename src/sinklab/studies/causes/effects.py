@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.intervention import HeadIntervention
-from sinklab.attention.lean import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
-from sinklab.attention.lean import lean_arguments
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import CHANCE, fewest
 from sinklab.sinks import Head, Sinks
-from sinklab.sinks.weights import share_of_sink
+from sinklab.sinks.finding import share_of_sink
 from sinklab.studies.causes.effects import Edited, Effects
 from sinklab.studies.causes.evidence import (
     MINIMAL_EFFECT,
