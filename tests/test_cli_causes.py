@@ -29,7 +29,6 @@ def test_table_and_files(checkpoint, tmp_path):
     assert [line.split()[0] for line in lines if re.match(r"[01]\.[01] +(undecided|unneeded)", line)][:4] == [
         "0.0", "0.1", "1.0", "1.1",
     ]  # fmt: skip
-    assert max(map(len, lines)) <= 100
     assert {path.name for path in out.iterdir()} == {"report.html", "summary.json", "table.parquet", "run.json"}
     card = run(out, command="card").stdout
     summary = json.loads((out / "summary.json").read_text())
@@ -82,7 +81,7 @@ def test_the_section_of_an_audit(checkpoint, tmp_path):
     ("arguments", "complaint"),
     [
         (["--heads", "1"], "--heads '1' must be all, or heads written layer.head with commas between, such as 0.1,3.0"),
-        (["--heads", ","], "--heads ',' must be all"),
+        (["--heads", ","], "--heads names no head; leave it out"),
         (["--heads", "9.0"], "--heads 9.0: there is no such head; the model has 2 layers of 2 heads"),
         (["--sink", "first"], "--sink first must be auto, a position from 0, null or none"),
         (

@@ -15,10 +15,10 @@ from sinklab.interventions.zero_head import ZeroHead
 from sinklab.results.table import read_table
 from sinklab.sinks import Head
 from sinklab.studies.causes import resumable
-from sinklab.studies.causes.causes import ChosenHeads, parse_heads
 from sinklab.studies.causes.effects import HeadEdit, HeadGroup, one_by_one
 from sinklab.studies.causes.entries import chosen_heads
 from sinklab.studies.causes.readout import NextToken
+from sinklab.studies.causes.request import ChosenHeads, parse_heads
 from sinklab.studies.causes.samples import token_samples
 
 EDITS = [HeadEdit("zero", (ZeroHead(),)), HeadEdit("resample", (ResampleHead(),))]

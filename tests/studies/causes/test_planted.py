@@ -11,12 +11,12 @@ from tests.studies.causes.planted import planted, sinks_of
 from sinklab.errors import ConfigurationError
 from sinklab.results.store import Store
 from sinklab.studies.causes import resumable
-from sinklab.studies.causes.causes import Request
 from sinklab.studies.causes.effects import make_variants
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.labels import _candidates, _where_it_rests, label_heads, switches_within
 from sinklab.studies.causes.measurement import examine
 from sinklab.studies.causes.readout import NextToken, SquaredError
+from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.texts import Texts
 
 NAMES = ("trigger", "induction", "two domains", "broadcast", "constant", "key bias", "sigmoid")

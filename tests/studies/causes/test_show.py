@@ -92,13 +92,13 @@ def test_experiments_that_cannot_be_had_say_why(found):
 @pytest.mark.parametrize(
     ("ratio", "control", "words"),
     [
-        ((1.2, 1.1, 1.3), (1.0, 0.99, 1.01), "farther without the sink, and more than without another key"),
-        ((1.2, 1.1, 1.3), (1.1, 1.0, 1.2), "not clearly more than without another key"),
-        ((1.09, 1.09, 1.09), (1.08, 1.08, 1.08), "not clearly more than"),
+        ((1.2, 1.1, 1.3), (1.0, 0.99, 1.01), "spread farther, more so than without another key"),
+        ((1.2, 1.1, 1.3), (1.1, 1.0, 1.2), "farther, not clearly more so"),
+        ((1.09, 1.09, 1.09), (1.08, 1.08, 1.08), "farther, not clearly more so"),
         ((1.01, 1.002, 1.02), (1.0, 1.0, 1.0), "no difference of 5 % or more"),
         ((1.1, 0.9, 1.3), (1.0, 1.0, 1.0), "stays open"),
-        ((0.8, 0.7, 0.9), (1.0, 1.0, 1.0), "less without the sink, and less than without another key"),
-        ((0.8, 0.7, 0.9), (0.8, 0.7, 0.9), "not clearly less than"),
+        ((0.8, 0.7, 0.9), (1.0, 1.0, 1.0), "spread less, more so than"),
+        ((0.8, 0.7, 0.9), (0.8, 0.7, 0.9), "less, not clearly more so"),
     ],
 )
 def test_what_is_said_of_a_spread(ratio, control, words):

@@ -12,10 +12,10 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.sinks import Head
-from sinklab.studies.causes.causes import Request
 from sinklab.studies.causes.effects import Effects, HeadEdit, HeadGroup, one_by_one
 from sinklab.studies.causes.evidence import SILENCED, Evidence, minimal_effect_of
 from sinklab.studies.causes.readout import NextToken
+from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.samples import token_samples
 
 

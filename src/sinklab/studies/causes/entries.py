@@ -12,11 +12,11 @@ from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import Interval, means_over_items
 from sinklab.results.metric import VALUE_RATIO, Metric, Row
 from sinklab.sinks import Head, Sinks, weigh_sinks
-from sinklab.studies.causes.causes import ChosenHeads, Pair
 from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
 from sinklab.studies.causes.experiment import LOSS_CHANGE, SINK_SHARE, number
 from sinklab.studies.causes.found import LABELS, ExaminedGroup, ExaminedHead, FoundSink, HeadShares, Tried
 from sinklab.studies.causes.labels import HeadLabel
+from sinklab.studies.causes.request import ChosenHeads, Pair
 from sinklab.studies.causes.samples import Samples
 
 __all__ = [

@@ -30,7 +30,6 @@ from sinklab.results.table import make_table
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace
 from sinklab.studies.causes import key_bias, location, massive, spread, three_metrics
-from sinklab.studies.causes.causes import Request
 from sinklab.studies.causes.effects import Effects, HeadGroup, make_variants
 from sinklab.studies.causes.entries import (
     chosen_heads,
@@ -46,6 +45,7 @@ from sinklab.studies.causes.entries import (
 from sinklab.studies.causes.evidence import SILENCED, minimal_effect_of
 from sinklab.studies.causes.found import LABELS, Causes, MinimalEffect, Refused
 from sinklab.studies.causes.labels import label_heads, mirrored, require_texts, switches_within, texts_needed
+from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.resumable import Resumable
 from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.texts import Texts, texts_of_budget
@@ -193,7 +193,7 @@ def _sinks_of(model: nn.Module, samples: Samples, request: Request, known: Sinks
 
 
 def _notes(model: nn.Module, samples: Samples, losses: Mapping[str, float]) -> list[str]:
-    """How heads are numbered where not all layers have attention; losses above that of a guess; texts longer than trained on."""
+    """How heads are numbered where not all layers attend; losses above that of a guess; texts longer than trained on."""
     notes = [guess_warning(model, loss, text=name) for name, loss in losses.items()]
     tokens = samples.inputs.get("input_ids")
     if tokens is not None and isinstance(model, PreTrainedModel):

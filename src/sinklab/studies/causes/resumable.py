@@ -17,10 +17,10 @@ from sinklab.results.store import Store
 from sinklab.results.version import __version__
 from sinklab.sinks import Head
 from sinklab.streaming.traits import fingerprint
-from sinklab.studies.causes.causes import Request
 from sinklab.studies.causes.effects import Edited, Effects, HeadEdit, HeadGroup, one_by_one
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.readout import READOUTS
+from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.texts import Texts
 

@@ -286,22 +286,16 @@ def _massive(found: Massive) -> Iterator[Block]:
 
 def _spread(found: Spread) -> Iterator[Block]:
     ratio, control = found.ratios["no sink"], found.ratios["control"]
-    verdict = "a replaced token changes no other one"
+    verdict = "A replaced token changes no other one."
     if ratio is not None and control is not None:
-        verdict = "whether the sink holds changes back stays open"
+        side = "farther" if ratio.low > 1 else "less" if ratio.high < 1 else ""
+        clear = ratio.low > 1.05 * control.high if side == "farther" else 1.05 * ratio.high < control.low
+        verdict = f"Without the sink changes spread {side}, {'' if clear else 'not clearly '}more so than without another key."
         if ratio.low > 1 / 1.05 and ratio.high < 1.05:
-            verdict = "the sink makes no difference of 5 % or more"
-        elif ratio.low > 1:
-            beyond = ratio.low > 1.05 * control.high
-            verdict = (
-                f"changes spread farther without the sink, {'and' if beyond else 'not clearly'} more than without another key"
-            )
-        elif ratio.high < 1:
-            beyond = 1.05 * ratio.high < control.low
-            verdict = (
-                f"changes spread less without the sink, {'and' if beyond else 'but not clearly'} less than without a random key"
-            )
-    yield Say(f"{verdict[0].upper()}{verdict[1:]}.")
+            verdict = "The sink makes no difference of 5 % or more."
+        elif not side:
+            verdict = "Whether the sink holds changes back stays open."
+    yield Say(verdict)
     yield Grid(
         ["hidden", "spread, times that of the model as it is", f"loss, {found.unit}"],
         [[name, interval(found.ratios[name], 2, ""), interval(loss)] for name, loss in found.losses.items()],

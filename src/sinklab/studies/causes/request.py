@@ -1,0 +1,135 @@
+"""What is asked of find_causes(): its options, checked, and heads and groups as a line writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from sinklab.errors import ConfigurationError
+from sinklab.studies.arguments import Options, Seed, Threshold
+
+__all__ = ["ChosenHeads", "Pair", "Request", "parse_heads"]
+
+Pair: TypeAlias = tuple[int, int]
+"""Layer and head, from 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenHeads:
+    """Which heads are to be examined, and which of them together too.
+
+    Attributes:
+        heads: by themselves, with those of the groups; ``None`` for all.
+        groups: the heads of each.
+        layers: whether every layer is a group besides.
+    """
+
+    heads: tuple[Pair, ...] | None = None
+    groups: tuple[tuple[Pair, ...], ...] = ()
+    layers: bool = False
+
+    @property
+    def alone(self) -> tuple[Pair, ...] | None:
+        """Heads that are examined by themselves, each once: a group says something beside its members alone."""
+        if self.heads is None:
+            return None
+        return tuple(dict.fromkeys([*self.heads, *(pair for group in self.groups for pair in group)]))
+
+    def words(self) -> str | list[str]:
+        """As a command line writes them."""
+        named = ["layers" if self.layers else "all"] if self.heads is None else [_written([pair]) for pair in self.heads]
+        named += [_written(group) for group in self.groups]
+        return named[0] if named in (["all"], ["layers"]) else named
+
+
+def _written(pairs: Sequence[Pair]) -> str:
+    return "+".join(f"{layer}.{head}" for layer, head in pairs)
+
+
+def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]]) -> ChosenHeads:
+    """Heads and groups from ``0.1,3.0+3.1``, ``all`` or ``layers``; from Python also pairs, and lists of pairs for groups.
+
+    Raises:
+        ConfigurationError: anything else, no head at all, or one that a group has twice.
+    """
+    entries = [entry.strip() for entry in heads.split(",") if entry.strip()] if isinstance(heads, str) else list(heads)
+    if not entries:
+        raise ConfigurationError("`heads` names no head; leave it out for all of them")
+    whole = [entry for entry in entries if isinstance(entry, str) and entry in ("all", "layers")]
+    alone, groups = list[Pair](), list[tuple[Pair, ...]]()
+    for entry in entries:
+        if entry in whole:
+            continue
+        try:
+            if isinstance(entry, str):
+                pairs = [tuple(map(int, member.split("."))) for member in entry.split("+")]
+                single = len(pairs) == 1
+            else:
+                members: list[Any] = list(entry)
+                single = not isinstance(members[0], Iterable)
+                pairs = [tuple(map(operator.index, member)) for member in ([members] if single else members)]
+            own = tuple((layer, head) for layer, head in pairs)
+        except (TypeError, ValueError, IndexError):
+            raise ConfigurationError(
+                f"`heads` {entry!r} must be all, or heads written layer.head with commas between, such as 0.1,3.0; + joins "
+                "those that are edited at once, 0.1+3.0, and layers is each layer's; from Python pairs (layer, head) too, and "
+                "lists of pairs for groups"
+            ) from None
+        if len(set(own)) < len(own):
+            raise ConfigurationError(f"`heads` {_written(own)}: a head stands in the group more than once; name it once")
+        alone += own if single else ()
+        groups += () if single else (own,)
+    return ChosenHeads(None if whole else tuple(alone), tuple(groups), "layers" in whole)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(Options):
+    """What is asked of find_causes(), as it documents it.
+
+    Raises:
+        ConfigurationError: what no model could be asked.
+    """
+
+    heads: str | Sequence[tuple[int, int] | Sequence[tuple[int, int]]] | None = "all"
+    together: bool = False
+    sink: int | str = "auto"
+    budget: Literal["fast", "full"] = "fast"
+    level: float = 0.05
+    minimal_effect: float | Literal["auto"] = "auto"
+    threshold: Threshold = 0.3
+    experiments: bool = True
+    seed: Seed = 0
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sink", int(self.sink) if str(self.sink).isdecimal() else self.sink)
+        if not (isinstance(self.sink, int) and self.sink >= 0) and self.sink not in ("auto", "null", "none"):
+            raise ConfigurationError(f"`sink` {self.sink} must be auto, a position from 0, null or none")
+        if self.budget not in ("fast", "full"):
+            raise ConfigurationError(f"`budget` {self.budget!r} must be fast or full")
+        if not 0 < self.level < 1:
+            raise ConfigurationError(f"`level` {self.level:g} must lie between 0 and 1: the share of labels that may be false")
+        if self.minimal_effect != "auto" and not (isinstance(self.minimal_effect, (int, float)) and self.minimal_effect > 0):
+            raise ConfigurationError(
+                f"`minimal_effect` {self.minimal_effect} must be auto or above 0: no effect can be shown to be none"
+            )
+        if not 0 < self.threshold < 1:
+            raise ConfigurationError(f"`threshold` {self.threshold:g} must lie between 0 and 1")
+        if self.batch_size < 2:
+            raise ConfigurationError(
+                f"`batch_size` must be at least 2, got {self.batch_size}: a head is given its output of another text of the "
+                "batch"
+            )
+        _ = self.chosen
+
+    @functools.cached_property
+    def chosen(self) -> ChosenHeads:
+        """The heads that are asked for."""
+        return parse_heads("all" if self.heads is None else self.heads)
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {**dataclasses.asdict(self), "heads": self.chosen.words()}
