@@ -7,16 +7,15 @@ import math
 import torch
 
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Ratio, Value
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.sinks import find_sinks
 from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Ratio, Value
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel
 
 __all__ = ["METRICS", "bos_removed", "no_bos", "without_bos"]
 
