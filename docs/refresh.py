@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import sinklab
+from sinklab.cli.catalogue import describe
 from sinklab.cli.commands import find_commands
-from sinklab.cli.describe import describe
 from sinklab.registry import KINDS
 from sinklab.results.metric import Metric, declared, metrics_of
 from sinklab.results.table import COLUMNS

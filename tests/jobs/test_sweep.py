@@ -27,14 +27,13 @@ from tests.training.conftest import EIGHT_STEPS, short
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import cell as cell_module
-from sinklab.jobs import driver, local
+from sinklab.jobs import driver
 from sinklab.jobs import grid as grid_module
 from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.estimate import estimate_mean
 from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
-from sinklab.jobs.processes import REFUSED, last_line, run_processes, serve
-from sinklab.jobs.watch import Bars, Watch
+from sinklab.jobs.processes import REFUSED, Bars, Watch, last_line, run_processes, serve
 from sinklab.recipes.tiny import tiny
 from sinklab.report.runs import finding_of
 from sinklab.results.folder import FolderLock
@@ -311,7 +310,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from sinklab.jobs.processes import run_processes
-from sinklab.jobs.watch import Watch
+from sinklab.jobs.processes import Watch
 if __name__ == "__main__":
     program, out, log = sys.argv[1:]
     command = {"a": ["tests.jobs.program", program, out]}
@@ -742,10 +741,10 @@ def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp
 def test_as_many_jobs_as_cores_have_threads_for(tmp_path, monkeypatch):
     cells = {cell.name: cell for cell in make_cells(PretrainingConfig(), {"training.threads": [1, 2]})}
     plan = SweepPlan(tmp_path, "id", cells, {}, tmp_path)
-    monkeypatch.setattr(local, "_cores", lambda: 7)
-    assert local.default_jobs(plan) == 3
-    monkeypatch.setattr(local, "_gpus", lambda plan: ["0", "1"])
-    assert local.default_jobs(plan) == 2
+    monkeypatch.setattr(driver, "_cores", lambda: 7)
+    assert driver.default_jobs(plan) == 3
+    monkeypatch.setattr(driver, "_gpus", lambda plan: ["0", "1"])
+    assert driver.default_jobs(plan) == 2
 
 
 def test_a_killed_cell_goes_on_to_the_same_numbers(text, cache, tmp_path, run):

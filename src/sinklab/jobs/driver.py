@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -19,18 +21,62 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
 from sinklab.jobs.estimate import SEEDS, estimate_metric
 from sinklab.jobs.grid import Cell, cell_key, make_cells, short_label
-from sinklab.jobs.local import default_jobs, run_local
-from sinklab.jobs.watch import watching
+from sinklab.jobs.processes import Watch, run_processes, watching
 from sinklab.results.folder import FolderLock, check_place, from_outside, is_partial
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 from sinklab.training import progress as training_progress
 from sinklab.training.config import PretrainingConfig, check_read
 from sinklab.training.data import prepare_data
-from sinklab.training.process import chosen_dtype, compiles, default_cache
+from sinklab.training.process import chosen_device, chosen_dtype, compiles, default_cache
 from sinklab.training.train import require_same_config
 
-__all__ = ["check_machine", "prepare_texts", "run_sweep", "run_waiting"]
+__all__ = ["check_machine", "default_jobs", "prepare_texts", "run_local", "run_sweep", "run_waiting"]
+
+
+def default_jobs(plan: SweepPlan) -> int:
+    """Cells at a time: one per GPU, or as many as the cores have threads for."""
+    gpus = _gpus(plan)
+    return len(gpus) or max(1, _cores() // max(threads_of(plan, name) for name in plan.cells))
+
+
+def threads_of(plan: SweepPlan, name: str) -> int:
+    """Threads that a cell computes with."""
+    return plan.cells[name].config.training.threads or _cores()
+
+
+def run_local(plan: SweepPlan, names: Sequence[str], *, jobs: int, retries: int, watch: Watch) -> dict[str, str]:
+    """Run cells of a plan, ``jobs`` at a time, and give the errors of those that failed.
+
+    Args:
+        retries: how often a cell that died is run again, from its last checkpoint.
+
+    Raises:
+        KeyboardInterrupt: after the running cells have stopped, each with a checkpoint.
+    """
+    gpus = _gpus(plan)
+    environments = {
+        # Cells compile side by side; each with a pool of its own over all cores would be too much.
+        name: {"OMP_NUM_THREADS": str(threads_of(plan, name)), "TORCHINDUCTOR_COMPILE_THREADS": str(threads_of(plan, name))}
+        for name in names
+    }
+    commands = {name: ["sinklab.jobs.cell", str(plan.folder), name] for name in names}
+    return run_processes(
+        commands, plan.log, plan.outcome, jobs=jobs, retries=retries, watch=watch, environments=environments, gpus=gpus
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus(plan: SweepPlan) -> list[str]:
+    """The GPUs to spread cells over, as ``CUDA_VISIBLE_DEVICES`` names them; none when all cells are for the CPU."""
+    if all(chosen_device(cell.config) == "cpu" for cell in plan.cells.values()):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+
 
 CACHE = "cache"
 

@@ -24,8 +24,7 @@ from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, DoesNotApply, UnsupportedModelError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
-from sinklab.jobs.processes import run_processes, serve
-from sinklab.jobs.watch import watching
+from sinklab.jobs.processes import run_processes, serve, watching
 from sinklab.models.loading import load_model
 from sinklab.registry import read_outs
 from sinklab.results.folder import from_outside

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sinklab.corpora._overlap import RUN, count_repeats
+from sinklab.corpora._reading import RUN, count_repeats
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.loading import LoadedModel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from sinklab.corpora._pictures import open_picture, rgb
+from sinklab.corpora._media import open_picture, rgb
 from sinklab.corpora.base import Corpus, Encoder, Identity, Picture
 from sinklab.corpora.samples import Kind, Samples
 from sinklab.errors import ConfigurationError, InputError
