@@ -426,18 +426,6 @@ def test_a_sweep_leaves_runs_a_table_and_what_the_seeds_agree_on(six, finished):
     assert list(read_plan(six.folder).cells) == list(cells["cell"])
 
 
-def test_a_sweep_whose_cells_were_named_without_a_sign_is_gone_on_with(swept, monkeypatch):
-    """Names of folders had no minus at the start of a value once."""
-    grid = {"operation.bias": [-5.5]}
-    word = grid_module._word
-    monkeypatch.setattr(grid_module, "_word", lambda value: word(value).strip("-"))
-    (old,) = [row["cell"] for row in swept(grid, "model.operation.name=sigmoid").summary["cells"]]
-    monkeypatch.undo()
-    again = swept(grid, "model.operation.name=sigmoid", resume=True)
-    assert old.startswith("bias=5.5-")
-    assert [row["cell"] for row in again.summary["cells"]] == [old]
-
-
 def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path):
     first = swept({"lr": [5e-3]}, seeds=[0])
     with pytest.raises(InputError, match=r"sweep holds a sweep; go on with it with `resume`, or choose another `out`"):
@@ -457,7 +445,7 @@ def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path
 
 
 def test_auto_is_one_dtype_for_all_cells_on_whatever_machine_they_run(swept, monkeypatch, tmp_path):
-    """A sweep that is planned where bfloat16 is fast and resumed where it is not, and one that was planned before."""
+    """A sweep that is planned where bfloat16 is fast and resumed where it is not."""
 
     def on_a_machine(bfloat16):
         monkeypatch.setattr(process, "has_bfloat16", lambda device: bfloat16)
@@ -473,22 +461,6 @@ def test_auto_is_one_dtype_for_all_cells_on_whatever_machine_they_run(swept, mon
     assert dtypes(grown) == [("bfloat16", "bfloat16")] * 2
     assert (first.record["dtype"], grown.record["dtype"]) == ("bfloat16", "bfloat16")
     assert list(cells_of(grown)["cell"][:1]) == list(cells_of(first)["cell"])
-
-    # As plans were that leave the dtype to every machine.
-    plan = {name: value for name, value in grown.record.items() if name != "dtype"}
-    for cell in plan["cells"]:
-        cell["config"]["training"]["dtype"] = "auto"
-        run = read_run(grown.folder / cell["name"])
-        run["config"]["training"]["dtype"] = "auto"
-        write_json(run, grown.folder / cell["name"] / "run.json")
-    write_json(plan, grown.folder / PLAN)
-    with pytest.raises(
-        ConfigurationError, match=r"begun under training.dtype=auto, its cell .* in bfloat16, and here .* float32"
-    ):
-        swept({"lr": [5e-3]}, "training.dtype=auto", seeds=[0, 1, 2], resume=True)
-    on_a_machine(True)
-    more = swept({"lr": [5e-3]}, "training.dtype=auto", seeds=[0, 1, 2], resume=True)
-    assert dtypes(more) == [("auto", "bfloat16")] * 3
 
 
 def test_cells_of_several_devices_have_what_all_of_these_have(monkeypatch):

@@ -214,20 +214,6 @@ def test_wrappers_and_autocast_are_taken_off(tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_a_trainer_of_another_library_is_told_whose_callback_it_is():
-    """Lightning asks any object for its hooks: what it shows of the one that it lacks is this."""
-    callback = SinkCallback(ROWS, window=8)
-    for hook in ("setup", "state_key", "on_exception"):
-        with pytest.raises(AttributeError, match=rf"no attribute '{hook}': it is a callback of transformers' Trainer .*attend"):
-            getattr(callback, hook)
-    with pytest.raises(AttributeError, match=r"no attribute 'tabel'$"):
-        _ = callback.tabel
-    assert copy.deepcopy(callback).window == 8
-
-
-# --- it sees what the audit sees ---
-
-
 @pytest.mark.parametrize("operation", ["softmax", "sigmoid", "sink_logit", "sink_token"])
 def test_rates_are_those_of_the_audit(operation):
     model = make_sinklm({"name": operation})

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -78,9 +78,6 @@ READOUT_ROWS = 16
 
 TOKENS_PER_FORWARD = 2048
 """Of a measurement; the logits of more would fill the memory of small machines."""
-
-OTHER_HOOKS = ("setup", "teardown", "state_key")
-"""What Lightning's Trainer asks of a callback, beside its ``on_…``."""
 
 SINK_POSITION_RATE = Metric(
     "sink_position_rate",
@@ -203,17 +200,6 @@ class SinkCallback(TrainerCallback):
         self.seconds = 0.0
         self.measures_end = True
         self._measured_at: int | None = None
-
-    def __getattr__(self, name: str) -> NoReturn:
-        """Say whose callback it is where the Trainer of another library asks for a hook of its own."""
-        own = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if name.startswith("on_") or name in OTHER_HOOKS:
-            raise AttributeError(
-                f"{own}: it is a callback of transformers' Trainer and of no other. With Lightning, open a session in "
-                "validation_step, `with attend(self.model, probes) as session:`, around a forward of the model of transformers "
-                "that the module holds"
-            )
-        raise AttributeError(own)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **kwargs: object
