@@ -1,4 +1,4 @@
-"""Commands are derived from functions: an option is one line, each has help, its examples can be typed, and help needs no heavy library."""
+"""Commands are derived from functions: an option is one line, each has help, and its examples can be typed as they stand."""
 
 from __future__ import annotations
 
