@@ -149,7 +149,7 @@ def test_a_run_parses_only_the_files_that_declare_what_it_has():
         "import ast\n"
         "from sinklab.results.metric import definitions_of, LOSS\n"
         "from sinklab.results.table import make_table\n"
-        "from sinklab.studies.origin.rows import CHANNEL_WRITE\n"
+        "from sinklab.studies.origin.found import CHANNEL_WRITE\n"
         "metrics = (LOSS, LOSS.bound('low'), CHANNEL_WRITE)\n"
         "table = make_table([{'probe': 'p', 'metric': one, 'value': 1.0} for one in metrics])\n"
         "parse, files = ast.parse, []\n"

@@ -23,14 +23,12 @@ from sinklab.results.run import Result
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments, sample_losses
 from sinklab.studies.origin.ablation import Edit, new_values, run_edits
-from sinklab.studies.origin.decomposition import decompose
+from sinklab.studies.origin.decomposition import Experts, decompose, writer_of
 from sinklab.studies.origin.display import display
-from sinklab.studies.origin.entry import _kept, _share
-from sinklab.studies.origin.measurement import _most_lost, locate_origins
+from sinklab.studies.origin.measurement import _kept, _most_lost, _share, locate_origins
 from sinklab.studies.origin.structure import find_structure
 from sinklab.studies.origin.tracing import largest_over_median, measure_growth
 from sinklab.studies.origin.words import verdict
-from sinklab.studies.origin.writers import Experts, writer_of
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
