@@ -9,11 +9,8 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import Any
 from unittest import mock
-
-import sinklab
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +30,10 @@ class Invoked:
 @functools.cache
 def parameters() -> frozenset[str]:
     """What the functions behind all commands call their options."""
-    from sinklab.cli import commands
+    from sinklab.cli.commands import COMMANDS
     from sinklab.cli.derive import option_names
 
-    package = Path(sinklab.__file__).parent
-    with mock.patch.object(commands, "PACKAGE", package):  # tests plant others
-        return frozenset(name for place in commands.find_commands(package).values() for name in option_names(place.load()))
+    return frozenset(name for command in COMMANDS.values() for name in option_names(command.load()))
 
 
 def not_options(said: str) -> list[str]:

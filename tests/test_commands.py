@@ -7,15 +7,20 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 from tests.command_line import CliRunner
 
+import sinklab
 from sinklab.cli import commands
 from sinklab.cli.app import app
 from sinklab.cli.derive import derive, read_docstring
-from sinklab.errors import ConfigurationError, calling
+from sinklab.errors import ConfigurationError, ContractError, calling
 from sinklab.registry import KINDS
+
+PACKAGE = Path(sinklab.__file__).parent
 
 PLANTED = '''"""A planted command."""
 from __future__ import annotations
@@ -85,8 +90,7 @@ def planted(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(commands, "PACKAGE", package)
-    monkeypatch.setattr("sinklab.cli.app.find_commands", lambda: commands.find_commands(package))
+    monkeypatch.setattr("sinklab.cli.app.find_commands", lambda: {"planted": commands.Command("garden.planted:planted")})
 
     def run(*arguments: str, more: str = "", given: str = ""):
         (package / "planted.py").write_text(PLANTED.format(more=more, given=given))
@@ -149,7 +153,7 @@ def test_messages_name_options(planted):
 
 
 @pytest.mark.parametrize(
-    "file", sorted(path for kind in KINDS for path in (commands.PACKAGE / kind).glob("*.py")), ids=lambda file: file.stem
+    "file", sorted(path for kind in KINDS for path in (PACKAGE / kind).glob("*.py")), ids=lambda file: file.stem
 )
 def test_messages_of_plugins_put_no_setting_in_backticks(file):
     """A setting is given in the text of an option; a command that has an option of that name would speak of the option."""
@@ -219,6 +223,7 @@ def test_every_command_has_help_for_every_option(name):
     derive(function, name)
     description, texts, examples = read_docstring(inspect.getdoc(function))
     assert description
+    assert " ".join(function.__doc__.split("\n\n")[0].split()) == commands.find_commands()[name].summary
     assert set(texts) <= set(inspect.signature(function).parameters)
     assert f"sinklab {name} " in f"{examples} "
 
@@ -249,6 +254,19 @@ def test_further_names_of_options_are_words():
 @pytest.mark.parametrize("name", commands.find_commands())
 def test_help_is_for_those_who_type_a_line(name):
     assert "Python" not in CliRunner().invoke(app, [name, "--help"]).stdout.replace("Python source", "")
+
+
+def test_another_package_adds_a_command(planted, monkeypatch):
+    planted("--help")  # writes the package
+    point = EntryPoint("grow", "garden.planted:planted", "sinklab.commands")
+    monkeypatch.setattr(commands, "entry_points", lambda kind: [point] if kind == "commands" else [])
+    found = commands.find_commands()
+    assert found["grow"].summary == "Grow a planted thing."
+    assert found["grow"].load().__name__ == "planted"
+    monkeypatch.setattr(commands, "entry_points", lambda kind: [EntryPoint("audit", "nowhere:x", "sinklab.commands")])
+    with pytest.raises(ContractError, match="two commands are called 'audit'; one of them is nowhere:x"):
+        commands.find_commands()
+    assert commands.Command("nowhere:x").summary.startswith("the command nowhere:x cannot be imported: ModuleNotFoundError")
 
 
 def test_an_unknown_command_suggests_the_nearest():

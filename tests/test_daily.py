@@ -1,16 +1,13 @@
-"""What a daily user meets: versions, quiet, what to do next, estimates, colours, narrow terminals, one folder, completion."""
+"""What a daily user meets: versions, quiet, estimates, colours, narrow terminals, one folder, completion."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from rich.console import Console
@@ -18,21 +15,15 @@ from rich.table import Table
 from tests.command_line import CliRunner
 
 from sinklab.cli import app as application
-from sinklab.cli.app import app, make_app, versions
+from sinklab.cli.app import app, versions
 from sinklab.cli.commands import find_commands
-from sinklab.cli.completion import WITH_COLONS, completer
-from sinklab.cli.following import lines_of, next_line
-from sinklab.models.embedded import embedded_names
-from sinklab.registry import KINDS
 from sinklab.results import bars
 from sinklab.results.environment import installed
 from sinklab.results.folder import default_out
 from sinklab.results.narrow import fitted
-from sinklab.results.run import PIPE_WIDTH, Listing, Result
+from sinklab.results.run import PIPE_WIDTH, Listing
 from sinklab.results.version import __version__
 from sinklab.results.voice import LONG, SETTLED, Pace, is_quiet, quietly, say
-from sinklab.studies.arguments import Bos, Threshold
-from sinklab.studies.audit.audit import audit
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--probe", "sink_rate"]
 
@@ -47,7 +38,6 @@ def run(*arguments: object, status: int = 0):
 def watched(monkeypatch):
     """Streams that say that they are terminals."""
     monkeypatch.setattr(bars, "is_watched", lambda: not is_quiet())
-    monkeypatch.setattr("sinklab.cli.output.is_watched", lambda: not is_quiet())
 
 
 # --- versions ---
@@ -64,107 +54,6 @@ def test_versions_are_named_without_importing_torch():
     line = "import sys; sys.modules['torch'] = None; from sinklab.cli.app import versions; print(versions())"
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     assert done.stdout == versions() + "\n"
-
-
-# --- what to do next ---
-
-
-@pytest.mark.parametrize("name", find_commands())
-def test_every_command_names_what_can_be_done_next(name):
-    """Filled in with a word for every name, each of its lines is one that the command line parses."""
-    function = find_commands()[name].load()
-    lines = list(lines_of(function))
-    assert lines
-    known = {*inspect.signature(function).parameters, "folder", "reading", "recommended", "sink_role", "sink_heads"}
-    for names, line in lines:
-        assert set(names) <= known
-        words = shlex.split(line.partition("  (")[0].format_map(dict.fromkeys(names, "word")))
-        assert words[0] == "sinklab"
-        make_app(words[1:])[0].parse_args(words[1:])
-    assert not set(lines[-1][0]) & {
-        "reading",
-        "recommended",
-        "sink_role",
-        "sink_heads",
-    }  # the last one holds whatever was found
-
-
-def planted(
-    model: str,
-    *,
-    corpus: str = "auto",
-    bos: Bos = "auto",
-    threshold: Threshold = 0.3,
-    out: Path | None = None,
-    device: str = "auto",
-    trust_remote_code: bool = False,
-) -> Result:
-    """Plant.
-
-    Next:
-        if sinks and out: sinklab origin {model} --out {out}  (what writes {sinks})
-        if sinks: sinklab causes {model}
-        sinklab list
-
-    Raises:
-        Nothing: sinklab show this
-    """
-    return Result({}, None, {}, None, lambda result: [])
-
-
-@pytest.mark.parametrize(
-    ("given", "summary", "line"),
-    [
-        ({}, {}, "sinklab list"),
-        ({}, {"sinks": "two; sinks"}, "sinklab causes 'a b'"),
-        ({"device": "cpu", "trust_remote_code": True}, {"sinks": "x"}, "sinklab causes 'a b' --trust-remote-code --device cpu"),
-        ({"out": Path("c d")}, {"sinks": "two"}, "sinklab origin 'a b' --out 'c d'  (what writes two)"),
-        ({"out": Path("c")}, {"sinks": None}, "sinklab list"),
-        (
-            {"corpus": "my text.txt", "bos": "none", "threshold": 0.2},
-            {"sinks": "x"},
-            "sinklab causes 'a b' --corpus 'my text.txt' --bos none --threshold 0.2",
-        ),
-    ],
-)
-def test_the_next_line_is_the_first_that_can_be_filled_in(given, summary, line):
-    bound = inspect.signature(planted).bind("a b", **given)
-    assert next_line(planted, bound, Result(summary, None, {}, None, lambda result: [])) == line
-    assert next_line(versions, inspect.signature(versions).bind(), None) is None
-
-
-def test_the_next_line_has_one_text_and_no_bos_that_means_another_thing():
-    """Several domains are no corpus, and `depend` has kinds of BOS of its own, `always` none of them."""
-
-    def several(model: str, *, domains: Sequence[str] = (), bos: Bos = "auto") -> Result:
-        """Do.
-
-        Next:
-            sinklab depend {model}
-        """
-        return Result({}, None, {}, None, lambda result: [])
-
-    signature = inspect.signature(several)
-    assert next_line(several, signature.bind("m", domains=["a.txt"], bos="always"), None) == "sinklab depend m --corpus a.txt"
-    assert next_line(several, signature.bind("m", domains=["a.txt", "b.txt"]), None) == "sinklab depend m"
-
-
-def test_an_audit_without_a_sink_does_not_ask_what_the_heads_do_with_it():
-    for heads, line in ((0, "sinklab show sink_rate"), (2, "sinklab causes m  (what the heads do with it: position 0)")):
-        summary = {"reading": {"unread_share": 0.0}, "sink_heads": heads, "sink_role": "position 0" if heads else "none"}
-        following = next_line(audit, inspect.signature(audit).bind("m"), Result(summary, None, {}, None, lambda result: []))
-        assert following is not None
-        assert following.startswith(line)
-
-
-def test_the_next_line_is_for_terminals_and_for_stderr(watched):
-    done = run("list", "recipes")
-    assert done.stderr == "next      sinklab show sink_rate  (one of them in full)\n"
-    assert done.stdout
-    assert run("list", "recipes", "--json").stderr == ""
-    assert run("list", "recipes", "--quiet").stderr == ""
-    with mock.patch.dict(os.environ, RANK="1"):
-        assert run("list", "recipes").stderr == ""
 
 
 def test_pipes_stay_clean():
@@ -184,7 +73,6 @@ def test_quiet_silences_progress_and_sentences_but_no_result(checkpoint, tmp_pat
     shown = []
     monkeypatch.setattr("sinklab.cli.derive.say", lambda text: shown.append(is_quiet()))
     loud = run("measure", checkpoint, *QUICK, "--out", tmp_path / "loud")
-    assert "next      sinklab audit" in loud.stderr
     lines = (["measure", checkpoint, "-q"], ["-q", "measure", checkpoint], ["measure", "--quiet", checkpoint])
     for number, line in enumerate(lines):
         done = run(*line, *QUICK, "--out", tmp_path / str(number))
@@ -358,76 +246,18 @@ def test_no_command_writes_by_default_to_anywhere_else():
     """A path that a signature gives outright would not be below SINKLAB_OUT."""
     for place in find_commands().values():
         for name, parameter in inspect.signature(place.load()).parameters.items():
-            assert not isinstance(parameter.default, Path), f"{place.function}: {name}; use WrittenTo or default_out"
+            assert not isinstance(parameter.default, Path), f"{place.place}: {name}; use WrittenTo or default_out"
 
 
 # --- completion ---
 
 
-def offered(text: str, typed: str) -> dict[str, str]:
-    offer = completer(text)
-    assert offer is not None
-    return offer(mock.Mock(incomplete=typed))
-
-
-def test_names_come_from_the_help_text(tmp_path, monkeypatch):
-    assert set(offered("Names from 'sinklab list probes'.", "")) == set(KINDS["probes"])
-    assert set(offered("Names from 'sinklab claims'.", "")) == set(KINDS["claims"])
-    assert set(offered("embedded:softmax, or a hub id.", "")) == set(embedded_names())
-    assert {"sink_rate", "softmax", "embedded:softmax"} <= set(offered("A name from 'sinklab list'.", ""))
-    assert "entropy,sink_rate" in offered("Names from 'sinklab list probes'.", "entropy,si")
-    assert completer("Samples to average over.") is None
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "text.txt").touch()
-    assert {"text.txt", "texts/"} < set(offered("From 'sinklab list corpora', or a path.", "te"))
-    assert "text.txt" not in offered("From 'sinklab list corpora'.", "te")
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["audit", "emb"], "embedded:softmax"),
-        (["measure", "x", "--probe", "entropy,s"], "entropy,sink_rate"),
-        (["cache", "x", "--policies", ""], "sink_window"),
-        (["pretrain", ""], "tiny"),
-        (["reproduce", ""], "norm_placement"),
-        (["show", ""], "sink_rate"),
-        (["trigger", "--operation", ""], "softpick"),
-    ],
-)
-def test_the_shell_is_offered_names(words, expected):
-    lines = run(application.COMPLETE, *words).stdout.splitlines()
-    assert expected in {line.partition("\t")[0] for line in lines}
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_installed(shell, tmp_path, monkeypatch):
+def test_completion_is_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("ZDOTDIR", str(tmp_path))
     script = tmp_path / "script"
-    run(application.INSTALL, "--shell", shell, "--output", script)
+    run(application.INSTALL, "--shell", "bash", "--output", script)
     text = script.read_text(encoding="utf-8")
     for name in find_commands():
         assert name in text
     assert "seq-len" in text
     assert "quiet" in text
-    assert (WITH_COLONS in text) is (shell == "bash")
-
-
-def test_bash_completes_names_with_a_colon(tmp_path):
-    """Readline hands over ``embedded``, ``:`` and ``s`` as three words, and replaces the last of them."""
-    program = """
-    _sinklab() { asked="${COMP_WORDS[*]}"; COMPREPLY=(embedded:sigmoid embedded:softmax); }
-    complete_() { _sinklab_with_colons; echo "$asked | ${COMPREPLY[*]}"; }
-    COMP_WORDS=(sinklab audit embedded : s); COMP_CWORD=4; complete_
-    COMP_WORDS=(sinklab audit embedded :); COMP_CWORD=3; complete_
-    COMP_WORDS=(sinklab audit emb); COMP_CWORD=2; complete_
-    """
-    done = subprocess.run(["bash", "-c", f"{WITH_COLONS}\n{program}"], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        "sinklab audit embedded:s | sigmoid softmax",
-        "sinklab audit embedded: | sigmoid softmax",
-        "sinklab audit emb | embedded:sigmoid embedded:softmax",
-    ]
-    assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""The lines that the help shows as examples, and those that a command names next, can be typed as they stand."""
+"""The lines that the help shows as examples can be typed as they stand."""
 
 from __future__ import annotations
 

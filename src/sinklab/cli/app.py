@@ -12,7 +12,6 @@ from typing import NoReturn
 import cyclopts
 
 from sinklab.cli.commands import find_commands
-from sinklab.cli.completion import Completing
 from sinklab.cli.derive import derive, option_names
 from sinklab.cli.guard import (
     INTERRUPTED,
@@ -33,8 +32,6 @@ __all__ = ["app", "make_app"]
 
 QUIET = ("--quiet", "-q")
 INSTALL = "--install-completion"
-COMPLETE = "__complete"
-"""What the scripts that it installs call at TAB, with the words of the line."""
 
 START = """Start here: sinklab audit embedded:softmax needs no download and takes under a minute.
 
@@ -48,7 +45,7 @@ def make_app(arguments: Sequence[str]) -> tuple[cyclopts.App, dict[str, str]]:
     Returns:
         The application, and how the parameters of the command are called on the line.
     """
-    top = Completing(
+    top = cyclopts.App(
         name="sinklab",
         help="Find attention sinks: which position, which token, which heads, and what they do.",
         help_epilogue=START,
@@ -59,8 +56,8 @@ def make_app(arguments: Sequence[str]) -> tuple[cyclopts.App, dict[str, str]]:
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
-    installs, completes = INSTALL in arguments[:1], arguments[:1] == [COMPLETE]
-    chosen = next((argument for argument in arguments[completes:] if not argument.startswith("-")), None)
+    installs = INSTALL in arguments[:1]
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     names: dict[str, str] = {}
     for name, command in find_commands().items():
         if name == chosen or installs:
@@ -68,9 +65,9 @@ def make_app(arguments: Sequence[str]) -> tuple[cyclopts.App, dict[str, str]]:
             names = option_names(function)
             top.command(derive(function, name))
         else:
-            top.command(Completing(name=name, help=command.summary if chosen is None else ""))
+            top.command(cyclopts.App(name=name, help=command.summary if chosen is None else ""))
     if chosen is None or installs:
-        top.register_install_completion_command(INSTALL, help="Complete commands, options and names at TAB: bash, zsh or fish.")
+        top.register_install_completion_command(INSTALL, help="Complete commands and options at TAB: bash, zsh or fish.")
     return top, names
 
 

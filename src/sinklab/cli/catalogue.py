@@ -27,9 +27,6 @@ def list_(kind: str | None = None) -> Listing:
     Examples:
         sinklab list
         sinklab list probes --json
-
-    Next:
-        sinklab show sink_rate  (one of them in full)
     """
     return Listing(catalogue(kind), _names)
 
@@ -44,9 +41,6 @@ def show(name: str) -> Listing:
     Examples:
         sinklab show sink_rate
         sinklab show gu2024
-
-    Next:
-        sinklab list  (all names)
     """
     descriptions = describe(name)
     return Listing([description.to_dict() for description in descriptions], lambda record: _descriptions(descriptions))

@@ -1,53 +1,159 @@
-"""Where the commands are: every function of the package with the mark ``@command``, found without importing anything."""
+"""The commands: where the function of each stands and what it does, so that help imports none of them.
+
+A package of somebody else adds a command with an entry point in the group ``sinklab.commands``
+(``my_command = "my_package.my_command:my_command"``); its function carries the same mark,
+:func:`sinklab.studies.arguments.command`, and its module imports no torch at the top.
+"""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import functools
 import importlib
-import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import sinklab
+from sinklab.errors import ContractError
+from sinklab.registry import entry_points
 
-__all__ = ["Place", "find_commands"]
-
-PACKAGE = Path(sinklab.__file__).parent
-
-MARK = re.compile(r'^@command(?:\("(?P<name>[\w-]+)"\))?\n(?:@.*\n)*def (?P<function>\w+)', re.MULTILINE)
+__all__ = ["COMMANDS", "Command", "find_commands"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """A command that has not been imported: its file, and the function in it."""
+class Command:
+    """A command that has not been imported.
 
-    file: Path
-    function: str
+    Args:
+        place: ``module:function``.
+        text: the first sentence of its docstring; without it the function is imported to read it.
+    """
+
+    place: str
+    text: str = ""
 
     @property
     def summary(self) -> str:
-        """The first sentence of its docstring."""
-        functions = (
-            node for node in ast.parse(self.file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)
-        )
-        docstring = next(ast.get_docstring(node) or "" for node in functions if node.name == self.function)
-        return " ".join(docstring.split("\n\n")[0].split())
+        """What it does, in a sentence; of one that is broken why, so that the others are listed all the same."""
+        try:
+            return self.text or " ".join((self.load().__doc__ or "").split("\n\n")[0].split())
+        except ContractError as error:
+            return str(error)
 
     def load(self) -> Callable[..., object]:
-        """The function."""
-        parts = self.file.relative_to(PACKAGE.parent).with_suffix("").parts
-        function: Callable[..., Any] = getattr(importlib.import_module(".".join(parts)), self.function)
+        """The function.
+
+        Raises:
+            ContractError: it cannot be imported.
+        """
+        module, _, name = self.place.partition(":")
+        try:
+            function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ContractError(f"the command {self.place} cannot be imported: {type(error).__name__}: {error}") from error
         return function
 
 
-@functools.cache
-def find_commands(folder: Path = PACKAGE) -> Mapping[str, Place]:
-    """Every command below a folder, by its name, sorted; the files are read once."""
-    commands = {}
-    for file in folder.rglob("*.py"):
-        for match in MARK.finditer(file.read_text(encoding="utf-8")):
-            commands[match["name"] or match["function"]] = Place(file, match["function"])
+COMMANDS = {
+    "audit": Command(
+        "sinklab.studies.audit.audit:audit",
+        "Find the sinks of a model: at which positions and tokens, in which layers and heads, under which conditions.",
+    ),
+    "backcopy": Command(
+        "sinklab.studies.backcopy.backcopy:backcopy",
+        "Train small models to copy behind triggers and predict bigrams elsewhere, and measure what their heads do.",
+    ),
+    "cache": Command(
+        "sinklab.studies.cache.cache:compare_policies",
+        "Compare cache policies on long texts: loss, speed and memory of each, and which one to use.",
+    ),
+    "card": Command(
+        "sinklab.studies.card.card:card",
+        "Print a section for the model's card: what a run found, with numbers, conditions and limits, and how to repeat it.",
+    ),
+    "causes": Command(
+        "sinklab.studies.causes.causes:find_causes",
+        "Label what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.",
+    ),
+    "claims": Command(
+        "sinklab.studies.reproduce.claims:claims",
+        "List published statements about sinks that can be run, with source, cost and last verdict.",
+    ),
+    "compare": Command("sinklab.cli.pages:compare", "Put audits side by side."),
+    "denoise": Command(
+        "sinklab.studies.denoise.denoise:denoise",
+        "Follow the sinks of a masked language model from a masked text to a complete one.",
+    ),
+    "depend": Command(
+        "sinklab.studies.depend.depend:depend",
+        "Test which scores depend on the sink: every task under every condition, with paired intervals and an "
+        "index of dependence.",
+    ),
+    "export": Command(
+        "sinklab.studies.export.export:export",
+        "Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.",
+    ),
+    "index": Command(
+        "sinklab.cli.pages:index",
+        "Make one page over all runs below a folder, to filter and compare them, and to watch trainings.",
+    ),
+    "list": Command("sinklab.cli.catalogue:list_", "List all names that the command line takes, with a sentence on each."),
+    "measure": Command(
+        "sinklab.studies.measure.measure:measure", "Run chosen probes over a model. With --json: one row of the table per line."
+    ),
+    "origin": Command(
+        "sinklab.studies.origin.origin:find_origin",
+        "Find where each sink is born, what writes it, and what disappears without it: attention, spike, loss.",
+    ),
+    "pathways": Command(
+        "sinklab.studies.pathways.pathways:pathways",
+        "Train operations that let a head do nothing, and measure what each costs and distorts.",
+    ),
+    "plot": Command(
+        "sinklab.studies.plot.plot:plot",
+        "Draw loss, sink rate and loss gap over steps and per layer, and heat maps of heads and positions over time.",
+    ),
+    "pretrain": Command(
+        "sinklab.studies.pretrain.pretrain:pretrain",
+        "Train a small model from scratch and watch its sinks appear: one recipe, one folder.",
+    ),
+    "quantize": Command(
+        "sinklab.studies.quantize.quantize:quantize",
+        "Measure what quantisation costs in loss, which modules cause it and what cures it, and write recipes.",
+    ),
+    "report": Command("sinklab.cli.pages:report", "Make report.html again from the files of an audit; needs no model."),
+    "reproduce": Command(
+        "sinklab.studies.reproduce.reproduce:reproduce",
+        "Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.",
+    ),
+    "retrieval": Command(
+        "sinklab.studies.retrieval.retrieval:retrieval",
+        "Train one head to look up a key at one token and to be silent elsewhere, and measure where its weight goes.",
+    ),
+    "show": Command("sinklab.cli.catalogue:show", "Say what a plug-in or a metric is: definition, parameters, papers."),
+    "stream": Command(
+        "sinklab.studies.stream.stream:stream",
+        "Generate without end in bounded memory, from a prompt, a file, a pipe or a conversation; tokens appear as they "
+        "are made.",
+    ),
+    "sweep": Command(
+        "sinklab.studies.sweep.sweep:sweep", "Run a recipe over a grid of settings and seeds, and summarise over seeds."
+    ),
+    "trigger": Command(
+        "sinklab.studies.trigger.trigger:trigger",
+        "Train small models that must do nothing except at one token, and measure where their heads put their weight.",
+    ),
+}
+"""Name to command, of sinklab itself."""
+
+
+def find_commands() -> Mapping[str, Command]:
+    """Every command by its name, sorted: those of sinklab and those of other packages that are installed.
+
+    Raises:
+        ContractError: two commands of one name.
+    """
+    commands = dict(COMMANDS)
+    for point in entry_points("commands"):
+        if point.name in commands:
+            raise ContractError(f"two commands are called {point.name!r}; one of them is {point.value}")
+        commands[point.name] = Command(point.value)
     return dict(sorted(commands.items()))

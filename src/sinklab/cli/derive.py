@@ -19,8 +19,6 @@ import cyclopts
 from typing_extensions import Doc
 
 from sinklab.cli import output
-from sinklab.cli.completion import Completing, completer
-from sinklab.cli.following import next_line
 from sinklab.errors import ConfigurationError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.registry import split_specs
@@ -87,14 +85,11 @@ def derive(function: Callable[..., object], name: str) -> cyclopts.App:
                     result = function(*positional, **given, progress=progress)
             else:
                 result = function(*positional, **given)
-            status = output.print_result(result, as_json, option_names(function))
-            if status == 0 and not as_json:
-                output.point_on(next_line(function, signature.bind(*positional, **given), result))
-        return status
+            return output.print_result(result, as_json, option_names(function))
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {}
-    app = Completing(name=name, help=description, help_epilogue=examples, group_parameters=OPTIONS)
+    app = cyclopts.App(name=name, help=description, help_epilogue=examples, group_parameters=OPTIONS)
     app.default(call)
     return app
 
@@ -109,7 +104,7 @@ def option_names(function: Callable[..., object]) -> dict[str, str]:
 
 def read_docstring(text: str) -> tuple[str, dict[str, str], str]:
     """What a docstring in Google's style says: the description, what is under ``Args:`` by name, and the examples."""
-    heading = re.compile(r"^(Args|Attributes|Examples?|In Python|Next|Raises|Returns|Yields):$", re.MULTILINE)
+    heading = re.compile(r"^(Args|Attributes|Examples?|In Python|Raises|Returns|Yields):$", re.MULTILINE)
     description, *rest = heading.split(plain(text))
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     entries = re.split(r"^(\w+(?:, \w+)*): ?", _dedented(sections.get("Args", "")), flags=re.MULTILINE)
@@ -181,7 +176,6 @@ def _parameter(function: Callable[..., object], parameter: inspect.Parameter, te
         raise TypeError(f"{function.__qualname__}: parameter {parameter.name!r} needs an entry under Args, or a Doc")
     kind, item = _type(annotation)
     about: dict[str, Any] = {"help": text, "negative": "", "allow_repeating": True}  # of two values the last one holds
-    about["completer"] = completer(text)
     if not _by_position(parameter):
         names = _names(parameter.name, notes)
         about["name"] = names

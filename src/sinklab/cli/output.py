@@ -8,9 +8,8 @@ from collections.abc import Mapping
 
 from sinklab.cli.guard import INTERRUPTED, TERMINATED, on_the_line
 from sinklab.results.run import Listing, Result
-from sinklab.results.voice import is_watched
 
-__all__ = ["point_on", "print_result"]
+__all__ = ["print_result"]
 
 STATUSES = {"diverged": 3, "stopped": INTERRUPTED}
 """What became of a training to the exit status of its command, unless SIGTERM has stopped it."""
@@ -45,9 +44,3 @@ def print_result(result: object, as_json: bool = False, names: Mapping[str, str]
     elif result is not None:
         sys.stdout.write(f"{result}\n")
     return 0
-
-
-def point_on(line: str | None) -> None:
-    """What to do next, as the last line on a terminal's stderr; nothing where nobody watches, or on another rank."""
-    if line is not None and is_watched() and os.environ.get("RANK", "0") == "0":
-        sys.stderr.write(f"next      {line}\n")

@@ -42,10 +42,6 @@ def compare(folders: list[Path], *, out: Path | None = None, overwrite: Overwrit
 
     Examples:
         sinklab compare sinklab-audit/embedded-softmax sinklab-audit/embedded-sigmoid --out both.html
-
-    Next:
-        if out: sinklab show sink_rate  (what a row means)
-        sinklab compare {folders} --out compared.html  (as a page)
     """
     check_file(out, overwrite)
     from sinklab.report.compare import (
@@ -96,9 +92,6 @@ def index(folder: Path, *, out: Path | None = None, watch: float | None = None, 
     Examples:
         sinklab index .
         sinklab index runs --watch 30
-
-    Next:
-        sinklab audit embedded:softmax --out {folder}/embedded-softmax  (one more to compare with)
     """
     from sinklab.report.index import write_index
 
@@ -137,9 +130,6 @@ def report(folder: Path) -> Path:
 
     Examples:
         sinklab report sinklab-audit/embedded-softmax
-
-    Next:
-        sinklab show sink_rate  (what its numbers mean)
     """
     from sinklab.report.html import write_report
 

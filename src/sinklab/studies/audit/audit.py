@@ -87,11 +87,6 @@ def audit(
         sinklab audit embedded:softmax
         sinklab audit ./my-checkpoint --corpus notes.txt --seq-len 256
         sinklab audit org/model --bos none --json > summary.json
-
-    Next:
-        if reading and sink_heads: sinklab causes {model}  (what the heads do with it: {sink_role})
-        if sink_heads: sinklab origin {model}  (what writes it: {sink_role})
-        sinklab show sink_rate  (what was looked for, and how it is defined)
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.models.drawing import AUTO, default_corpus, reading_part

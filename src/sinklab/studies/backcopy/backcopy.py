@@ -64,9 +64,6 @@ def backcopy(
         sinklab backcopy --layers 3 --optimizer adamw,sgd --out build/backcopy
         sinklab backcopy --operation softmax,sink_logit,gated --json
         sinklab backcopy --scale paper --layers 3 --no-attention 2 --out build/paper  (days on a CPU)
-
-    Next:
-        sinklab pathways --operations softpick,gated --seeds 0  (what other operations cost)
     """
     from sinklab.studies.backcopy.lab import run_backcopy
     from sinklab.studies.backcopy.training import SCALES, BackcopySettings

@@ -96,11 +96,6 @@ def compare_policies(
         sinklab cache embedded:softmax --policies window,sink_window --per-head measured,random --out build/heads
         sinklab cache embedded:softmax --policies sink_window,per_head:heads=build/heads/heads-measured-64.json
         sinklab cache embedded:sigmoid --json > policies.json
-
-    Next:
-        if export: sinklab depend {model}  (which scores need the sinks)
-        if recommended and folder: sinklab export {folder} --to llama.cpp,transformers  (for where it serves)
-        sinklab depend {model}  (which scores need the sinks)
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record

@@ -28,10 +28,6 @@ def card(run: Path, *, yaml: bool = False) -> Listing:
     Examples:
         sinklab card sinklab-audit/org-model >> README.md
         sinklab card build/cache --yaml > README.md
-
-    Next:
-        if yaml: sinklab show sink_rate  (what its numbers mean)
-        sinklab card {run} --yaml  (with the metadata that the hub reads)
     """
     from rich.text import Text
 

@@ -125,9 +125,6 @@ def find_causes(
         sinklab causes embedded:softmax --heads 0.0+0.1,layers --together
         sinklab causes ORG/MODEL --corpus python_source,notes.txt --budget full --out build/causes
         sinklab causes ORG/MODEL --sink null --json
-
-    Next:
-        sinklab origin {model}  (what writes the sink)
     """
     import torch
     from torch import nn

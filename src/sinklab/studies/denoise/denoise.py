@@ -71,9 +71,6 @@ def denoise(
         sinklab denoise ORG/MASKED_MODEL --corpus notes.txt --out build/denoise
         sinklab denoise ./my-bert --steps 32 --order random --samples 64
         sinklab denoise ./my-bert --prompt 16 --fill model --json
-
-    Next:
-        sinklab audit {model}  (its sinks on whole texts, on a page)
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record

@@ -117,9 +117,6 @@ def depend(
         sinklab depend ORG/MODEL --task long_text,needle --corpus book.txt
         sinklab depend ORG/MODEL --task long_text:corpus=book.txt --policies 8+1016,strided --json
         sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200  (needs sinklab[evaluation])
-
-    Next:
-        sinklab stream {model} --prompt Once --max-new-tokens 100  (the cache with sinks at work)
     """
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry

@@ -42,9 +42,6 @@ def export(
         sinklab export build/cache --to llama.cpp,mlx-lm
         sinklab export build/cache --to vllm --policy window
         sinklab export build/cache --to transformers --policy heavy_hitter --out build/serve
-
-    Next:
-        sinklab card {run}  (the same run as a section of a model card)
     """
     from sinklab.results.file import check_file
     from sinklab.studies.export.chosen import plan_of

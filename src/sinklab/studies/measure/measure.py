@@ -84,9 +84,6 @@ def measure(
     Examples:
         sinklab measure embedded:softmax --probe sink_rate --probe entropy
         sinklab measure ./my-checkpoint --probe null_mass --corpus random_tokens --out build/null
-
-    Next:
-        sinklab audit {model}  (all probes, other conditions, and a page)
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record, read_samples

@@ -86,9 +86,6 @@ def find_origin(
         sinklab origin ORG/MODEL --corpus notes.txt --samples 64 --out build/origin
         sinklab origin ./my-vit --corpus photographs/ --registers 4
         sinklab origin ./my-checkpoint --controls 10 --json
-
-    Next:
-        sinklab quantize {model}  (what it costs where numbers are few)
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record

@@ -81,9 +81,6 @@ def pathways(
         sinklab pathways --base bos --out sinklab-pathways-bos  (where every row begins with BOS)
         sinklab pathways --operations sigmoid:length_bias=true,sink_logit --seeds 0..4 --out build/pathways
         sinklab pathways --scale 60m --ray auto --store /shared/claims
-
-    Next:
-        sinklab pretrain tiny --set model.operation.name=softpick  (one of them alone)
     """
     from sinklab.registry import operations as registry
     from sinklab.registry import split_specs

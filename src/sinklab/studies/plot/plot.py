@@ -33,9 +33,6 @@ def plot(
         sinklab plot runs/softmax runs/sigmoid --out emergence.svg
         sinklab plot sinklab-sweeps/lr  (a sweep stands for its runs)
         sinklab plot sinklab-sweeps/lr/*seed=0*  (some of them)
-
-    Next:
-        sinklab list recipes  (what else can be trained)
     """
     check_file(out, overwrite)
     from sinklab.report.curves import write_plot

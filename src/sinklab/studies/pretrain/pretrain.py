@@ -56,9 +56,6 @@ def pretrain(
         sinklab pretrain emergence --resume  (after a crash: the same numbers as without it)
         sinklab pretrain emergence --init-from runs/emergence --set model.operation.name=sigmoid --out runs/dissolve
         torchrun --nproc-per-node 4 -m sinklab pretrain gu2024_60m --set data.corpus=ORG/DATASET
-
-    Next:
-        sinklab audit {folder}/model  (its sinks; its curves: sinklab plot {folder})
     """
     from sinklab.configuration import with_overrides
     from sinklab.training.checkpoints import saved_steps

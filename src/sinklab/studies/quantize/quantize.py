@@ -87,9 +87,6 @@ def quantize(
         sinklab quantize embedded:softmax
         sinklab quantize ./my-checkpoint --schemes w8a8,w4a8 --residual --out build/quantize
         sinklab quantize org/model --corpus notes.txt --samples 200 --seq-len 256 --json
-
-    Next:
-        sinklab cache {model} --quantized int8,int4  (the same question for the cache)
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record

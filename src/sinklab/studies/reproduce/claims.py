@@ -45,10 +45,6 @@ def claims(
         sinklab claims sink_moves_to_bias
         sinklab claims --source gu2024 --json
         sinklab reproduce repeated_token_laws  (to run one)
-
-    Next:
-        sinklab reproduce {names} --seeds 0..2  (to run it)
-        sinklab claims sink_moves_to_bias  (one of them in full)
     """
     check_word(scale, RECORDED, "scale")
     listed = [stated(name) for name in names or registered]

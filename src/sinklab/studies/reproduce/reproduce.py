@@ -93,10 +93,6 @@ def reproduce(
         sinklab reproduce sink_moves_to_bias --base bos  (what becomes of it where every row begins with BOS)
         sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)
         sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)
-
-    Next:
-        if models: sinklab claims --scale checkpoint --results {folder}  (all verdicts so far)
-        sinklab claims --scale {scale} --results {folder}  (all verdicts so far)
     """
     claim_names = chosen(
         names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, base=base, on_models=models is not None

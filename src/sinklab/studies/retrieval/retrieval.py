@@ -71,9 +71,6 @@ def retrieval(
         sinklab retrieval
         sinklab retrieval --target token --seeds 0 --json
         sinklab retrieval --operation softmax,softpick,sink_logit --seeds 0..2 --out build/retrieval
-
-    Next:
-        sinklab backcopy --seeds 0  (what heads do that have to be silent in a language)
     """
     from sinklab.registry import operations
     from sinklab.studies.retrieval.retrieval_problem import RetrievalProblem, evaluate_retrieval, retrieval_obstacle

@@ -113,10 +113,6 @@ def stream(
         sinklab stream ORG/MODEL --resume book.safetensors --prompt 'Who was that?' --max-new-tokens 300
         sinklab stream ORG/MODEL --chat --system 'You answer in one sentence.' --temperature 0.7
         cat log.txt | sinklab stream ./my-checkpoint --policy window --set window=256 --json > tokens.jsonl
-
-    Next:
-        sinklab stream {model} --resume {save}  (to go on from here)
-        sinklab cache {model}  (which policy and which window to use)
     """
     has_prompt = prompt is not None or file is not None
     _check_arguments(max_new_tokens, chat=chat, system=system, keep=keep, has_prompt=has_prompt)

@@ -59,9 +59,6 @@ def sweep(
         sinklab sweep emergence --grid 'model.operation={name: sigmoid, normalize: true},{name: softmax}'
         sinklab sweep emergence --grid lr=1e-3,4e-3 --seeds 0..9 --resume  (after Ctrl-C, or to add seeds)
         sinklab sweep emergence --grid lr=1e-3,4e-3 --seeds 0..4 --ray auto --out /shared/sweep
-
-    Next:
-        sinklab plot {folder}  (curves of all cells)
     """
     from sinklab.jobs.driver import run_sweep
     from sinklab.jobs.grid import parse_grid

@@ -87,9 +87,6 @@ def trigger(
         sinklab trigger --operation softmax,relu --layers 2 --heads 2 --seeds 0..4 --out build/two  (half a minute a run)
         sinklab trigger --positions rotary --triggers 3
         sinklab trigger --operation softpick,sink_logit --no-bos --json
-
-    Next:
-        sinklab retrieval  (a task that a head without a sink can do)
     """
     from sinklab.studies.trigger.evaluation import evaluate
     from sinklab.studies.trigger.expressible import obstacle
