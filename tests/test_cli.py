@@ -20,8 +20,8 @@ from sinklab.cli.derive import folder_name
 from sinklab.cli.describe import describe
 from sinklab.models.loading import wrap_model
 from sinklab.registry import KINDS
-from sinklab.results.bars import bars
 from sinklab.results.metric import catalogue as declared
+from sinklab.results.progress import bars
 from sinklab.results.run import Result
 from sinklab.results.table import make_table, read_run, read_table
 from sinklab.studies.audit.display import display

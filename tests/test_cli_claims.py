@@ -16,8 +16,8 @@ from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.registry import claims
+from sinklab.results.progress import duration
 from sinklab.results.run import Result
-from sinklab.results.voice import duration
 from sinklab.studies.reproduce import engine
 from sinklab.studies.reproduce.reproduce import chosen
 from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING

@@ -17,13 +17,13 @@ from tests.command_line import CliRunner
 from sinklab.cli import app as application
 from sinklab.cli.app import app, versions
 from sinklab.cli.commands import find_commands
-from sinklab.results import bars
+from sinklab.results import progress as bars
 from sinklab.results.environment import installed
 from sinklab.results.folder import default_out
 from sinklab.results.narrow import fitted
+from sinklab.results.progress import LONG, SETTLED, Pace, is_quiet, quietly, say
 from sinklab.results.run import PIPE_WIDTH, Listing
 from sinklab.results.version import __version__
-from sinklab.results.voice import LONG, SETTLED, Pace, is_quiet, quietly, say
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--probe", "sink_rate"]
 

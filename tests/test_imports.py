@@ -38,6 +38,9 @@ LEVELS: list[set[str]] = [
 ]
 """Lowest first: a part may import itself and parts on lower levels, and nothing else."""
 
+CLAIMS_LEVELS: list[set[str]] = [{"contract"}, {"verdict"}, {"numbers"}, {"papers"}, {"pathways", "reproduce"}, {"testing"}]
+"""Of the package of claims, which may import all of sinklab; a file beside its folders is one of ``papers``."""
+
 WITHOUT_TORCH = ("errors", "registry", "results", "report", "cli")
 HEAVY = ("torch", "transformers")
 OUTSIDE = {"__init__", "__main__"}
@@ -90,8 +93,50 @@ def _inside_function(path: Path, line: int) -> bool:
     return any(node.lineno < line <= (node.end_lineno or 0) for node in functions)
 
 
+def claims_violations(source: Path) -> list[str]:
+    """Imports within the package of claims that go upwards, as ``file:line: what``."""
+    level = {part: number for number, parts in enumerate(CLAIMS_LEVELS) for part in parts}
+    found = []
+    for path in sorted(source.rglob("*.py")):
+        part = claims_part(path.relative_to(source).parts[0])
+        if path.name == "__init__.py":
+            continue
+        for module, line in imports_of(path):
+            names = module.split(".")
+            if names[0] == source.name and len(names) > 1 and level[claims_part(names[1])] > level[part]:
+                found.append(f"{path.relative_to(source)}:{line}: imports {module}")
+    return found
+
+
+def claims_part(name: str) -> str:
+    name = name.removesuffix(".py")
+    return name if any(name in parts for parts in CLAIMS_LEVELS) else "papers"
+
+
 def test_imports_go_downwards_only():
     assert violations(SOURCE) == []
+    assert claims_violations(SOURCE.with_name("sinklab_claims")) == []
+
+
+def test_the_tool_does_not_import_its_claims(tmp_path):
+    assert list(imports_of_claims(SOURCE)) == []
+    (tmp_path / "one.py").write_text("def f():\n    from sinklab_claims.numbers import sinks\n")
+    assert list(imports_of_claims(tmp_path)) == ["one.py:2: imports sinklab_claims.numbers"]
+
+
+def imports_of_claims(source: Path) -> Iterator[str]:
+    for path in source.rglob("*.py"):
+        for module, line in imports_of(path):
+            if module.split(".")[0] == "sinklab_claims":
+                yield f"{path.relative_to(source)}:{line}: imports {module}"
+
+
+def test_the_check_of_claims_can_fail(tmp_path):
+    source = tmp_path / "sinklab_claims"
+    (source / "numbers").mkdir(parents=True)
+    (source / "numbers" / "one.py").write_text("from sinklab_claims.gu2024 import x\n")
+    (source / "gu2024.py").write_text("from sinklab_claims.numbers.one import y\nfrom sinklab_claims.xiao2023 import z\n")
+    assert claims_violations(source) == ["numbers/one.py:1: imports sinklab_claims.gu2024"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +180,7 @@ def undeclared(source: Path, project: dict) -> set[str]:
     extras = [requirement for extra in project.get("optional-dependencies", {}).values() for requirement in extra]
     declared = {name_of(requirement) for requirement in (*project["dependencies"], *extras)}
     imported = {module.split(".")[0] for path in source.rglob("*.py") for module, _ in imports_of(path)}
-    foreign = imported - sys.stdlib_module_names - WITH_TORCH - {"sinklab"}
+    foreign = imported - sys.stdlib_module_names - WITH_TORCH - {"sinklab", "sinklab_claims"}
     return {module for module in foreign if name_of(CALLED.get(module, module)) not in declared}
 
 
@@ -145,7 +190,8 @@ def name_of(requirement: str) -> str:
 
 def test_what_is_imported_is_declared():
     with (SOURCE.parents[1] / "pyproject.toml").open("rb") as file:
-        assert undeclared(SOURCE, tomllib.load(file)["project"]) == set()
+        project = tomllib.load(file)["project"]
+    assert undeclared(SOURCE, project) | undeclared(SOURCE.with_name("sinklab_claims"), project) == set()
 
 
 def test_that_check_can_fail(tmp_path):
@@ -157,8 +203,9 @@ def test_that_check_can_fail(tmp_path):
 def cycles(source: Path) -> list[list[str]]:
     """Files that import each other in a circle, imports for type checkers and inside functions included."""
     paths = [path for path in source.rglob("*.py") if path != source / "__init__.py"]
+    package = source.name if source.name.startswith("sinklab") else "sinklab"
     files = {
-        ".".join(("sinklab", *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__"): path for path in paths
+        ".".join((package, *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__"): path for path in paths
     }
     targets = {name: set(files_imported(path, files)) for name, path in files.items()}
     while leaves := {name for name, imported in targets.items() if not imported & targets.keys()}:
@@ -191,6 +238,7 @@ def reach(targets: dict[str, set[str]], start: str) -> set[str]:
 
 def test_no_files_import_each_other():
     assert cycles(SOURCE) == []
+    assert cycles(SOURCE.with_name("sinklab_claims")) == []
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import os
 import random
 import signal
 import string
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -87,21 +85,6 @@ def test_the_working_directory(tmp_path, monkeypatch, command):
     assert "is the working directory or one above it, which no result takes the place of; give the name of a new dir" in said
     run(command, *FOLDERS[command], "--out", "..")
     assert [path.name for path in tmp_path.rglob("*")] == ["here"]
-
-
-@pytest.mark.parametrize("command", [*FOLDERS, *FILES, "stream", "report", "claims", "show"])
-def test_bytes_that_are_no_text(tmp_path, command):
-    odd = os.fsdecode(b"o\xff")
-    for line in ([command, odd], [command, f"--out={odd}"], [command, "--set", odd]):
-        assert run(*line).startswith("error: argument '")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_bytes_that_are_no_text_in_a_real_process(tmp_path):
-    line = [sys.executable, "-m", "sinklab", "measure", "embedded:softmax", "--out", b"o\xff"]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: argument 'o\\xff' is not UTF-8, in which names are read and written; choose another\n"
 
 
 ENDINGS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]

@@ -46,7 +46,7 @@ def fruits(tmp_path, monkeypatch):
     package.__path__ = [str(folder)]
     package.registry = registry
     monkeypatch.setitem(sys.modules, "sinklab.fruits", package)
-    monkeypatch.setattr(registry_module, "entry_points", lambda plural: registry.points)
+    monkeypatch.setattr(registry_module, "entry_points", lambda plural: registry.points if plural == "fruits" else [])
     registry.points = []
 
     def write(name: str, body: str) -> None:
@@ -81,6 +81,51 @@ def test_one_file_is_all_it_takes(fruits):
     assert list(fruits) == ["apple"]
     assert "apple" in fruits
     assert "pear" not in fruits
+
+
+BASKET = '''"""Two of them, from a package of somebody else."""
+import sys
+registry = fruits = sys.modules["sinklab.fruits"].registry
+
+
+@fruits.register("fig")
+def fig():
+    """Sweet and
+    soft.
+
+    More."""
+
+
+@fruits.register("lime")
+def lime():
+    """Sour."""
+'''
+
+
+def test_a_package_brings_several_in_one_file(fruits, tmp_path, monkeypatch):
+    (tmp_path / "orchard").mkdir()
+    (tmp_path / "orchard" / "__init__.py").touch()
+    (tmp_path / "orchard" / "basket.py").write_text(BASKET)
+    monkeypatch.syspath_prepend(tmp_path)
+    point = importlib.metadata.EntryPoint("orchard", "orchard", "sinklab.packages")
+    monkeypatch.setattr(registry_module, "entry_points", lambda plural: [point] if plural == "packages" else [])
+    fruits.write("apple", PLUGIN.format(name="apple", summary="x"))
+    assert fruits.names() == ["apple", "fig", "lime"]
+    assert (fruits.summary("fig"), fruits.summary("lime")) == ("Sweet and soft.", "Sour.")
+    assert "orchard.basket" not in sys.modules
+    assert fruits["lime"].name == "lime"
+    assert fruits["fig"].__module__ == "orchard.basket"
+    fruits.write("fig", PLUGIN.format(name="fig", summary="x"))
+    with pytest.raises(ContractError, match=r"two fruit plug-ins are called 'fig'; one of them is in .*basket\.py"):
+        fruits.names()
+    del sys.modules["orchard.basket"], sys.modules["orchard"]
+
+
+def test_a_package_that_is_not_there_is_an_error(fruits, monkeypatch):
+    point = importlib.metadata.EntryPoint("moor", "no_such_moor", "sinklab.packages")
+    monkeypatch.setattr(registry_module, "entry_points", lambda plural: [point] if plural == "packages" else [])
+    with pytest.raises(ContractError, match="names no_such_moor, which is no package"):
+        fruits.names()
 
 
 def test_a_setting_without_a_type_takes_anything(fruits):

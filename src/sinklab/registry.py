@@ -3,8 +3,9 @@
 A plug-in is one file. ``probes/sink_rate.py`` registers the class ``SinkRate`` under ``sink_rate``: file name and registered
 name are the same word, so the *names* are known without importing anything and ``sinklab list`` needs no torch; the file is
 imported when its plug-in is asked for. Outside packages use the same door with an entry point in the group
-``sinklab.<kind>`` (``sinklab.probes``: ``my_probe = "my_package.my_probe:MyProbe"``). A clash of names and a file that fails
-to import are errors, never skips.
+``sinklab.<kind>`` (``sinklab.probes``: ``my_probe = "my_package.my_probe:MyProbe"``). A package that has many names itself
+once in the group ``sinklab.packages``; its files are searched for ``@probes.register("my_probe")`` (see :func:`packages`). A
+clash of names and a file that fails to import are errors, never skips.
 
 Wherever a plug-in can be named it can be given settings: ``entropy:sink_position=2``, or ``{"name": "entropy",
 "sink_position": 2}``. :meth:`Registry.make` is the one place that reads them, and :meth:`Registry.settings` the one that
@@ -19,6 +20,7 @@ import difflib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import os
@@ -40,6 +42,7 @@ __all__ = [
     "entry_points",
     "interventions",
     "operations",
+    "packages",
     "policies",
     "positions",
     "probes",
@@ -119,10 +122,11 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """All names, sorted; nothing is imported."""
-        return sorted(self._files() | self._entry_points().keys() | self._objects.keys())
+        return sorted(self._files() | self._marked().keys() | self._entry_points().keys() | self._objects.keys())
 
     def summary(self, name: str) -> str:
-        """First sentence of the docstring of the plug-in's file; the file is parsed, not imported.
+        """First sentence of the docstring of the plug-in's file, or of what is marked in the file of a package; it is parsed,
+        not imported.
 
         Raises:
             UnknownNameError: no such name.
@@ -130,6 +134,8 @@ class Registry(Generic[T]):
         self._require(name)
         if name in self._files():
             docstring = _file_docstring((self._folder() / f"{name}.py").read_text(encoding="utf-8"))
+        elif name in self._marked():
+            docstring = self._marked()[name].docstring()
         else:
             docstring = self[name].__doc__
         return " ".join((docstring or "").split("\n\n")[0].split())
@@ -144,7 +150,11 @@ class Registry(Generic[T]):
         if name not in self._objects:
             self._require(name)
             points = self._entry_points()
-            module = points[name].value.partition(":")[0] if name in points else f"sinklab.{self.plural}.{name}"
+            module = f"sinklab.{self.plural}.{name}"
+            if name in points:
+                module = points[name].value.partition(":")[0]
+            elif name in self._marked():
+                module = self._marked()[name].module
             try:
                 importlib.import_module(module)
             except (Exception, SystemExit) as error:  # whatever a file of somebody else does
@@ -276,8 +286,22 @@ class Registry(Generic[T]):
         return Path(__file__).parent / self.plural
 
     def _files(self) -> set[str]:
+        if not self._folder().is_dir():  # a kind whose plug-ins are all in other packages
+            return set()
         stems = {name.removesuffix(".py") for name in os.listdir(self._folder()) if name.endswith(".py")} - BESIDES
         return {stem for stem in stems if not stem.startswith("_")}
+
+    def _marked(self) -> dict[str, Marked]:
+        """Those in the files of other packages, by name."""
+        found: dict[str, Marked] = {}
+        for folder in packages():
+            for marked in _marks(folder):
+                if marked.kind != self.plural:
+                    continue
+                if marked.name in found or marked.name in self._files():
+                    raise ContractError(f"two {self.kind} plug-ins are called {marked.name!r}; one of them is in {marked.file}")
+                found[marked.name] = marked
+        return found
 
     def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
         points: dict[str, importlib.metadata.EntryPoint] = {}
@@ -286,6 +310,61 @@ class Registry(Generic[T]):
                 raise ContractError(f"two {self.kind} plug-ins are called {point.name!r}; one of them is {point.value}")
             points[point.name] = point
         return points
+
+
+@dataclasses.dataclass(frozen=True)
+class Marked:
+    """A plug-in in a file of another package that has not been imported."""
+
+    kind: str
+    name: str
+    file: Path
+    module: str
+    line: int
+    """Of the mark, from 1 on."""
+
+    def docstring(self) -> str | None:
+        """That of the class or function below the mark."""
+        for node in ast.parse(self.file.read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and self.line in [mark.lineno for mark in node.decorator_list]:
+                return ast.get_docstring(node)
+        return None
+
+
+MARK = re.compile(r'^@(\w+)\.register\("(\w+)"\)', re.MULTILINE)
+
+
+def packages() -> list[Path]:
+    """The folders of the packages that bring plug-ins, as entry points of the group ``sinklab.packages`` name them.
+
+    ``my_package = "my_package"`` is enough: every file of it is searched, without an import, for the marks
+    ``@probes.register("my_probe")`` of each kind.
+
+    Raises:
+        ContractError: a package is named that is not there.
+    """
+    return [_package_folder(name, tuple(sys.path)) for name in sorted({point.value for point in entry_points("packages")})]
+
+
+@functools.lru_cache(maxsize=16)
+def _package_folder(name: str, path: tuple[str, ...]) -> Path:
+    """Where a package is; ``path`` is that of the interpreter, which decides it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise ContractError(f"an entry point of sinklab.packages names {name}, which is no package")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@functools.lru_cache(maxsize=16)
+def _marks(folder: Path) -> tuple[Marked, ...]:
+    """All plug-ins that the files below a folder register; they are read once."""
+    found = []
+    for file in sorted(folder.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        module = ".".join(file.relative_to(folder.parent).with_suffix("").parts)
+        for match in MARK.finditer(text):
+            found.append(Marked(match[1], match[2], file, module, text.count("\n", 0, match.start()) + 1))
+    return tuple(found)
 
 
 def entry_points(plural: str) -> Sequence[importlib.metadata.EntryPoint]:

@@ -13,7 +13,7 @@ from sinklab.jobs.claim import Part
 from sinklab.jobs.effect import Difference, Ratio, Trend, Value
 from sinklab.jobs.needed import MOST, leans_inside, needed_seeds
 from sinklab.jobs.verdict import judge_part
-from sinklab.results.statistics import CHANCE
+from sinklab.results.intervals import CHANCE
 
 RATE = Value("sink_rate", "a")
 

@@ -37,7 +37,7 @@ from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
 from sinklab.jobs.processes import REFUSED, last_line, run_processes, serve, stop_with_driver
 from sinklab.jobs.watch import Bars, Watch
 from sinklab.recipes.tiny import tiny
-from sinklab.results.finding import finding_of
+from sinklab.report.runs import finding_of
 from sinklab.results.folder import FolderLock
 from sinklab.results.table import read_run, read_table, write_json
 from sinklab.sinks.short_rows import few_queries_warning, short_documents_warning, short_rows_warning

@@ -26,7 +26,7 @@ from sinklab.models.loading import load_model, wrap_model
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
-from sinklab.results.voice import SinklabWarning
+from sinklab.results.progress import SinklabWarning
 from sinklab.sinks import find_sinks
 from sinklab.streaming.cache import SinkCache
 

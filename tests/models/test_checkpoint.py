@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.models.checkpoint import locate, read_config, weight_files
 from sinklab.models.loading import load_model
-from sinklab.results.reading import read_object
+from sinklab.results.file import read_object
 
 
 def test_a_directory_wins_over_a_hub_id(tmp_path, monkeypatch):
@@ -244,9 +244,6 @@ def test_a_folder_with_a_model_in_it_names_the_model(tmp_path):
         ('{"model_type": "sinklm", "head_dim": 3}', "config.json.*head_dim 3 must be even"),
         ('{"model_type": "sinklm", "operation": {"name": "sigmoit"}}', "config.json.*no operation is called 'sigmoit'"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config.json.*hidden_size"),
-        ("[" * 100_000, "config.json is damaged: nested too deep"),
-        ('{"a": ' * 100 + "1" + "}" * 100, "config.json is damaged: nested more than 64 levels deep"),
-        ('{"a": "\\ud800"}', "config.json is damaged: it holds half a character"),
         ('{"model_type": 5}', "config.json cannot be used: model_type holds 5"),
         ('{"model_type": "llama", "architectures": [5]}', r"config.json cannot be used: architectures holds 5"),
         ('{"model_type": "llama", "bos_token_id": "x"}', r"config.json cannot be used: bos_token_id holds 'x'"),

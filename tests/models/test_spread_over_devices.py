@@ -15,7 +15,7 @@ import sinklab
 from sinklab.attention.placement import held, input_device
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import hash_weights, load_model, wrap_model
-from sinklab.results.voice import quietly
+from sinklab.results.progress import quietly
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.stream import Stream

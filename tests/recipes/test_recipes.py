@@ -12,7 +12,7 @@ from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, ContractError, InputError, UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import Registry, operations, recipes
-from sinklab.results.voice import SinklabWarning
+from sinklab.results.progress import SinklabWarning
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.resolve import resolve_recipe
 

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 from synthetic import HOSTILE, write_audit
 
+from sinklab.report.audit_folder import Maps, read_audit
 from sinklab.report.compare import write_comparison
-from sinklab.report.data import read_audit
 from sinklab.report.heads import Received, Shown, head_view
 from sinklab.report.html import PAGE_BUDGET, write_report
 from sinklab.report.index import write_index
-from sinklab.report.maps import Maps
 from sinklab.report.words import percent, verdict
 from sinklab.results.table import read_table, write_table
 

@@ -8,8 +8,8 @@ import pytest
 from synthetic import HOSTILE, write_audit
 from test_browser import CHROMIUM, Visit, browser  # noqa: F401  a fixture
 
+from sinklab.report.audit_folder import read_audit
 from sinklab.report.certificate import certificate_plot, certificate_rows, certificate_section
-from sinklab.report.data import read_audit
 from sinklab.report.html import render_report, write_report
 
 

@@ -10,8 +10,8 @@ import pytest
 from synthetic import HOSTILE, write_audit
 
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.report.audit_folder import read_audit
 from sinklab.report.compare import comparison_table, comparison_warning, format_comparison, write_comparison
-from sinklab.report.data import read_audit
 from sinklab.report.html import write_report
 from sinklab.report.layers import layer_figures
 from sinklab.results.table import read_run

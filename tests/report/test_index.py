@@ -16,8 +16,7 @@ from synthetic import HOSTILE, write_audit
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.report.index import write_index
-from sinklab.report.runs import MOST_POINTS, read_runs
-from sinklab.results.finding import finding_of
+from sinklab.report.runs import MOST_POINTS, finding_of, read_runs
 from sinklab.results.folder import FolderLock, in_use
 from sinklab.results.table import append, make_table, write_json, write_table
 

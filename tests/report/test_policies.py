@@ -9,7 +9,7 @@ import pytest
 from synthetic import HOSTILE, write_audit
 from test_browser import CHROMIUM, Visit, browser  # noqa: F401  a fixture
 
-from sinklab.report.data import read_audit
+from sinklab.report.audit_folder import read_audit
 from sinklab.report.html import render_report, write_report
 from sinklab.report.policies import (
     HEADINGS,

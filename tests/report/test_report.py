@@ -16,7 +16,7 @@ import pytest
 from synthetic import HOSTILE, TableMaker, write_audit
 
 from sinklab.errors import InputError, ResultError
-from sinklab.report.data import read_audit
+from sinklab.report.audit_folder import read_audit
 from sinklab.report.html import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
 from sinklab.report.layers import layer_figures, layer_table
 from sinklab.report.page import environment, facts_of

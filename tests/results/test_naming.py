@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sinklab.results.finding import finding_of
+from sinklab.report.runs import finding_of
 from sinklab.results.naming import counted, front_names, head_numbering
 from sinklab.sinks import Sinks
 

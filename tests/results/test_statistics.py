@@ -9,8 +9,18 @@ import pytest
 import scipy.stats
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.intervals import Interval, function_over_items, least_count_above, mean_over_items, means_over_items
-from sinklab.results.statistics import CHANCE, fewest, mean_interval, rare_cost, shortfall
+from sinklab.results.intervals import (
+    CHANCE,
+    Interval,
+    fewest,
+    function_over_items,
+    least_count_above,
+    mean_interval,
+    mean_over_items,
+    means_over_items,
+    rare_cost,
+    shortfall,
+)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import load_model
-from sinklab.results.finding import finding_of
+from sinklab.report.runs import finding_of
 from sinklab.results.naming import counted
 from sinklab.results.table import read_table
 from sinklab.training.bookkeeping import Bookkeeper

@@ -14,7 +14,7 @@ from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.probe import Probe
 from sinklab.errors import SessionError
 from sinklab.results.metric import Metric, Row
-from sinklab.results.required import require_whole
+from sinklab.results.requirements import require_whole
 
 __all__ = ["AttentionMaps"]
 

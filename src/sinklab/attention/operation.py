@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.paths.row_kernel import RowKernel
 from sinklab.errors import ConfigurationError
-from sinklab.results.ties import TIE
+from sinklab.results.intervals import TIE
 
 __all__ = [
     "EMPTY",

@@ -24,8 +24,8 @@ from sinklab.attention.session import Session
 from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal, Everything, Visibility, Window
 from sinklab.errors import MeasurementError, SessionError, UnsupportedModelError
-from sinklab.results.memory import require_memory
 from sinklab.results.naming import counted
+from sinklab.results.requirements import require_memory
 
 __all__ = ["TIER", "ReturnedSession", "attend_returned", "bytes_of_weights", "unavailable", "uses_returned"]
 

@@ -16,8 +16,8 @@ from sinklab.jobs.claim import Claim, Part, Variant
 from sinklab.jobs.effect import Value
 from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
+from sinklab.results.intervals import just_above
 from sinklab.results.metric import PERCENTAGE, Metric
-from sinklab.results.ties import just_above
 
 __all__ = ["METRICS", "RowRates", "prefix_lm", "prefix_rates"]
 

@@ -26,7 +26,6 @@ from sinklab.cli.guard import (
 )
 from sinklab.errors import SinklabError
 from sinklab.results.environment import installed
-from sinklab.results.folder import require_utf8
 
 __all__ = ["app", "make_app"]
 
@@ -92,8 +91,6 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
     names: dict[str, str] = {}
     try:
         with terminable(), warnings_in_a_line():
-            for argument in words:
-                require_utf8(argument, "argument")
             top, names = make_app(words)
             status = top(words)
     except KeyboardInterrupt as ending:

@@ -22,8 +22,7 @@ from sinklab.cli import output
 from sinklab.errors import ConfigurationError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.registry import split_specs
-from sinklab.results.bars import bars
-from sinklab.results.voice import quietly, say
+from sinklab.results.progress import bars, quietly, say
 from sinklab.studies.arguments import WHOLE, AsJson, Quiet, WrittenTo
 
 __all__ = ["derive", "folder_name", "option_names", "plain", "read_docstring"]

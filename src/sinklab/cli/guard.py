@@ -17,7 +17,7 @@ from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError, Un
 
 from sinklab.errors import SinklabError
 from sinklab.results.folder import system_error
-from sinklab.results.voice import SinklabWarning, is_quiet, say
+from sinklab.results.progress import SinklabWarning, is_quiet, say
 
 __all__ = [
     "INTERRUPTED",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sinklab.corpora.samples import Kind
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.memory import require_memory
+from sinklab.results.requirements import require_memory
 
 if TYPE_CHECKING:
     import numpy as np

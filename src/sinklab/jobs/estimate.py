@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from sinklab.results.statistics import mean_interval
+from sinklab.results.intervals import mean_interval
 
 if TYPE_CHECKING:
     import numpy as np

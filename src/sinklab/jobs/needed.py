@@ -17,7 +17,7 @@ import numpy as np
 
 from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, estimate_counts, on_arcsine_scale
 from sinklab.jobs.verdict import SEEDS
-from sinklab.results.statistics import CHANCE, fewest
+from sinklab.results.intervals import CHANCE, fewest
 from sinklab.results.summaries.claims import ClaimPart
 
 __all__ = ["MOST", "leans_inside", "needed_seeds"]

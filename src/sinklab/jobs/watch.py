@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from sinklab.results.voice import is_quiet, is_watched
+from sinklab.results.progress import is_quiet, is_watched
 
 __all__ = ["Watch", "watching"]
 

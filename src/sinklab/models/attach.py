@@ -33,8 +33,8 @@ from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.registry import operations
-from sinklab.results.required import require_path
-from sinklab.results.voice import warn
+from sinklab.results.progress import warn
+from sinklab.results.requirements import require_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,7 +25,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
 from sinklab.models.hub import refusal
-from sinklab.results.reading import read_object, require_plain_file
+from sinklab.results.file import read_object, require_plain_file
 
 __all__ = ["OwnCode", "TensorHeader", "first_line", "hash_files", "locate", "read_config", "read_headers", "weight_files"]
 

@@ -21,7 +21,7 @@ from sinklab.models.model_config import SinkLMConfig
 from sinklab.models.norms import NORMS, Norm
 from sinklab.positions.base import PositionScheme
 from sinklab.registry import operations, positions
-from sinklab.results.memory import require_memory
+from sinklab.results.requirements import require_memory
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

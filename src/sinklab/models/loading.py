@@ -39,7 +39,7 @@ from sinklab.models.spread import DeviceMap, MaxMemory, Spread, read_spread, ske
 from sinklab.models.tokenizer import load_tokenizer
 from sinklab.models.wrappers import tokenizer_inside, unwrapped
 from sinklab.registry import operations
-from sinklab.results.voice import is_quiet
+from sinklab.results.progress import is_quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

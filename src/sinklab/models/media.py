@@ -21,7 +21,7 @@ from sinklab.models.classes import class_targets
 from sinklab.models.loading import LoadedModel, num_parameters
 from sinklab.models.positions import positions_of
 from sinklab.models.processor import FILES, Processor, kind_of, load_processor
-from sinklab.results.memory import require_memory
+from sinklab.results.requirements import require_memory
 
 __all__ = ["draw_pictures", "draw_recordings", "has_own_length", "reading_part"]
 

@@ -17,8 +17,8 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.checkpoint import first_line
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import IGNORED
-from sinklab.results.memory import require_memory
 from sinklab.results.naming import counted
+from sinklab.results.requirements import require_memory
 
 __all__ = ["draw_pairs", "shifted"]
 

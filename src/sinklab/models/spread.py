@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.results.required import require_path
+from sinklab.results.requirements import require_path
 
 if TYPE_CHECKING:
     from transformers.models.auto.auto_factory import _BaseAutoModelClass

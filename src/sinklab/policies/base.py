@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.required import require_whole
+from sinklab.results.requirements import require_whole
 
 __all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "ScoredPolicy", "SlotPolicy"]
 

@@ -15,8 +15,8 @@ from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Probe
 from sinklab.probes._growing import NOTHING, EndedColumns, GrowingColumns
 from sinklab.registry import probes
+from sinklab.results.intervals import TIE, just_above, require_threshold
 from sinklab.results.metric import Metric, Row
-from sinklab.results.ties import TIE, just_above, require_threshold
 
 __all__ = ["SinkRate"]
 

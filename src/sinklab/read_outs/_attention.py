@@ -19,9 +19,9 @@ from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.entropy import ENTROPY
 from sinklab.probes.null_mass import NULL_MASS, NullMass
 from sinklab.probes.sink_rate import SinkRate
+from sinklab.results.intervals import just_above
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
-from sinklab.results.ties import just_above
 from sinklab.training.callback import TOKENS_PER_FORWARD
 from sinklab.training.rows import TextRows
 

@@ -13,8 +13,8 @@ from sinklab.attention.probe import Watcher
 from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import THRESHOLD, first_text, look, sum_by_document
 from sinklab.registry import read_outs
+from sinklab.results.intervals import just_above
 from sinklab.results.metric import PERCENTAGE, Metric
-from sinklab.results.ties import just_above
 
 __all__ = ["METRICS", "EffectiveWeight", "effective"]
 

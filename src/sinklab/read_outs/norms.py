@@ -17,9 +17,9 @@ from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.probes.value_norm import ValueNorm
 from sinklab.read_outs._attention import FIRST_ATTENTION, THRESHOLD, FirstToken, first_text, look
 from sinklab.registry import read_outs
+from sinklab.results.intervals import just_above
 from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
-from sinklab.results.ties import just_above
 
 __all__ = ["METRICS", "norms"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import pandas as pd
 
-from sinklab.report.image import write_image
+from sinklab.results.file import write_image
 from sinklab.results.naming import counted
 from sinklab.results.summaries.claims import ClaimPart, ClaimRecord
 from sinklab.results.table import read_run, read_table

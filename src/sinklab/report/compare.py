@@ -13,7 +13,7 @@ import pandas as pd
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import spelled
-from sinklab.report.data import Audit, read_audit
+from sinklab.report.audit_folder import Audit, read_audit
 from sinklab.report.head_data import head_rates
 from sinklab.report.layers import LOOKS, layer_figures, look_of
 from sinklab.report.pack import round_matrix
@@ -34,9 +34,9 @@ from sinklab.report.words import (
     verdict,
 )
 from sinklab.results.file import check_file, write_file
+from sinklab.results.intervals import just_above
 from sinklab.results.naming import display_token
 from sinklab.results.summaries.certificate import verdict_queries
-from sinklab.results.ties import just_above
 
 __all__ = ["comparison_table", "comparison_verdicts", "comparison_warning", "format_comparison", "write_comparison"]
 

@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sinklab.errors import InputError
-from sinklab.report.run_names import WIDTH, labels_of
-from sinklab.report.training_runs import Points, RunCurves, listed, read_runs
+from sinklab.report.training_runs import WIDTH, Points, RunCurves, labels_of, listed, read_runs
 from sinklab.results.file import check_file, write_file
 
 if TYPE_CHECKING:

@@ -11,16 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sinklab.errors import InputError
+from sinklab.report.audit_folder import Maps, data_address
 from sinklab.report.head_data import HEAD_NUMBERS, add_maps
-from sinklab.report.maps import Maps
 from sinklab.report.numbers import GridRow, Numbers, labelled, part_order
 from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_matrix
 from sinklab.report.page import json_text, render, write_page
-from sinklab.report.pictures import data_address
 from sinklab.report.words import number, position_name
 from sinklab.results.frame import framed
+from sinklab.results.intervals import just_above
 from sinklab.results.naming import front_names, quote
-from sinklab.results.ties import just_above
 
 __all__ = ["BUDGET", "HeadView", "Received", "Shown", "Sink", "head_view"]
 

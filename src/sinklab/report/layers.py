@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sinklab.report.data import Audit
+from sinklab.report.audit_folder import Audit
 from sinklab.report.pack import rounded
 from sinklab.report.words import number, sink_columns, sink_name
 

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeGuard
 
-from sinklab.report.image import write_image
 from sinklab.report.words import number
+from sinklab.results.file import write_image
+from sinklab.results.intervals import LEAST_PARTS
 from sinklab.results.naming import counted
-from sinklab.results.statistics import LEAST_PARTS
 from sinklab.results.summaries.cache import Comparison, PolicyEntry
 from sinklab.results.summaries.shared import Difference
 

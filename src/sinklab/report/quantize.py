@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinklab.report.image import write_image
+from sinklab.results.file import write_image
 from sinklab.results.summaries.quantize import QuantizeSummary, SchemeEntry
 
 if TYPE_CHECKING:

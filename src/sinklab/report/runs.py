@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 
 from sinklab.errors import SinklabError
-from sinklab.results.finding import finding_of
 from sinklab.results.folder import in_use
 from sinklab.results.metric import over_seeds
+from sinklab.results.naming import counted
 from sinklab.results.run import SETTINGS, STORE, Progress, silent
 from sinklab.results.table import read_run, read_table
 
-__all__ = ["MOST_NUMBERS", "MOST_POINTS", "IndexedRun", "index_run", "read_runs"]
+__all__ = ["MOST_NUMBERS", "MOST_POINTS", "IndexedRun", "finding_of", "index_run", "read_runs"]
 
 MOST_NUMBERS = 300
 """Numbers of a whole model that an index keeps of one run, in the order of its table."""
@@ -282,3 +282,57 @@ def _curves(table: pd.DataFrame) -> dict[str, tuple[list[int], list[float]]]:
             points = means.iloc[chosen]
             curves[metric] = ([int(step) for step in points.index], [float(value) for value in points])
     return curves
+
+
+_SENTENCES = ("finding", "text", "recommendation", "sentence")
+"""Keys of a summary under which a command says what it found, the most telling first."""
+
+
+def finding_of(record: Mapping[str, object], summary: Mapping[str, object]) -> str:
+    """What a run found, as the command that made it says it; empty where it says nothing in words.
+
+    Args:
+        record: ``run.json``.
+        summary: ``summary.json``, or an empty mapping.
+    """
+    if record.get("kind") == "claim":
+        reason = f" ({record['reason']})" if record.get("reason") else ""
+        return f"{_capital(str(record.get('verdict')))}: {record.get('statement')}{reason}"
+    if record.get("kind") == "pretrain":
+        return _trained(record)
+    for key in _SENTENCES:
+        said = summary.get(key)
+        if isinstance(said, list) and said:
+            said = said[0]
+        if isinstance(said, str) and said:
+            return said
+    # A command about several things says a sentence of each.
+    lists = [value for value in summary.values() if isinstance(value, list)]
+    said_of_each = [
+        entry["sentence"] for entries in lists for entry in entries if isinstance(entry, dict) and "sentence" in entry
+    ]
+    return " ".join(map(str, said_of_each))
+
+
+def _trained(record: Mapping[str, object]) -> str:
+    """How a training went; of one that has not ended only its status."""
+    status, result = str(record.get("status", "unfinished")), record.get("result")
+    if not isinstance(result, dict):
+        return f"{_capital(status)}: {record['error']}" if record.get("error") else f"{_capital(status)}."
+    numbers = []
+    if result.get("held_out_loss") is not None:
+        numbers.append(f"{result['held_out_loss']:.3f} nats per held-out token")
+    if result.get("sink_rate") is not None:
+        numbers.append(f"{result['sink_rate']:.2f} % of heads and samples sink at position 0")
+    divergence = record.get("divergence")
+    steps = record.get("steps")
+    after = counted(steps, "step") if isinstance(steps, int) else f"{steps} steps"
+    ended = ": ".join([f"{_capital(status)} after {after}", *filter(None, [", ".join(numbers)])])
+    why = divergence.get("reason") if isinstance(divergence, dict) else None
+    said = f"{ended}. {_capital(str(why)).removesuffix('.')}." if why else f"{ended}."
+    warning = record.get("warning") if result.get("sink_rate") is not None else None
+    return f"{said} {warning}" if warning else said
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

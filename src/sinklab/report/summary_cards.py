@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.report.data import Audit
+from sinklab.report.audit_folder import Audit
 from sinklab.report.numbers import layer_name
 from sinklab.report.words import (
     loss_unit,

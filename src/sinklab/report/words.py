@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, TypeGuard
 
-from sinklab.report.data import Audit
+from sinklab.report.audit_folder import Audit
 from sinklab.results.intervals import MOST
 from sinklab.results.metric import metrics_of
 from sinklab.results.naming import counted, quote

@@ -1,31 +1,95 @@
-"""Output files: refused early if something is in the way, there whole or not at all, and nothing but a file is replaced."""
+"""Files: read if they are what is expected; written whole or not at all, where nothing but a file is replaced."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.folder import PREFIX, SUFFIX, check_name, check_writable, placed
+from sinklab.results.folder import PREFIX, SUFFIX, check_writable, placed
 
-__all__ = ["check_file", "clear_partial", "flush", "write_atomically", "write_file"]
+__all__ = [
+    "LARGEST_JSON",
+    "check_file",
+    "clear_partial",
+    "flush",
+    "parse_object",
+    "read_object",
+    "require_plain_file",
+    "write_atomically",
+    "write_file",
+    "write_image",
+]
 
-KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+LARGEST_JSON = 64 * 2**20
+"""Bytes of a JSON file that are read; the largest legitimate ones (indices of thousands of experts) have a tenth of it."""
+
+
+def require_plain_file(path: Path) -> None:
+    """Refuse what would make a reader wait for ever or read something that is no file.
+
+    Raises:
+        FileNotFoundError: nothing there.
+        InputError: a directory, a pipe, a socket, a device, a place below a file or in a directory that may not be entered, or
+            a symbolic link that leads back to itself.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise
+    except NotADirectoryError:
+        raise InputError(f"{path.parent} is a file, and {path.name} is looked for in a directory; give the directory") from None
+    except OSError as error:
+        to_do = "change its permissions" if isinstance(error, PermissionError) else "put the file itself there"
+        raise InputError(f"{path} cannot be opened: {error.strerror}; {to_do}") from error
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        raise InputError(f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a file; put the file itself there")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        FileNotFoundError: nothing there.
+        InputError: it is no regular file, is too large, is not UTF-8 or not JSON, or holds no object.
+    """
+    require_plain_file(path)
+    size = path.stat().st_size
+    if size > LARGEST_JSON:
+        raise InputError(f"{path} has {size:,} bytes, and no such file has more than {LARGEST_JSON:,}; get the file again")
+    return parse_object(path.read_bytes(), str(path))
+
+
+def parse_object(content: bytes | str, where: str) -> dict[str, Any]:
+    """The JSON object in a text.
+
+    Args:
+        where: the file, for messages.
+
+    Raises:
+        InputError: as for :func:`read_object`.
+    """
+    try:
+        text = content.decode("utf-8") if isinstance(content, bytes) else content
+        value = json.loads(text)
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        raise InputError(f"{where} is damaged: not UTF-8 ({byte}); get the file again") from None
+    except RecursionError:
+        raise InputError(f"{where} is damaged: nested too deep to be read; get the file again") from None
+    except ValueError as error:
+        raise InputError(f"{where} is damaged: not valid JSON ({error}); get the file again") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{where} is damaged: expected a JSON object, got {type(value).__name__}")
+    return value
 
 
 def check_file(path: Path | None, overwrite: bool, name: str = "out") -> None:
@@ -47,7 +111,6 @@ def check_file(path: Path | None, overwrite: bool, name: str = "out") -> None:
         if overwrite:
             raise ConfigurationError(f"`overwrite` is about an output file; give one with `{name}`")
         return
-    check_name(path)
     _require_regular(path)
     if os.path.lexists(path) and not overwrite:
         raise InputError(f"output file {path} exists; choose another with `{name}`, or replace it with `overwrite`")
@@ -111,59 +174,41 @@ def _require_regular(path: Path) -> None:
     if stat.S_ISLNK(mode):
         raise InputError(f"output file {path} is a symbolic link to {os.readlink(path)}; give the path of the file itself")
     if not stat.S_ISREG(mode):
-        kind = KINDS.get(stat.S_IFMT(mode), "no regular file")
+        kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
         raise InputError(f"output file {path} is {kind}, which is not replaced; give the path of a file")
 
 
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
     """A file beside ``path``, on the same file system, that is gone if it was not renamed."""
-    made = [parent for parent in path.absolute().parents if not parent.exists()]
-    temporary: Path | None = None
-    handle: int | None = None
-    try:
-        with placed(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for left_over in path.parent.glob(f"{PREFIX}*{SUFFIX}"):
-                _remove_if_dead(left_over)
-            temporary, handle = _locked(path.parent)
+    with placed(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in path.parent.glob(f"{PREFIX}*{SUFFIX}"):
+            _remove_if_dead(left_over)
+        temporary, handle = _locked(path.parent)
+        try:
             yield temporary
-    finally:
-        if temporary is not None:
+        finally:
             temporary.unlink(missing_ok=True)
-        if handle is not None:
             os.close(handle)
-        for parent in made:
-            with contextlib.suppress(OSError):
-                parent.rmdir()  # stays if there is a file in it
 
 
-def _locked(folder: Path) -> tuple[Path, int | None]:
+def _locked(folder: Path) -> tuple[Path, int]:
     """A new file, and an open handle of it with a lock, which ends with the process and says until then that it is in use."""
     while True:
         # No part of the name of the file to be, which may be as long as a name can be; and open() gives the permissions of any
         # other new file.
         path = folder / f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}"
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-        if fcntl is None:  # Windows removes no open file, and renames none
-            os.close(handle)
-            return path, None
-        try:
-            with contextlib.suppress(OSError):  # no locks here: nobody takes it for dead either
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            if path.exists():
-                return path, handle
-        except BaseException:
-            os.close(handle)
-            path.unlink(missing_ok=True)
-            raise
+        with contextlib.suppress(OSError):  # no locks here: nobody takes it for dead either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if path.exists():
+            return path, handle
         os.close(handle)  # somebody took it for dead before it was locked
 
 
 def _remove_if_dead(path: Path) -> None:
     """Remove a file that is being written by nobody."""
-    if fcntl is None:
-        return
     with contextlib.suppress(OSError):  # in use, gone meanwhile, not ours, or on a file system without locks
         handle = os.open(path, os.O_RDWR)
         try:
@@ -197,3 +242,25 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def write_image(figure: Figure, path: Path, *, dpi: float | None = None, metadata: dict[str, str | None] | None = None) -> None:
+    """Draw a figure into a file of a folder that is ours; a file there is replaced.
+
+    Args:
+        dpi: dots per inch; by default that of the figure.
+        metadata: what the file says of itself; ``None`` for an entry leaves it out.
+
+    Raises:
+        InputError: what is there is no regular file.
+    """
+    write_atomically(
+        path,
+        lambda temporary: figure.savefig(
+            temporary, format=path.suffix.lstrip("."), dpi="figure" if dpi is None else dpi, metadata=metadata
+        ),
+    )

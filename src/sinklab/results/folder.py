@@ -20,7 +20,6 @@ __all__ = [
     "SUFFIX",
     "FolderLock",
     "check_free",
-    "check_name",
     "check_place",
     "check_writable",
     "clear",
@@ -34,7 +33,6 @@ __all__ = [
     "put_among",
     "put_in_place",
     "require_no_less",
-    "require_utf8",
     "set_aside",
     "system_error",
 ]
@@ -129,13 +127,6 @@ def check_free(out: Path, overwrite: bool) -> None:
             raise InputError(
                 f"output directory {out} holds no run.json, so it is no earlier result and is not replaced; remove it by hand"
             )
-        try:
-            tempfile.TemporaryFile(dir=out).close()  # who may not write in a directory may not move it either
-        except OSError as error:
-            raise InputError(
-                f"output directory {out} cannot be replaced: nothing can be written in it ({error.strerror}); change its "
-                "permissions, or choose another with `out`"
-            ) from None
 
 
 def check_place(out: Path) -> None:
@@ -148,7 +139,6 @@ def check_place(out: Path) -> None:
         InputError: a file, a link, the working directory or one above it, or a place that cannot be written.
         OSError: a name that is too long.
     """
-    check_name(out)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(partial_folder(out))  # the longest of the names that are needed
     if out.name in ("", "..") or _real(Path.cwd()).is_relative_to(_real(out)):
@@ -168,35 +158,10 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def check_name(path: Path) -> None:
-    """Refuse a path that cannot be written down: names in results are UTF-8, from the root on.
-
-    Raises:
-        InputError: it holds other bytes, or a NUL.
-    """
-    name = str(path.absolute())
-    require_utf8(name, "path")
-    if "\0" in name:
-        raise InputError(f"path {name!r} holds a NUL character, which no file system takes; choose another name")
-
-
-def require_utf8(text: str, what: str) -> None:
-    """Refuse a text that was made of bytes that are not UTF-8, as Python makes file names and arguments.
-
-    Raises:
-        InputError: it was.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        shown = os.fsencode(text).decode(errors="backslashreplace")
-        raise InputError(f"{what} '{shown}' is not UTF-8, in which names are read and written; choose another") from None
-
-
 def check_writable(path: Path, what: str, name: str = "out") -> None:
     """Refuse a path in a directory that cannot be written, also where that directory is still to be made.
 
-    A file without a name is made there, since nothing else tells: the permissions of /proc let root write, and nobody can.
+    A file without a name is made there, since nothing else tells: root may write where a file system takes no files.
 
     Args:
         what: what the path is.
@@ -212,12 +177,8 @@ def check_writable(path: Path, what: str, name: str = "out") -> None:
     try:
         tempfile.TemporaryFile(dir=parent).close()
     except OSError as error:
-        if not os.path.lexists(parent):  # another process has just removed the folder that it had made
-            return check_writable(path, what, name)
-        # /proc has no such file, whichever it is.
-        reason = "its file system takes no new files" if error.errno == errno.ENOENT else error.strerror
         raise InputError(
-            f"{what} {path} cannot be made: nothing can be written in {parent} ({reason}); choose another with `{name}`"
+            f"{what} {path} cannot be made: nothing can be written in {parent} ({error.strerror}); choose another with `{name}`"
         ) from None
 
 
@@ -246,9 +207,9 @@ def in_use(out: Path) -> bool:
 class FolderLock:
     """Keeps other processes out of a folder, from its making until :meth:`release`, or for the length of a ``with`` block.
 
-    The lock is that of the library ``filelock`` on a file beside the folder, ``.NAME.lock``: ``flock`` where there is one. It
-    belongs to the open file, so it ends with the process, however that ends, and a file that a dead process has left is no
-    obstacle. It holds between machines that share a file system if that supports locks. A path and a link to it share a lock.
+    The lock is that of the library ``filelock`` on a file beside the folder, ``.NAME.lock``. It belongs to the open file, so it
+    ends with the process, however that ends. It holds between machines that share a file system if that supports locks. A path
+    and a link to it share a lock.
 
     Args:
         out: the folder, which need not exist. Folders above it that do not exist are made, and removed if they stay empty.
@@ -285,9 +246,9 @@ class FolderLock:
             except FileNotFoundError:
                 continue  # another process has just removed the folder that it had made
             except Timeout:
+                holder = self.path.read_text(encoding="utf-8", errors="replace").strip()
                 raise InputError(
-                    f"output directory {self.out} is in use by {self._holder()}; wait for it, end it, or choose another with "
-                    "`out`"
+                    f"output directory {self.out} is in use by {holder}; wait for it, end it, or choose another with `out`"
                 ) from None
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
@@ -296,12 +257,6 @@ class FolderLock:
                     f"output directory {self.out} is on a file system without locks ({error.strerror}), so another process "
                     "could write there at the same time; choose another with `out`"
                 ) from error
-
-    def _holder(self) -> str:
-        try:
-            return self.path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
-        except OSError:
-            return "another process"
 
     def _stat(self) -> tuple[int, int] | None:
         try:

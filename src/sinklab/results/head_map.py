@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sinklab.errors import InputError
-from sinklab.results.reading import read_object
+from sinklab.results.file import read_object
 
 __all__ = ["Budgets", "HeadMap"]
 

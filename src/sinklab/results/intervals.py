@@ -1,4 +1,4 @@
-"""Intervals: of means over items (the bootstrap, widened for small samples; Student's for very few) and of shares (Wilson)."""
+"""Statistics of few numbers: intervals of means and shares, what their absence leaves open, and ties but for rounding."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,14 +14,23 @@ import numpy as np
 from sinklab.errors import ConfigurationError
 
 __all__ = [
+    "CHANCE",
+    "LEAST_PARTS",
     "LEAST_SHARE",
     "LEVEL",
     "MOST",
+    "TIE",
     "Interval",
+    "fewest",
     "function_over_items",
+    "just_above",
     "least_count_above",
+    "mean_interval",
     "mean_over_items",
     "means_over_items",
+    "rare_cost",
+    "require_threshold",
+    "shortfall",
 ]
 
 LEVEL = 0.95
@@ -183,3 +193,101 @@ def least_count_above(share: float, cases: int, *, level: float = LEVEL) -> int:
         return (2 * count + squared - spread) / (2 * (cases + squared))
 
     return bisect.bisect_right(range(cases + 1), share, key=low) if cases else 1
+
+
+LEAST_PARTS = 8
+"""Parts of the text that an interval rests on at least; Student's t for 7 degrees of freedom is 2.4, for infinitely many 2."""
+
+CHANCE = 0.8
+"""With which a count that is foretold decides (of seeds, of texts), as usual for the power of a study."""
+
+
+def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """Mean of independent values and half the width of Student's t interval around it, in the unit of the values.
+
+    Args:
+        values: two or more; with two the interval is that of one degree of freedom, and wide.
+        level: probability with which such intervals hold the mean of the population, if values are normal.
+    """
+    import scipy.special  # of the same functions as scipy.stats, which takes half a second to import
+
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), float(scipy.special.stdtrit(len(values) - 1, (1 + level) / 2)) * error
+
+
+def rare_cost(count: int, what: str = "text") -> str:
+    """How rare a cost may be that none of so many texts shows: the sentence that stands beside a verdict "no" over their means.
+
+    What one text in r has is in none of n with probability ``(1 - 1/r)^n``, which is 5 % at ``r = n / 3`` (the rule of three),
+    and of two or three texts at a share of 78 or 63 %.
+    An interval of means says nothing of it: texts without it have no spread.
+
+    Args:
+        count: texts that were measured, 1 or more.
+        what: the noun for one of them.
+    """
+    if count == 1:
+        return f"One {what} was measured: a cost that others have is not seen."
+    if count < 4:  # more than half of them may have it, so the exact share
+        share = 100 * (1 - 0.05 ** (1 / count))
+        return f"A cost in fewer than {share:.0f} % of {what}s may not show in these {count}."
+    return f"A cost in fewer than one {what} in {max(2, count // 3):,} may not show in these {count:,}."
+
+
+def shortfall(seen: int, total: int, chance: float = CHANCE) -> float:
+    """How far the mean of ``total`` values lies below that of the first ``seen`` of them, in standard deviations of one value.
+
+    It lies no lower than that with probability ``chance``, whatever the mean of the population is, under normal scatter: the
+    mean of all falls from that of the first by ``sqrt(1 / seen - 1 / total)`` in standard deviation, for what later values add
+    and for what is not known of the population together. To take a mean that was seen as the one that will be, as a forecast
+    with ``chance`` a half does, is to promise what comes true in half of the cases.
+
+    Args:
+        seen: two or more.
+        total: ``seen`` or more.
+    """
+    import scipy.special
+
+    return float(scipy.special.stdtrit(seen - 1, chance)) * math.sqrt(1 / seen - 1 / total)
+
+
+def fewest(decides: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The first count from ``least`` to ``most`` that decides, as far as a range can be halved; ``None`` if ``most`` does not.
+
+    Args:
+        decides: of a count, whether it does; larger ones hardly ever undo it.
+    """
+    if least > most or not decides(most):
+        return None
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if decides(middle) else (middle + 1, most)
+    return most
+
+
+TIE = 1e-5
+"""Relative distance within which two float32 weights are the same: the noise of two kernels that compute one number."""
+
+
+def just_above(threshold: float) -> float:
+    """What a mean weight exceeds that lies above a threshold, and is not as large but for rounding.
+
+    Ten weights of 1/10 add up to a little more than 1 in float32, and their mean is not above 1/10.
+    """
+    return threshold * (1.0 + TIE)
+
+
+def require_threshold(threshold: object, name: str = "threshold") -> None:
+    """Refuse a threshold that is no number in [0, 1).
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    try:
+        fits, where = bool(0.0 <= threshold < 1.0), "in"  # type: ignore[operator]
+    except TypeError:
+        fits, where = False, "a number in"
+    if not fits:
+        raise ConfigurationError(
+            f"{name} {threshold!r} must be {where} [0, 1): a mean weight is compared with it; usual is 0.3"
+        )

@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TextIO, TypeVar, cast
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.bars import Progress, notebook_bars, silent
 from sinklab.results.file import clear_partial
 from sinklab.results.folder import (
     FolderLock,
     check_free,
-    check_name,
     check_place,
     clear,
     from_outside,
@@ -38,6 +36,7 @@ from sinklab.results.folder import (
 )
 from sinklab.results.frame import framed
 from sinklab.results.naming import counted
+from sinklab.results.progress import Progress, notebook_bars, silent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -420,7 +419,6 @@ class Run:
     def _check(self) -> None:
         """Refuse what is in the way, before any work is done."""
         assert self.out is not None
-        check_name(self.out)
         if not self.resume:
             check_place(self.out)
         plan, there = self._plan(), not holds_nothing(self.out)

@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from sinklab.errors import InputError, ResultError
-from sinklab.results.file import write_atomically
+from sinklab.results.file import read_object, write_atomically
 from sinklab.results.metric import Metric, Row, SingleRow
-from sinklab.results.reading import read_object
 
 __all__ = [
     "COLUMNS",

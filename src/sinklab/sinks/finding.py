@@ -19,7 +19,7 @@ from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.names import out_of_torch
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.voice import warn
+from sinklab.results.progress import warn
 from sinklab.sinks.finder import SinkFinder
 from sinklab.sinks.short_rows import short_rows_warning
 from sinklab.sinks.value import Sink, SinkPlace, Sinks, sink_at

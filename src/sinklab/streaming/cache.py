@@ -16,7 +16,7 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy, Policy, Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.results.required import require_whole
+from sinklab.results.requirements import require_whole
 from sinklab.sinks import Sinks
 from sinklab.streaming.apart import SinksApart
 from sinklab.streaming.bounded import BoundedCache

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.memory import require_memory
+from sinklab.results.requirements import require_memory
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.table import Table
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.lengths import trained_length
 from sinklab.policies.base import BoundedPolicy, Policy
-from sinklab.results.voice import warn
+from sinklab.results.progress import warn
 from sinklab.streaming.recurrent import continues_in_chunks, has_states, keyless_layers
 from sinklab.streaming.refusals import extent, require_positions
 from sinklab.streaming.rotation import KeyRotations, read_rotations

@@ -17,9 +17,9 @@ from sinklab.attention.ranks import Ranks, ranks_of
 from sinklab.errors import InputError
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec
-from sinklab.results.bars import DONE
-from sinklab.results.required import require_function
-from sinklab.results.statistics import LEAST_PARTS, mean_interval
+from sinklab.results.intervals import LEAST_PARTS, mean_interval
+from sinklab.results.progress import DONE
+from sinklab.results.requirements import require_function
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sinklab.errors import ConfigurationError
 from sinklab.models.grids import Grid, affine_grid
-from sinklab.results.memory import require_memory
+from sinklab.results.requirements import require_memory
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.slot_table import SlotTable

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import UnsupportedModelError
 from sinklab.policies.base import SlotPolicy
-from sinklab.results.memory import require_memory
+from sinklab.results.requirements import require_memory
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.step import StaticStep, Step
 from sinklab.streaming.table import IndexedTable

@@ -19,8 +19,7 @@ from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.policies.base import SlotPolicy
 from sinklab.policies.per_head import PerHead
 from sinklab.registry import policies
-from sinklab.results.file import check_file, write_file
-from sinklab.results.reading import parse_object
+from sinklab.results.file import check_file, parse_object, write_file
 from sinklab.results.version import __version__
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import PolicySpec
-from sinklab.results.bars import DONE
-from sinklab.results.required import require_function, require_whole
+from sinklab.results.progress import DONE
+from sinklab.results.requirements import require_function, require_whole
 from sinklab.streaming.base import Reader
 from sinklab.streaming.decoding import TextDecoder, Tokenizer
 from sinklab.streaming.fitting import fitting_policy

@@ -35,9 +35,9 @@ from typing import (
 from typing_extensions import Doc
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.bars import DONE_OF_STAGE
 from sinklab.results.folder import default_out
-from sinklab.results.required import require_function, require_path, require_whole
+from sinklab.results.progress import DONE_OF_STAGE
+from sinklab.results.requirements import require_function, require_path, require_whole
 from sinklab.results.run import Progress
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
     if not isinstance(seeds, str):
         return list(seeds)
     from sinklab.configuration import check_numbers
-    from sinklab.results.memory import BYTES_OF_NUMBER, require_memory
+    from sinklab.results.requirements import BYTES_OF_NUMBER, require_memory
 
     numbers: list[int] = []
     for part in seeds.split(","):

@@ -25,7 +25,7 @@ from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.metric import LOSS, PERCENTAGE, Metric, Row, SingleRow
-from sinklab.results.required import require_whole
+from sinklab.results.requirements import require_whole
 from sinklab.results.table import unpacked
 from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.headline import HEADLINE

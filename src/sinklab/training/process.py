@@ -16,7 +16,6 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.folder import require_utf8
 from sinklab.training.checkpoints import step_of
 from sinklab.training.config import PretrainingConfig
 
@@ -37,14 +36,9 @@ RECOMPUTE = "activation_checkpointing" if hasattr(TrainingArguments, "activation
 
 
 def default_cache() -> Path:
-    """Where encoded text is kept between runs: ``$SINKLAB_CACHE``, or ``sinklab`` in the user's cache directory.
-
-    Raises:
-        InputError: a name that is not UTF-8.
-    """
+    """Where encoded text is kept between runs: ``$SINKLAB_CACHE``, or ``sinklab`` in the user's cache directory."""
     given = os.environ.get("SINKLAB_CACHE")
     if given:
-        require_utf8(given, "the directory in $SINKLAB_CACHE")
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sinklab"
 

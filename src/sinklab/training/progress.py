@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sinklab.results.bars import Cell, in_notebook
-from sinklab.results.voice import is_quiet, is_watched
+from sinklab.results.progress import Cell, in_notebook, is_quiet, is_watched
 
 __all__ = ["Display", "display"]
 

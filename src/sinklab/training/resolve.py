@@ -14,7 +14,7 @@ import yaml
 
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.registry import KINDS, recipes
-from sinklab.results.voice import warn
+from sinklab.results.progress import warn
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["resolve_recipe"]

@@ -19,7 +19,7 @@ from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import wrap_model
 from sinklab.results.environment import environment
 from sinklab.results.file import clear_partial
-from sinklab.results.folder import FolderLock, check_free, check_name, clear, set_aside
+from sinklab.results.folder import FolderLock, check_free, clear, set_aside
 from sinklab.results.metric import definitions
 from sinklab.results.naming import front_warning
 from sinklab.results.run import Result, new_run_id
@@ -108,7 +108,6 @@ def run_training(
     ):
         arguments = training_arguments(config, out)
         if arguments.should_save:  # of the processes of one run the first one has the folder for all
-            check_name(out)
             if not resume:
                 if not overwrite:
                     refuse_unfinished(out)

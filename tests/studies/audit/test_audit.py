@@ -21,7 +21,7 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes
-from sinklab.report.data import read_audit
+from sinklab.report.audit_folder import read_audit
 from sinklab.report.head_data import head_data
 from sinklab.results.table import COLUMNS, read_table
 from sinklab.sinks import SinkFinder

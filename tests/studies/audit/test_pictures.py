@@ -32,11 +32,10 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from sinklab import audit, find_origin, measure
 from sinklab.errors import ConfigurationError, ResultError
 from sinklab.models.loading import wrap_model
-from sinklab.report import pictures as page_pictures
-from sinklab.report.data import read_audit
+from sinklab.report import audit_folder as page_pictures
+from sinklab.report.audit_folder import picture_data, read_audit
 from sinklab.report.head_data import head_data
 from sinklab.report.layers import layer_figures
-from sinklab.report.pictures import picture_data
 from sinklab.report.words import sinks_of
 from sinklab.studies.quantize.quantize import quantize
 

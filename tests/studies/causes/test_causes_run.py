@@ -38,8 +38,8 @@ from sinklab.corpora.records import Records
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.models.loading import load_model, wrap_model
+from sinklab.results.progress import duration
 from sinklab.results.table import read_run, read_table
-from sinklab.results.voice import duration
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes import measurement as causes_measure
 from sinklab.studies.causes import resumable

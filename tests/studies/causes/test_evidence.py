@@ -9,8 +9,7 @@ import pytest
 import scipy.stats
 
 from sinklab.errors import ConfigurationError, MeasurementError
-from sinklab.results.intervals import mean_over_items, means_over_items
-from sinklab.results.statistics import CHANCE
+from sinklab.results.intervals import CHANCE, mean_over_items, means_over_items
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import Effects
 from sinklab.studies.causes.evidence import Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts

@@ -12,6 +12,7 @@ from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.report.words import of_heads
+from sinklab.results.intervals import just_above
 from sinklab.results.naming import counted
 from sinklab.results.run import Progress, silent
 from sinklab.results.summaries.certificate import (
@@ -24,7 +25,6 @@ from sinklab.results.summaries.certificate import (
 )
 from sinklab.results.summaries.shared import Refused
 from sinklab.results.table import make_table
-from sinklab.results.ties import just_above
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import labelled, run_probes
 from sinklab.studies.theory.no_op_certificate import NoOpCertificate

@@ -9,8 +9,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
+from sinklab.results.intervals import mean_interval
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
-from sinklab.results.statistics import mean_interval
 from sinklab.results.table import finite
 from sinklab.studies.backcopy.evaluation import BY_HEAD, BY_LAYER, BackcopyNumbers, evaluate
 from sinklab.studies.backcopy.problem import BackcopyProblem

@@ -8,7 +8,7 @@ from torch import Tensor
 from sinklab.corpora.base import PASSAGES_IN_VAIN, Corpus, Encoder, TextCorpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError, calling
-from sinklab.results.memory import require_memory
+from sinklab.results.requirements import require_memory
 
 __all__ = ["long_texts"]
 

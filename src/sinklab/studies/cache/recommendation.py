@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from sinklab.errors import InputError
-from sinklab.results.statistics import rare_cost
+from sinklab.results.intervals import rare_cost
 from sinklab.streaming.perplexity import Estimate, estimate
 
 __all__ = ["SINK_MARGIN", "WINDOW_MARGIN", "Recommendation", "recommend"]

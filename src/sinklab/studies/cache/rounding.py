@@ -16,9 +16,9 @@ from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
+from sinklab.results.intervals import rare_cost
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
-from sinklab.results.statistics import rare_cost
 from sinklab.results.summaries.cache import QuantizedEntry
 from sinklab.results.table import make_table
 from sinklab.sinks import find_sinks

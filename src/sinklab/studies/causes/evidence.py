@@ -9,8 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sinklab.errors import ConfigurationError, MeasurementError
-from sinklab.results.intervals import Interval, means_over_items
-from sinklab.results.statistics import shortfall
+from sinklab.results.intervals import Interval, means_over_items, shortfall
 from sinklab.results.summaries.causes import Effect
 from sinklab.studies.causes.effects import Edited, Effects
 
@@ -66,7 +65,7 @@ class Evidence:
         Args:
             texts: those that were measured among them.
             chance: with a half the others are like those measured; with more they speak less for the claim, by what their
-                scatter allows (:func:`~sinklab.results.statistics.shortfall`).
+                scatter allows (:func:`~sinklab.results.intervals.shortfall`).
         """
         less = shortfall(self.values.shape[1], texts, chance)
         if self.above:

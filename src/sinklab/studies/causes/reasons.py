@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from sinklab.results.intervals import Interval
-from sinklab.results.statistics import CHANCE, fewest
+from sinklab.results.intervals import CHANCE, Interval, fewest
 from sinklab.results.summaries.causes import Undecided
 from sinklab.studies.causes.evidence import Evidence
 
@@ -33,7 +32,7 @@ class Reason:
         nearest: the label that it may have: one whose claims all hold in the mean, or of which the fewest do not.
         why: in words.
         texts: of the domain, those measured among them, that decide for it with a chance of
-            :data:`~sinklab.results.statistics.CHANCE`; ``None`` if no number does, or none can be foretold.
+            :data:`~sinklab.results.intervals.CHANCE`; ``None`` if no number does, or none can be foretold.
     """
 
     nearest: str

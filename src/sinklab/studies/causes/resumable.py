@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from sinklab.models.loading import hash_weights
 from sinklab.registry import operations
+from sinklab.results.progress import duration
 from sinklab.results.run import Progress
 from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
-from sinklab.results.voice import duration
 from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.streaming.fingerprint import fingerprint
 from sinklab.studies.causes.effects import Edited, Effects, HeadEdit, one_by_one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sinklab.results.statistics import CHANCE
+from sinklab.results.intervals import CHANCE
 from sinklab.results.summaries.causes import CausesSummary, ExaminedGroup
 from sinklab.studies.causes.head_group import joined
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinklab.report.image import write_image
+from sinklab.results.file import write_image
 
 if TYPE_CHECKING:
     from sinklab.studies.denoise.measurement import Followed

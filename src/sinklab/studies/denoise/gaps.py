@@ -19,8 +19,8 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import loss_kind
 from sinklab.models.processor import kind_of
+from sinklab.results.intervals import require_threshold
 from sinklab.results.naming import counted
-from sinklab.results.ties import require_threshold
 
 __all__ = ["gaps_of", "mask_token_of", "require_settings"]
 

@@ -15,10 +15,10 @@ from sinklab.attention.probe import Probe
 from sinklab.attention.session import Session, attend
 from sinklab.interventions.hide_key import HideKey
 from sinklab.models.losses import IGNORED, cross_entropies
+from sinklab.results.intervals import just_above
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent
 from sinklab.results.summaries.denoise import DenoiseSummary
-from sinklab.results.ties import just_above
 from sinklab.studies.denoise.filling import Fill, Filling, Order
 from sinklab.studies.denoise.places import KeyShares, changes
 from sinklab.studies.denoise.tally import StateTally, TextTallies, rows_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.report.image import write_image
+from sinklab.results.file import write_image
 from sinklab.studies.depend.words import column_name, index_text
 
 if TYPE_CHECKING:

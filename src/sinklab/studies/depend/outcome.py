@@ -8,9 +8,8 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.results.intervals import Interval, mean_over_items, rare_cost
 from sinklab.results.naming import counted
-from sinklab.results.statistics import rare_cost
 from sinklab.studies.depend.conditions import Cell, Condition, ConditionPlan, pairs
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.dependence import Dependence, measure_dependence

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sinklab.report.image import write_image
+from sinklab.results.file import write_image
 
 __all__ = ["write_plots"]
 

@@ -22,8 +22,8 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as registry
 from sinklab.results.naming import counted
-from sinklab.results.required import require_number
-from sinklab.results.voice import warn
+from sinklab.results.progress import warn
+from sinklab.results.requirements import require_number
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.sinks.short_rows import few_queries_warning
 from sinklab.studies.measure.probing import make_probe, make_probes

@@ -28,8 +28,8 @@ from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.models.losses import IGNORED, cross_entropies, is_two_sided
 from sinklab.models.media import has_own_length
 from sinklab.registry import probes as probe_registry
-from sinklab.results.memory import in_units, require_memory
 from sinklab.results.metric import metrics_of
+from sinklab.results.requirements import in_units, require_memory
 from sinklab.results.run import Progress, silent
 from sinklab.studies.arguments import SEQ_LEN
 

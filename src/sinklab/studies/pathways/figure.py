@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from sinklab.report.image import write_image
+from sinklab.results.file import write_image
 from sinklab.studies.pathways.judging import ON_THE_PLOT, Row, Summary
 from sinklab.studies.pathways.operations import REFERENCE
 

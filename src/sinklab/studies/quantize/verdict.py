@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sinklab.report.words import number
-from sinklab.results.intervals import Interval
-from sinklab.results.statistics import CHANCE, fewest, rare_cost, shortfall
+from sinklab.results.intervals import CHANCE, Interval, fewest, rare_cost, shortfall
 from sinklab.results.summaries.quantize import CureEntry, QuantizeSummary, SiteEntry
 
 __all__ = ["Verdict", "best_cure", "carrier", "judged", "sample_noun", "texts_needed", "verdict_text"]
@@ -31,7 +30,7 @@ def judged(gap: Interval, minimal_effect: float) -> Verdict:
 
 
 def texts_needed(gap: Interval, texts: int, minimal_effect: float) -> int | None:
-    """How many texts decide a gap that so many did not, with a chance of :data:`~sinklab.results.statistics.CHANCE`.
+    """How many texts decide a gap that so many did not, with a chance of :data:`~sinklab.results.intervals.CHANCE`.
 
     The interval shrinks with the root of their number and its mean moves by what their scatter allows, until it leaves out 0 or
     lies below ``minimal_effect``, whichever takes fewer texts. ``None`` if neither can be foretold.

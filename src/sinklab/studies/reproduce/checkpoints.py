@@ -26,7 +26,7 @@ from sinklab.jobs.verdict import Conclusion, judge_model, judge_models
 from sinklab.models.checkpoint import OwnCode
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.results.environment import environment
-from sinklab.results.folder import FolderLock, check_name, require_no_less
+from sinklab.results.folder import FolderLock, require_no_less
 from sinklab.results.metric import catalogue
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.summaries.claims import ClaimOfModel
@@ -136,7 +136,6 @@ def reproduce_on(
     _check_arguments(models, corpora, seeds, jobs)
     named_sources = _named_sources(models)
     out = out.expanduser().absolute()
-    check_name(out)
     named_claims = {name: claim_called(name) for name in dict.fromkeys(names)}
     grid = {"seeds": seeds, "models": [name for name, _ in named_sources]}
     for name in named_claims:

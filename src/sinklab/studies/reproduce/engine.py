@@ -20,11 +20,11 @@ from sinklab.jobs.grid import Cell
 from sinklab.jobs.scale import SCALES, Base, Cost, Scale, bases_at, folder_name
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
-from sinklab.results.folder import FolderLock, check_name, require_no_less
+from sinklab.results.folder import FolderLock, require_no_less
 from sinklab.results.metric import FRACTION, Metric, catalogue
+from sinklab.results.progress import duration
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
-from sinklab.results.voice import duration
 from sinklab.studies.reproduce.cells import make_cells, open_store, resolved_changes
 from sinklab.studies.reproduce.display import display_parts
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part, words_of
@@ -127,7 +127,6 @@ def reproduce(
     cells = {cell.name: cell for request in runnable for cell in request.cells.values()}
     read = [(cell.name, read_out) for request in runnable for cell in request.cells.values() for read_out in request.read_outs]
     measurements = [request.measured(seed, out) for request in runnable if request.claim.measure is not None for seed in seeds]
-    check_name(out)
     with keeping(out), contextlib.ExitStack() as locks:
         for request in sorted(runnable, key=lambda request: request.name):
             locks.enter_context(FolderLock(out / request.folder))

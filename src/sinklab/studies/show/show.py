@@ -60,7 +60,7 @@ def show(
     from sinklab.models.loading import LoadedModel, wrap_model
     from sinklab.models.wrappers import unwrapped
     from sinklab.report.heads import Shown
-    from sinklab.results.ties import require_threshold
+    from sinklab.results.intervals import require_threshold
     from sinklab.studies.measure.probing import opened, require_as_it_is, run_probes
     from sinklab.studies.show.content import longest, samples_of
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.quiet import quiet_libraries
-from sinklab.results.bars import bars
 from sinklab.results.file import check_file
-from sinklab.results.voice import say
+from sinklab.results.progress import bars, say
 from sinklab.studies.arguments import (
     WHOLE,
     AsJson,

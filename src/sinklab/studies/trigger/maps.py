@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sinklab.report.image import write_image
+from sinklab.results.file import write_image
 from sinklab.studies.trigger.evaluation import TriggerNumbers
 
 __all__ = ["write_maps"]

@@ -16,8 +16,8 @@ from sinklab.models.architecture import BYTES_OF_LAYER
 from sinklab.operations.relu import Relu
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import positions
-from sinklab.results.memory import require_memory
 from sinklab.results.naming import counted
+from sinklab.results.requirements import require_memory
 from sinklab.studies.theory.retrieval_task import RetrievalBatch
 from sinklab.studies.theory.trigger_bounds import TriggerHeads, relu_solution, softmax_solution
 from sinklab.studies.theory.trigger_task import Target, TriggerBatch, trigger_batch
