@@ -1,17 +1,16 @@
-"""Rows of the long table about the origin of a sink, and the declarations of their metrics."""
+"""What ``sinklab origin`` found: where each sink is born, what writes it, and what goes when that is taken away."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
-from sinklab.results.summaries.origin import OriginFound
-from sinklab.studies.origin.ablation import Measured
 
-__all__ = ["origin_rows"]
+__all__ = ["Channel", "Edited", "HeadWeight", "Norms", "Origin", "Origins", "RegistersFound", "Unit", "Weight", "origin_rows"]
 
-PROBE = "origin"
 NORM_RATIO = Metric(
     "place_norm_ratio",
     "ratio",
@@ -58,39 +57,229 @@ DIVERGENCE = Metric(
 )
 
 
-def origin_rows(entry: OriginFound, clean: Measured, samples: int) -> Iterator[Row]:
-    """Rows of the long table about one place."""
-    common: Coordinates = {"probe": PROBE, "sink": entry["place"], "count": samples}
-    for number, (place, others) in enumerate(zip(entry["norms"]["place"], entry["norms"]["others"], strict=True)):
+@dataclass(frozen=True)
+class Unit:
+    """What one neuron, head or neuron of an expert writes, mean over samples and places.
+
+    Attributes:
+        unit, name: number, and in words.
+        along: in the direction of the mean write; over all units, with the rest, these sum to the norm of the write.
+        size: L2 norm of its own mean write, in whatever direction.
+        in_channel: into the first channel of the write.
+    """
+
+    unit: int
+    name: str
+    along: float
+    size: float
+    in_channel: float
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One channel of the mean write: its value, its share of the squared norm, and the mean there of what leaves the block."""
+
+    channel: int
+    value: float
+    share: float
+    state: float
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A part of a parameter that stands behind a unit.
+
+    Attributes:
+        unit: its number.
+        parameter, part, role: qualified name, ``[:, 233]``, and ``writes`` or ``reads``.
+        norm: L2 norm of the part.
+        times_median: the same over the median norm of such parts of the parameter.
+        channel, value: index and value of the largest entry by size.
+        rank: how many entries of the whole parameter are as large, this one counted: 1 for the largest of all.
+    """
+
+    unit: int
+    parameter: str
+    part: str
+    role: str
+    norm: float
+    times_median: float
+    channel: int
+    value: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class Edited:
+    """What one edit does.
+
+    Attributes:
+        edit: what is done: ``zero``, ``mean``, ``resampled``, ``constant`` or ``moved``; ``what`` says it in words.
+        on: ``units``, ``controls`` (random units, mean over draws), ``write``, ``channels`` or ``registers``.
+        loss: change in nats.
+        weight, weight_kept: of the place's own heads, and the share left of what exceeds uniform attention.
+        spike, spike_kept: largest over median size, and the share of it that is left.
+    """
+
+    edit: str
+    on: str
+    what: str
+    loss: Interval | None
+    weight: float | None
+    weight_kept: Interval | None
+    spike: float
+    spike_kept: Interval
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Mean norms of what enters the first block and of what leaves every block, at the place and at the other tokens."""
+
+    place: list[float]
+    others: list[float]
+
+
+@dataclass(frozen=True)
+class HeadWeight:
+    """What one head gives to the place: as the model is, if attention were uniform, and under edits by their names.
+
+    ``own`` heads are those that give the place most. Of these ``kept`` is the share of what exceeds uniform attention that is
+    left with the units silenced, where that was measured and something exceeds it.
+    """
+
+    layer: int
+    head: int
+    module: str
+    own: bool
+    weight: float | None
+    uniform: float | None
+    edited: dict[str, float | None]
+    kept: Interval | None
+
+
+@dataclass(frozen=True)
+class RegistersFound:
+    """What moving the neurons' activations to added tokens does to heads and outputs; the rest is the edit ``moved``.
+
+    ``divergence`` and ``silenced`` are those of the classes from those of the model as it is, with registers, and with the
+    neurons 0 and no registers.
+    """
+
+    number: int
+    weight: float | None
+    divergence: Interval | None
+    silenced: Interval | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where one sink, or a spike that is no sink of its own, is born; ``None`` where that is not known.
+
+    Attributes:
+        by: ``norm`` where it jumps at a write, ``pull`` where a write makes the scores of its key, or ``none``.
+        stage, block, module, sublayer: of that write.
+        before, after, peak: norm over that of other tokens, before and behind the write, and at most.
+        pull, pull_lost: how far its scores stand above the others, and by how much they fall without the write.
+        norm, rest, error: of the write, of what no unit writes, and by how much the parts miss the sum.
+        against_others: the mean write at other tokens was subtracted.
+        not_split: why the write is not split into units.
+        weight, uniform: of its own heads on it, and if attention were uniform.
+        spiked: whether ``spike`` is one of the place: its norm jumps, and the largest value is there in half of the samples.
+        verdict: what is shown first: the finding in a sentence.
+    """
+
+    place: str
+    kind: str
+    positions: list[int]
+    description: str
+    by: str
+    stage: int | None
+    block: int | None
+    module: str | None
+    sublayer: str | None
+    before: float
+    after: float
+    peak: float
+    pull: float | None
+    pull_lost: Interval | None
+    norms: Norms
+    norm: float | None
+    rest: float | None
+    error: float | None
+    against_others: bool
+    not_split: str
+    channels: list[Channel]
+    unit_kind: str | None
+    num_units: int | None
+    units: list[Unit]
+    weights: list[Weight]
+    weight: float | None
+    uniform: float | None
+    weight_by_block: list[float | None]
+    spike: float
+    spiked: bool
+    edits: list[Edited]
+    heads: list[HeadWeight]
+    registers: RegistersFound | None = None
+    verdict: str = ""
+
+    def edit(self, on: str, name: str) -> Edited | None:
+        """What an edit of that name does; ``None`` where it was not made."""
+        return next((edit for edit in self.edits if (edit.on, edit.edit) == (on, name)), None)
+
+
+@dataclass(frozen=True)
+class Origins:
+    """``summary.json`` of ``sinklab origin`` besides what the model is, and the entry ``origin`` of that of an audit."""
+
+    samples: int
+    positions: int
+    blocks: int
+    loss: float | None
+    controls: int
+    seed: int
+    origins: list[Origin]
+    notes: list[str]
+    text: str = ""
+
+
+def origin_rows(origin: Origin, heads: Sequence[tuple[str, int, int, float]], samples: int) -> Iterator[Row]:
+    """Rows of the long table about one place.
+
+    Args:
+        heads: module, layer, head and weight on the place of every head.
+        samples: that have the place.
+    """
+    common: Coordinates = {"probe": "origin", "sink": origin.place, "count": samples}
+    for number, (place, others) in enumerate(zip(origin.norms.place, origin.norms.others, strict=True)):
         if others and math.isfinite(place):
             yield {**common, "metric": NORM_RATIO, "value": place / others, "layer": number - 1}
-    if entry["block"] is not None:
+    if origin.block is not None:
         # Units and channels are neither heads nor positions, whose columns others count.
-        at: Coordinates = {**common, "layer": entry["block"]}
-        for unit in entry["units"]:
-            yield {**at, "metric": WRITTEN, "value": unit["along"], "module": f"{entry['module']}, unit {unit['unit']}"}
-        for channel in entry["channels"]:
-            named = f"{entry['module']}, channel {int(channel['channel'])}"
-            yield {**at, "metric": CHANNEL_WRITE, "value": channel["value"], "module": named}
-    for label, values in clean.weights.items():
-        for head, value in enumerate(values.nanmean(0).tolist()):
-            if math.isfinite(value):
-                cell: Coordinates = {**common, "module": label, "layer": clean.layers[label], "head": head}
-                yield {**cell, "metric": PLACE_WEIGHT, "value": value}
-    yield {**common, "metric": SPIKE, "value": entry["spike"]}
-    for edit in entry["edits"]:
-        edited: Coordinates = {**common, "intervention": f"{edit['on']}: {edit['edit']}"}
-        yield {**edited, "metric": SPIKE, "value": edit["spike"]}
-        if edit["weight"] is not None:
-            yield {**edited, "metric": PLACE_WEIGHT, "value": edit["weight"]}
-        if edit["loss"] is not None:
-            for bound, value in edit["loss"].items():
-                metric = ORIGIN_LOSS if bound == "mean" else ORIGIN_LOSS.bound(bound)
-                yield {**edited, "metric": metric, "value": float(value)}  # type: ignore[arg-type]  # an interval has both ends
-    if (registers := entry.get("registers")) is not None:
+        at: Coordinates = {**common, "layer": origin.block}
+        for unit in origin.units:
+            yield {**at, "metric": WRITTEN, "value": unit.along, "module": f"{origin.module}, unit {unit.unit}"}
+        for channel in origin.channels:
+            named = f"{origin.module}, channel {channel.channel}"
+            yield {**at, "metric": CHANNEL_WRITE, "value": channel.value, "module": named}
+    for module, layer, head, weight in heads:
+        if math.isfinite(weight):
+            cell: Coordinates = {**common, "module": module, "layer": layer, "head": head}
+            yield {**cell, "metric": PLACE_WEIGHT, "value": weight}
+    yield {**common, "metric": SPIKE, "value": origin.spike}
+    for edit in origin.edits:
+        edited: Coordinates = {**common, "intervention": f"{edit.on}: {edit.edit}"}
+        yield {**edited, "metric": SPIKE, "value": edit.spike}
+        if edit.weight is not None:
+            yield {**edited, "metric": PLACE_WEIGHT, "value": edit.weight}
+        if edit.loss is not None:
+            yield {**edited, "metric": ORIGIN_LOSS, "value": edit.loss.mean}
+            yield {**edited, "metric": ORIGIN_LOSS.bound("low"), "value": edit.loss.low}
+            yield {**edited, "metric": ORIGIN_LOSS.bound("high"), "value": edit.loss.high}
+    if (registers := origin.registers) is not None:
         moved: Coordinates = {**common, "intervention": "registers: moved"}
-        if registers["weight"] is not None:
-            yield {**moved, "metric": REGISTER_WEIGHT, "value": registers["weight"]}
-        for name, divergence in (("registers: moved", registers["divergence"]), ("units: zero", registers["silenced"])):
+        if registers.weight is not None:
+            yield {**moved, "metric": REGISTER_WEIGHT, "value": registers.weight}
+        for name, divergence in (("registers: moved", registers.divergence), ("units: zero", registers.silenced)):
             if divergence is not None:
-                yield {**common, "intervention": name, "metric": DIVERGENCE, "value": divergence["mean"]}
+                yield {**common, "intervention": name, "metric": DIVERGENCE, "value": divergence.mean}
