@@ -20,9 +20,9 @@ from sinklab.cli.commands import find_commands
 from sinklab.results import progress as bars
 from sinklab.results.environment import installed
 from sinklab.results.folder import default_out
-from sinklab.results.narrow import fitted
 from sinklab.results.progress import LONG, SETTLED, Pace, is_quiet, quietly, say
-from sinklab.results.run import PIPE_WIDTH, Listing
+from sinklab.results.run import Listing
+from sinklab.results.terminal import PIPE_WIDTH, fitted
 from sinklab.results.version import __version__
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--probe", "sink_rate"]

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from sinklab.results.narrow import fitted
+from sinklab.results.terminal import fitted
 
 
 def printed(width: int) -> list[str]:

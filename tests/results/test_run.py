@@ -17,11 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.text import Text
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.folder import FolderLock, partial_folder
-from sinklab.results.run import STORE, Listing, Result, Run, silent
+from sinklab.results.run import STORE, Result, Run, silent
 from sinklab.results.store import Store
 from sinklab.results.table import COLUMNS, make_table, read_run, read_table
 
@@ -496,8 +495,3 @@ class TestResult:
         assert "weight" in Result({}, TABLE, {"kind": "trial"}, None, display)._repr_html_()
         unwritten = Result({"loss": 1.5}, TABLE, {"kind": "trial"}, None, display, page=lambda folder: folder)
         assert unwritten._repr_html_() == "<table><tr><th>loss</th><td>1.5</td></tr></table>"
-
-
-def test_a_terminal_has_plain_spaces_where_a_page_has_narrow_ones(capsys):
-    Listing("16.4\u202f%", lambda record: [f"sink rate {record}", Text(record)]).show()
-    assert capsys.readouterr().out == "sink rate 16.4 %\n16.4 %\n"

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -18,10 +18,21 @@ from markupsafe import Markup, escape
 from sinklab.errors import InputError
 from sinklab.report.schema import require_kind
 from sinklab.report.words import number, percent, position_name
+from sinklab.results.blocks import Block
+from sinklab.results.html import html
 from sinklab.results.naming import display_token
 from sinklab.results.table import read_run, write_text
 
-__all__ = ["check_page", "environment", "facts_of", "json_text", "render", "write_command_page", "write_page"]
+__all__ = [
+    "check_page",
+    "environment",
+    "facts_of",
+    "json_text",
+    "render",
+    "write_blocks_page",
+    "write_command_page",
+    "write_page",
+]
 
 MARK = '<meta name="generator" content="sinklab">'
 """In the head of every page that we make."""
@@ -90,6 +101,31 @@ def write_command_page(
         "facts": facts_of(run),
     }
     return write_page(render(f"{command}.html.j2", context, {"page": command}, {}), folder / "report.html")
+
+
+def write_blocks_page(folder: Path, title: str, lead: str, blocks: Callable[[dict[str, Any]], Iterable[Block]]) -> Path:
+    """Write ``folder/report.html`` of a study, from its ``summary.json`` and ``run.json``.
+
+    Args:
+        title: heading above the blocks, such as "Where the sink is born".
+        lead: what was done, in a sentence or two.
+        blocks: gives what the summary shows.
+
+    Raises:
+        InputError: a file is missing, or something that is no page of ours is in its place.
+        ResultError: the summary is not what this version writes.
+    """
+    run, summary = read_run(folder), read_run(folder, "summary.json")
+    context = {
+        "kind": run["kind"],
+        "title": summary.get("model", run["kind"]),
+        "operation": summary.get("operation"),
+        "heading": title,
+        "lead": lead,
+        "body": html(blocks(summary)),
+        "facts": facts_of(run),
+    }
+    return write_page(render("study.html.j2", context, {"page": "study"}, {}), folder / "report.html")
 
 
 def check_page(path: Path) -> None:

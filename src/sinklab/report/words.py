@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, TypeGuard
 
 from sinklab.report.audit_folder import Audit
+from sinklab.results.blocks import number, percent
 from sinklab.results.intervals import MOST
 from sinklab.results.metric import metrics_of
 from sinklab.results.naming import counted, quote
@@ -48,41 +48,6 @@ TITLES: dict[str, str] = {
     "first_four_share": "First-four share",
 }
 """Metric of ``sink_rate`` to its heading."""
-
-
-def number(value: object, digits: int = 3) -> str:
-    """A value with ``digits`` significant digits, whole numbers as they are, thousands grouped, an en dash for nothing."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if not isinstance(value, (int, float)):
-        return str(value)
-    size = abs(value)
-    if isinstance(value, int) or (value.is_integer() and size < 1e6):
-        text = f"{int(value):,}"
-    elif not math.isfinite(value):
-        text = str(value)
-    elif size >= 1e6 or size < 1e-3:
-        text = f"{value:.{digits - 1}e}"
-    else:
-        text = f"{_half_up(value, max(0, digits - 1 - math.floor(math.log10(size)))):,f}"
-    return text.replace("-", "\u2212")
-
-
-def percent(value: float | None) -> str:
-    """A percentage: ``31.3 %``, ``0.04 %``, ``100 %``; ``0 %`` is exactly nothing."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
-    if value in (0, 100):
-        return f"{value:.0f}\u202f%"
-    text = f"{_half_up(float(value), 2 if abs(value) < 1 else 1):f}"
-    return f"{text}\u202f%".replace("-", "\u2212")
-
-
-def _half_up(value: float, places: int) -> Decimal:
-    # Python rounds 31.25 to 31.2, the page's script to 31.3; one page must not show both.
-    return Decimal(value).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
 
 
 def position_name(position: int) -> str:

@@ -10,15 +10,15 @@ import html
 import json
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.blocks import Block, Facts
 from sinklab.results.file import clear_partial
 from sinklab.results.folder import (
     FolderLock,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sinklab.results.environment import Placed
     from sinklab.results.store import Store
 
-__all__ = ["PIPE_WIDTH", "SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
+__all__ = ["SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
 
 STORE = "store"
 """Folder of what a run has computed so far, inside its output directory."""
@@ -53,39 +53,10 @@ STORE = "store"
 SETTINGS = "settings.json"
 """In the store of a run that can be resumed: what it was asked to do."""
 
-PIPE_WIDTH = 200
-"""Columns of output that does not go to a terminal; long lines are for the reader's tools to wrap."""
-
 
 def new_run_id() -> str:
     """Identity of a run: time in UTC and six random digits."""
     return f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
-
-
-class _PlainSpaces:
-    """Standard output without the narrow space of pages in "16 %", which nobody types who searches for it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        return self._stream.write(text.replace("\u202f", " "))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def _show(parts: Iterable[RenderableType]) -> None:
-    from rich.console import Console
-
-    from sinklab.results.narrow import fitted
-
-    # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
-    stream = cast("TextIO", _PlainSpaces(sys.stdout))
-    console = Console(file=stream, soft_wrap=True, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
-    for part in parts:
-        for piece in fitted(part, console):
-            console.print(piece)
 
 
 def _json(record: object) -> str:
@@ -118,15 +89,17 @@ class Listing(Generic[Record]):
 
     Attributes:
         record: the answer as plain JSON values.
-        display: gives what a terminal shows of it: rich renderables or lines of text.
+        display: gives what a terminal shows of it: blocks, rich renderables or lines of text.
     """
 
     record: Record
-    display: Callable[[Record], Iterable[RenderableType]]
+    display: Callable[[Record], Iterable[Block | RenderableType]]
 
     def show(self) -> None:
         """Print on standard output what the command line prints."""
-        _show(self.display(self.record))
+        from sinklab.results.terminal import print_blocks
+
+        print_blocks(self.display(self.record))
 
     def to_json(self) -> str:
         """What ``--json`` prints."""
@@ -142,22 +115,24 @@ class Result:
         table: the long table (:data:`sinklab.results.table.COLUMNS`).
         record: ``run.json``: kind, settings, versions, commit, hardware, seeds, wall time.
         folder: where it was written; ``None`` if it was not.
-        display: gives what a terminal shows of a result: rich renderables or lines of text.
+        display: gives what a terminal shows of a result, where that is more than the blocks of its summary.
         page: writes the page of a folder, for kinds that have one, and returns its path.
         listed: the answer of a command about many things, one record each: what ``--json`` prints instead of the summary.
         frame: gives the page of a folder as text that is small enough for a notebook, where the page itself may not be.
         write: writes what the folder would hold, of a result that was not written.
+        shows: gives the blocks of the summary.
     """
 
     summary: dict[str, Any]
     table: pd.DataFrame
     record: dict[str, Any]
     folder: Path | None
-    display: Callable[[Result], Iterable[RenderableType]]
+    display: Callable[[Result], Iterable[Block | RenderableType]] | None = None
     page: Callable[[Path], Path] | None = None
     listed: list[Any] | None = None
     frame: Callable[[Path], str] | None = None
     write: Callable[[Path], None] | None = None
+    shows: Callable[[Mapping[str, Any]], Iterable[Block]] | None = None
 
     def __repr__(self) -> str:
         where = "not written" if self.folder is None else f"in {self.folder}"
@@ -170,7 +145,18 @@ class Result:
 
     def show(self) -> None:
         """Print on standard output what the command line prints."""
-        _show(self.display(self))
+        from sinklab.results.terminal import print_blocks
+
+        if self.display is not None:
+            print_blocks(self.display(self))
+            return
+        print_blocks(self.blocks())
+        if self.page is not None and self.folder is not None:
+            print_blocks([Facts([("report", str(self.folder / "report.html"))])])
+
+    def blocks(self) -> list[Block]:
+        """What it shows, for renderings of other kinds (:mod:`sinklab.results.blocks`)."""
+        return [] if self.shows is None else list(self.shows(self.summary))
 
     def to_json(self) -> str:
         """What ``--json`` prints: the summary, or the rows of the table, one a line, where there is no summary."""
@@ -202,6 +188,10 @@ class Result:
                 folder = Path(name)
                 self.write(folder)
                 return framed(self.frame(folder) if self.frame else self.page(folder).read_text(encoding="utf-8"))
+        if self.shows is not None:
+            from sinklab.results.html import html as rendered
+
+            return str(rendered(self.blocks()))
         if not self.summary:
             return str(self.table._repr_html_())  # pandas has it for notebooks, untyped
         values = {key: value for key, value in self.summary.items() if not isinstance(value, (dict, list))}
@@ -352,7 +342,8 @@ class Run:
         self,
         *,
         table: pd.DataFrame,
-        display: Callable[[Result], Iterable[RenderableType]],
+        display: Callable[[Result], Iterable[Block | RenderableType]] | None = None,
+        show: Callable[[Mapping[str, Any]], Iterable[Block]] | None = None,
         summary: Mapping[str, object] | None = None,
         config: Mapping[str, object] | None = None,
         files: Callable[[Path], None] | None = None,
@@ -365,7 +356,8 @@ class Run:
 
         Args:
             table: the long table.
-            display: see :class:`Result`.
+            display: see :class:`Result`; one of it and ``show`` is given.
+            show: gives the blocks of the summary.
             summary: the answer; without it there is no ``summary.json``.
             config: settings that were not known at the start.
             files: writes further files into the folder that it is given, in which the three are already; a result that is not
@@ -390,7 +382,7 @@ class Run:
             **environment(loaded),
             "wall_seconds": round(time.time() - self._started, 3),
         }
-        result = Result(dict(summary or {}), table, about, self.out, display, page, frame=frame)
+        result = Result(dict(summary or {}), table, about, self.out, display, page, frame=frame, shows=show)
 
         write = _Writer(table, summary, about, files)
         if self.out is None or self._lock is None:

@@ -1,0 +1,269 @@
+"""Blocks as HTML for pages and notebooks; the classes are those of ``report/assets/report.css``. No script is needed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from markupsafe import Markup, escape
+
+from sinklab.results.blocks import (
+    Bar,
+    Block,
+    Cell,
+    Curves,
+    Facts,
+    Grid,
+    Heading,
+    HeadMap,
+    Mark,
+    Marks,
+    Say,
+    cell_text,
+    interval,
+    number,
+)
+
+__all__ = ["html"]
+
+WIDTH, HEIGHT = 460, 230
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 34
+"""Size of a drawing, and the room for what is written at its sides."""
+
+COLOURS = 6
+"""Colours of lines and marks in the style sheet; more lines take them again with another dash."""
+
+
+def html(blocks: Iterable[Block]) -> Markup:
+    """The blocks one after the other; every text is escaped, and commands between backticks become code."""
+    draw: dict[type, Callable[..., str]] = {
+        Heading: lambda block: f"<h{block.level + 1}>{_text(block.text)}</h{block.level + 1}>",
+        Say: lambda block: f'<p class="{"hint" if block.small else "advice"}">{_text(block.text)}</p>',
+        Facts: _facts,
+        Grid: _grid,
+        Curves: _curves,
+        Marks: _marks,
+        HeadMap: _head_map,
+    }
+    return Markup("\n".join(draw[type(block)](block) for block in blocks))
+
+
+def _text(text: str) -> str:
+    return re.sub(r"`((?:sinklab |--)[^`]+)`", r"<code>\1</code>", str(escape(text)))
+
+
+def _facts(block: Facts) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{_text(label)}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in cells)}</tr>'
+        for label, *cells in block.rows
+    )
+    return f'<div class="scroll"><table class="answers"><tbody>{rows}</tbody></table></div>'
+
+
+def _grid(block: Grid) -> str:
+    head = "".join(f'<th scope="col"{_side(index, block)}>{_text(name)}</th>' for index, name in enumerate(block.headings))
+    body = "".join(f"<tr>{''.join(_cell(index, cell, block) for index, cell in enumerate(row))}</tr>" for row in block.rows)
+    label = f' role="region" aria-label="{escape(block.title)}"' if block.title else ""
+    table = (
+        f'<div class="scroll" tabindex="0"{label}><table class="policies"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+    if block.folded:
+        return f"<details><summary>{_text(block.title)} ({len(block.rows)})</summary>{table}</details>"
+    return f"<h4>{_text(block.title)}</h4>{table}" if block.title else table
+
+
+def _side(index: int, block: Grid) -> str:
+    return "" if index < block.text else ' class="n"'
+
+
+def _cell(index: int, cell: Cell, block: Grid) -> str:
+    text = _text(cell_text(cell))
+    if isinstance(cell, Bar):
+        hollow = " below" if cell.size < 0 else ""
+        width = 100 * min(1.0, abs(cell.size))
+        drawn = (
+            f'<svg width="100%" height="10" aria-hidden="true"><rect class="b-{escape(cell.kind)}{hollow}" '
+            f'width="{width:.1f}%" height="10" rx="2"/></svg>'
+        )
+        return f'<td class="bar-cell"><div>{drawn}<span>{text}</span></div></td>'
+    return f'<th scope="row">{text}</th>' if index == 0 else f"<td{_side(index, block)}>{text}</td>"
+
+
+def _curves(block: Curves) -> str:
+    scale = _log if block.logarithmic else float
+    heights = [scale(y) for line in block.lines.values() for y in line if y is not None and (y > 0 or not block.logarithmic)]
+    longest = max(map(len, block.lines.values()), default=0)
+    places = list(block.x if block.x is not None else range(longest))
+    if not heights or not places:
+        return ""
+    low, high = min(heights), max(heights)
+    x = _onto(min(places), max(places), LEFT, WIDTH - RIGHT)
+    y = _onto(low, high, HEIGHT - BOTTOM, TOP)
+    parts = [_y_ticks(low, high, y, block.logarithmic), _x_ticks(places, x)]
+    if block.mark is not None:
+        parts.append(
+            f'<line class="born" x1="{x(block.mark):.1f}" x2="{x(block.mark):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+        )
+    for order, (name, line) in enumerate(block.lines.items()):
+        known = [
+            (x(place), y(scale(value)), value)
+            for place, value in zip(places, line, strict=False)
+            if value is not None and (value > 0 or not block.logarithmic)
+        ]
+        points = " ".join(f"{across:.1f},{up:.1f}" for across, up, _ in known)
+        dots = "".join(
+            f'<circle class="k-audit{order % COLOURS}" cx="{across:.1f}" cy="{up:.1f}" r="2.5">'
+            f"<title>{escape(name)}: {number(value)}</title></circle>"
+            for across, up, value in known
+        )
+        parts.append(f'<polyline class="line {_colour(order)}" points="{points}"/>{dots}')
+    keys = "".join(f'<span><i class="{_colour(order)}"></i>{_text(name)}</span>' for order, name in enumerate(block.lines))
+    axis = f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{_text(block.x_name)}</text>'
+    unit = f" <span>{_text(block.y_name)}</span>" if block.y_name else ""
+    return (
+        f'<figure class="figure curves"><figcaption>{_text(block.title)}{unit}</figcaption><p class="keys">{keys}</p>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(block.title)}">{"".join(parts)}{axis}</svg>'
+        "</figure>"
+    )
+
+
+def _colour(order: int) -> str:
+    turn = order // COLOURS
+    return f"k-audit{order % COLOURS}{f' r{turn}' if turn else ''}"
+
+
+def _log(value: float) -> float:
+    return math.log10(value)
+
+
+def _onto(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:
+    """A linear map of the interval; one point goes to the middle."""
+    if high <= low:
+        return lambda value: (start + stop) / 2
+    return lambda value: start + (stop - start) * (value - low) / (high - low)
+
+
+def steps(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers between two, about ``count`` of them."""
+    if high <= low:
+        return [low]
+    span = high - low
+    unit = 10 ** math.floor(math.log10(span / count))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if span / (unit * factor) <= count)
+    first = math.ceil(low / step - 1e-9)
+    return [step * index for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _y_ticks(low: float, high: float, y: Callable[[float], float], logarithmic: bool) -> str:
+    if logarithmic:
+        whole = range(math.ceil(low), math.floor(high) + 1)
+        ticks = [(power, f"{10.0**power:,g}") for power in whole[:: max(1, len(whole) // 4)]]
+        ticks = ticks if len(ticks) > 1 else [(value, number(10**value)) for value in (low, high)]
+    else:
+        ticks = [(value, number(value)) for value in steps(low, high)]
+    return "".join(
+        f'<line class="gridline" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+        f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{text}</text>'
+        for value, text in ticks
+    )
+
+
+def _x_ticks(places: Sequence[float], x: Callable[[float], float]) -> str:
+    chosen = places if len(places) <= 8 else [value for value in steps(min(places), max(places), 6)]
+    return "".join(
+        f'<text x="{x(place):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{number(float(place))}</text>'
+        for place in chosen
+    )
+
+
+def _marks(block: Marks) -> str:
+    least = block.least
+    bend = float if not least else lambda value: math.copysign(_bent(abs(value) / least), value)
+    ends = [
+        bend(value)
+        for _, marks in block.rows
+        for mark in marks
+        for value in (mark.mean, mark.low, mark.high)
+        if value is not None and math.isfinite(value)
+    ]
+    if not ends:
+        return ""
+    place = _onto(min(*ends, -1.2 if least else 0.0), max(*ends, 1.2 if least else 0.0), 2.0, 98.0)
+    series = list(dict.fromkeys(mark.series for _, marks in block.rows for mark in marks))
+    keys = "".join(f'<span><i class="{_colour(order)}"></i>{_text(name)}</span>' for order, name in enumerate(series))
+    band = ""
+    if least:
+        keys += f'<span><i class="band-key"></i>below {number(least)} {_text(block.unit)}: nothing</span>'
+        band = f'<rect class="band-area" x="{place(-1.0):.2f}%" width="{place(1.0) - place(-1.0):.2f}%" y="0" height="100%"/>'
+    zero = f'<line class="base" x1="{place(0.0):.2f}%" x2="{place(0.0):.2f}%" y1="0" y2="100%"/>'
+    height = 8 * len(series) + 8
+    rows = "".join(
+        f'<div class="effects-row"><span class="effects-name">{_text(name)}</span>'
+        f'<svg width="100%" height="{height}" role="img" aria-label="{escape(name)}">{band}{zero}'
+        + "".join(_mark(mark, series.index(mark.series), bend, place) for mark in marks)
+        + "</svg></div>"
+        for name, marks in block.rows
+    )
+    unit = f", in {_text(block.unit)}" if block.unit else ""
+    ruler = "".join(
+        f'<text x="{place(bend(value)):.2f}%" y="14" text-anchor="middle">{number(value)}</text>'
+        for value in _ruler(ends, least)
+    )
+    return (
+        f'<h4>{_text(block.title)}</h4><p class="keys effects-key">{keys}</p><div class="effects">{rows}'
+        f'<div class="effects-row" aria-hidden="true"><span class="effects-name"></span>'
+        f'<svg width="100%" height="20">{ruler}</svg></div></div><p class="hint">Means with their intervals{unit}.</p>'
+    )
+
+
+def _bent(size: float) -> float:
+    """Even steps up to 1, even ratios beyond."""
+    return size if size <= 1 else 1 + math.log10(size)
+
+
+def _ruler(ends: Sequence[float], least: float | None) -> list[float]:
+    if not least:
+        return steps(min(ends), max(ends))
+    powers = [least * 10**power for power in range(math.floor(max(0.0, max(map(abs, ends)) - 1)) + 1)]
+    return [*(-value for value in reversed(powers) if min(ends) <= -1), 0.0, *(value for value in powers if max(ends) >= 1)]
+
+
+def _mark(mark: Mark, order: int, bend: Callable[[float], float], place: Callable[[float], float]) -> str:
+    up = 8 + 8 * order
+    words = f"{mark.series}: {interval(mark)}"
+    ends = ""
+    if mark.low is not None and mark.high is not None:
+        ends = f'<line x1="{place(bend(mark.low)):.2f}%" x2="{place(bend(mark.high)):.2f}%" y1="{up}" y2="{up}"/>'
+    dot = f'<circle cx="{place(bend(mark.mean)):.2f}%" cy="{up}" r="4"/>'
+    return f'<g class="{_colour(order)}"><title>{escape(words)}</title>{ends}{dot}</g>'
+
+
+def _head_map(block: HeadMap) -> str:
+    if not block.cells:
+        return ""
+    layers, heads = block.size
+    head = "".join(f'<th scope="col">{layer}</th>' for layer in range(layers))
+    body = "".join(
+        f'<tr><th scope="row">{row}</th>{"".join(_head(block.cells.get((layer, row))) for layer in range(layers))}</tr>'
+        for row in range(heads)
+    )
+    key = "".join(
+        f'<div><dt><i class="l-{escape(kind)}" aria-hidden="true">{escape(letter)}</i>{_text(kind)}<span>{count}</span></dt>'
+        f"<dd>{_text(meaning)}</dd></div>"
+        for kind, letter, count, meaning in block.legend
+    )
+    return (
+        f'<div class="labelled"><div class="scroll" tabindex="0" role="region" aria-label="{escape(block.title)}">'
+        f'<table class="label-map{" dense" if layers > 20 else ""}"><caption>{_text(block.title)}: layers across, heads down'
+        f"</caption><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<dl class="label-key">{key}</dl></div>'
+    )
+
+
+def _head(cell: tuple[str, str, str] | None) -> str:
+    if cell is None:
+        return '<td class="l-none" title="not examined"></td>'
+    letter, kind, words = map(escape, cell)
+    return f'<td class="l-{kind}" title="{words}"><span aria-label="{words}" role="img">{letter}</span></td>'

@@ -1,0 +1,151 @@
+"""Blocks in a terminal: wrapped at its width with a hanging indent, tables in lines where they do not fit, answer first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Marks, Say, cell_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["PIPE_WIDTH", "fitted", "print_blocks", "terminal"]
+
+PIPE_WIDTH = 200
+"""Columns of output that does not go to a terminal; long lines are for the reader's tools to wrap."""
+
+COLOURS = ("yellow", "magenta", "green", "cyan", "blue", "white")
+"""Of the kinds of a map of heads, in the order of its legend."""
+
+
+def print_blocks(parts: Iterable[Block | RenderableType]) -> None:
+    """Print on standard output; what is no block is a renderable of rich or a line of its markup."""
+    # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
+    watched = sys.stdout.isatty()
+    console = Console(file=sys.stdout, highlight=False, width=None if watched else PIPE_WIDTH)
+    for part in parts:
+        for drawn in terminal([part]) if isinstance(part, Block) else [part]:
+            for piece in fitted(drawn, console):
+                console.print(piece, soft_wrap=not watched and not isinstance(piece, Table))
+
+
+def terminal(blocks: Iterable[Block]) -> Iterator[RenderableType]:
+    """What rich prints; pictures and folded tables are left out."""
+    for block in blocks:
+        if isinstance(block, Heading):
+            yield Text(f"\n{block.text}" if block.level == 2 else block.text, style="bold")
+        elif isinstance(block, Say):
+            yield Text(_plain(block.text), style="dim" if block.small else "")
+        elif isinstance(block, Facts):
+            yield _facts(block)
+        elif isinstance(block, HeadMap):
+            yield from _head_map(block)
+        elif isinstance(block, Grid) and not block.folded:
+            yield from _grid(block)
+        else:
+            assert isinstance(block, (Curves, Marks, Grid))
+
+
+def _plain(text: str) -> str:
+    # Nobody who searches for "16 %" types the narrow space of pages.
+    return text.replace("\u202f", " ")
+
+
+def _facts(block: Facts) -> Table:
+    """Labels in a column, and what is said of each wrapped beside it."""
+    table = Table.grid(padding=(0, 2))
+    columns = max(len(row) for row in block.rows)
+    table.add_column(no_wrap=True)
+    for index in range(1, columns):
+        table.add_column(no_wrap=index < columns - 1)
+    for row in block.rows:
+        table.add_row(*(Text(_plain(cell)) for cell in row))
+    return table
+
+
+def _grid(block: Grid) -> Iterator[RenderableType]:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for index, heading in enumerate(block.headings):
+        table.add_column(Text(_plain(heading)), justify="left" if index < block.text else "right")
+    shown = block.rows if block.limit is None else block.rows[: block.limit]
+    for row in shown:
+        table.add_row(*(Text(_plain(cell_text(cell))) for cell in row))
+    if block.title:
+        yield Text(_plain(block.title), style="bold")
+    yield table
+    if len(shown) < len(block.rows):
+        yield Text(f"and {len(block.rows) - len(shown):,} more", style="dim")
+
+
+def _head_map(block: HeadMap) -> Iterator[RenderableType]:
+    if not block.cells:
+        return
+    colour = {kind: COLOURS[index % len(COLOURS)] for index, (kind, *_) in enumerate(block.legend)}
+    layers, heads = block.size
+    yield Text(f"{block.title} (layers across, heads down)", style="bold")
+    for head in range(heads):
+        row = Text(f"{head:>3} ")
+        for layer in range(layers):
+            letter, kind, _ = block.cells.get((layer, head), ("·", "", ""))
+            row.append(letter, style=colour.get(kind, "dim"))
+        yield row
+    for kind, letter, count, meaning in block.legend:
+        yield Text.assemble((f"{letter} ", colour[kind]), f"{kind} {count}", (f"  {meaning}", "dim"))
+
+
+def fitted(part: RenderableType, console: Console) -> Iterator[RenderableType]:
+    """A part as it fits on a console; nothing of a table is cut off, and what is no table stays as it is."""
+    if not isinstance(part, Table) or not part.show_header:
+        yield part
+        return
+    wide = console.options.update(width=10**6)
+    if Measurement.get(console, wide, part).maximum <= console.width or _narrowed(part, console):
+        yield part
+    else:
+        yield from _as_lines(part)
+
+
+def _narrowed(table: Table, console: Console) -> bool:
+    """Set widths with which cells wrap between words; false where there is no room for the longest word of each column."""
+    wide = console.options.update(width=10**6)
+    measured = [
+        [Measurement.get(console, wide, _text(cell)) for cell in (column.header, *column.cells)] for column in table.columns
+    ]
+    widths = [
+        max(cell.maximum if column.no_wrap else cell.minimum for cell in cells)
+        for column, cells in zip(table.columns, measured, strict=True)
+    ]
+    room = console.width - 2 * (len(widths) - 1)  # two spaces between columns
+    if sum(widths) > room:
+        return False
+    natural = [max(cell.maximum for cell in cells) for cells in measured]
+    for _ in range(room - sum(widths)):  # to the column that lacks most
+        lacks = [most - width for most, width in zip(natural, widths, strict=True)]
+        widths[lacks.index(max(lacks))] += 1
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = width
+    return True
+
+
+def _as_lines(table: Table) -> Iterator[Text]:
+    """Every row as its first cell, and below it a line for each other cell that is not empty."""
+    headers = [_text(column.header) for column in table.columns]
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    for count, (first, *others) in enumerate(rows):
+        heading = _text(first)
+        heading.stylize("bold")
+        yield Text("\n") + heading if count else heading
+        for header, cell in zip(headers[1:], map(_text, others), strict=True):
+            if cell.plain.strip():
+                yield Text.assemble("  ", header, ": " if header.plain.strip() else "", cell)
+
+
+def _text(cell: RenderableType) -> Text:
+    return cell.copy() if isinstance(cell, Text) else Text.from_markup(str(cell))
