@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 import pytest
 
 from sinklab.report import schema
-from sinklab.results.summaries import cache, causes, certificate, origin, shared
+from sinklab.results.summaries import cache, causes, certificate, shared
 
 WRITTEN: dict[type[schema.Record], type] = {
     schema.Interval: shared.Difference,
@@ -30,13 +30,6 @@ WRITTEN: dict[type[schema.Record], type] = {
     schema.Location: causes.SinkLocation,
     schema.MetricsSideBySide: causes.MetricsSideBySide,
     schema.Causes: causes.CausesSummary,
-    schema.OriginEdit: origin.OriginEdit,
-    schema.OriginUnit: origin.OriginUnit,
-    schema.OriginNorms: origin.OriginNorms,
-    schema.OriginWeight: origin.OriginWeight,
-    schema.OriginHead: origin.OriginHead,
-    schema.Origin: origin.OriginFound,
-    schema.Origins: origin.OriginSummary,
 }
 """Class of a page's schema to that of what is written. The audit's own summary has no types of its own."""
 

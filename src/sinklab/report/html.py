@@ -10,8 +10,7 @@ from sinklab.report.causes import causes_section, write_causes_report
 from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.head_data import add_maps, head_data
 from sinklab.report.layers import layer_figures, layer_table
-from sinklab.report.origin import origin_section, write_origin_report
-from sinklab.report.page import environment, facts_of, json_text, render, write_page
+from sinklab.report.page import environment, facts_of, json_text, render, write_blocks_page, write_page
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.schema import require_kind
 from sinklab.report.summary_cards import cards, part_cards
@@ -28,8 +27,10 @@ from sinklab.report.words import (
     token_there,
     verdict,
 )
+from sinklab.results.html import html
 from sinklab.results.metric import definitions, metrics_of
 from sinklab.results.requirements import require_path
+from sinklab.results.sections import sections
 from sinklab.results.table import read_run
 
 __all__ = ["FRAME_BUDGET", "PAGE_BUDGET", "frame_report", "render_report", "write_report"]
@@ -40,7 +41,7 @@ PAGE_BUDGET = 10_000_000
 FRAME_BUDGET = 2 * 1024 * 1024
 """Bytes that the page of an audit stays below in a notebook, with 32 × 32 heads; larger models have no maps there."""
 
-_WRITERS = {"causes": write_causes_report, "origin": write_origin_report}
+_WRITERS = {"causes": write_causes_report}
 """Commands besides the audit whose runs have a page, to what writes it."""
 
 _RESERVE = 300_000
@@ -66,7 +67,10 @@ def write_report(folder: Path) -> Path:
     """
     require_path("`folder`", folder)
     folder = Path(folder)
-    kind = require_kind(read_run(folder), folder, "audit", *_WRITERS)
+    studies = sections()
+    kind = require_kind(read_run(folder), folder, "audit", *_WRITERS, *studies)
+    if kind in studies:
+        return write_blocks_page(folder, studies[kind].title, studies[kind].lead, studies[kind].blocks)
     if kind in _WRITERS:
         return _WRITERS[kind](folder)
     return write_page(render_report(read_audit(folder)), folder / "report.html")
@@ -102,7 +106,11 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "policies": policy_section(audit.summary["cache"]) if "cache" in audit.summary else None,
         "certificate": certificate_section(audit.summary.get("certificate")),
         "causes": causes_section(audit.summary.get("causes")),
-        "origin": origin_section(audit.summary.get("origin")),
+        "studies": [
+            (section, html(section.blocks(audit.summary[name])))
+            for name, section in sections().items()
+            if audit.summary.get(name) is not None
+        ],
         "definitions": [row for part, view in parts or [("", audit)] for row in _definitions(view, part)],
         "metrics": _metrics(audit),
         "checks": _checks(audit.run.get("checks")),

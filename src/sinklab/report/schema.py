@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from sinklab.errors import InputError, ResultError
 from sinklab.results.summaries.causes import Label
 
-__all__ = ["require_audit", "require_causes", "require_kind", "require_origin"]
+__all__ = ["require_audit", "require_causes", "require_kind"]
 
 
 class Record(BaseModel):
@@ -257,87 +257,6 @@ class Causes(Record):
     location: Annotated[Location | None, BeforeValidator(_if_it_has("head"))] = None
 
 
-class OriginEdit(Record):
-    """What one edit does."""
-
-    edit: str
-    on: str
-    what: str
-    loss: Interval | None
-    weight: float | None
-    weight_kept: Interval | None
-    spike: float
-    spike_kept: Interval
-
-
-class OriginUnit(Record):
-    """A neuron, head or neuron of an expert."""
-
-    unit: int
-    name: str
-    along: float
-    size: float
-
-
-class OriginNorms(Record):
-    """Norms by block."""
-
-    place: list[float]
-    others: list[float]
-
-
-class OriginWeight(Record):
-    """A part of a parameter."""
-
-    unit: int
-    parameter: str
-    part: str
-    role: str
-    norm: float
-    times_median: float
-    channel: int
-    value: float
-    rank: int
-
-
-class OriginHead(Record):
-    """What a head gives to the place."""
-
-    layer: int
-    head: int
-    weight: float | None
-    uniform: float | None
-    edited: dict[str, float | None]
-
-
-class Origin(Record):
-    """Where one sink is born."""
-
-    place: str
-    kind: str
-    block: int | None
-    norms: OriginNorms
-    norm: float | None
-    rest: float | None
-    units: list[OriginUnit]
-    unit_kind: str | None
-    weights: list[OriginWeight]
-    weight: float | None
-    spike: float
-    edits: list[OriginEdit]
-    heads: list[OriginHead]
-    verdict: str
-
-
-class Origins(Record):
-    """The origins of all sinks."""
-
-    samples: int
-    controls: int
-    origins: list[Origin]
-    notes: list[str]
-
-
 class Audit(Record):
     """``summary.json`` of an audit."""
 
@@ -358,18 +277,10 @@ class Audit(Record):
     cache: Annotated[Cache | None, BeforeValidator(_if_it_has("policies"))] = None
     certificate: Annotated[Certificate | None, BeforeValidator(_if_it_has("heads"))] = None
     causes: Annotated[Causes | None, BeforeValidator(_if_it_has("heads"))] = None
-    origin: Annotated[Origins | None, BeforeValidator(_if_it_has("origins"))] = None
 
 
 class CausesRun(Causes):
     """``summary.json`` of ``sinklab causes``."""
-
-    model: str
-    operation: str | None
-
-
-class OriginRun(Origins):
-    """``summary.json`` of ``sinklab origin``."""
 
     model: str
     operation: str | None
@@ -414,11 +325,6 @@ def require_audit(summary: dict[str, Any], path: Path) -> None:
 def require_causes(summary: dict[str, Any], path: Path) -> None:
     """The same of ``sinklab causes``."""
     _require(CausesRun, summary, path)
-
-
-def require_origin(summary: dict[str, Any], path: Path) -> None:
-    """The same of ``sinklab origin``."""
-    _require(OriginRun, summary, path)
 
 
 def _require(kind: type[Record], summary: dict[str, Any], path: Path) -> None:

@@ -34,6 +34,7 @@ from sinklab.report.words import bos_words
 from sinklab.results.metric import definitions
 from sinklab.results.naming import front_names
 from sinklab.results.run import Progress
+from sinklab.results.sections import Context
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.summaries.shared import Refused
 from sinklab.results.table import append, make_table
@@ -167,8 +168,11 @@ def measure_audit(
         tables.append(causes_table)
     if origin:
         summary["origin"], origin_table = origin_section(
-            loaded, drawn, sinks, run_id=run_id, corpus=text.label, bos=int(main_bos), seed=seed, progress=progress
-        )
+            Context(
+                loaded=loaded, corpus=text, samples=drawn, sinks=sinks, summary=summary, bos=main_bos, run_id=run_id, seed=seed,
+                progress=progress,
+            )
+        )  # fmt: skip
         tables.append(origin_table)
     record = {
         "model": model_facts(loaded, main.session),

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from sinklab.errors import InputError
 from sinklab.registry import spelled
 from sinklab.report.card import Card, CardNumber
-from sinklab.report.origin import COUNTED_HEADS, edit_rows, origin_title
-from sinklab.report.origin import HEADINGS as EDIT_HEADINGS
 from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows, sampled_line
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, samples_of, sinks_of
+from sinklab.results.blocks import Block, Grid, Heading, Say, cell_text
 from sinklab.results.naming import counted
+from sinklab.results.sections import sections
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.table import read_run
 from sinklab.studies.card.reproduction import command_of, probe_settings, public_name, public_spec
@@ -248,21 +248,31 @@ def _quantize(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
 
 
 def _origin(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
-    rows, numbers = [], []
-    for origin in summary["origins"]:
-        title = origin_title(origin)
-        edited = edit_rows(origin)
-        rows += [[f"{title}: {row[0]}", *row[1:]] for row in edited]
-        for row, edit in zip(edited[1:], origin["edits"], strict=True):
-            if edit["loss"] is not None:
-                loss = float(edit["loss"]["mean"])
-                numbers.append(CardNumber("origin_loss_change", f"{title}: change of the loss, {row[0]}", loss, "nats"))
-    limits = [
-        f"{counted(summary['samples'], 'sample')} of {public_name(str(summary['corpus']))}. Loss: change in nats, with its "
-        f"95 % interval over samples; weight: mean over {COUNTED_HEADS}, and what is kept "
-        "of it above uniform attention; spike: largest over median size of a state. Random units are the control."
-    ]
-    return EDIT_HEADINGS, rows, limits, numbers
+    headings, rows, limits = _of_blocks(sections()["origin"].blocks(summary))
+    numbers = [
+        CardNumber(
+            "origin_loss_change", f"{origin['kind']} at {origin['place']}: change of the loss, {edit['on']} {edit['edit']}",
+            float(edit["loss"]["mean"]), "nats",
+        )
+        for origin in summary["origins"]
+        for edit in origin["edits"]
+        if edit["loss"] is not None
+    ]  # fmt: skip
+    return headings, rows, limits, numbers
+
+
+def _of_blocks(blocks: Iterable[Block]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Headings and rows of the tables that are not folded, each under its section, and the notes."""
+    headings, rows, limits, title = list[str](), list[list[str]](), list[str](), ""
+    for block in blocks:
+        if isinstance(block, Heading):
+            title = f"{block.text}: "
+        elif isinstance(block, Say) and block.small:
+            limits.append(block.text)
+        elif isinstance(block, Grid) and not block.folded:
+            headings = list(block.headings)
+            rows += [[f"{title}{cell_text(row[0])}", *map(cell_text, row[1:])] for row in block.rows]
+    return headings, rows, limits
 
 
 def _other(record: Summary, summary: Summary, run: IndexedRun) -> Filled:

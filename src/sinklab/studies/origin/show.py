@@ -30,9 +30,10 @@ def show(found: Origins) -> Iterator[Block]:
         stages = range(-1, len(origin.norms.place) - 1)
         norms = {origin.place: origin.norms.place, "other tokens": origin.norms.others}
         yield Curves("Norm by block", norms, stages, "block; −1 is what enters the first", logarithmic=True, mark=origin.block)
-        yield Grid(["Part", "Along the write"], list(_bars(origin)), "What writes it", folded=True)
         if origin.edits:
             yield Grid(["Edit", "Loss, nats", "Weight", "kept", "Spike", "kept"], list(_edits(origin)))
+        if origin.units:
+            yield Grid(["Part", "Along the write"], list(_bars(origin)), "What writes it", folded=True)
         yield Grid(
             ["Head", "Weight on it", "If attention were uniform", "Units silenced", "Whole write 0"],
             [
@@ -41,14 +42,15 @@ def show(found: Origins) -> Iterator[Block]:
             ],
             f"Heads that look at it, the {sum(head.own for head in origin.heads)} that are counted first", folded=True,
         )  # fmt: skip
-        yield Grid(
-            ["Part of a parameter", "Role", "Norm", "Times the median", "Largest entry", "Its channel", "Its rank"],
-            [
-                [f"{one.parameter}{one.part}", one.role, one.norm, one.times_median, one.value, one.channel, one.rank]
-                for one in origin.weights
-            ],
-            "The weights behind it", folded=True, text=2,
-        )  # fmt: skip
+        if origin.weights:
+            yield Grid(
+                ["Part of a parameter", "Role", "Norm", "Times the median", "Largest entry", "Its channel", "Its rank"],
+                [
+                    [f"{one.parameter}{one.part}", one.role, one.norm, one.times_median, one.value, one.channel, one.rank]
+                    for one in origin.weights
+                ],
+                "The weights behind it", folded=True, text=2,
+            )  # fmt: skip
     for note in found.notes:
         yield Say(note, small=True)
     if found.origins:
@@ -139,9 +141,11 @@ def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
         yield "not split", origin.not_split
     lost, kept, unknown = heads_that_lose(origin)
     if lost and kept:
-        said = zip(("lose it", "keep it", "may do either"), (lost, kept, unknown), strict=True)
-        text = "; ".join(f"{names(list(map(_change, heads)))} {what}" for what, heads in said if heads)
-        yield "heads", f"{text} (weight on it, units silenced)"
+        how = " (weight on it, units silenced)"
+        for label, heads in (("lose it", lost), ("keep it", kept), ("open", unknown)):
+            if heads:
+                yield label, f"{names(list(map(_change, heads)))}{how}"
+                how = ""
     if (moved := origin.registers) is not None:
         classes = f"; classes move by {interval(moved.divergence, 4, '')} nats (silenced {interval(moved.silenced, 4, '')})"
         yield "registers", f"take {number(moved.weight, 2)} of the attention{classes if moved.divergence else ''}"
