@@ -9,8 +9,8 @@ from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.errors import ResultError
-from sinklab.report.html import write_report
 from sinklab.results.table import read_table, write_json
+from sinklab.studies.audit.page import write_report
 
 QUICK = ("--corpus", "random_tokens", "--samples", "4", "--seq-len", "12", "--controls", "2")
 

@@ -14,7 +14,6 @@ from sinklab.studies.cache import recommendation
 from sinklab.studies.causes import three_metrics
 from sinklab.studies.causes.finding import bounds
 from sinklab.studies.denoise import words as denoise_words
-from sinklab.studies.origin import words as origin_words
 
 AT_BOS = {"position": 0, "token": "<s>", "token_share": 1.0, "rate": 16.0, "mean_weight": 0.01, "heads": []}
 
@@ -123,7 +122,6 @@ def test_what_is_rounded_to_nothing_has_no_sign():
         recommendation._signed(interval),
         policies._signed(bounds(interval)),
         denoise_words._nats({"mean": -1e-5, "low": None, "high": None}),
-        origin_words._percents(bounds(interval)),
         three_metrics.Correlation("one", "other", "heads", -1e-5, -1e-5, 2e-5, 9),
     ]
     said[-1] = three_metrics.ThreeMetrics([], {}, [], {}, [said[-1]], [], [], 0.3, 0.01, 9, "nats").statement

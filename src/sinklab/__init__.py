@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from sinklab.models.loading import load_model, wrap_model
     from sinklab.models.registers import add_registers
     from sinklab.probes.sink_rate import SinkRate
-    from sinklab.report.html import write_report
     from sinklab.streaming.cache import PolicyCache, SinkCache
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.reader import open_reader
     from sinklab.streaming.stream import Stream, stream
     from sinklab.studies.audit.audit import audit
+    from sinklab.studies.audit.page import write_report
     from sinklab.studies.causes.causes import find_causes
     from sinklab.studies.denoise.denoise import denoise
     from sinklab.studies.measure.from_weights import from_weights
@@ -66,7 +66,7 @@ _HOMES = {
     "show": "sinklab.studies.show.show",
     "stream": "sinklab.streaming.stream",
     "wrap_model": "sinklab.models.loading",
-    "write_report": "sinklab.report.html",
+    "write_report": "sinklab.studies.audit.page",
 }
 
 __all__ = [

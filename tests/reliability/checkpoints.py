@@ -139,13 +139,13 @@ def go_on(model: Path, folder: Path) -> object:
 
 
 def report(folder: Path) -> object:
-    from sinklab.report.html import write_report
+    from sinklab.studies.audit.page import write_report
 
     return write_report(folder)
 
 
 def compare(folder: Path) -> object:
-    from sinklab.report.compare import comparison_table, format_comparison, write_comparison
+    from sinklab.studies.audit.compare import comparison_table, format_comparison, write_comparison
 
     return format_comparison(comparison_table([folder, folder])), write_comparison([folder, folder], folder / "both.html")
 

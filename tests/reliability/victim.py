@@ -22,9 +22,9 @@ import sinklab.cli
 import sinklab.jobs.driver
 import sinklab.report.claims_page
 import sinklab.report.curves
-import sinklab.report.html
 import sinklab.streaming.stream
 import sinklab.studies.audit.measurement
+import sinklab.studies.audit.page
 import sinklab.studies.causes.measurement
 import sinklab.studies.pathways.benchmark
 import sinklab.studies.reproduce.cells

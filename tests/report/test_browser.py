@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from synthetic import HOSTILE, write_audit
 
-from sinklab.report.audit_folder import Maps, read_audit
-from sinklab.report.compare import write_comparison
 from sinklab.report.heads import Received, Shown, head_view
-from sinklab.report.html import PAGE_BUDGET, write_report
 from sinklab.report.index import write_index
+from sinklab.report.maps import Maps, read_audit
 from sinklab.report.words import percent, verdict
 from sinklab.results.table import read_table, write_table
+from sinklab.studies.audit.compare import write_comparison
+from sinklab.studies.audit.page import PAGE_BUDGET, write_report
 
 CHROMIUM = os.environ.get("SINKLAB_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -12,8 +12,8 @@ from synthetic import HOSTILE, write_audit
 
 from sinklab.errors import InputError
 from sinklab.report.causes import LABELS, causes_section, write_causes_report
-from sinklab.report.html import write_report
 from sinklab.results.table import write_json
+from sinklab.studies.audit.page import write_report
 from sinklab.studies.causes.labels import LABELS as GIVEN
 
 CHROMIUM = os.environ.get("SINKLAB_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

@@ -8,9 +8,9 @@ import pytest
 from synthetic import HOSTILE, write_audit
 from test_browser import CHROMIUM, Visit, browser  # noqa: F401  a fixture
 
-from sinklab.report.audit_folder import read_audit
 from sinklab.report.certificate import certificate_plot, certificate_rows, certificate_section
-from sinklab.report.html import render_report, write_report
+from sinklab.report.maps import read_audit
+from sinklab.studies.audit.page import render_report, write_report
 
 
 def entry(layer: int, head: int, gap: float, weight: float, needed: float | None, module: str | None = None) -> dict:

@@ -10,11 +10,11 @@ import pytest
 from synthetic import HOSTILE, write_audit
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.report.audit_folder import read_audit
-from sinklab.report.compare import comparison_table, comparison_warning, format_comparison, write_comparison
-from sinklab.report.html import write_report
-from sinklab.report.layers import layer_figures
+from sinklab.report.maps import read_audit
 from sinklab.results.table import read_run
+from sinklab.studies.audit.compare import comparison_table, comparison_warning, format_comparison, write_comparison
+from sinklab.studies.audit.figures import layer_figures
+from sinklab.studies.audit.page import write_report
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import pytest
 from synthetic import HOSTILE, write_audit
 from test_browser import CHROMIUM, Visit, browser  # noqa: F401  a fixture
 
-from sinklab.report.audit_folder import read_audit
-from sinklab.report.html import render_report, write_report
+from sinklab.report.maps import read_audit
 from sinklab.report.policies import (
     HEADINGS,
     left_out_lines,
@@ -21,6 +20,7 @@ from sinklab.report.policies import (
     size,
     write_policy_plot,
 )
+from sinklab.studies.audit.page import render_report, write_report
 
 
 def entry(policy: str, sinks: int | None, window: int | None, budget: int | None, loss: float, **more: object) -> dict:

@@ -16,16 +16,15 @@ import pytest
 from synthetic import HOSTILE, TableMaker, write_audit
 
 from sinklab.errors import InputError, ResultError
-from sinklab.report.audit_folder import read_audit
-from sinklab.report.html import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
-from sinklab.report.layers import layer_figures, layer_table
+from sinklab.report.maps import read_audit
 from sinklab.report.page import environment, facts_of
-from sinklab.report.summary_cards import cards, part_cards
 from sinklab.report.words import TITLES, number, percent, verdict
 from sinklab.results.frame import framed
 from sinklab.results.metric import metrics_of
 from sinklab.results.naming import display_token
 from sinklab.results.table import write_json, write_table
+from sinklab.studies.audit.figures import cards, layer_figures, layer_table, part_cards
+from sinklab.studies.audit.page import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
 
 
 def page_data(path: Path) -> dict:
@@ -406,7 +405,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 CHECK = """
 import sys
 {first}
-import sinklab.report.html, sinklab.report.compare
+import sinklab.studies.audit.page, sinklab.studies.audit.compare
 heavy = sorted({{"torch", "transformers"}} & set(sys.modules))
 assert not heavy, heavy
 """

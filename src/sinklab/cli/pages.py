@@ -44,7 +44,7 @@ def compare(folders: list[Path], *, out: Path | None = None, overwrite: Overwrit
         sinklab compare sinklab-audit/embedded-softmax sinklab-audit/embedded-sigmoid --out both.html
     """
     check_file(out, overwrite)
-    from sinklab.report.compare import (
+    from sinklab.studies.audit.compare import (
         comparison_table,
         comparison_verdicts,
         comparison_warning,
@@ -131,6 +131,6 @@ def report(folder: Path) -> Path:
     Examples:
         sinklab report sinklab-audit/embedded-softmax
     """
-    from sinklab.report.html import write_report
+    from sinklab.studies.audit.page import write_report
 
     return write_report(folder)

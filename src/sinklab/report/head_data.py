@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sinklab.report.audit_folder import Audit, Maps
+from sinklab.report.maps import Audit, Maps
 from sinklab.report.pack import bins_of, pack_maps, pack_unsigned, pool_positions, round_list, round_matrix, rounded
 from sinklab.report.words import silent_of, sink_column, sink_columns, sink_name, sink_positions, sinks_of, token_there
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sinklab.errors import InputError, ResultError
 from sinklab.results.table import COLUMNS, LATER
 
-__all__ = ["RANGES", "CorpusAndBos", "GridRow", "MetricRows", "Numbers", "labelled", "layer_name", "part_order"]
+__all__ = ["CorpusAndBos", "GridRow", "MetricRows", "Numbers", "labelled", "layer_name", "part_order"]
 
 CorpusAndBos = tuple[str, int | None]
 """Corpus and how many beginning-of-sequence tokens each sample starts with."""
@@ -27,8 +27,6 @@ ABSENT = np.int64(-(2**62))
 
 _WORDS = ("intervention", "policy", "corpus", "probe", "metric", "module", "unit")
 _INTEGERS = ("bos", "layer", "head", "key_position", "count")
-RANGES = {"layer": (-1, 2**16), "head": (0, 2**16), "key_position": (0, 2**24)}
-"""Coordinates that a page can show: from the first up to, and without, the second. Grids as large as they are are made."""
 
 CROSS = "cross-attention"
 PART = "part"
@@ -60,15 +58,8 @@ class MetricRows:
 
     def where(self, keep: NDArray[np.bool_]) -> MetricRows:
         """The rows for which ``keep`` is true."""
-        return MetricRows(
-            self.layer[keep],
-            self.head[keep],
-            self.position[keep],
-            self.count[keep],
-            self.module[keep],
-            self.value[keep],
-            self.unit,
-        )
+        columns = (self.layer, self.head, self.position, self.count, self.module, self.value)
+        return MetricRows(*(column[keep] for column in columns), self.unit)
 
     def mean(self, index: NDArray[np.int64], size: int) -> NDArray[np.float64]:
         """Means of the rows that share an ``index`` in ``[0, size)``, weighted by count; NaN where there is none."""
@@ -105,7 +96,7 @@ class Numbers:
     """
 
     def __init__(self, source: Path | pa.Table, preferred: Mapping[str, Any], part: str = "") -> None:
-        table, path = (source, "the table") if isinstance(source, pa.Table) else (_read(source), source)
+        table = source if isinstance(source, pa.Table) else _read(source)
         words = {name: _codes(table[name]) for name in (*_WORDS, PART)}
         natural = (words["intervention"][0] < 0) & (words["policy"][0] < 0)
         codes, names = words[PART]
@@ -114,10 +105,6 @@ class Numbers:
         self._parts = dict(zip(words["module"][0].tolist(), codes.tolist(), strict=True)) if names else {}
         self._part, self._part_names = part, names
         integers = {name: _integers(table[name]) for name in _INTEGERS}
-        for name in RANGES.keys() & integers.keys():
-            known = integers[name][integers[name] != ABSENT]
-            if known.size:
-                _require_range(path, name, int(known.min()), int(known.max()))
         value = table["value"].combine_chunks().cast(pa.float64()).fill_null(math.nan).to_numpy(zero_copy_only=False)
 
         # One sort by condition, probe and metric makes every question below a slice, also with ten million rows.
@@ -157,7 +144,7 @@ class Numbers:
         if part:
             layer, attention = integers["layer"][chosen], np.isin(self._module[chosen], self._attention)
             first, second = (layer[kind & (layer >= 0)] for kind in (attention, ~attention))
-            self._first = int(first.min(initial=RANGES["layer"][1])), int(second.min(initial=RANGES["layer"][1]))
+            self._first = int(first.min(initial=2**16)), int(second.min(initial=2**16))
         self._held_in = self._layers_that_attend()
 
     def rows(self, probe: str, metric: str, condition: CorpusAndBos | None = None) -> MetricRows | None:
@@ -243,10 +230,18 @@ class Numbers:
         means = rows.mean(index, len(layers))
         return {int(layer): float(mean) for layer, mean in zip(layers, means, strict=True) if np.isfinite(mean)}
 
-    @property
-    def parts(self) -> list[str]:
-        """Parts of an encoder–decoder that the table names, in the order in which they are shown; none of other models."""
-        return sorted(filter(None, self._part_names), key=part_order)
+    def mean_of_heads(self, probe: str, metric: str) -> float | None:
+        """The whole model's number, or else the mean over all heads."""
+        whole = self.whole(probe, metric)
+        if whole is not None:
+            return whole
+        values = self.by_head(probe, metric)
+        return None if values is None or np.isnan(values).all() else float(np.nanmean(values))
+
+    def largest_by_layer(self, probe: str, metric: str) -> tuple[float, int] | None:
+        """The largest per-layer number and its layer; the embedding output is left out."""
+        values = {layer: value for layer, value in (self.by_layer(probe, metric) or {}).items() if layer >= 0}
+        return max(((value, layer) for layer, value in values.items()), key=lambda entry: entry[0]) if values else None
 
     @property
     def head_metrics(self) -> list[tuple[str, str, str]]:
@@ -395,35 +390,7 @@ def _read(path: Path) -> pa.Table:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ResultError(f"{path} is not a parquet table: {error}") from error
-    for name in columns:
-        _require_type(path, name, table.schema.field(name).type)
     return table
-
-
-def _require_type(path: Path, name: str, kind: pa.DataType) -> None:
-    """Refuse a column that has neither text nor numbers as the schema says; one without any value may have every type.
-
-    Raises:
-        ResultError: it has not.
-    """
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if name in (*_WORDS, PART):
-        expected, fits = "text", pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    else:
-        expected, fits = "numbers", pa.types.is_integer(kind) or (name == "value" and pa.types.is_floating(kind))
-    if not fits and not pa.types.is_null(kind):
-        raise ResultError(f"{path} does not follow the schema: column {name} is {kind}, not {expected}; measure again")
-
-
-def _require_range(path: Path | str, name: str, smallest: int, largest: int) -> None:
-    """Refuse coordinates that no model has: a grid as large as they are is made of them.
-
-    Raises:
-        ResultError: outside of :data:`RANGES`.
-    """
-    low, high = RANGES[name]
-    if smallest < low or largest >= high:
-        raise ResultError(f"{path}: {name} goes from {smallest} to {largest}; expected {low} to {high - 1}. Measure again")
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[str]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-from sinklab.report.audit_folder import Audit
+from sinklab.report.maps import Audit
 from sinklab.results.blocks import number, percent
 from sinklab.results.intervals import MOST
 from sinklab.results.metric import metrics_of

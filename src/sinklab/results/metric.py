@@ -192,7 +192,7 @@ def catalogue(source: Path = Path(__file__).parents[1]) -> dict[str, Declared]:
     Raises:
         ContractError: two declarations under one name, one inside a function, or one that cannot be read.
     """
-    return _by_name((*_declared(source), *_outside()))
+    return _with_outside(_by_name(_declared(source)), source)
 
 
 def _by_name(declared: Iterable[Declared]) -> dict[str, Declared]:
@@ -204,6 +204,14 @@ def _by_name(declared: Iterable[Declared]) -> dict[str, Declared]:
                 f"metric {new.metric.name!r} is declared twice, in {known.file} and {new.file}: import the first, or give the "
                 "second another name"
             )
+    return metrics
+
+
+def _with_outside(metrics: dict[str, Declared], source: Path) -> dict[str, Declared]:
+    """Those of other packages too, of sinklab itself; a plug-in may measure what another one declares."""
+    for new in _outside() if source == Path(__file__).parents[1] else ():
+        if metrics.setdefault(new.metric.name, new).metric != new.metric:
+            _by_name((metrics[new.metric.name], new))
     return metrics
 
 
@@ -224,7 +232,8 @@ def _known(names: set[str], source: Path = Path(__file__).parents[1]) -> dict[st
     """
     reader = _reader(source)
     files = (module for module, text in _texts(source).items() if not names.isdisjoint(_WRITTEN_OUT.findall(text)))
-    known = _by_name((*(declared for module in files for declared in reader.file(module).declared), *_outside()))
+    declared = (declared for module in files for declared in reader.file(module).declared)
+    known = _with_outside(_by_name(declared), source)
     ends = {f"{name}_{end}" for name in known for end in ("low", "high")}  # made by ``bound``, and declared nowhere
     return known if names <= known.keys() | ends else catalogue(source)
 

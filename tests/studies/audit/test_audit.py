@@ -21,8 +21,8 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes
-from sinklab.report.audit_folder import read_audit
 from sinklab.report.head_data import head_data
+from sinklab.report.maps import read_audit
 from sinklab.results.table import COLUMNS, read_table
 from sinklab.sinks import SinkFinder
 from sinklab.studies.measure.probing import check_identity, run_probes
@@ -182,12 +182,12 @@ def test_overwrite_refuses_a_directory_that_is_no_result(checkpoint, tmp_path):
 
 
 def test_a_failure_leaves_nothing_behind(checkpoint, tmp_path, monkeypatch):
-    import sinklab.report.html
+    import sinklab.studies.audit.page
 
     def fail(folder):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sinklab.report.html, "write_report", fail)
+    monkeypatch.setattr(sinklab.studies.audit.page, "write_report", fail)
     with pytest.raises(KeyboardInterrupt):
         audit(str(checkpoint), **SMALL, out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,8 @@ from sinklab.corpora import resolve_corpus
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.models.losses import IGNORED
-from sinklab.report.compare import comparison_table, write_comparison
 from sinklab.sinks import find_sinks
+from sinklab.studies.audit.compare import comparison_table, write_comparison
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]

@@ -19,10 +19,10 @@ from sinklab.models.drawing import draw_samples
 from sinklab.models.lengths import short_target_warning
 from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
-from sinklab.report.audit_folder import read_audit
-from sinklab.report.compare import comparison_table, comparison_verdicts, write_comparison
 from sinklab.report.head_data import head_data
+from sinklab.report.maps import read_audit
 from sinklab.sinks import find_sinks
+from sinklab.studies.audit.compare import comparison_table, comparison_verdicts, write_comparison
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", "<s>", *LETTERS])}

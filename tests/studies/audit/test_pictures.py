@@ -32,11 +32,11 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from sinklab import audit, find_origin, measure
 from sinklab.errors import ConfigurationError, ResultError
 from sinklab.models.loading import wrap_model
-from sinklab.report import audit_folder as page_pictures
-from sinklab.report.audit_folder import picture_data, read_audit
+from sinklab.report import maps as page_pictures
 from sinklab.report.head_data import head_data
-from sinklab.report.layers import layer_figures
+from sinklab.report.maps import picture_data, read_audit
 from sinklab.report.words import sinks_of
+from sinklab.studies.audit.figures import layer_figures
 from sinklab.studies.quantize.quantize import quantize
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

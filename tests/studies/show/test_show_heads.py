@@ -17,8 +17,8 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError, SessionError
 from sinklab.models.loading import wrap_model
 from sinklab.probes.entropy import Entropy
-from sinklab.report.audit_folder import Maps
 from sinklab.report.heads import BUDGET, Received, Shown, head_view
+from sinklab.report.maps import Maps
 
 
 @pytest.fixture(scope="module")

@@ -90,9 +90,9 @@ def audit(
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.models.drawing import AUTO, default_corpus, reading_part
-    from sinklab.report.html import frame_report, write_report
     from sinklab.studies.audit.display import display
     from sinklab.studies.audit.measurement import measure_audit, write_arrays
+    from sinklab.studies.audit.page import frame_report, write_report
     from sinklab.studies.measure.probing import opened, writes
 
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}

@@ -29,7 +29,7 @@ from sinklab.models.processor import kind_of
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
-from sinklab.report.audit_folder import PICTURES_FILE
+from sinklab.report.maps import PICTURES_FILE
 from sinklab.report.words import bos_words
 from sinklab.results.metric import definitions
 from sinklab.results.naming import front_names

@@ -132,9 +132,9 @@ def find_causes(
 
     from sinklab.models.loading import LoadedModel
     from sinklab.models.wrappers import unwrapped
-    from sinklab.report.html import write_report
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
+    from sinklab.studies.audit.page import write_report
     from sinklab.studies.causes.display import display
     from sinklab.studies.causes.measurement import examine, facts_of, texts_of_budget
     from sinklab.studies.causes.texts import Texts

@@ -10,18 +10,13 @@ from sinklab.studies.arguments import (
     BatchSize,
     Bos,
     CorpusOfModel,
-    Device,
-    Dtype,
+    Loading,
     ModelSource,
-    Out,
-    Overwrite,
-    Progress,
-    Revision,
+    Output,
     Samples,
     Seed,
     SeqLen,
     Threshold,
-    TrustRemoteCode,
     command,
 )
 
@@ -51,13 +46,8 @@ def find_origin(
     seed: Seed = 0,
     bos: Bos = "auto",
     batch_size: BatchSize = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    progress: Progress | None = None,
+    loading: Loading = Loading(),
+    output: Output = Output(),
 ) -> Result:
     """Find where each sink is born, what writes it, and what disappears without it: attention, spike, loss.
 
@@ -96,7 +86,7 @@ def find_origin(
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
     from sinklab.sinks.value import require_sinks
-    from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos
+    from sinklab.studies.measure.probing import as_samples, require_length, require_one_place, uses_bos
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, locate_origins, require_settings
     from sinklab.studies.origin.show import SECTION, write_page
 
@@ -107,9 +97,9 @@ def find_origin(
     require_sinks(sinks)
     inputs = None if inputs is None else as_samples(inputs)
     require_settings(samples if inputs is None else len(inputs), controls, batch_size, registers)
-    with Run("origin", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+    with Run("origin", **vars(output), settings=settings) as run:
         named_corpus = None if corpus == AUTO or inputs is not None else resolve_corpus(corpus)
-        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        loaded = loading.open(model)
         require_one_place(loaded.model, "origin")
         label, with_bos, about = "inputs", None, None
         if inputs is None:

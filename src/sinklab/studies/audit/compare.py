@@ -13,12 +13,10 @@ import pandas as pd
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import spelled
-from sinklab.report.audit_folder import Audit, read_audit
 from sinklab.report.head_data import head_rates
-from sinklab.report.layers import LOOKS, layer_figures, look_of
+from sinklab.report.maps import Audit, read_audit
 from sinklab.report.pack import round_matrix
 from sinklab.report.page import render
-from sinklab.report.summary_cards import largest_by_layer, mean_by_head, share_of_sinking_heads
 from sinklab.report.words import (
     TITLES,
     bos_words,
@@ -37,6 +35,7 @@ from sinklab.results.file import check_file, write_file
 from sinklab.results.intervals import just_above
 from sinklab.results.naming import display_token
 from sinklab.results.summaries.certificate import verdict_queries
+from sinklab.studies.audit.figures import LOOKS, largest_by_layer, layer_figures, look_of, mean_by_head, share_of_sinking_heads
 
 __all__ = ["comparison_table", "comparison_verdicts", "comparison_warning", "format_comparison", "write_comparison"]
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sinklab.report.audit_folder import Audit, Maps, picture_data, read_audit
 from sinklab.report.causes import causes_section, write_causes_report
 from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.head_data import add_maps, head_data
-from sinklab.report.layers import layer_figures, layer_table
+from sinklab.report.maps import Audit, Maps, picture_data, read_audit
 from sinklab.report.page import environment, facts_of, json_text, render, write_blocks_page, write_page
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.schema import require_kind
-from sinklab.report.summary_cards import cards, part_cards
 from sinklab.report.words import (
     TITLES,
     bos_words,
@@ -32,6 +30,7 @@ from sinklab.results.metric import definitions, metrics_of
 from sinklab.results.requirements import require_path
 from sinklab.results.sections import sections
 from sinklab.results.table import read_run
+from sinklab.studies.audit.figures import cards, layer_figures, layer_table, part_cards
 
 __all__ = ["FRAME_BUDGET", "PAGE_BUDGET", "frame_report", "render_report", "write_report"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from sinklab.errors import ResultError
-from sinklab.report.numbers import RANGES, Numbers
+from sinklab.report.numbers import Numbers
 from sinklab.report.schema import require_audit, require_kind
 from sinklab.results.table import read_run
 
@@ -82,11 +82,7 @@ class Audit:
         That is so of older audits of encoder–decoders of pictures, such as a DETR. Of a model without parts it is the audit,
         without a name.
         """
-        if self.parts or len(self.numbers.parts) < 2:
-            return self.parts or [("", self)]
-        path = self.folder / "table.parquet"
-        named = ((name, Numbers(path, self.config, name)) for name in self.numbers.parts)
-        return [(name, dataclasses.replace(self, numbers=numbers)) for name, numbers in named]
+        return self.parts or [("", self)]
 
     @property
     def num_positions(self) -> int:
@@ -164,7 +160,7 @@ def read_maps(path: Path) -> Maps | None:
         seq_len = int(metadata.get("seq_len", str(weights.shape[-1])))
     except (ValueError, TypeError, RecursionError) as error:
         raise ResultError(f"{path}: its metadata cannot be read: {error}") from error
-    if not weights.shape[-1] <= seq_len <= RANGES["key_position"][1]:
+    if weights.shape[-1] > seq_len:
         raise ResultError(f"{path}: {seq_len} tokens are said to be in maps of {weights.shape[-1]} columns; audit again")
     return Maps(weights, scores, ranges, tokens, modules, seq_len, targets)
 
