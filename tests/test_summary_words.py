@@ -126,6 +126,6 @@ def test_what_is_rounded_to_nothing_has_no_sign():
     ]
     said[-1] = three_metrics.ThreeMetrics([], {}, [], {}, [said[-1]], [], [], 0.3, 0.01, 9, "nats").statement
     assert said == [
-        "0.000 [0.000, 0.000]", "+0.000 [0.000, 0.000]", "0.000 nats", "0 [0, 0] %",
+        "0.000 [0.000, 0.000]", "+0.000 [0.000, 0.000]", "0.000 nats",
         "one and other over 9 heads: rho +0.00 [+0.00, +0.00], no clear relation.",
     ]  # fmt: skip
