@@ -80,55 +80,6 @@ class Interval(Record):
     high: float | None = None
 
 
-class Policy(Record):
-    """What a model loses under a cache policy."""
-
-    policy: str
-    label: str
-    num_sinks: int | None
-    window: int | None = None
-    budget: int | None
-    loss: float
-    loss_low: float | None
-    loss_high: float | None
-    scored_tokens: int
-    against_window: Interval | None = None
-    against_recompute: Interval | None = None
-    tokens_per_second: float
-    bytes_held: float
-    loss_by_position: list[float | None]
-
-
-class Advice(Record):
-    """The policy that is recommended; ``pinned`` are the sinks' positions where they are not the first ones."""
-
-    num_sinks: int
-    window: int
-    pinned: list[int] | None = None
-
-
-class LeftOut(Record):
-    """A policy that was not measured."""
-
-    policy: str
-    reason: str
-
-
-class Cache(Record):
-    """The comparison of cache policies."""
-
-    policies: Annotated[list[Policy], Field(min_length=1)]
-    positions: list[Range]
-    documents: int
-    tokens: int
-    scored_from: int
-    corpus: str
-    recommendation: str
-    recommended: Advice | None = None
-    trained_length: int | None = None
-    left_out: list[LeftOut] | None = None
-
-
 class CertifiedHead(Record):
     """A head whose output was bounded."""
 
@@ -274,7 +225,6 @@ class Audit(Record):
     conditions: list[Condition] | None = None
     finding: str | None = None
     text: list[str] | None = None
-    cache: Annotated[Cache | None, BeforeValidator(_if_it_has("policies"))] = None
     certificate: Annotated[Certificate | None, BeforeValidator(_if_it_has("heads"))] = None
     causes: Annotated[Causes | None, BeforeValidator(_if_it_has("heads"))] = None
 

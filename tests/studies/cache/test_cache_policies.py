@@ -18,9 +18,8 @@ from sinklab.results.table import COLUMNS, read_run, read_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.studies.cache.cache import compare_policies
-from sinklab.studies.cache.cache_policies import _completed, _recomputed, compared
-from sinklab.studies.cache.long_texts import long_texts
-from sinklab.studies.cache.policy_plan import checked_budgets, checked_names, plan_policies, scored_from, sinks_of_texts
+from sinklab.studies.cache.comparison import _completed, _recomputed, compared
+from sinklab.studies.cache.plan import checked_budgets, checked_names, long_texts, plan_policies, scored_from, sinks_of_texts
 from sinklab.studies.cache.recommendation import recommend
 from sinklab.studies.export.chosen import plan_of
 

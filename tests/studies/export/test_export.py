@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sinklab.studies.export.display import display_exports
 from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
@@ -23,11 +24,9 @@ from sinklab.models.loading import load_model
 from sinklab.registry import policies
 from sinklab.results.table import read_run, write_json
 from sinklab.streaming.perplexity import losses
-from sinklab.studies.cache.long_texts import long_texts
+from sinklab.studies.cache.plan import long_texts
 from sinklab.studies.export.base import ExportPlan, engines, exported
-from sinklab.studies.export.chosen import plan_of, require_advice
-from sinklab.studies.export.display import display_exports
-from sinklab.studies.export.writing import advised_exports, checked_engines, exports_of
+from sinklab.studies.export.chosen import advised_exports, checked_engines, exports_of, plan_of, require_advice
 
 OPTIONS = {
     # tools/server/README.md of llama.cpp at commits 25d5b0c and 00dc805; --flash-attn takes a word since pull request 15434

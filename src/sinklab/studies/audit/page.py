@@ -10,7 +10,6 @@ from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.head_data import add_maps, head_data
 from sinklab.report.maps import Audit, Maps, picture_data, read_audit
 from sinklab.report.page import environment, facts_of, json_text, render, write_blocks_page, write_page
-from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.schema import require_kind
 from sinklab.report.words import (
     TITLES,
@@ -102,7 +101,6 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "loss_definition": audit.summary.get("loss_definition"),
         "loss_unit": loss_unit(audit.summary),
         "sample": audit.summary.get("kind") or "text",
-        "policies": policy_section(audit.summary["cache"]) if "cache" in audit.summary else None,
         "certificate": certificate_section(audit.summary.get("certificate")),
         "causes": causes_section(audit.summary.get("causes")),
         "studies": [
@@ -120,7 +118,7 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
     context["skips_layers"] = any(view.numbers.skips_layers for _, view in audit.by_part)
     data, blobs = head_data(audit, parts)
     context["pictures"] = data["pictures"] = picture_data(audit.folder)
-    data.update(page="report", figures=figures, policies=_policies(audit.summary.get("cache")))
+    data.update(page="report", figures=figures)
     if "certificate" in audit.summary:
         data["certificate"] = certificate_plot(audit.summary["certificate"])
     if audit.maps is not None:
@@ -161,10 +159,6 @@ def _sinks(audit: Audit, part: str, whole: Audit) -> list[dict[str, Any]]:
             }
         )
     return result
-
-
-def _policies(comparison: object) -> Curves | None:
-    return policy_curves(comparison) if is_comparison(comparison) else None
 
 
 def _conditions(audit: Audit, part: str = "") -> list[dict[str, Any]]:

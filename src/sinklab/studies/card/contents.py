@@ -10,13 +10,11 @@ from typing import Any, TypeAlias
 from sinklab.errors import InputError
 from sinklab.registry import spelled
 from sinklab.report.card import Card, CardNumber
-from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows, sampled_line
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, samples_of, sinks_of
 from sinklab.results.blocks import Block, Grid, Heading, Say, cell_text
 from sinklab.results.naming import counted
 from sinklab.results.sections import sections
-from sinklab.results.summaries.cache import Comparison
 from sinklab.results.table import read_run
 from sinklab.studies.card.reproduction import command_of, probe_settings, public_name, public_spec
 from sinklab.studies.depend.words import bos_name, index_text
@@ -120,32 +118,20 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     ]
     limits += [f"Weights are {summary['tier']}, not proved to be those that made the outputs."] if summary.get("tier") else []
     cache = summary.get("cache")
-    if is_comparison(cache):
-        some = "text" if cache["documents"] == 1 else "texts"
-        texts = f"{number(cache['documents'])} {some} of {number(cache['tokens'])} tokens of {public_name(cache['corpus'])}"
-        limits += [f"The recommendation rests on {texts}.", *filter(None, [sampled_line(cache)])]
+    if isinstance(cache, dict) and "policies" in cache:
+        texts = f"{counted(cache['documents'], 'text')} of {number(cache['tokens'])} tokens of {public_name(cache['corpus'])}"
+        limits += [f"The recommendation rests on {texts}."]
     limits += list(summary.get("warnings") or [])
     return ["measurement", "value"], rows, limits, numbers
 
 
 def _cache(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
-    if not is_comparison(summary):
-        raise InputError("summary.json of this run of cache has no comparison of policies")
-    comparison: Comparison = summary
+    headings, rows, limits = _of_blocks(sections()["cache"].blocks(summary))
     numbers = [
         CardNumber("loss", f"loss under {entry['label']}", float(entry["loss"]), "nats per token")
-        for entry in comparison["policies"]
+        for entry in summary["policies"]
     ]
-    bos = "with BOS" if comparison["bos"] else "without BOS"
-    texts = counted(comparison["documents"], "text")
-    limits = [
-        f"{texts} of {number(comparison['tokens'])} tokens of {public_name(comparison['corpus'])} {bos}, scored from token "
-        f"{number(comparison['scored_from'])} on. Losses are in nats per token with half of their 95 % interval over "
-        f"{parts_of(comparison)}; differences are paired. Tokens per second are those of one machine ({_hardware(record)})."
-    ]
-    limits += filter(None, [sampled_line(comparison)])
-    limits += [f"Left out: {line}." for line in left_out_lines(comparison)]
-    return HEADINGS, policy_rows(comparison), limits, numbers
+    return headings, rows, [*limits, f"Tokens per second are those of one machine ({_hardware(record)})."], numbers
 
 
 def _causes(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
@@ -258,7 +244,7 @@ def _origin(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         for edit in origin["edits"]
         if edit["loss"] is not None
     ]  # fmt: skip
-    return headings, rows, limits, numbers
+    return headings, rows, [f"{public_name(str(summary['corpus']))}.", *limits], numbers
 
 
 def _of_blocks(blocks: Iterable[Block]) -> tuple[list[str], list[list[str]], list[str]]:
@@ -311,7 +297,7 @@ def _advice(kind: str, summary: Summary) -> str:
     if kind == "cache":
         return str(summary["recommendation"])
     cache = summary.get("cache")
-    return str(cache["recommendation"]) if kind == "audit" and is_comparison(cache) else ""
+    return str(cache["recommendation"]) if kind == "audit" and isinstance(cache, dict) and "policies" in cache else ""
 
 
 def _task(kind: str, summary: Summary) -> str:
