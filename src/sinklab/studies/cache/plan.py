@@ -20,7 +20,7 @@ from sinklab.policies.window import Window
 from sinklab.registry import policies as policy_registry
 from sinklab.results.requirements import require_memory
 from sinklab.sinks import Sinks, find_sinks
-from sinklab.streaming.refusals import most_slots
+from sinklab.streaming.limits import most_slots
 from sinklab.studies.cache.found import LeftOut
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.forward_arguments import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.attention.session import Session
 from sinklab.models.lengths import trained_length
@@ -18,9 +18,9 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.results.progress import Progress, silent
 from sinklab.sinks import find_sinks
 from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.limits import most_slots
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.quantized import read_bits
-from sinklab.streaming.refusals import most_slots
 from sinklab.studies.cache.found import Difference, QuantizedEntry
 
 __all__ = ["quantized_caches", "require_quantized"]

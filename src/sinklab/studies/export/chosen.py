@@ -13,7 +13,7 @@ from sinklab.results.blocks import interval
 from sinklab.results.naming import counted
 from sinklab.results.record import from_json
 from sinklab.results.table import read_run, write_text
-from sinklab.streaming.refusals import require_integers
+from sinklab.streaming.limits import require_integers
 from sinklab.studies.cache.found import Comparison, PolicyEntry, QuantizedEntry
 from sinklab.studies.export.base import Engine, ExportPlan, engine_called, exported
 from sinklab.studies.export.found import INTEGER_MARGIN, ExportEntry, IntegerChoice
