@@ -9,14 +9,10 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 import pytest
 
 from sinklab.report import schema
-from sinklab.results.summaries import cache, causes, certificate, shared
+from sinklab.results.summaries import causes, certificate, shared
 
 WRITTEN: dict[type[schema.Record], type] = {
     schema.Interval: shared.Difference,
-    schema.Policy: cache.PolicyEntry,
-    schema.Advice: cache.Size,
-    schema.LeftOut: cache.LeftOut,
-    schema.Cache: cache.Comparison,
     schema.CertifiedHead: certificate.CertifiedHead,
     schema.Certificate: certificate.Certificate,
     schema.Undecided: causes.Undecided,

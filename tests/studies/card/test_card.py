@@ -58,8 +58,8 @@ def test_the_card_of_an_origin_has_every_edit_with_its_interval(checkpoint, tmp_
     written = Origin(
         **nothing, place="position 0", kind="sink", positions=[0], description="position 0", by="norm", block=1, sublayer="mlp",
         before=1.0, after=9.0, peak=9.0, norms=Norms([1.0, 9.0], [1.0, 1.0]), against_others=False, not_split="", channels=[],
-        unit_kind="neuron", units=[Unit(2, "neuron 2", 1.0, 1.0, 1.0)], weights=[], weight=0.4, weight_by_block=[None], spike=60.0,
-        spiked=True, edits=edits, heads=[], verdict="It is born there.",
+        unit_kind="neuron", units=[Unit(2, "neuron 2", 1.0, 1.0, 1.0)], weights=[], weight=0.4, weight_by_block=[None],
+        spike=60.0, spiked=True, edits=edits, heads=[], verdict="It is born there.",
     )  # fmt: skip
     found = to_json(written)
     write_json({**summary, "origins": [found, {**found, "description": "position 5"}]}, out / "summary.json")

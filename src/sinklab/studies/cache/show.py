@@ -12,7 +12,7 @@ from sinklab.results.sections import Section
 from sinklab.studies.cache.found import Comparison, PolicyEntry, QuantizedEntry
 from sinklab.studies.export.found import INTEGER_MARGIN, show_exports
 
-__all__ = ["SECTION", "show", "write_page"]
+__all__ = ["SECTION", "must_stay_whole", "recommended", "show", "show_quantized", "write_page"]
 
 
 def show(found: Comparison) -> Iterator[Block]:
@@ -39,7 +39,7 @@ def show(found: Comparison) -> Iterator[Block]:
     for reason, policies in by_reason.items():
         yield Say(f"Left out: {names(list(dict.fromkeys(policies)))}: {reason}", small=True)
     if found.quantized:
-        yield from _quantized(found.quantized, found.documents)
+        yield from show_quantized(found.quantized, found.documents)
     yield from show_exports(found.exports)
 
 
@@ -138,7 +138,7 @@ def sampled_line(found: Comparison) -> str:
     )
 
 
-def _quantized(entries: list[QuantizedEntry], texts: int) -> Iterator[Block]:
+def show_quantized(entries: list[QuantizedEntry], texts: int) -> Iterator[Block]:
     """A cache of integers against the same cache in the model's dtype, and which tokens must stay in full precision."""
     yield Grid(
         ["Integers", "In full precision", "Held", "Loss added, nats", "Bytes"],
