@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -216,13 +216,13 @@ class Experts(Writer):
         return [_weight(unit, f"{self.path}.down_proj", part, "writes", self._down(expert), neuron)]
 
 
-def _weight(unit: int, name: str, part: str, role: str, rows: Tensor, row: int) -> Weight:
+def _weight(unit: int, name: str, part: str, role: Literal["writes", "reads"], rows: Tensor, row: int) -> Weight:
     """A row of ``(rows, width)`` as the weight behind a unit."""
     norms, own = rows.float().norm(dim=1), rows[row].float()
     channel = int(own.abs().argmax())
     rank = int((rows.float().abs() >= own[channel].abs()).sum())
     median = float(norms.median())
-    times = float(norms[row]) / median if median else float("inf")
+    times = float(norms[row]) / median if median else None
     return Weight(unit, name, part, role, float(norms[row]), times, channel, float(own[channel]), rank)
 
 

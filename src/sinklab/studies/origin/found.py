@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Literal
 
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
@@ -59,14 +60,7 @@ DIVERGENCE = Metric(
 
 @dataclass(frozen=True)
 class Unit:
-    """What one neuron, head or neuron of an expert writes, mean over samples and places.
-
-    Attributes:
-        unit, name: number, and in words.
-        along: in the direction of the mean write; over all units, with the rest, these sum to the norm of the write.
-        size: L2 norm of its own mean write, in whatever direction.
-        in_channel: into the first channel of the write.
-    """
+    """What a neuron, head or neuron of an expert writes: along the mean write, in its own direction, into the first channel."""
 
     unit: int
     name: str
@@ -87,23 +81,17 @@ class Channel:
 
 @dataclass(frozen=True)
 class Weight:
-    """A part of a parameter that stands behind a unit.
+    """A part of a parameter that stands behind a unit, such as ``[:, 233]``, and its largest entry by size.
 
-    Attributes:
-        unit: its number.
-        parameter, part, role: qualified name, ``[:, 233]``, and ``writes`` or ``reads``.
-        norm: L2 norm of the part.
-        times_median: the same over the median norm of such parts of the parameter.
-        channel, value: index and value of the largest entry by size.
-        rank: how many entries of the whole parameter are as large, this one counted: 1 for the largest of all.
+    ``times_median``: its norm over that of the median part; ``rank``: how many entries of the parameter are as large.
     """
 
     unit: int
     parameter: str
     part: str
-    role: str
+    role: Literal["writes", "reads"]
     norm: float
-    times_median: float
+    times_median: float | None
     channel: int
     value: float
     rank: int
@@ -111,15 +99,8 @@ class Weight:
 
 @dataclass(frozen=True)
 class Edited:
-    """What one edit does.
-
-    Attributes:
-        edit: what is done: ``zero``, ``mean``, ``resampled``, ``constant`` or ``moved``; ``what`` says it in words.
-        on: ``units``, ``controls`` (random units, mean over draws), ``write``, ``channels`` or ``registers``.
-        loss: change in nats.
-        weight, weight_kept: of the place's own heads, and the share left of what exceeds uniform attention.
-        spike, spike_kept: largest over median size, and the share of it that is left.
-    """
+    """What one edit does on ``units``, ``controls`` (random units, mean over draws), ``write``, ``channels`` or ``registers``:
+    change of the loss in nats, weight of its own heads, largest over median size, and shares kept of these two."""
 
     edit: str
     on: str
@@ -159,11 +140,7 @@ class HeadWeight:
 
 @dataclass(frozen=True)
 class RegistersFound:
-    """What moving the neurons' activations to added tokens does to heads and outputs; the rest is the edit ``moved``.
-
-    ``divergence`` and ``silenced`` are those of the classes from those of the model as it is, with registers, and with the
-    neurons 0 and no registers.
-    """
+    """What moving the neurons' activations to added tokens does to heads and to classes, and silencing alone to classes."""
 
     number: int
     weight: float | None
@@ -177,22 +154,20 @@ class Origin:
 
     Attributes:
         by: ``norm`` where it jumps at a write, ``pull`` where a write makes the scores of its key, or ``none``.
-        stage, block, module, sublayer: of that write.
         before, after, peak: norm over that of other tokens, before and behind the write, and at most.
         pull, pull_lost: how far its scores stand above the others, and by how much they fall without the write.
         norm, rest, error: of the write, of what no unit writes, and by how much the parts miss the sum.
         against_others: the mean write at other tokens was subtracted.
-        not_split: why the write is not split into units.
         weight, uniform: of its own heads on it, and if attention were uniform.
         spiked: whether ``spike`` is one of the place: its norm jumps, and the largest value is there in half of the samples.
-        verdict: what is shown first: the finding in a sentence.
+        verdict: the finding.
     """
 
     place: str
     kind: str
     positions: list[int]
     description: str
-    by: str
+    by: Literal["norm", "pull", "none"]
     stage: int | None
     block: int | None
     module: str | None
@@ -273,9 +248,8 @@ def origin_rows(origin: Origin, heads: Sequence[tuple[str, int, int, float]], sa
         if edit.weight is not None:
             yield {**edited, "metric": PLACE_WEIGHT, "value": edit.weight}
         if edit.loss is not None:
-            yield {**edited, "metric": ORIGIN_LOSS, "value": edit.loss.mean}
-            yield {**edited, "metric": ORIGIN_LOSS.bound("low"), "value": edit.loss.low}
-            yield {**edited, "metric": ORIGIN_LOSS.bound("high"), "value": edit.loss.high}
+            for metric, value in zip((ORIGIN_LOSS, *map(ORIGIN_LOSS.bound, ("low", "high"))), astuple(edit.loss), strict=True):
+                yield {**edited, "metric": metric, "value": value}
     if (registers := origin.registers) is not None:
         moved: Coordinates = {**common, "intervention": "registers: moved"}
         if registers.weight is not None:

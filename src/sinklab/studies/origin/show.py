@@ -126,7 +126,7 @@ def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
         lost = (
             "" if origin.pull_lost is None else f"; {interval(origin.pull_lost, 2)} is lost without the write that matters most"
         )
-        yield "pull", f"{number(origin.pull)} above other scores{lost}"
+        yield "pull", f"{number(origin.pull)} above other scores{without}"
     if origin.units and origin.norm is not None:
         written, other = sum(unit.along for unit in origin.units), ", less other tokens'" if origin.against_others else ""
         yield (

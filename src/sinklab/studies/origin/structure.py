@@ -210,7 +210,7 @@ class _Forward:
             return None
         return _replaced(output, self._tap.routed(sublayer, (tensors[0], tensors[1], tensors[2]), _first(output)))
 
-    def _at(self, sublayers: dict[tuple[int, str | None], Sublayer], name: str) -> Sublayer | None:
+    def _at(self, sublayers: dict[tuple[int, str], Sublayer], name: str) -> Sublayer | None:
         return sublayers.get((self._inside[-1], name)) if self._inside else None
 
 
