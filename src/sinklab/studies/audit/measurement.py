@@ -157,9 +157,7 @@ def measure_audit(
         )
         tables.append(certificate_table)
     if causes:
-        summary["causes"], causes_table = causes_section(
-            loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress
-        )
+        summary["causes"], causes_table = causes_section(context)
         tables.append(causes_table)
     if origin:
         summary["origin"], origin_table = origin_section(context)

@@ -123,10 +123,8 @@ def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
     change = f"{number(origin.before)} to {number(origin.after)} times that of other tokens"
     yield "norm", change if origin.by == "norm" else f"at most {number(origin.peak)} times that of other tokens"
     if origin.pull is not None:
-        lost = (
-            "" if origin.pull_lost is None else f"; {interval(origin.pull_lost, 2)} is lost without the write that matters most"
-        )
-        yield "pull", f"{number(origin.pull)} above other scores{without}"
+        lacking = "" if origin.pull_lost is None else f"; {interval(origin.pull_lost, 2)} of it is lost without the write"
+        yield "pull", f"{number(origin.pull)} above other scores{lacking}"
     if origin.units and origin.norm is not None:
         written, other = sum(unit.along for unit in origin.units), ", less other tokens'" if origin.against_others else ""
         yield (
@@ -181,7 +179,7 @@ def _edits(origin: Origin) -> Iterator[list[Cell]]:
 
 def _effects(origin: Origin, edit: Edited) -> list[Cell]:
     spike: list[Cell] = [edit.spike, interval(edit.spike_kept, 2, "")] if origin.spiked else [None, None]
-    return [interval(edit.loss), number(edit.weight, 2), interval(edit.weight_kept, 2, ""), *spike]
+    return [interval(edit.loss, 3), number(edit.weight, 2), interval(edit.weight_kept, 2, ""), *spike]
 
 
 SECTION = Section(
