@@ -116,7 +116,7 @@ def find_origin(
             tokenizer = loaded.tokenizer
             sinks = find_sinks(
                 loaded.model, inputs.on(loaded.device, loaded.dtype), threshold=threshold, names=inputs.names,
-                together=inputs.together, **constants,
+                together=inputs.together, corpus=label, bos=None if with_bos is None else int(with_bos),
                 decode=None if tokenizer is None else lambda token: token_text(tokenizer, token),
             )  # fmt: skip
         found, rows = locate_origins(
