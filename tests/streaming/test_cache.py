@@ -19,6 +19,7 @@ from tests.streaming.decoders import (
     WINDOW,
     backends_of,
     build_decoder,
+    build_in_front,
     decoder,
     gap,
     one_by_one,
@@ -27,17 +28,12 @@ from tests.streaming.decoders import (
     small,
     text,
 )
-from tests.streaming.test_in_front import KINDS
-from tests.streaming.test_in_front import build as build_in_front
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.policies.per_head import PerHead
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming import slot_table
 from sinklab.streaming.cache import PolicyCache, SinkCache
-from sinklab.streaming.per_head import PerHeadCache
-from sinklab.streaming.reader import open_reader
-from sinklab.streaming.verify import verify_model
+from sinklab.streaming.reader import open_reader, verify_model
 
 # --- forwards that do not end ------------------------------------------------------------------------------------------------
 
@@ -226,11 +222,9 @@ def test_a_cast_in_the_middle():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
     model, tokens = build_decoder("llama"), text(30)  # one whose rotations have not been read
-    heads = (((1, 4), (1, 8)),) * model.config.num_hidden_layers
     with torch.autocast("cpu", dtype):
         cut, single = read(model, tokens, pieces=[17, 13]), one_by_one(model, tokens)
-        for policy in ({"name": "sink_window", "window": 8}, {"name": "per_head", "budgets": heads}):
-            assert open_reader(model, policy).read(tokens).dtype == dtype
+        assert open_reader(model, {"name": "sink_window", "window": 8}).read(tokens).dtype == dtype
     assert gap(cut.float(), single.float()) < 0.3 * float(single.float().std())
 
 
@@ -250,18 +244,15 @@ def test_memory_does_not_grow():
     assert cache.get_seq_length() == 503
 
 
-@pytest.mark.parametrize("kind", ["alike", "padded", "in front", "per head"])
+@pytest.mark.parametrize("kind", ["alike", "padded", "in front"])
 def test_many_pinned_tokens_are_not_copied_for_every_token_of_a_chunk(kind, monkeypatch):
     """A chunk ends where its queries would see the pinned tokens at more distances than there is room for copies."""
     monkeypatch.setattr(slot_table, "COPIES", 48)
     model, tokens, pinned = decoder("llama"), text(70), 8
     if kind == "in front":
-        model, pinned = build_in_front(KINDS["both"]), 8 + 3  # learned tokens are pinned too
+        model, pinned = build_in_front("both"), 8 + 3  # learned tokens are pinned too
     policy = SinkWindow(num_sinks=8, window=9)
     make = functools.partial(PolicyCache, policy, model, chunk=32)
-    if kind == "per head":
-        budgets = PerHead(budgets=(((8, 9),) * 2, ((8, 4),) * 2))
-        make = functools.partial(PerHeadCache, budgets, model, chunk=32)
     mask = torch.ones_like(tokens)
     if kind == "padded":
         mask[1, :6] = 0
@@ -274,7 +265,7 @@ def test_many_pinned_tokens_are_not_copied_for_every_token_of_a_chunk(kind, monk
     found = read(model, tokens, make(), **given)
     handle.remove()
     assert gap(found[mask.bool()], expected[mask.bool()]) < TOLERANCE
-    shown = pinned + (4 if kind == "per head" else 9) + 1  # before a token leaves there is one distance
+    shown = pinned + 9 + 1  # before a token leaves there is one distance
     first, later = (lengths[0], lengths[1:]) if kind != "padded" else (48 // 8, lengths)
     assert first <= shown + 48 // pinned
     assert max(later) == 48 // pinned

@@ -26,7 +26,7 @@ from torch import Tensor
 from sinklab.errors import ConfigurationError
 from sinklab.results.requirements import require_whole
 
-__all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "SlotPolicy"]
+__all__ = ["Policy", "PolicySpec", "Positions", "SlotPolicy"]
 
 Positions = Literal["in_cache", "original"]
 """Position of a key: its rank among the tokens that are held, as StreamingLLM has it, or its index in the text."""
@@ -108,8 +108,13 @@ PREDECESSORS = ": a query sees so many tokens before it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BoundedPolicy(Policy):
-    """A rule that never lets more than a fixed number of tokens stay."""
+class SlotPolicy(Policy):
+    """A rule of positions alone: every token has its slot, and is visible until another token takes it.
+
+    Slots come in two kinds. Pinned ones, first in the cache, are those of :attr:`pinned` tokens and never taken: token
+    ``pinned[j]`` is in slot ``j``. The others are taken again and again. Under in-cache positions a pinned key is rotated so
+    that it stays right before the tokens that are held; see :meth:`evicted`.
+    """
 
     @property
     def pinned(self) -> tuple[int, ...]:
@@ -128,16 +133,6 @@ class BoundedPolicy(Policy):
 
     def max_held(self, seq_len: int) -> int:
         return min(seq_len, self.num_slots)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SlotPolicy(BoundedPolicy):
-    """A rule of positions alone: every token has its slot, and is visible until another token takes it.
-
-    Slots come in two kinds. Pinned ones, first in the cache, are those of :attr:`pinned` tokens and never taken: token
-    ``pinned[j]`` is in slot ``j``. The others are taken again and again. Under in-cache positions a pinned key is rotated so
-    that it stays right before the tokens that are held; see :meth:`evicted`.
-    """
 
     @property
     def holds_more(self) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from sinklab.attention.cache_argument import cache_argument
@@ -16,17 +17,89 @@ from sinklab.models.lengths import learned_positions
 from sinklab.models.losses import is_causal_lm
 from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
-from sinklab.policies.per_head import PerHead
 from sinklab.policies.recompute import Recompute
+from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader, Telemetry, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.limits import inside, require_integers, warn_of_length
-from sinklab.streaming.per_head import PerHeadCache, verify_groups
-from sinklab.streaming.traits import continues_in_chunks, has_states, states_of
-from sinklab.streaming.verify import verify_model
+from sinklab.streaming.rotation import without_autocast
+from sinklab.streaming.traits import continues_in_chunks, has_states, states_of, tokens_in_front, tokens_of_prefix
 
-__all__ = ["CacheReader", "RecomputeReader", "open_reader", "reader_of"]
+__all__ = [
+    "TOKENS",
+    "CacheReader",
+    "RecomputeReader",
+    "open_reader",
+    "reader_of",
+    "require_close",
+    "some_tokens",
+    "verify_model",
+]
+
+TOKENS = 12
+"""That a model reads to prove itself."""
+
+_WINDOW, _REBASE_AT = 2, 8
+_MARGIN = {torch.float64: 1e-3, torch.float32: 1e-2}
+"""Largest distance of two logits, relative to their standard deviation. Rounding is below 1e-3 in float32 and below 0.2 in
+bfloat16 for trained models; a mask that is not followed moves logits by a good part of the deviation."""
+
+_verified: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+@torch.no_grad()
+def verify_model(model: PreTrainedModel) -> None:
+    """Read a few tokens at once and one by one under a narrow policy: the logits must agree. Once for a model.
+
+    A chunk needs the mask and the copies of the sinks that the cache makes, single tokens need neither; one reading counts its
+    positions anew on the way. A model that ignores the mask or the positions gives other logits, without an error.
+
+    Raises:
+        UnsupportedModelError: the logits do not agree, or what :class:`PolicyCache` refuses.
+    """
+    if model in _verified:
+        return
+    training = model.training
+    model.eval()
+    try:
+        with without_autocast(model):
+            chunk, single = _read(model, TOKENS), _read(model, 1)
+    finally:
+        model.train(training)
+    require_close(model, chunk, single, "read at once and one by one")
+    _verified.add(model)
+
+
+def require_close(model: PreTrainedModel, some: Tensor, others: Tensor, how: str) -> None:
+    """Refuse a model whose logits, ``(tokens, vocab_size)``, depend on ``how`` its tokens were read.
+
+    Raises:
+        UnsupportedModelError: they do.
+    """
+    distance = float((some - others).abs().max() / others.std().clamp(min=1e-12))
+    margin = _MARGIN.get(model.dtype, 0.5)
+    if not distance <= margin:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not follow the masks of a bounded cache: {TOKENS} tokens {how} give logits that "
+            f"differ by {distance:.2g} standard deviations; at most {margin:g} is rounding"
+        )
+
+
+def some_tokens(model: PreTrainedModel) -> Tensor:
+    """:data:`TOKENS` token ids, and those of a prefix, int64 ``(1, tokens)``, where the model takes them."""
+    vocabulary = model.config.get_text_config().vocab_size
+    return (torch.arange(TOKENS + tokens_of_prefix(model), device=input_device(model)) * 7 + 5).remainder(vocabulary)[None]
+
+
+def _read(model: PreTrainedModel, chunk: int) -> Tensor:
+    """Logits ``(tokens, vocab_size)`` of a few tokens, ``chunk`` at a time."""
+    prefix = tokens_of_prefix(model)
+    policy, more = SinkWindow(num_sinks=1, window=_WINDOW + prefix), tokens_in_front(model) + prefix
+    cache = PolicyCache(policy, model, chunk=chunk, rebase_at=_REBASE_AT + more if chunk == 1 else None)
+    logits: Tensor = model(input_ids=some_tokens(model), **cache_argument(model, cache), use_cache=True).logits
+    return logits[0].to(torch.promote_types(logits.dtype, torch.float32))
+
 
 _TOKENS = 8192
 """Tokens of one forward at most, unless one window has more: the memory that is needed does not depend on the text."""
@@ -303,13 +376,6 @@ def reader_of(policy: Policy, model: PreTrainedModel, *, chunk: int) -> Reader:
 def _(policy: SlotPolicy, model: PreTrainedModel, *, chunk: int) -> Reader:
     verify_model(model)
     return CacheReader(model, policy, PolicyCache(policy, model, chunk=chunk))
-
-
-@reader_of.register(PerHead)
-def _(policy: PerHead, model: PreTrainedModel, *, chunk: int) -> Reader:
-    verify_model(model)
-    verify_groups(model)
-    return CacheReader(model, policy, PerHeadCache(policy, model, chunk=chunk))
 
 
 @reader_of.register(Full)
