@@ -133,13 +133,6 @@ def _llama():
     return _known[0]
 
 
-def test_dense_until_the_window_is_full(models):
-    model, tokens = models["gpt2"], text(8)
-    with torch.no_grad():
-        dense = model(input_ids=tokens, use_cache=False).logits
-    torch.testing.assert_close(read(model, Recompute(window=7), tokens, [8]), dense, atol=TOLERANCE, rtol=0)
-
-
 def shapes_of_forwards(model, read):
     shapes = []
     handle = model.register_forward_pre_hook(
