@@ -146,7 +146,7 @@ def shapes_of_forwards(model, read):
 def test_work_and_memory(models, monkeypatch):
     """Many windows a forward, but no more than so many tokens; and only windows whose logits are asked for."""
     model, tokens = models["llama"], text(rows=2)
-    monkeypatch.setattr(readers, "_TOKENS", 40)
+    monkeypatch.setattr(readers, "_AT_ONCE", 40)
     reader = open_reader(model, Recompute(window=7))
     assert shapes_of_forwards(model, lambda: reader.read(tokens)) == [(2, 8), *[(5, 8)] * 7, (1, 8)]
     reader.reset()
