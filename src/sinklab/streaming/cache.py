@@ -34,7 +34,7 @@ from sinklab.streaming.host import (
     split,
     tokens_of,
 )
-from sinklab.streaming.layer import HeldLayer, HybridLayer, LatentLayer, OrderedLayer, RecurrentLayer, SlotLayer
+from sinklab.streaming.layer import HeldLayer, OrderedLayer, RecurrentLayer, SlotLayer
 from sinklab.streaming.limits import (
     fit_limits,
     hosted,
@@ -43,11 +43,9 @@ from sinklab.streaming.limits import (
     require_decoder,
     require_integers,
     require_ordered,
-    slides,
     warn_of_length,
 )
-from sinklab.streaming.quantized import QuantizedHybridLayer, QuantizedLatentLayer, QuantizedLayer, Workspace, read_bits
-from sinklab.streaming.rotation import require_differences
+from sinklab.streaming.quantized import make_layers, read_bits
 from sinklab.streaming.slot_table import RecurrentTable, SlotTable, WindowedTable
 from sinklab.streaming.table import OrderedStep, OrderedTable, PlannedStep, StaticStep, Step, Table
 from sinklab.streaming.traits import (
@@ -55,8 +53,6 @@ from sinklab.streaming.traits import (
     decoder_of,
     has_ordered_bias,
     has_states,
-    hybrid_layers,
-    keyless_layers,
     tokens_in_front,
     tokens_of_prefix,
 )
@@ -215,27 +211,10 @@ class PolicyCache(Cache, Planner):
         rotations, self.chunk, self.rebase_at = fit_limits(
             model, policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
         )
-        require_differences(model, rotations)
         self._table = slots = self._slots(model, policy)
         if slots.in_cache and not isinstance(slots, WindowedTable):
             self._apart = SinksApart(model, slots, len(rotations.layers))
-        layers: dict[int, HeldLayer | RecurrentLayer] = {
-            index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
-        }
-        hybrid, workspace = hybrid_layers(model), Workspace()
-        for index, rotation in rotations.layers.items():
-            table = slots.narrow if isinstance(slots, WindowedTable) and slides(model, index) else slots
-            settings: tuple[Any, ...] = (table, rotation)
-            kinds: tuple[Any, ...] = (SlotLayer, LatentLayer, HybridLayer)
-            if self._bits is not None:
-                settings = (table, rotation, self._bits, workspace)
-                kinds = (QuantizedLayer, QuantizedLatentLayer, QuantizedHybridLayer)
-            plain, of_latents, with_states = kinds
-            if index in hybrid:
-                layers[index] = with_states(*settings, states=hybrid[index])
-            else:
-                layers[index] = (of_latents if index in rotations.latent else plain)(*settings)
-        self.layers = [layers[index] for index in sorted(layers)]
+        self.layers = make_layers(model, slots, rotations, self._bits)
 
     def _slots(self, model: PreTrainedModel, policy: SlotPolicy) -> SlotTable:
         """The table of a model's layers of attention, of the kind that its other layers and its windows ask for."""

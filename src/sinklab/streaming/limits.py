@@ -23,7 +23,7 @@ from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.results.progress import warn
-from sinklab.streaming.rotation import KeyRotations, read_rotations
+from sinklab.streaming.rotation import KeyRotations, read_rotations, require_differences
 from sinklab.streaming.traits import (
     continues_in_chunks,
     has_ordered_bias,
@@ -47,7 +47,6 @@ __all__ = [
     "require_decoder",
     "require_integers",
     "require_ordered",
-    "slides",
     "warn_of_length",
 ]
 
@@ -135,11 +134,6 @@ def narrow_window(model: PreTrainedModel, policy: SlotPolicy) -> Window | None:
     return Window(window=seen - 1) if seen is not None and seen < policy.num_slots else None
 
 
-def slides(model: PreTrainedModel, index: int) -> bool:
-    """Whether a layer of a model with layers of both kinds has a sliding window."""
-    return bool(model.config.get_text_config().layer_types[index] == "sliding_attention")
-
-
 def require_ordered(policy: SlotPolicy, model: PreTrainedModel) -> None:
     """Refuse a policy that a model with an ordered bias cannot have.
 
@@ -198,9 +192,10 @@ def fit_limits(
 
     Raises:
         ConfigurationError: positions that are too few for the policy and a chunk.
-        UnsupportedModelError: see :func:`read_rotations`; or a layer that writes no keys.
+        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; or a layer that writes no keys.
     """
     rotations, reach = read_rotations(model), policy.reach
+    require_differences(model, rotations)
     extent = f"{policy.num_slots:,} tokens" + ("" if reach == policy.num_slots else f" over {reach:,} positions")
     if rotations.limit is not None and reach >= rotations.limit:
         raise UnsupportedModelError(
