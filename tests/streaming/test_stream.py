@@ -414,7 +414,7 @@ class TestErrors:
 
 
 def test_the_document_runs(checkpoint, tmp_path, monkeypatch, capsys):
-    text = (Path(__file__).parents[2] / "docs" / "streaming.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "stream.md").read_text(encoding="utf-8").split("\n## Which policy")[0]
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 6
     monkeypatch.chdir(tmp_path)
