@@ -1,8 +1,9 @@
-"""The scales at which claims are run: a configuration for each base, from seconds on one core to the papers' own set-up."""
+"""From variants to trainings: the configuration of every scale and base, and each distinct one trained once, in one store."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import re
@@ -28,7 +29,6 @@ from sinklab.training.token_cache import hash_key
 from sinklab_claims.contract.claim import Base, Changes, Scale, Times, Variant, bases_at
 
 __all__ = [
-    "DESCRIPTIONS",
     "SECONDS_OF_A_TRAINING",
     "SECONDS_ON_A_GPU",
     "base_called",
@@ -61,17 +61,6 @@ CONFIGS: Mapping[Scale, Mapping[Base, Callable[[], PretrainingConfig]]] = {
     "medium": {"bos": emergence_medium, "no-bos": lambda: _without_bos(emergence_medium())},
     "60m": {"no-bos": gu2024_60m},
     "1b": {"no-bos": gu2024_1b},
-}
-
-DESCRIPTIONS: Mapping[Scale, str] = {
-    "tiny": "0.1 million parameters on the synthetic bigram-backcopy language, 0.6 million tokens; seconds per run on one "
-    "core; with BOS in front of every row, or with a random token there instead",
-    "small": "1.5 million parameters on Python source, 4 million tokens; minutes per run on one core; with BOS in front of "
-    "every row and rotary positions, or with a random token there instead and learned positions",
-    "medium": "59 million parameters in the layers of Gu et al. 2024 on Python source, 8 million tokens; a minute per run on "
-    "one data-centre GPU, hours on one core; with BOS or without it as small",
-    "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens, no BOS (Gu et al. 2024); GPUs",
-    "1b": "a billion parameters on the Pile, 42 billion tokens, no BOS (Gu et al. 2024); GPUs",
 }
 
 SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 17.0, "small": 560.0, "medium": 29_000.0}
@@ -143,14 +132,13 @@ def resolved_changes(base: PretrainingConfig, variant: Variant) -> dict[str, obj
 
 
 def make_cells(
-    variants: Iterable[Variant], scale: Scale, seeds: Sequence[int], base: Base | None = None, dtype: str | None = None
+    variants: Iterable[Variant], scale: Scale, seeds: Sequence[int], base: Base | None = None
 ) -> dict[tuple[str, int], Cell]:
     """Label and seed to the cell that is trained for it; equal configurations give cells of one name.
 
     Args:
         variants: of one claim, so that labels are unique.
         base: of those that the scale has; by default its first.
-        dtype: of the products where a variant does not say it; by default what suits this machine.
 
     Raises:
         ConfigurationError: as :func:`configure`, or variants that start after each other in a circle.
@@ -164,7 +152,7 @@ def make_cells(
             raise ConfigurationError(f"variants start after each other in a circle: {', '.join((*above, label))}")
         if (label, seed) not in cells:
             variant = by_label[label]
-            config = _in_one_dtype(_with_seed(configure(of_scale, variant), seed), scale, dtype)
+            config = _of_seed(configure(of_scale, variant), seed, scale)
             before = None if variant.after is None else cell_of(variant.after, seed, (*above, label)).name
             settings = resolved_changes(of_scale, variant)
             cells[label, seed] = Cell(_name(settings, seed, config, before, other), settings, config, before)
@@ -261,25 +249,18 @@ def _stages(plan: SweepPlan, names: Sequence[str]) -> list[list[str]]:
         before = plan.cells[name].init_from
         return 0 if before is None else 1 + depth(before)
 
-    depths = {name: depth(name) for name in names}
-    return [[name for name in names if depths[name] == level] for level in range(max(depths.values(), default=-1) + 1)]
+    return [list(stage) for _, stage in itertools.groupby(sorted(names, key=depth), depth)]
 
 
-def _in_one_dtype(config: PretrainingConfig, scale: Scale, dtype: str | None) -> PretrainingConfig:
-    """The same in the dtype of this machine by name, where the scale is for machines like it.
+def _of_seed(config: PretrainingConfig, seed: int, scale: Scale) -> PretrainingConfig:
+    """The same with a seed, in the dtype of this machine by name, where the scale is for machines like it.
 
     A store that moves to another machine then trains there what it compares, since bfloat16 costs some hundredths of a nat.
     """
-    if scale not in SECONDS_OF_A_TRAINING or config.training.dtype != "auto":
-        return config
-    fields = config.model_dump()
-    fields["training"]["dtype"] = dtype or chosen_dtype(config)
-    return PretrainingConfig.parse(fields)
-
-
-def _with_seed(config: PretrainingConfig, seed: int) -> PretrainingConfig:
     fields = config.model_dump()
     fields["training"]["seed"] = fields["data"]["seed"] = seed
+    if scale in SECONDS_OF_A_TRAINING and config.training.dtype == "auto":
+        fields["training"]["dtype"] = chosen_dtype(config)
     return PretrainingConfig.parse(fields)
 
 
