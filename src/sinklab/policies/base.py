@@ -44,12 +44,10 @@ class Policy(abc.ABC):
         name: set by the registry.
         positions: in-cache or original positions; a policy that supports one of them only refuses the other.
         bounded: whether :meth:`max_held` stays finite however long the sequence gets.
-        of_model: whether its settings are for one model, so that it has no default ones, and sizes that are not to be changed.
     """
 
     name: ClassVar[str]
     bounded: ClassVar[bool] = True
-    of_model: ClassVar[bool] = False
     positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
