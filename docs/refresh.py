@@ -35,7 +35,7 @@ from sinklab.training.headline import headline_metrics, tracked
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-RECORD = ROOT / "src" / "sinklab" / "claims" / "record.json"
+RECORD = ROOT / "src" / "sinklab_claims" / "record.json"
 FILES = (
     "docs/api.md",
     "docs/commands.md",

@@ -10,16 +10,11 @@ from sinklab.errors import ConfigurationError
 from sinklab.read_outs import _attention as attention_file
 from sinklab.read_outs import effective as effective_file
 from sinklab.read_outs import robustness as file
-from sinklab.read_outs._attention import first_rows
-from sinklab.read_outs.carried import carried
-from sinklab.read_outs.effective import effective
-from sinklab.read_outs.norms import norms
-from sinklab.read_outs.outliers import outliers
-from sinklab.read_outs.robustness import NOISE, STRETCH, in_other_language, robustness, with_false_sink, with_noise
-from sinklab.read_outs.sinks import sinks
-from sinklab.read_outs.window import window
 from sinklab.training.rows import TextRows
 from sinklab.training.windowed import token_losses
+from sinklab_claims.numbers.attention import carried, effective, first_rows, sinks
+from sinklab_claims.numbers.losses import NOISE, STRETCH, in_other_language, robustness, window, with_false_sink, with_noise
+from sinklab_claims.numbers.norms import norms, outliers
 
 SHAPES = [
     {},

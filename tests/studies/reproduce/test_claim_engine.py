@@ -191,7 +191,7 @@ def test_the_code_behind_numbers_reaches_to_the_probes_and_to_plug_ins_that_are_
     asked.clear()
     sources_of(work.claim_called("trigger_relu").measure)
     assert {"sinklab.operations.relu", "sinklab.studies.trigger.lab", "sinklab.studies.theory.trigger_task"} <= set(asked)
-    assert not {"sinklab.operations.softpick", "sinklab.read_outs.int8"} & set(asked)
+    assert not {"sinklab.operations.softpick", "sinklab_claims.numbers.losses"} & set(asked)
 
 
 def test_a_scale_without_a_cost_is_not_tested(claims: dict[str, Claim], tmp_path: Path) -> None:

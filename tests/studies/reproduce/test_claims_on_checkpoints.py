@@ -29,8 +29,6 @@ from sinklab.jobs.effect import Value
 from sinklab.jobs.needed import needed_seeds
 from sinklab.jobs.verdict import judge_model, judge_models, judge_part
 from sinklab.models.loading import load_model, wrap_model
-from sinklab.read_outs._attention import attention_numbers
-from sinklab.read_outs.norms import norms
 from sinklab.registry import claims
 from sinklab.report.claims_page import effect_words, write_claims_page
 from sinklab.studies.reproduce import checkpoints
@@ -39,6 +37,8 @@ from sinklab.studies.reproduce.display import display
 from sinklab.studies.reproduce.kept import read_results, summary_of
 from sinklab.studies.reproduce.work import OfModel, _work, claim_called
 from sinklab.training.windowed import token_losses
+from sinklab_claims.numbers.attention import attention_numbers
+from sinklab_claims.numbers.norms import norms
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 FAST = "repeated_token_laws"

@@ -80,7 +80,7 @@ def _last_verdicts(folder: Path | None, scale: str) -> tuple[list[KeptVerdict], 
     results = [summary_of(result.record) for result in read_results(place)]
     where = str(place)
     if not results and folder is None:
-        results = json.loads((resources.files("sinklab.claims") / "record.json").read_text(encoding="utf-8"))
+        results = json.loads((resources.files("sinklab_claims") / "record.json").read_text(encoding="utf-8"))
         where = "the results that come with sinklab"
     return [row for row in reversed(results) if row["scale"] == scale], where
 

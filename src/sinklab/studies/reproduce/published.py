@@ -28,11 +28,11 @@ class Published:
 def published_effects() -> Mapping[str, Mapping[str, Published]]:
     """Claim to the words of an effect to its published number, of those effects for which the source has one.
 
-    They stand in ``sinklab/claims/published.json`` and not in the claims, whose code is part of the hash that measurements are
+    They stand in ``sinklab_claims/published.json`` and not in the claims, whose code is part of the hash that measurements are
     kept under: to add a number that others have published is no reason to measure anything again. Left out are numbers that
     are read off a drawing, unless the entry says so, that are of a similar quantity, and that the claim derives.
     """
-    text = (resources.files("sinklab.claims") / "published.json").read_text(encoding="utf-8")
+    text = (resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8")
     return {
         claim: {effect: Published(value, entry["of"]) for effect, value in entry["effects"].items()}
         for claim, entry in json.loads(text).items()
