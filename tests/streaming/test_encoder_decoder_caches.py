@@ -8,12 +8,11 @@ import pytest
 import torch
 import transformers
 from tests.architectures.zoo import PAD_TOKEN, T5, enliven
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, text
-from tests.streaming.oracle import SlowLayer
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, SlowLayer, gap, text
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.forward_arguments import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow

@@ -9,7 +9,6 @@ from typing import Any, TypeGuard
 from sinklab.report.maps import Audit
 from sinklab.results.blocks import number, percent
 from sinklab.results.intervals import MOST
-from sinklab.results.metric import metrics_of
 from sinklab.results.naming import counted, quote
 
 __all__ = [
@@ -340,7 +339,8 @@ def named_rate(audit: Audit, name: str) -> float | None:
     """The whole model's number under one definition of a sink rate, in percent, whatever unit the table has."""
     value = audit.numbers.whole("sink_rate", name, position=0)
     rows = audit.numbers.rows("sink_rate", name)
-    declared = {metric.name: metric.unit for metric in metrics_of("probes", "sink_rate")}
+    entries = audit.run.get("definitions")
+    declared = {entry.get("metric"): entry.get("unit") for entry in (entries if isinstance(entries, list) else [])}
     unit = (rows.unit if rows is not None else "") or declared.get(name, "")
     if value is None:
         values = audit.summary.get("definitions")

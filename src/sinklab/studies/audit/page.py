@@ -26,7 +26,6 @@ from sinklab.report.words import (
     token_there,
     verdict,
 )
-from sinklab.results.metric import definitions, metrics_of
 from sinklab.results.requirements import require_path
 from sinklab.results.table import read_run
 from sinklab.studies.audit.figures import cards, layer_figures, layer_table, part_cards
@@ -180,14 +179,13 @@ def _conditions(audit: Audit, part: str = "") -> list[dict[str, Any]]:
 def _definitions(audit: Audit, part: str = "") -> list[dict[str, object]]:
     """One checkpoint read under each published definition of a sink rate."""
     texts = {entry["metric"]: entry for entry in _metrics(audit) if entry["probe"] == "sink_rate"}
-    declared = {entry["metric"]: entry for entry in definitions({"sink_rate": metrics_of("probes", "sink_rate")})}
     named = audit.summary.get("definitions")
     result = []
     for name in dict.fromkeys([*TITLES, *(named if isinstance(named, dict) else {})]):
         value = named_rate(audit, name)
         if value is None:
             continue
-        entry = {"text": "", "paper": "", **declared.get(name, {}), **texts.get(name, {})}
+        entry = {"text": "", "paper": "", **texts.get(name, {})}
         # One unit for all: a fraction is shown as the percentage it is.
         result.append(
             {

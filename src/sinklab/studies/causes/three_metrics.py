@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.accumulate import documents_of
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics, run_of
-from sinklab.attention.lean import lean_arguments
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
@@ -168,7 +168,7 @@ class ThreeMetrics(ExperimentResult):
                 value = getattr(pair, bound)
                 if number(value) is not None:
                     both = f"{pair.first}_{pair.second}".replace(" ", "_")
-                    metric = dataclasses.replace(CORRELATION, name=f"{bound}_{both}_over_{pair.over}")
+                    metric = CORRELATION.named(f"{bound}_{both}_over_{pair.over}")
                     yield {**common, "count": pair.items, "metric": metric, "value": value}
 
     def _metric(self, metric: Metric) -> Metric:
