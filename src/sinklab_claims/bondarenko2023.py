@@ -32,10 +32,11 @@ from sinklab.training.optimizers import make_optimizer
 from sinklab.training.process import chosen_dtype, compiles, default_cache
 from sinklab.training.schedules import make_schedule
 from sinklab.training.trainer import RowOrder
+from sinklab_claims.variants import of_paper
 
 __all__ = ["Masked", "looked_at", "masked_of_checkpoint", "masked_of_seed", "train"]
 
-BONDARENKO = "Bondarenko et al. 2023 (arXiv 2306.12929)"
+claim = of_paper("bondarenko2023", "Bondarenko et al. 2023 (arXiv 2306.12929)")
 
 # --- eight bits ---------------------------------------------------------------------------------------------------------------
 
@@ -50,10 +51,9 @@ def int8_gap_falls() -> Claim:
     Weights and activations in eight bits after training, each loss against the same model's in floating point.
     """
     gated = Variant("gated heads", {"model.operation": {"name": "gated_heads", "opening": 0.25}})
-    return Claim(
+    return claim(
         statement="Gated heads take away most of what quantisation to eight bits after training costs a plain model.",
-        source="bondarenko2023",
-        reference=f"{BONDARENKO}, Table 2",
+        where="Table 2",
         published="Perplexity in floating point and in W8A8: OPT-125m 15.84 and 21.18, gated 15.55 and 16.02 (0.29 and 0.03 "
         "nats); BERT-base 4.49 and 1294, gated 4.45 and 4.65.",
         presupposes=(
@@ -211,11 +211,10 @@ def masked_objective() -> Claim:
 
     Beside the two of ``objective_and_mechanism``, at the same size, text and number of steps.
     """
-    return Claim(
+    return claim(
         statement="A masked language model has a sink as a causal one has: some head gives one place more than 0.3 of a row, "
         "on average.",
-        source="bondarenko2023",
-        reference=f"{BONDARENKO}, section 3",
+        where="section 3",
         published="In BERT-base more than 97 % of the outliers are at [SEP], full stops and commas, on which heads rest that "
         "have nothing to add.",
         presupposes=(Part("the context is read", Value("gain_by_context", MASKED), more_than=LEARNED),),

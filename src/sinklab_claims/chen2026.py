@@ -28,11 +28,11 @@ from sinklab_claims.numbers.attention import first_rows, look, sinks
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.losses import window
 from sinklab_claims.numbers.norms import norms
-from sinklab_claims.variants import has_sink
+from sinklab_claims.variants import has_sink, of_paper
 
 __all__ = ["ALONG", "LEAST", "gradient_numbers", "gradients", "half_way", "of_checkpoint", "onsets", "steps_kept"]
 
-CHEN = "Chen et al. 2026 (arXiv 2603.17771)"
+claim = of_paper("chen2026", "Chen et al. 2026 (arXiv 2603.17771)")
 
 # --- models along the way -----------------------------------------------------------------------------------------------------
 
@@ -226,11 +226,9 @@ def gradient_sinks() -> Claim:
     label = ALONG.label
     comes = Ratio("token_gradient_end", label, label, "token_gradient_start")
     before = "before there is a sink, its key gets more than others for the attention that it receives"
-    return Claim(
+    return claim(
         statement="Gradients gather on the sink as attention goes to it: before, its key gets more of them than others for the "
         "attention that it receives, and then less.",
-        source="chen2026",
-        reference=CHEN,
         published="The norm of the gradient at the first token over the mean of the others: a median of 40.3, and 5.6 where "
         "the gradients of the value path are scaled down; nothing is said of keys.",
         variants=(ALONG,),
@@ -349,11 +347,9 @@ def order_of_onset() -> Claim:
     Seven curves of one training, each at half of its way; angle and norms of keys, values and hidden states are in no part. A
     curve that does not move has no onset, and a training without one says nothing of the order.
     """
-    return Claim(
+    return claim(
         statement="In training attention goes to the sink first; that activations become massive and that predictions come to "
         "need the sink follows.",
-        source="chen2026",
-        reference=CHEN,
         published="No steps: massive activations are read as an answer to the gradients that attention to the sink gathers "
         "there, and so come after it.",
         variants=(ALONG,),

@@ -38,6 +38,7 @@ from sinklab_claims.variants import (
     has_no_massive,
     has_no_sink,
     has_sink,
+    of_paper,
     only_about,
     position,
     without_bos_in_front,
@@ -45,7 +46,7 @@ from sinklab_claims.variants import (
 
 __all__ = ["SameOrder", "on_the_first_text", "rates", "tune"]
 
-GU = "Gu et al. 2024 (arXiv 2410.10781)"
+claim = of_paper("gu2024", "Gu et al. 2024 (arXiv 2410.10781)")
 
 # --- norms and angles ---------------------------------------------------------------------------------------------------------
 
@@ -75,10 +76,9 @@ def hidden_key_value_norms() -> Claim:
 
     Keys, values and angles are those of the heads whose mean weight on the first token exceeds 0.3.
     """
-    return Claim(
+    return claim(
         statement="The sink token has a large hidden state and a small key and value; queries are drawn by the angle.",
-        source="gu2024",
-        reference=f"{GU}, section 3.1",
+        where="section 3.1",
         published=PUBLISHED_NORMS,
         variants=(UNCHANGED,),
         checkpoint=OnCheckpoint(about="text"),
@@ -108,11 +108,10 @@ def norms_of_a_deeper_model() -> Claim:
 
     What ``hidden_key_value_norms`` says, of six layers of two heads and rotary positions, trained for longer.
     """
-    return Claim(
+    return claim(
         statement="The sink token has a large hidden state, a small key and value, and an angle that draws queries, in a model "
         "of six layers.",
-        source="gu2024",
-        reference=f"{GU}, section 3.1",
+        where="section 3.1",
         published=PUBLISHED_NORMS,
         measure=norms_of_softmax,
         natural_text=True,
@@ -131,11 +130,10 @@ def sigmoid_in_a_deeper_model() -> Claim:
     Two models of six layers that differ in the operation, as the paper's two of a billion parameters do. The sigmoid of the
     embedded model is shifted by ``-log(256)`` (Ramapuram et al. 2024, arXiv 2409.04431); the paper's is not.
     """
-    return Claim(
+    return claim(
         statement="Of two models that are trained alike, the one with softmax has a sink and massive activations, and the one "
         "with sigmoid attention has neither.",
-        source="gu2024",
-        reference=f"{GU}, section 7",
+        where="section 7",
         published="A billion parameters: sink rates 45.11 and 2.46; |h_1| over the mean of others at most 23.3 and 1.5.",
         measure=norms_of_both,
         natural_text=True,
@@ -174,11 +172,10 @@ def inputs_by_position() -> Claim:
     """
     others = (position("no positions", "no_position"), ALIBI, RELATIVE)
     keeps = (_keeps_half(LEARNED.label), has_sink(LEARNED.label, REPEATED))
-    return Claim(
+    return claim(
         statement="Random tokens keep the sink; one token repeated keeps it with learned positions, and loses it without "
         "positions, with ALiBi and with relative ones.",
-        source="gu2024",
-        reference=f"{GU}, table 1 and section 3.3",
+        where="table 1 and section 3.3",
         published="GPT2-XL, which learns positions: natural 77.00, random 70.29, repeated 62.28; LLaMA3-8B 99.02, 91.23, 0.00. "
         "That the three other schemes lose it is derived, not measured.",
         variants=(UNCHANGED, LEARNED, *others),
@@ -208,11 +205,10 @@ def inputs_with_rotary_positions() -> Claim:
     It presupposes a sink with rotary positions, which very small models do not have; nothing follows from losing none. Rows of
     both kinds have nothing in front, as in the paper. The models that it names read BOS in front of natural text.
     """
-    return Claim(
+    return claim(
         statement="With rotary positions random tokens keep the sink, and one token repeated loses it, both without BOS in "
         "front.",
-        source="gu2024",
-        reference=f"{GU}, table 1 and section 3.3",
+        where="table 1 and section 3.3",
         published="Natural, random, repeated: LLaMA2-7B 92.47, 90.13, 0.00; LLaMA3-8B 99.02, 91.23, 0.00; Mistral-7B 97.49, "
         "75.21, 0.00.",
         variants=(UNCHANGED, ROTARY),
@@ -343,11 +339,10 @@ def threshold_and_length() -> Claim:
     models = (rate("rate x1/4"), ALIBI, UNCHANGED, FIXED[0])
     labels = tuple(variant.label for variant in models)
     changes = Extreme("change_with_length", labels)
-    return Claim(
+    return claim(
         statement="Which of two models has the higher sink rate does not depend on the threshold (0.2, 0.3 or 0.4) or on the "
         "length of the rows (32 to 64 tokens), and at 0.3 the rate changes little with the length.",
-        source="gu2024",
-        reference=f"{GU}, section 3.2",
+        where="section 3.2",
         published="Curves of three large models at thresholds of 0.2 to 0.5 over lengths, no numbers: the rate falls with the "
         "length, faster at larger thresholds; 0.3 is chosen as strict and not very sensitive to the length.",
         variants=models,
@@ -397,10 +392,9 @@ def sink_is_a_role() -> Claim:
         Difference("at_bos_moved", BASELINE, BASELINE, "at_first_moved"),
         more_than=SHARE,
     )
-    return Claim(
+    return claim(
         statement="The sink is the token that stands at one place of every row, wherever that is and whichever token it is.",
-        source="gu2024",
-        reference=f"{GU}, section 5",
+        where="section 5",
         published="With a token fixed at the second or third position, the sink rate there is 69 or 70 %, and 0 at the first.",
         parts=(_is_there(FIXED[1].label, 1), _is_there(FIXED[2].label, 2), _is_there(OTHER.label, 1)),
         variants=(FIXED[1], FIXED[2], OTHER),
@@ -465,10 +459,9 @@ def fine_tuning_keeps_the_sink() -> Claim:
     tuned = "fine-tuned"
     stays = Difference("first_text_sink_rate", tuned, BASELINE)
     changed = Part("fine-tuning changes the model", Difference("first_text_loss", tuned, BASELINE), more_than=0.02)
-    return Claim(
+    return claim(
         statement="Fine-tuning does not change the sink much.",
-        source="gu2024",
-        reference=f"{GU}, table 1",
+        where="table 1",
         published="Base and chat: Mistral-7B 97.49 and 88.34, LLaMA2-7B 92.47 and 92.88, LLaMA2-13B 91.69 and 90.94, LLaMA3-8B "
         "99.02 and 98.85.",
         variants=(UNCHANGED, Variant(tuned, tune, after=BASELINE)),

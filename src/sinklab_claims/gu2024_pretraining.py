@@ -41,13 +41,16 @@ from sinklab_claims.variants import (
     has_no_massive,
     has_no_sink,
     has_sink,
+    of_paper,
     operation,
     position,
 )
 
 __all__ = ["RATES", "ExcessOfOldest", "as_trained", "excess_weights"]
 
-GU = "Gu et al. 2024 (arXiv 2410.10781)"
+claim = of_paper(
+    "gu2024", "Gu et al. 2024 (arXiv 2410.10781)", bases=("no-bos", "bos"), read_outs=("sinks",), presupposes=(has_sink(),)
+)
 
 # --- optimisation -------------------------------------------------------------------------------------------------------------
 
@@ -59,13 +62,11 @@ def emergence() -> Claim:
     The first token's rate over one run: before the first step, when the learning rate has reached its height, at the end.
     Shares of the steps do not compare: warm-up is a two-hundredth of them in the paper, and a sixth at the smallest scale.
     """
-    return Claim(
+    return claim(
         statement="The sink is not there at initialisation: it emerges during training and grows with the steps.",
-        source="gu2024",
-        reference=f"{GU}, section 4",
+        where="section 4",
         published="The sink appears between 1,000 and 2,000 of 20,000 steps and grows from there to a rate of 18.18.",
         variants=(UNCHANGED,),
-        bases=("no-bos", "bos"),
         read_outs=("training",),
         parts=(
             # A percent is below what any model that has learned nothing shows.
@@ -73,6 +74,7 @@ def emergence() -> Claim:
             Part("there is one after the last step", Value("sink_rate_end", BASELINE), more_than=SINK),
             Part("it grows after warm-up", Difference("sink_rate_end", BASELINE, BASELINE, "sink_rate_warm"), more_than=SINK),
         ),
+        presupposes=(),
     )
 
 
@@ -94,14 +96,11 @@ def learning_rate() -> Claim:
     """
     rates = tuple(RATES)
     grows = Slope("sink_rate", rates, at=tuple(RATES.values()))
-    return Claim(
+    return claim(
         statement="At the same number of steps, the sink grows with the learning rate.",
-        source="gu2024",
-        reference=f"{GU}, table 9",
+        where="table 9",
         published="Sink rates after 20,000 steps: 2.90 at a rate of 1e-4, 11.21 at 2e-4, 18.18 at 4e-4, 32.23 at 8e-4.",
         variants=tuple(map(rate, RATES)),
-        bases=("no-bos", "bos"),
-        read_outs=("sinks",),
         presupposes=(Part("one of the rates gives a sink", Extreme("sink_rate", rates), more_than=SINK),),
         parts=(Part("it grows with every doubling of the rate", grows, more_than=SINK / (len(RATES) - 1)),),
         evidence={
@@ -121,19 +120,18 @@ def fixed_token() -> Claim:
     The same token at the first, second and third position; held-out rows hold it where training rows do.
     """
     places = range(len(FIXED))
-    return Claim(
+    return claim(
         statement="A token fixed at the first, second or third position of every row has the sink there and nowhere else.",
-        source="gu2024",
-        reference=f"{GU}, section 5",
+        where="section 5",
         published="Sink rates of the first three tokens: 74.11, 0, 0 with the first fixed; 0, 69.03, 0 with the second; 0, 0, "
         "69.64 with the third.",
         variants=FIXED,
         bases=("no-bos",),
-        read_outs=("sinks",),
         parts=(
             *(has_sink(FIXED[at].label, RATE_AT[at]) for at in places),
             *(has_no_sink(FIXED[at].label, RATE_AT[other]) for at in places for other in places if other != at),
         ),
+        presupposes=(),
     )
 
 
@@ -179,10 +177,9 @@ def random_first_tokens() -> Claim:
     """
     labels = (NO_BOS.label, ONE.label, TWO.label)
     moves = Difference("sink_rate_1_as_trained", TWO.label, TWO.label, "sink_rate_as_trained")
-    return Claim(
+    return claim(
         statement="A random first token in every training row strengthens the sink; with two, it moves to the second.",
-        source="gu2024",
-        reference=f"{GU}, section 5",
+        where="section 5",
         published="Sink rate of the first token 18.18 with ordinary rows and 27.03 with one random token; 1.98 with two, and "
         "14.08 of the second token.",
         variants=(NO_BOS, ONE, TWO),
@@ -227,15 +224,13 @@ def objective_and_mechanism() -> Claim:
     compared is the weight that a head carries to its output, which is defined alike for all three.
     """
     sigmoid, gate = _with_prefix(SIGMOID), _with_prefix(HEAD_WISE)
-    return Claim(
+    return claim(
         statement="The mechanism decides and not the objective: as a causal and as a prefix language model alike, softmax has "
         "a sink, sigmoid has none, and with a gate on each head less is carried from it.",
-        source="gu2024",
-        reference=f"{GU}, sections 6 and 7",
+        where="sections 6 and 7",
         published="Softmax 18.18, with a prefix 19 to 24 on one of its tokens, sigmoid 0.44; not crossed. A gate on each head "
         "lowers the mean weight on the first token from 0.467 to 0.073 in Qiu et al. 2025 (arXiv 2505.06708).",
         variants=(UNCHANGED, SIGMOID, HEAD_WISE, PREFIX, sigmoid, gate),
-        bases=("no-bos", "bos"),
         read_outs=("carried",),
         presupposes=(_carries(UNCHANGED),),
         parts=(
@@ -328,15 +323,13 @@ def window_attention() -> Claim:
     large, small = _window_of(2), _window_of(16)
     first, inside = "excess_of_first", "excess_inside"
     without = "without a window the first token has a sink at the queries of the large one"
-    return Claim(
+    return claim(
         statement="With a large window the sink is on the first token of the text and not on the first inside the window; a "
         "small window prevents it.",
-        source="gu2024",
-        reference=f"{GU}, section 6",
+        where="section 6",
         published="With a context of 2,048 tokens, queries that see the first token of the text have their sink on it, later "
         "ones have none on the first inside the window, and windows below about 256 tokens have no clear sink.",
         variants=(UNCHANGED, large, small),
-        bases=("no-bos", "bos"),
         read_outs=("sinks", excess_weights),
         presupposes=(has_sink(), Part(without, Value(first, BASELINE), more_than=EXCESS)),
         parts=(
@@ -365,15 +358,11 @@ def position_schemes() -> Claim:
         "relative positions": "relative",
     }
     schemes = (*(position(label, name) for label, name in named.items()), ALIBI, ROTARY)
-    return Claim(
+    return claim(
         statement="The sink appears with every position scheme, and without positions.",
-        source="gu2024",
-        reference=f"{GU}, table 3",
+        where="table 3",
         published="Sink rates: none 20.35, sinusoid 32.73, learned 33.13, relative 35.53, ALiBi 20.78, rotary 18.18.",
         variants=(UNCHANGED, *schemes),
-        bases=("no-bos", "bos"),
-        read_outs=("sinks",),
-        presupposes=(has_sink(),),
         parts=tuple(has_sink(scheme.label) for scheme in schemes),
     )
 
@@ -384,14 +373,11 @@ def norm_placement() -> Claim:
 
     Post-norm against the pre-norm of the baseline, each at a rate at which it learns.
     """
-    return Claim(
+    return claim(
         statement="The sink appears under post-norm as it does under pre-norm.",
-        source="gu2024",
-        reference=f"{GU}, section 7",
+        where="section 7",
         published="Sink rate 13.54 under post-norm, 18.18 under pre-norm.",
         variants=(UNCHANGED, POST_NORM),
-        bases=("no-bos", "bos"),
-        read_outs=("sinks",),
         presupposes=(has_sink(), has_learned(POST_NORM.label)),
         parts=(has_sink(POST_NORM.label),),
     )
@@ -404,15 +390,11 @@ def feed_forward() -> Claim:
     Two plain activations and a gated one besides the baseline's SwiGLU, at the same width.
     """
     activations = ("relu", "gelu", "geglu")
-    return Claim(
+    return claim(
         statement="The sink appears with every activation of the feed-forward layers, gated or not.",
-        source="gu2024",
-        reference=f"{GU}, section 7",
+        where="section 7",
         published="Sink rates: ReLU 16.90, GELU 14.76, Swish 17.89, ReGLU 13.88, GeGLU 17.86, SwiGLU 18.18.",
         variants=(UNCHANGED, *(Variant(name, {"model.feed_forward": name}) for name in activations)),
-        bases=("no-bos", "bos"),
-        read_outs=("sinks",),
-        presupposes=(has_sink(),),
         parts=tuple(has_sink(name) for name in activations),
     )
 
@@ -429,16 +411,12 @@ def sink_moves_to_bias() -> Claim:
     that have BOS in front of every row it is that first token, and a place of the same kind.
     """
     taking = (SINK_TOKEN, KEY_VALUE_BIAS, KEY_BIAS)
-    return Claim(
+    return claim(
         statement="A sink token, a key-value bias or a key bias takes the sink from the first token; a value bias does not.",
-        source="gu2024",
-        reference=f"{GU}, table 4",
+        where="table 4",
         published="Rates of the bias and of the first token: sink token 74.12 and 0.00, key-value bias 72.76 and 0.04, "
         "key bias 73.34 and 0.00; first token with a value bias 17.53, without any 18.18.",
         variants=(UNCHANGED, *taking, VALUE_BIAS),
-        bases=("no-bos", "bos"),
-        read_outs=("sinks",),
-        presupposes=(has_sink(),),
         parts=(
             *(has_sink(variant.label, "sink_rate_star") for variant in taking),
             *(has_no_sink(variant.label) for variant in taking),
@@ -454,14 +432,11 @@ def fixed_value_of_bias() -> Claim:
     Lengths 0, 5 and 20 along the first coordinate (v' of the paper), fixed; the key alone is learned.
     """
     zero, short, long = KEY_BIAS.label, SHORT_VALUE.label, LONG_VALUE.label
-    return Claim(
+    return claim(
         statement="A key bias takes the less of the sink the longer its fixed value is, and the first token gets it back.",
-        source="gu2024",
-        reference=f"{GU}, table 5",
+        where="table 5",
         published="Rates of the bias and of the first token: length 0 73.34 and 0.00, 5 44.43 and 3.71, 20 1.51 and 25.88.",
         variants=(UNCHANGED, KEY_BIAS, SHORT_VALUE, LONG_VALUE),
-        bases=("no-bos", "bos"),
-        read_outs=("sinks",),
         presupposes=(has_sink(), has_sink(zero, "sink_rate_star")),
         parts=(
             Part("a value takes from the bias", Difference("sink_rate_star", short, zero), less_than=-SINK),
@@ -482,15 +457,12 @@ def shared_biases() -> Claim:
         operation("key-value bias, shared", "key_value_bias", shared=True),
     )
     keeps = "the first token keeps more when key and value are shared"
-    return Claim(
+    return claim(
         statement="A key bias that heads share takes the sink whole; a shared key-value bias leaves some on the first token.",
-        source="gu2024",
-        reference=f"{GU}, section 7",
+        where="section 7",
         published="Rates of the bias and of the first token: key bias shared 68.31 and 0.23, of each head 73.34 and 0.00; "
         "key-value bias shared 56.61 and 12.44, of each head 72.76 and 0.04.",
         variants=(UNCHANGED, KEY_VALUE_BIAS, key, both),
-        bases=("no-bos", "bos"),
-        read_outs=("sinks",),
         presupposes=(has_sink(), has_sink(KEY_VALUE_BIAS.label, "sink_rate_star")),
         parts=(
             has_sink(key.label, "sink_rate_star"),
@@ -510,15 +482,11 @@ def softmax_scale() -> Claim:
     """
     small = operation("rows sum to 0.1", "scaled_softmax", alpha=0.1)
     large = operation("rows sum to 2", "scaled_softmax", alpha=2.0)
-    return Claim(
+    return claim(
         statement="The sink grows with the number that rows of softmax attention sum to.",
-        source="gu2024",
-        reference=f"{GU}, section 7",
+        where="section 7",
         published="Sink rates: rows that sum to 2 29.10, to 1 18.18, to 0.2 9.41, to 0.1 3.59, to 0.05 4.53.",
         variants=(UNCHANGED, small, large),
-        bases=("no-bos", "bos"),
-        read_outs=("sinks",),
-        presupposes=(has_sink(),),
         parts=(
             Part("0.1 weakens it", Difference("first_attention", small.label, BASELINE), less_than=-WEIGHT),
             Part("2 strengthens it", Difference("first_attention", large.label, BASELINE), more_than=WEIGHT),
@@ -535,16 +503,13 @@ def sigmoid_has_no_sink() -> Claim:
     every key, much of it and no more than of any other. So the rate at which a head does both stands beside it.
     """
     normalised = operation("sigmoid, normalised", "sigmoid", normalize=True)
-    return Claim(
+    return claim(
         statement="Sigmoid attention has no sink at no worse a loss, and has one when its rows are divided by their sum.",
-        source="gu2024",
-        reference=f"{GU}, section 7",
+        where="section 7",
         published="Sink rate and validation loss: softmax 18.18 and 3.73, sigmoid 0.44 and 3.70, normalised sigmoid 30.24 and "
         "3.74; a rate of the weights themselves is not published.",
         variants=(UNCHANGED, SIGMOID, normalised),
-        bases=("no-bos", "bos"),
         read_outs=("sinks", "carried"),
-        presupposes=(has_sink(),),
         parts=(
             has_no_sink(SIGMOID.label),
             has_no_sink(SIGMOID.label, "carried_rate"),
@@ -566,15 +531,13 @@ def massive_activations_need_a_sink() -> Claim:
     Biases that take the sink and sigmoid attention, against a value bias and a key bias that has to carry a long value.
     """
     without, with_them = (KEY_BIAS, KEY_VALUE_BIAS, SIGMOID), (VALUE_BIAS, LONG_VALUE)
-    return Claim(
+    return claim(
         statement="Key biases, key-value biases and sigmoid attention leave no massive activations; a value bias or a key bias "
         "with a long fixed value, does.",
-        source="gu2024",
-        reference=f"{GU}, section 7",
+        where="section 7",
         published="At a billion parameters |h_1| over the mean of others peaks at 23 with softmax and stays at 1.0 to 1.5 with "
         "sigmoid; absent with key and key-value biases, present with value biases; back as the fixed value grows.",
         variants=(UNCHANGED, *without, *with_them),
-        bases=("no-bos", "bos"),
         read_outs=("norms",),
         presupposes=(has_massive(),),
         parts=(

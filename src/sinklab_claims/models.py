@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sinklab.corpora import resolve_corpus
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Measure, OfCheckpoint
+from sinklab.jobs.claim import Measure, OfCheckpoint, OnCheckpoint
 from sinklab.jobs.effect import Numbers
 from sinklab.jobs.scale import Cost, Scale
 from sinklab.models.embedded import embedded_called, embedded_path
@@ -31,6 +32,7 @@ __all__ = [
     "READ_IN_MINUTES",
     "READ_IN_SECONDS",
     "LongTexts",
+    "about_long_texts",
     "at_scale",
     "draw",
     "embedded_model",
@@ -198,3 +200,20 @@ def on_checkpoint(numbers: Callable[[LongTexts], Numbers]) -> OfCheckpoint:
         return numbers(_texts_of(checkpoint, checkpoint.streams()))
 
     return measure
+
+
+def about_long_texts(numbers: Callable[[LongTexts], Numbers], **checkpoint: Any) -> dict[str, Any]:
+    """What claims about long texts have in common, by the fields of a claim.
+
+    Args:
+        numbers: what is measured, at every scale and on any checkpoint.
+        checkpoint: further fields of :class:`OnCheckpoint`.
+    """
+    return {
+        "measure": at_scale(numbers),
+        "natural_text": True,
+        "one_model": MODELS,
+        "checkpoint": OnCheckpoint(measure=on_checkpoint(numbers), reads="long", **checkpoint),
+        "costs": READ_IN_MINUTES,
+        "evidence": DRAWS,
+    }

@@ -5,11 +5,11 @@ from __future__ import annotations
 from sinklab.jobs.claim import BASELINE, Claim, Part, Times, Variant
 from sinklab.jobs.effect import Difference, Ratio
 from sinklab.registry import claims
-from sinklab_claims.variants import ELEMENT_WISE, HEAD_WISE, UNCHANGED, WEIGHT, has_sink, operation
+from sinklab_claims.variants import ELEMENT_WISE, HEAD_WISE, UNCHANGED, WEIGHT, has_sink, of_paper, operation
 
 __all__: list[str] = []
 
-QIU = "Qiu et al. 2025 (arXiv 2505.06708)"
+claim = of_paper("qiu2025", "Qiu et al. 2025 (arXiv 2505.06708)")
 
 HALF = 0.5
 """Of the weight on the first token: less is called most of it taken away."""
@@ -35,11 +35,10 @@ def gate_positions() -> Claim:
         more = Difference("first_attention", gate.label, ELEMENT_WISE.label)
         return Part(f"{gate.label}: more is left than element-wise", more, more_than=WEIGHT)
 
-    return Claim(
+    return claim(
         statement="A gate on head outputs that depends on the query takes most of the sink away, element-wise or head-wise; "
         "one that heads share, that does not depend on the input, or that cannot close leaves more of it.",
-        source="qiu2025",
-        reference=f"{QIU}, Table 4",
+        where="Table 4",
         published="Mean weight on the first token: none 0.467, element-wise 0.048, head-wise 0.073, shared by heads 0.301, "
         "input-independent 0.364, squeezed to [0.5, 1] 0.451. Also, not tested: on values 0.297.",
         presupposes=(has_sink(),),
@@ -79,11 +78,10 @@ def gates_in_a_trained_model() -> Claim:
     def no_lower(gate: str) -> Part:
         return Part(f"{gate}: the loss is no lower", Difference("held_out_loss", gate, softmax.label), more_than=-SAME)
 
-    return Claim(
+    return claim(
         statement="Gates that start at 1 in a trained softmax model hardly change anything when it is trained on: most of the "
         "weight on the first token stays, and the loss is no lower than without them.",
-        source="qiu2025",
-        reference=f"{QIU}, answered in issue 10 of their repository, December 2025",
+        where="answered in issue 10 of their repository, December 2025",
         published="In words: gates that start at 1 barely changed in continued pre-training, with no noticeable improvement.",
         bases=("bos", "no-bos"),
         presupposes=(

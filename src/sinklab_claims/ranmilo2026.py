@@ -15,10 +15,11 @@ from sinklab.studies.theory.trigger_bounds import relu_solution
 from sinklab.studies.theory.trigger_task import trigger_batch
 from sinklab.studies.trigger.evaluation import SINK
 from sinklab.studies.trigger.trigger import trigger
+from sinklab_claims.variants import of_paper
 
 __all__ = ["METRICS", "of_relu", "trained_numbers"]
 
-RAN_MILO = "Ran-Milo 2026 (arXiv 2603.11487)"
+claim = of_paper("ranmilo2026", "Ran-Milo 2026 (arXiv 2603.11487)")
 
 METRICS = (
     Metric(
@@ -82,11 +83,10 @@ def trigger_softmax_single() -> Claim:
 
     At every single query off the trigger, and the more so the smaller the error.
     """
-    return Claim(
+    return claim(
         statement="One softmax head that solves the trigger task puts almost all weight of every query off the trigger on BOS, "
         "and more of it the smaller its error.",
-        source="ranmilo2026",
-        reference=f"{RAN_MILO}, Theorem 1, Figure 3",
+        where="Theorem 1, Figure 3",
         published="At least 1 - ε on BOS at every position but the trigger, where ε goes to 0 with the loss; the map drawn "
         "shows about 1, with a standard deviation of about 0.",
         presupposes=(Part("the task is learned", Value("max_error", "softmax"), less_than=SOLVED),),
@@ -112,11 +112,10 @@ def trigger_softmax_deep() -> Claim:
     than "every solution has a head that sinks off the trigger": ``cancelling_solution`` (docs/theory.md) solves the task with
     even weights there, and sinks at one head and query. No training that we know of finds it.
     """
-    return Claim(
+    return claim(
         statement="Softmax models of several layers and heads that training has brought to solve the trigger task have a head "
         "that sinks on BOS off the trigger.",
-        source="ranmilo2026",
-        reference=f"{RAN_MILO}, Theorem 2, Figures 4 and 6",
+        where="Theorem 2, Figures 4 and 6",
         published="Proved: at least one layer and position must sink; drawn are four of four heads that sink in two layers of "
         "two, and eight of sixteen in four layers of four.",
         presupposes=(Part("the task is learned", Value("max_error", "softmax"), less_than=SOLVED),),
@@ -156,10 +155,9 @@ def trigger_relu() -> Claim:
     Exactly 0 for weights set by hand, and next to nothing in every head for trained ones.
     """
     trained = ("one head", "several heads")
-    return Claim(
+    return claim(
         statement="ReLU attention can solve the trigger task exactly with no weight on BOS, and trained on it no head sinks.",
-        source="ranmilo2026",
-        reference=f"{RAN_MILO}, Theorem 3, Figures 3, 5, 7 and 8",
+        where="Theorem 3, Figures 3, 5, 7 and 8",
         published="A solution with a loss of 0 and no weight on BOS; in the maps of trained models only the row of the trigger "
         "is not 0, at one head as at four and sixteen.",
         presupposes=(Part("the task is learned", Extreme("max_error", trained), less_than=SOLVED),),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Changes, Part, Variant
+from sinklab.jobs.claim import BASELINE, Changes, Claim, Part, Variant
 from sinklab.jobs.effect import Difference, Value
 from sinklab.models.lengths import learned_positions
 from sinklab.training.config import PretrainingConfig
@@ -38,11 +39,28 @@ __all__ = [
     "has_no_massive",
     "has_no_sink",
     "has_sink",
+    "of_paper",
     "only_about",
     "operation",
     "position",
     "without_bos_in_front",
 ]
+
+
+def of_paper(source: str, paper: str, **usual: Any) -> Callable[..., Claim]:
+    """A way to state claims of one paper: like :class:`Claim`, with ``where`` in the paper in place of source and reference.
+
+    Args:
+        source: short name of the paper.
+        paper: its authors, year and number.
+        usual: fields that most of its claims share; a claim that has others gives them.
+    """
+
+    def claim(*, where: str = "", **stated: Any) -> Claim:
+        return Claim(source=source, reference=f"{paper}, {where}" if where else paper, **{**usual, **stated})
+
+    return claim
+
 
 SINK = 5.0
 """Percent of Gu et al.'s metric above which a model is said to have a sink, and below which it is said to have none.

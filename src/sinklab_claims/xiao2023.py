@@ -20,18 +20,18 @@ from sinklab_claims.models import (
     MARGIN,
     MODELS,
     NOT_OF_TRAININGS,
-    READ_IN_MINUTES,
     LongTexts,
+    about_long_texts,
     at_scale,
     keep,
     on_checkpoint,
 )
 from sinklab_claims.numbers.declared import gives
-from sinklab_claims.variants import UNCHANGED
+from sinklab_claims.variants import UNCHANGED, of_paper
 
 __all__ = ["first_tokens"]
 
-XIAO = "Xiao et al. 2023 (arXiv 2309.17453)"
+claim = of_paper("xiao2023", "Xiao et al. 2023 (arXiv 2309.17453)")
 
 # --- windows within the trained context ---------------------------------------------------------------------------------------
 
@@ -115,11 +115,10 @@ def window_fails_sinks_restore() -> Claim:
     Within the trained context, so that nothing fails but the eviction; seeds are trainings.
     """
     restored = Difference("window_4", BASELINE, BASELINE, "re_computation")
-    return Claim(
+    return claim(
         statement="A softmax model that sees only a window of recent tokens loses far more than the context it is denied is "
         "worth: with four first tokens in the window's budget the loss is that of re-computing the window.",
-        source="xiao2023",
-        reference=f"{XIAO}, Table 1 and Figure 1",
+        where="Table 1 and Figure 1",
         published="Perplexity of Llama-2-13B: window of 1,024 tokens 5158, four first tokens and 1,020 recent ones 5.40, "
         "re-computation 5.43.",
         presupposes=(Part("the model has a sink", Value("first_attention", BASELINE), more_than=HAS_SINK),),
@@ -147,11 +146,10 @@ def recomputation_equals_sinks() -> Claim:
     The first token of any window becomes its sink, in models whose rows do not all begin with one token.
     """
     agree = Difference("re_computation", BASELINE, BASELINE, "window_4")
-    return Claim(
+    return claim(
         statement="Re-computing the keys and values of a bare window for every token gives the loss that four kept first "
         "tokens give: the first token of any window serves as a sink.",
-        source="xiao2023",
-        reference=f"{XIAO}, Figure 1 and Table 1",
+        where="Figure 1 and Table 1",
         published="Perplexity 5.43 with re-computation, 5.40 with sinks, 5158 with neither (Llama-2-13B): 0.006 nats apart.",
         presupposes=(_fails(BASELINE, "a window without sinks fails"),),
         parts=(Part("re-computation and sinks agree", agree, more_than=-MARGIN, less_than=MARGIN),),
@@ -180,11 +178,10 @@ def learnable_sink() -> Claim:
     of the failure is left with the token alone is judged as a share of it, which does not depend on how large it is.
     """
     costs = Difference("held_out_loss", TOKEN.label, PLAIN.label)
-    return Claim(
+    return claim(
         statement="With a learned token in front of every training sample, that token alone makes a window work; without it "
         "the window fails, and the loss of the whole context is that of the plain model.",
-        source="xiao2023",
-        reference=f"{XIAO}, Table 3 and Figure 6",
+        where="Table 3 and Figure 6",
         published="Perplexity at 160 million parameters with 0, 1, 2 and 4 first tokens beside the window: learnable sink "
         "1235, 18.01, 18.01, 18.02; plain model 27.87, 18.49, 18.05, 18.05. The loss curves overlap.",
         parts=(
@@ -210,11 +207,10 @@ def one_sink_is_too_few() -> Claim:
     The paper's reason: samples that begin anyhow have no token that could be the sink alone. Hence without BOS.
     """
     too_few = Part("one first token is too few", Value("left_by_one", PLAIN.label), more_than=LEFT)
-    return Claim(
+    return claim(
         statement="A model whose training samples begin with no fixed token spreads its sink over several first tokens, so "
         "that one of them beside a window is too few; with a learned token in front of every sample one is enough.",
-        source="xiao2023",
-        reference=f"{XIAO}, section 3.3 and Table 3",
+        where="section 3.3 and Table 3",
         published="Perplexity with one and with four first tokens: plain model 18.49 and 18.05, learnable sink 18.01 and "
         "18.02.",
         presupposes=(_fails(PLAIN.label, "the plain model fails without first tokens"),),
@@ -258,11 +254,10 @@ def long_streams() -> Claim:
     re-computation, which costs a window for every token, is that it is not missed: sinks may be better.
     """
     as_good = Difference("last_loss", "four sinks", ANEW)
-    return Claim(
+    return claim(
         statement="On texts longer than the training, dense attention and a window without the first tokens lose the thread, "
         "and a window of the same size with four first tokens is as good as re-computing the window.",
-        source="xiao2023",
-        reference=f"{XIAO}, Figure 1 and Table 1",
+        where="Figure 1 and Table 1",
         published="Perplexity of Llama-2-13B on a book of 65,000 tokens: dense 5641, window 5158, re-computation 5.43, four "
         "first tokens and 1,020 recent ones 5.40.",
         parts=(
@@ -270,12 +265,7 @@ def long_streams() -> Claim:
             Part("a window without sinks fails", Difference("loss", "no sinks", "four sinks"), more_than=MARGIN),
             Part("four sinks are no worse than re-computation", as_good, less_than=MARGIN),
         ),
-        measure=at_scale(past_the_context),
-        natural_text=True,
-        one_model=MODELS,
-        checkpoint=OnCheckpoint(measure=on_checkpoint(past_the_context), reads="long"),
-        costs=READ_IN_MINUTES,
-        evidence=DRAWS,
+        **about_long_texts(past_the_context),
     )
 
 
@@ -290,10 +280,9 @@ def number_of_sinks() -> Claim:
 
     Sinks are part of the budget, as in the paper: a cache with more of them holds fewer recent tokens.
     """
-    return Claim(
+    return claim(
         statement="At equal cache size four first tokens are enough, and more of them add nothing.",
-        source="xiao2023",
-        reference=f"{XIAO}, Table 2",
+        where="Table 2",
         published="Perplexity with 0, 1, 2, 4, 8 first tokens: Falcon-7B 17.90, 12.12, 12.12, 12.12, 12.12; MPT-7B 460.29, "
         "14.99, 15.00, 14.99, 14.98; Pythia-12B 21.62, 11.95, 12.09, 12.09, 12.02; Llama-2-7B 3359.95, 11.88, 10.51, 9.59, "
         "9.54.",
@@ -301,12 +290,7 @@ def number_of_sinks() -> Claim:
             Part("none is too few", Difference("loss", "0 sinks", "4 sinks"), more_than=MARGIN),
             Part("eight are no better than four", Difference("loss", "4 sinks", "8 sinks"), less_than=MARGIN),
         ),
-        measure=at_scale(by_number),
-        natural_text=True,
-        one_model=MODELS,
-        checkpoint=OnCheckpoint(measure=on_checkpoint(by_number), reads="long"),
-        costs=READ_IN_MINUTES,
-        evidence=DRAWS,
+        **about_long_texts(by_number),
     )
 
 
@@ -345,11 +329,10 @@ def line_breaks_as_sinks() -> Claim:
     """
     fails = Part("a window without sinks fails", Difference("loss", "no sinks", "four first tokens"), more_than=MARGIN)
     as_good = Difference("loss", "four line breaks", "four first tokens")
-    return Claim(
+    return claim(
         statement="Sinks matter for where they stand and not for what they say: with the first four tokens replaced by line "
         "breaks a window with sinks does as well.",
-        source="xiao2023",
-        reference=f"{XIAO}, Table 1",
+        where="Table 1",
         published="Perplexity 5.60 with four line breaks, 5.40 with the four first tokens, 5158 with neither: 0.036 nats "
         "apart.",
         presupposes=(fails, Part("rows began with any token", Value("begins_alike", "four first tokens"), less_than=0.5)),
@@ -392,21 +375,15 @@ def cache_size_not_monotone() -> Claim:
     """
     # In three of the four published models the loss rises by 0.040 to 0.055 from half of the context to the whole.
     worse = Part("a larger cache is worse", Rise("loss", tuple(PARTS)), more_than=0.02, of_some=True)
-    return Claim(
+    return claim(
         statement="A larger cache does not always lower the loss: there are models for which a step from an eighth of the "
         "trained context to all of it raises it.",
-        source="xiao2023",
-        reference=f"{XIAO}, Table 6",
+        where="Table 6",
         published="Perplexity with caches of an eighth, a quarter, half and the whole of the trained context: Falcon-7B 13.61, "
         "12.84, 12.34, 12.84; MPT-7B 14.12, 14.25, 14.33, 14.99; Pythia-12B 13.17, 12.52, 12.08, 12.09; Llama-2-7B 9.73, 9.32, "
         "9.08, 9.59.",
         parts=(worse,),
-        measure=at_scale(by_size),
-        natural_text=True,
-        one_model=MODELS,
-        checkpoint=OnCheckpoint(measure=on_checkpoint(by_size), reads="long"),
-        costs=NOT_OF_TRAININGS,
-        evidence={"tiny": DRAWS["tiny"]},
+        **about_long_texts(by_size) | {"costs": NOT_OF_TRAININGS, "evidence": {"tiny": DRAWS["tiny"]}},
     )
 
 
@@ -446,23 +423,17 @@ def stable_over_long_texts() -> Claim:
     stands in a stream follows from how far layers of windows reach, so it is compared with the same token at the start of its
     text.
     """
-    return Claim(
+    return claim(
         statement="With four sinks and positions inside the cache a token costs no more late in a long stream than at the "
         "start of a text, where nothing has left the cache; without the sinks it costs more.",
-        source="xiao2023",
-        reference=f"{XIAO}, Figures 3 and 5",
+        where="Figures 3 and 5",
         published="Stable perplexity over more than four million tokens of a hundred joined books, for 13 models of four "
         "families; windows without the first tokens fail as soon as these have left.",
         parts=(
             Part("with sinks a late token costs no more", Difference("loss", SINKS, FRESH), less_than=MARGIN),
             Part("without them it costs more", Difference("loss", BARE, FRESH), more_than=MARGIN),
         ),
-        measure=at_scale(late_in_a_stream),
-        natural_text=True,
-        one_model=MODELS,
-        checkpoint=OnCheckpoint(measure=on_checkpoint(late_in_a_stream), reads="long"),
-        costs=READ_IN_MINUTES,
-        evidence=DRAWS,
+        **about_long_texts(late_in_a_stream),
     )
 
 
@@ -486,21 +457,15 @@ def position_inside_the_cache() -> Claim:
     The same tokens are seen either way; only the distance to the four sinks differs.
     """
     past, within = (Difference(metric, "in the text", "inside the cache") for metric in ("loss", "loss_within"))
-    return Claim(
+    return claim(
         statement="A cache with sinks works past the trained length because positions are counted inside the cache; with "
         "those of the text the distance to the sinks leaves what the model was trained on, and the loss rises.",
-        source="xiao2023",
-        reference=f"{XIAO}, section 3.2 and Figure 4",
+        where="section 3.2 and Figure 4",
         published="Named crucial for the method, without a number: nine tokens read, cached tokens 0, 1, 2, 3, 6, 7, 8 stand "
         "at positions 0 to 6 and the next one at 7.",
         parts=(
             Part("past the trained length positions in the text are worse", past, more_than=MARGIN),
             Part("within the trained length they make no difference", within, more_than=-MARGIN, less_than=MARGIN),
         ),
-        measure=at_scale(by_positions),
-        natural_text=True,
-        one_model=MODELS,
-        checkpoint=OnCheckpoint(measure=on_checkpoint(by_positions), reads="long"),
-        costs=READ_IN_MINUTES,
-        evidence=DRAWS,
+        **about_long_texts(by_positions),
     )

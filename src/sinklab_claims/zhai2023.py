@@ -19,11 +19,11 @@ from sinklab.studies.theory.entropy_bound import entropy_bound as least_entropy
 from sinklab.studies.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.training import numbers_of_table
-from sinklab_claims.variants import UNCHANGED
+from sinklab_claims.variants import UNCHANGED, of_paper
 
 __all__ = ["LENGTHS", "NORMS", "course", "of_rows_of_scores", "trained_rows"]
 
-ZHAI = "Zhai et al. 2023 (arXiv 2303.06296)"
+claim = of_paper("zhai2023", "Zhai et al. 2023 (arXiv 2303.06296)")
 
 # --- the bound ----------------------------------------------------------------------------------------------------------------
 
@@ -116,11 +116,10 @@ def entropy_bound() -> Claim:
     In any row of scores, and in every row of a trained model given the spectral norms of its maps and inputs.
     """
     rows = "rows of scores"
-    return Claim(
+    return claim(
         statement="No row of attention has less entropy than the bound that the norm of its scores gives, and some row attains "
         "it.",
-        source="zhai2023",
-        reference=f"{ZHAI}, Theorem 3.1",
+        where="Theorem 3.1",
         published="Ent ≥ log(1 + (T-1)β) + σ √(T(T-1)) β / (1 + (T-1)β), with β = exp(-σ √(T/(T-1))); tight.",
         parts=(
             Part("no row of scores is below", Value("largest_violation", rows), less_than=EXACT, proved=True),
@@ -168,10 +167,9 @@ def entropy_collapse() -> Claim:
     """
     too_large = Variant("rate x16", {"optimizer.learning_rate": Times(16)})
     harmed = Difference("least_loss", too_large.label, BASELINE)
-    return Claim(
+    return claim(
         statement="A learning rate that is too large to train well makes the entropy of attention collapse on the way.",
-        source="zhai2023",
-        reference=f"{ZHAI}, section 3",
+        where="section 3",
         published="Pathologically low entropy goes with oscillating or diverging losses in vision, translation, speech and "
         "language models.",
         presupposes=(Part("the rate is too large for softmax", harmed, more_than=HARM),),

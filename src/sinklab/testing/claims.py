@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
+import sys
 from collections.abc import Callable
 
 from sinklab.errors import ConfigurationError
@@ -83,8 +83,10 @@ def _produced(check: Checks, claim: Claim) -> set[str] | None:
     for read_out in claim.read_outs:
         if isinstance(read_out, str):
             check.require(read_out in read_outs, "read_outs", f"names of {', '.join(read_outs)}", read_out)
-        module = f"sinklab.read_outs.{read_out}" if isinstance(read_out, str) else read_out.__module__
-        metrics: tuple[Metric, ...] | None = getattr(importlib.import_module(module), "METRICS", None)
+        function = read_outs[read_out] if isinstance(read_out, str) else read_out
+        metrics: tuple[Metric, ...] | None = getattr(function, "metrics", None)
+        if metrics is None:
+            metrics = getattr(sys.modules[function.__module__], "METRICS", None)
         produced = None if produced is None or metrics is None else produced | {metric.name for metric in metrics}
     for part in (*claim.parts, *claim.presupposes):
         for variant, metric in sorted(part.effect.needs()):

@@ -12,7 +12,6 @@ import torch
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import run_cell
 from sinklab.jobs.trained import TrainedModel
-from sinklab.read_outs import extrapolation as extrapolation_file
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import read_outs
 from sinklab.results.table import make_table, read_run, read_table, write_json, write_table
@@ -22,6 +21,7 @@ from sinklab.studies.pathways.operations import pathways_of
 from sinklab.studies.reproduce import cells, work
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.rows import TextRows
+from sinklab_claims.numbers import losses as extrapolation_file
 
 
 def test_columns_are_put_together_by_hand():

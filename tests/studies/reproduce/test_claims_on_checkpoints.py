@@ -16,7 +16,6 @@ from tests.test_real_models import real
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
 
 from sinklab.attention.session import attend
-from sinklab.claims.mass_thrown_on_content import SEQ_LEN, SILENT, TEXTS, of_checkpoint
 from sinklab.cli.app import app
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.text_file import TextFile
@@ -39,6 +38,8 @@ from sinklab.studies.reproduce.work import OfModel, _work, claim_called
 from sinklab.training.windowed import token_losses
 from sinklab_claims.numbers.attention import attention_numbers
 from sinklab_claims.numbers.norms import norms
+from sinklab_claims.xiao2023_content import SILENT
+from sinklab_claims.xiao2023_content import content_of_checkpoint as of_checkpoint
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 FAST = "repeated_token_laws"
@@ -344,7 +345,7 @@ def test_the_bounds_hold_where_keys_are_shared_and_can_fail(llama, text):
 def test_the_sink_silenced_is_the_sink_hidden_without_renormalisation(llama, text):
     """In one layer both take what the sink says from all queries but the first, and leave all other weights."""
     checkpoint = Checkpoint(load_model(str(llama)), TextFile(text))
-    rows, model = checkpoint.rows(TEXTS, SEQ_LEN), checkpoint.loaded.model
+    rows, model = checkpoint.rows(32, 256), checkpoint.loaded.model
     losses = []
     for edits in ((), (ZeroValue(place=0),), (HideKey(place=0, renormalize=False),)):
         with torch.no_grad(), attend(model, (), edits):

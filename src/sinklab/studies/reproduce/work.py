@@ -33,6 +33,7 @@ from sinklab.jobs.watch import watching
 from sinklab.models.loading import load_model
 from sinklab.registry import claims, read_outs
 from sinklab.results.folder import from_outside
+from sinklab.results.metric import Metric
 from sinklab.results.store import Store
 from sinklab.results.table import read_run
 from sinklab.results.version import __version__
@@ -238,7 +239,7 @@ def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
 
 def version_of(function: Callable[..., object]) -> str:
     """What a kept number belongs to besides its settings: the release, and the versions of what is measured."""
-    metrics = getattr(sys.modules[function.__module__], "METRICS", ())
+    metrics: tuple[Metric, ...] = getattr(function, "metrics", ())
     return " ".join([__version__, *(f"{metric.name} {metric.version}" for metric in metrics if metric.version > 1)])
 
 

@@ -1,4 +1,4 @@
-"""Claims about theory, entropy and later work: published numbers pass, reversed ones fail; what is measured for them."""
+"""Claims of papers with few of them: the entropy bound, triggers, gates, BOS taken away, massive activations, false sinks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from tests.claims.planted_models import by_position, drawn_rows, model_like, read_like
 
-from sinklab.claims._rates import course
-from sinklab.claims._trigger import trained_numbers
-from sinklab.claims.bos_removed import without_bos
-from sinklab.claims.entropy_bound import LENGTHS, NORMS, measure, trained_rows
-from sinklab.claims.massive_mean_against_zero import edited
-from sinklab.models.architecture import Architecture
-from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.studies.reproduce.cells import resolved_changes
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.reproduce.work import claim_called
+from sinklab_claims import ranmilo2026
+from sinklab_claims.barbero2025 import without_bos
+from sinklab_claims.sun2024 import edited
+from sinklab_claims.yona2025 import COUNT, false_sinks
+from sinklab_claims.zhai2023 import LENGTHS, NORMS, course, of_rows_of_scores, trained_rows
 
 
 def test_rates_of_the_gates_change_the_operation_alone():
@@ -26,19 +25,16 @@ def test_rates_of_the_gates_change_the_operation_alone():
         assert set(resolved_changes(base, variant)) == {"model.operation"}
 
 
-# --- what is measured --------------------------------------------------------------------------------------------------------
-
-
 def test_entropy_bound_is_measured_on_every_norm_and_length():
-    numbers = measure(3, "tiny")["rows of scores"]
+    numbers = of_rows_of_scores(3, "tiny")["rows of scores"]
     assert len(LENGTHS) * len(NORMS) == 15
     assert numbers["largest_violation"] == max(0.0, -numbers["least_margin"]) < 1e-12
     assert 0 <= numbers["largest_gap_of_worst_row"] < 1e-12
-    assert measure(3, "tiny")["rows of scores"] == numbers
+    assert of_rows_of_scores(3, "tiny")["rows of scores"] == numbers
 
 
 def test_numbers_of_a_trigger_model_that_has_hardly_been_trained():
-    numbers = trained_numbers("softmax", 0, layers=2, heads=2, cap=2)
+    numbers = ranmilo2026.trained_numbers("softmax", 0, layers=2, heads=2, cap=2)
     assert numbers["steps"] == 2
     assert numbers["sinking_heads"] == 0
     # Small maps attend evenly: the mean of 1/i over queries 2 to 16 but the trigger's, 8, is 0.1611.
@@ -48,9 +44,8 @@ def test_numbers_of_a_trigger_model_that_has_hardly_been_trained():
 
 
 def test_the_relu_solution_is_measured_exactly(monkeypatch):
-    module = __import__("sinklab.claims.trigger_relu", fromlist=["measure"])
-    monkeypatch.setattr(module, "trained_numbers", lambda *_, **fields: {"layers": fields.get("layers", 1)})
-    numbers = module.measure(0, "small")
+    monkeypatch.setattr(ranmilo2026, "trained_numbers", lambda *_, **fields: {"layers": fields.get("layers", 1)})
+    numbers = ranmilo2026.of_relu(0, "small")
     assert numbers["solution"]["max_error"] < 1e-6
     assert numbers["solution"]["bos_weight_largest"] == 0.0
     assert numbers["several heads"] == {"layers": 4}
@@ -76,21 +71,11 @@ def test_course_of_a_run_that_diverged():
 
 @pytest.fixture(scope="module")
 def trained():
-    """What the read-outs ask of a trained model, with random weights, BOS 0 in front of random rows."""
-    torch.manual_seed(0)
-    shape = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = SinkLM(
-        SinkLMConfig(**shape, max_position_embeddings=64, position={"name": "learned"}, initializer_range=0.3)
-    ).eval()
+    """Random weights, BOS 0 in front of random rows."""
+    model = model_like(num_hidden_layers=2, position={"name": "learned"}, initializer_range=0.3)
     rows = torch.randint(1, 40, (8, 64))
     rows[:, 0] = 0
-    return SimpleNamespace(
-        config=SimpleNamespace(model=Architecture(**shape), data=SimpleNamespace(held_out_rows=8)),
-        loaded=SimpleNamespace(model=model, device=torch.device("cpu")),
-        rows=lambda samples=100, seq_len=None: rows[:samples, :seq_len],
-        front=0,
-        context=64,
-    )
+    return read_like(model, rows)
 
 
 def test_bound_is_measured_in_a_model(trained):
@@ -111,3 +96,35 @@ def test_nothing_is_massive_in_a_small_random_model(trained):
     assert numbers["massive"] == 0
     assert numbers["largest"] > 0
     assert numbers["times_median"] > 1
+
+
+# --- false sinks --------------------------------------------------------------------------------------------------------------
+
+
+def rows_with_bos() -> torch.Tensor:
+    rows = drawn_rows()
+    rows[:, 0] = 0
+    return rows
+
+
+def test_a_sink_that_is_its_token_is_split_by_more_of_them():
+    """Nine keys have the score of BOS and all others none, so that each has a ninth of nearly everything."""
+    numbers = false_sinks(read_like(by_position(8.0, token=0), rows_with_bos()))
+    assert numbers["first_beside_text"] > 0.99
+    assert numbers["first_beside_bos"] == pytest.approx(1 / (COUNT + 1), rel=0.01)
+    assert numbers["taken_by_bos"] == pytest.approx(COUNT / (COUNT + 1), rel=0.01)
+    assert numbers["taken_by_repeated"] < 0.01
+    # No value carries anything, so neither do weights, wherever they are.
+    assert numbers["cost_of_bos"] == numbers["cost_of_repeated"] == 0.0
+
+
+def test_a_sink_that_is_its_position_stays_whole():
+    numbers = false_sinks(read_like(by_position(8.0), rows_with_bos()))
+    assert numbers["first_beside_bos"] == pytest.approx(numbers["first_beside_text"], rel=1e-5)
+    assert numbers["taken_by_bos"] < 0.01
+
+
+def test_without_a_bos_there_are_no_further_ones():
+    trained = read_like(by_position(8.0), drawn_rows())
+    trained.bos = None
+    assert not any("bos" in name for name in false_sinks(trained))

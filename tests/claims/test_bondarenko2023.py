@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from sinklab.claims.masked_objective import Masked, looked_at, train
 from sinklab.models.losses import IGNORED
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.training.data import prepare_data
+from sinklab_claims.bondarenko2023 import Masked, looked_at, train
 
 
 @pytest.fixture(scope="module")
