@@ -91,11 +91,6 @@ def test_derived_parts_are_fresh(refresh, path):
     assert refresh.refreshed(text) == text, "run: make docs"
 
 
-def test_figures_are_those_of_the_kept_results(refresh):
-    for file, draw in refresh.FIGURES.items():
-        assert (ROOT / file).read_text(encoding="utf-8") == draw(), f"{file} is stale, run: make docs"
-
-
 def test_the_verdicts_that_come_with_the_package_are_those_of_the_kept_results(refresh):
     assert refresh.RECORD.read_text(encoding="utf-8") == refresh.record(), "run: make docs"
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sinklab.errors import ConfigurationError
-from sinklab.jobs.effect import Difference, Effect, Extreme, Least, Peak, Ratio, Rise, Slope, Trend, Value
+from sinklab_claims.contract.effect import Difference, Effect, Extreme, Least, Peak, Ratio, Rise, Slope, Trend, Value
 
 NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x": 2.0}}
 
