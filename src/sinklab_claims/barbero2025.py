@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Ratio, Value
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.sinks import find_sinks
 from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Ratio, Value
+from sinklab_claims.contract.trained import MeasuredModel
 from sinklab_claims.numbers.attention import attention_numbers
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import UNCHANGED, has_no_sink, has_sink, without_bos_in_front

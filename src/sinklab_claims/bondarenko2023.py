@@ -13,10 +13,6 @@ from transformers import PreTrainedModel
 
 from sinklab.attention.session import attend
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
-from sinklab.jobs.effect import Difference, Numbers, Value
-from sinklab.jobs.scale import Scale
 from sinklab.models.language_model import SinkLM
 from sinklab.models.losses import IGNORED, cross_entropies, hide_tokens, loss_kind
 from sinklab.probes.attention_received import AttentionReceived
@@ -32,6 +28,9 @@ from sinklab.training.optimizers import make_optimizer
 from sinklab.training.process import chosen_dtype, compiles, default_cache
 from sinklab.training.schedules import make_schedule
 from sinklab.training.trainer import RowOrder
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale, Variant
+from sinklab_claims.contract.effect import Difference, Numbers, Value
+from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.variants import of_paper
 
 __all__ = ["Masked", "looked_at", "masked_of_checkpoint", "masked_of_seed", "train"]

@@ -12,10 +12,6 @@ from torch import Tensor, nn
 
 from sinklab.attention.anatomy import Anatomy
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
-from sinklab.jobs.effect import Numbers, Ratio, Value
-from sinklab.jobs.trained import MeasuredModel, TrainedModel
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.models.losses import cross_entropies
 from sinklab.probes.attention_received import AttentionReceived
@@ -24,6 +20,9 @@ from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.effect import Numbers, Ratio, Value
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
 from sinklab_claims.numbers.attention import first_rows, look, sinks
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.losses import window

@@ -9,14 +9,13 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Numbers, Value
-from sinklab.jobs.scale import Scale
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part, Scale
+from sinklab_claims.contract.effect import Numbers, Value
+from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.variants import only_about
 
 __all__ = ["measure", "of_checkpoint"]

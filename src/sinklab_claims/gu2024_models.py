@@ -9,19 +9,17 @@ from collections.abc import Mapping
 import torch
 
 from sinklab.attention.session import attend
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Times, Variant
-from sinklab.jobs.effect import Difference, Effect, Extreme, Numbers, Ratio, Value
-from sinklab.jobs.scale import Scale
-from sinklab.jobs.trained import MeasuredModel, TrainedModel
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
-from sinklab.studies.reproduce.scales import base_called
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab_claims.barbero2025 import without_bos
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale, Times, Variant
+from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Value
+from sinklab_claims.contract.scales import base_called
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
 from sinklab_claims.gu2024_pretraining import rate
 from sinklab_claims.models import EMBEDDED, READ_IN_SECONDS, numbers_of
 from sinklab_claims.numbers.attention import SAMPLES, look

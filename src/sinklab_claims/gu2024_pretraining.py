@@ -11,12 +11,12 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.jobs.claim import BASELINE, Changes, Claim, Part, Times, Variant
-from sinklab.jobs.effect import Difference, Extreme, Slope, Value
-from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import PERCENTAGE, Metric
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import BASELINE, Changes, Claim, Part, Times, Variant
+from sinklab_claims.contract.effect import Difference, Extreme, Slope, Value
+from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.numbers.attention import CARRYING, attention_numbers, first_rows
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.claim import BASELINE, Claim, Part, Times, Variant
-from sinklab.jobs.effect import Difference, Ratio
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Times, Variant
+from sinklab_claims.contract.effect import Difference, Ratio
 from sinklab_claims.variants import ELEMENT_WISE, HEAD_WISE, UNCHANGED, WEIGHT, has_sink, of_paper, operation
 
 __all__: list[str] = []

@@ -6,15 +6,14 @@ from typing import Any
 
 import torch
 
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Extreme, Numbers, Trend, Value
-from sinklab.jobs.scale import Scale
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.theory.trigger_bounds import relu_solution
 from sinklab.studies.theory.trigger_task import trigger_batch
 from sinklab.studies.trigger.evaluation import SINK
 from sinklab.studies.trigger.trigger import trigger
+from sinklab_claims.contract.claim import Claim, Part, Scale
+from sinklab_claims.contract.effect import Extreme, Numbers, Trend, Value
 from sinklab_claims.variants import of_paper
 
 __all__ = ["METRICS", "of_relu", "trained_numbers"]

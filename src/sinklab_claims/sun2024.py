@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Value
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.models.losses import is_causal_lm
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.causes.massive import SUN, massive_activations
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Value
+from sinklab_claims.contract.trained import MeasuredModel
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import UNCHANGED
 

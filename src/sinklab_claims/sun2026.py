@@ -10,12 +10,12 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.interventions.clamp_activation import ClampActivation
 from sinklab.interventions.hide_key import HideKey
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
-from sinklab.jobs.effect import Numbers, Ratio, Value
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.registry import claims, read_outs
 from sinklab.results.table import unpacked
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.effect import Numbers, Ratio, Value
+from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.numbers.attention import FIRST_ATTENTION, FirstToken, batches, first_rows
 from sinklab_claims.variants import PLUS_ONE, UNCHANGED, has_sink
 

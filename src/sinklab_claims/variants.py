@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Changes, Claim, Part, Variant
-from sinklab.jobs.effect import Difference, Value
 from sinklab.models.lengths import learned_positions
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import BASELINE, Changes, Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = [
     "ALIBI",

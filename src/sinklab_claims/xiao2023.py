@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
-from sinklab.jobs.effect import Difference, Numbers, Rise, Value
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, LOSS, Metric
 from sinklab.training.windowed import limited_attention, token_losses
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.effect import Difference, Numbers, Rise, Value
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel
 from sinklab_claims.models import (
     DRAWS,
     LAST,

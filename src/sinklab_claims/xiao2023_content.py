@@ -16,16 +16,15 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Numbers, Ratio, Value
-from sinklab.jobs.scale import Scale
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims, read_outs, tasks
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend.score import score_sheet
 from sinklab.training.windowed import token_losses
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale
+from sinklab_claims.contract.effect import Numbers, Ratio, Value
+from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.models import MODELS, READ_IN_SECONDS, embedded_model, model_of, opened
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.variants import has_sink

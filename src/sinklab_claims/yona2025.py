@@ -10,12 +10,12 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.probe import Watcher
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Difference, Value
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.training.windowed import token_losses
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.contract.trained import MeasuredModel
 from sinklab_claims.numbers.attention import batches, first_rows, look
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import ROTARY, has_sink, without_bos_in_front

@@ -9,14 +9,13 @@ import torch
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.jobs.claim import BASELINE, Claim, Part, Times, Variant
-from sinklab.jobs.effect import Difference, Numbers, Value
-from sinklab.jobs.scale import Scale
-from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.theory.entropy_bound import entropy_bound as least_entropy
 from sinklab.studies.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Scale, Times, Variant
+from sinklab_claims.contract.effect import Difference, Numbers, Value
+from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.training import numbers_of_table
 from sinklab_claims.variants import UNCHANGED, of_paper

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.claim import BASELINE, Claim, Part
-from sinklab.jobs.effect import Difference, Trend, Value
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, Part
+from sinklab_claims.contract.effect import Difference, Trend, Value
 from sinklab_claims.variants import ELEMENT_WISE, PLUS_ONE, UNCHANGED, has_sink, operation
 
 __all__: list[str] = []

@@ -11,10 +11,10 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from sinklab.errors import DoesNotApply
 from sinklab.models.language_model import SinkLM
-from sinklab.studies.reproduce.cells import configure
-from sinklab.studies.reproduce.scales import base_config
 from sinklab.training.windowed import token_losses
 from sinklab_claims.chen2026 import ALONG, gradient_numbers, half_way
+from sinklab_claims.contract.scales import base_config
+from sinklab_claims.reproduce.cells import configure
 
 
 def test_half_way_by_hand():

@@ -11,21 +11,21 @@ import torch
 from tests.claims.planted_models import by_position, drawn_rows, model_like, read_like
 
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.scale import SCALES
-from sinklab.jobs.verdict import judge
 from sinklab.models.language_model import SinkLM
 from sinklab.registry import claims
-from sinklab.studies.reproduce.cells import configure
-from sinklab.studies.reproduce.scales import base_called, base_config
 from sinklab.training.rows import RandomPositions
 from sinklab_claims import gu2024_pretraining as pretraining
+from sinklab_claims.contract.claim import SCALES
+from sinklab_claims.contract.scales import base_called, base_config
+from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.gu2024_laws import measure, of_checkpoint
 from sinklab_claims.gu2024_models import LENGTHS, OTHERS, THRESHOLDS, USUAL, SameOrder, rates
 from sinklab_claims.gu2024_pretraining import ExcessOfOldest, excess_weights
 from sinklab_claims.models import embedded_model
 from sinklab_claims.numbers.attention import carried
+from sinklab_claims.reproduce.cells import configure
 from sinklab_claims.variants import TOKEN
+from sinklab_claims.verdict.rule import judge
 
 # --- what is trained ----------------------------------------------------------------------------------------------------------
 

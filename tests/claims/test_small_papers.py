@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.claims.planted_models import by_position, drawn_rows, model_like, read_like
 
-from sinklab.studies.reproduce.cells import resolved_changes
-from sinklab.studies.reproduce.scales import base_config
-from sinklab.studies.reproduce.work import claim_called
 from sinklab_claims import ranmilo2026
 from sinklab_claims.barbero2025 import without_bos
+from sinklab_claims.contract.scales import base_config
+from sinklab_claims.reproduce.cells import resolved_changes
+from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.sun2024 import edited
 from sinklab_claims.yona2025 import COUNT, false_sinks
 from sinklab_claims.zhai2023 import LENGTHS, NORMS, course, of_rows_of_scores, trained_rows

@@ -16,10 +16,10 @@ from sinklab.errors import UnknownNameError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.registry import claims, tasks
 from sinklab.streaming.perplexity import losses
-from sinklab.studies.reproduce.work import claim_called
 from sinklab.training.windowed import token_losses
 from sinklab_claims import models
 from sinklab_claims.models import draw, keep
+from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.xiao2023 import first_tokens, late_in_a_stream
 from sinklab_claims.xiao2023_content import CACHES, LINES, Shares, freed
 

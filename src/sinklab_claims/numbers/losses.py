@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import InputError
-from sinklab.jobs.trained import MeasuredModel, TrainedModel
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.training.config import PretrainingConfig
@@ -18,6 +17,7 @@ from sinklab.training.data import prepare_data
 from sinklab.training.rows import TextRows
 from sinklab.training.trainer import stack
 from sinklab.training.windowed import token_losses, windowed_losses
+from sinklab_claims.contract.trained import MeasuredModel, TrainedModel
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.quantized import quantized
