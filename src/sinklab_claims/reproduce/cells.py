@@ -20,8 +20,8 @@ from sinklab.results.run import new_run_id
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
 from sinklab.training.token_cache import hash_key
-from sinklab_claims.contract.claim import Base, Changes, Scale, Times, Variant
-from sinklab_claims.contract.scales import base_config
+from sinklab_claims.contract.claim import Base, Changes, Scale, Times, Variant, bases_at
+from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, base_config
 
 __all__ = [
     "configure",
