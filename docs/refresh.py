@@ -29,16 +29,16 @@ RECORD = ROOT / "src" / "sinklab_claims" / "record.json"
 FILES = (
     "docs/api.md",
     "docs/commands.md",
-    "docs/corpora.md",
-    "docs/read-outs.md",
+    "docs/measure.md#corpora",
+    "docs/claims.md#read-outs",
     "docs/interventions.md",
-    "docs/results.md",
+    "docs/reference.md#results",
     "docs/metrics.md",
     "docs/operations.md",
     "docs/policies.md",
-    "docs/pretraining.md",
-    "docs/reference-sinks.md",
-    "docs/scores-that-depend-on-the-sink.md",
+    "docs/train.md#pre-training",
+    "docs/measure.md#reference-sinks",
+    "docs/scores.md",
 )
 
 

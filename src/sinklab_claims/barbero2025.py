@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from sinklab.registry import claims
@@ -51,7 +53,7 @@ def without_bos(trained: MeasuredModel) -> dict[str, float]:
     sink = find_sinks(model, samples.inputs, place=trained.front)
     with torch.no_grad():
         located = location(model, samples, sink)
-    head, by_name = located.heads.index(located.head), {condition.name: condition for condition in located.conditions}
+    head, by_name = located.heads.index(located.head), located.conditions
     numbers = {
         "sink_rate_without": attention_numbers(model, rows[:, 1:], trained.front)["sink_rate"],
         "strongest": by_name["as it is"].at_place[head],
@@ -64,7 +66,7 @@ def without_bos(trained: MeasuredModel) -> dict[str, float]:
         change = by_name[of].loss
         assert change is not None, "only the texts as they are have no change"
         numbers[f"loss_{name}"] = change.mean
-    return {name: float(number) for name, number in numbers.items()}
+    return {name: math.nan if number is None else float(number) for name, number in numbers.items()}
 
 
 @claims.register("bos_removed")

@@ -12,7 +12,7 @@ from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.testing._checks import Checks, first_line
 from sinklab_claims.contract.claim import COSTS, SCALES, Claim, Part, bases_at
-from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Peak, Ratio, Rise, Slope, Trend, Value
+from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Rise, Slope, Trend, Value
 from sinklab_claims.reproduce.cells import make_cells
 from sinklab_claims.verdict.rule import judge_part
 
@@ -163,9 +163,6 @@ def _solved(effect: Effect, target: float) -> dict[tuple[str, str], float]:
         return {(effect.against, effect.other or effect.metric): start, (effect.of, effect.metric): target}
     if isinstance(effect, Extreme):
         return {(label, effect.metric): target for label in effect.over}
-    if isinstance(effect, Peak):
-        last = len(effect.over) - 1
-        return {(label, effect.metric): 0.0 if at in (0, last) else target for at, label in enumerate(effect.over)}
     if isinstance(effect, Rise):
         return {(label, effect.metric): target * at for at, label in enumerate(effect.over)}
     if isinstance(effect, Slope):

@@ -10,7 +10,7 @@ import pytest
 from sinklab.errors import ContractError
 from sinklab.registry import claims
 from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
-from sinklab_claims.contract.effect import Difference, Peak, Trend, Value
+from sinklab_claims.contract.effect import Difference, Rise, Trend, Value
 from sinklab_claims.reproduce.claims import STATEMENTS, write_statements
 from sinklab_claims.testing import check_claim
 
@@ -47,7 +47,7 @@ def test_a_good_one_passes():
             variants=tuple(Variant(label) for label in over),
             parts=(
                 Part("it rises", Trend("sink_rate", over), more_than=0.5),
-                Part("it has a peak", Peak("sink_rate", over), more_than=3),
+                Part("it does not rise", Rise("sink_rate", over), less_than=3),
                 Part("it is about", Difference("sink_rate", "a", "b"), more_than=-3, less_than=3),
             ),
         )

@@ -13,7 +13,7 @@ from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import Base, Scale, bases_at
 
-__all__ = ["CONFIGS", "DESCRIPTIONS", "SECONDS_OF_A_TRAINING", "SECONDS_ON_A_GPU", "base_called", "base_config"]
+__all__ = ["CONFIGS", "SECONDS_OF_A_TRAINING", "SECONDS_ON_A_GPU", "base_called", "base_config"]
 
 
 def _without_bos(base: PretrainingConfig) -> PretrainingConfig:
@@ -36,17 +36,6 @@ CONFIGS: Mapping[Scale, Mapping[Base, Callable[[], PretrainingConfig]]] = {
     "medium": {"bos": emergence_medium, "no-bos": lambda: _without_bos(emergence_medium())},
     "60m": {"no-bos": gu2024_60m},
     "1b": {"no-bos": gu2024_1b},
-}
-
-DESCRIPTIONS: Mapping[Scale, str] = {
-    "tiny": "0.1 million parameters on the synthetic bigram-backcopy language, 0.6 million tokens; seconds per run on one "
-    "core; with BOS in front of every row, or with a random token there instead",
-    "small": "1.5 million parameters on Python source, 4 million tokens; minutes per run on one core; with BOS in front of "
-    "every row and rotary positions, or with a random token there instead and learned positions",
-    "medium": "59 million parameters in the layers of Gu et al. 2024 on Python source, 8 million tokens; a minute per run on "
-    "one data-centre GPU, hours on one core; with BOS or without it as small",
-    "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens, no BOS (Gu et al. 2024); GPUs",
-    "1b": "a billion parameters on the Pile, 42 billion tokens, no BOS (Gu et al. 2024); GPUs",
 }
 
 SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 17.0, "small": 560.0, "medium": 29_000.0}

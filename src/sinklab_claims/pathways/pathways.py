@@ -41,11 +41,11 @@ def pathways(
     same command continues. Prints a table. Status 1: some trainings failed; the results of the others
     are kept.
 
-    docs/pathways.md has the protocol, the columns, the settings of the operations, and what low-distortion means.
+    docs/claims.md#pathways-ways-to-do-nothing has the protocol, the columns, the settings of the operations, and what low-distortion means.
 
     Args:
         operations: From 'sinklab list operations'; a name alone has the settings of its paper. Softmax is always included; by
-            default the twelve of docs/pathways.md.
+            default the twelve of docs/claims.md#pathways-ways-to-do-nothing.
         seeds: Seeds of the evaluation, both ends included, or a list; an answer needs three or more. By default 0..7 at the
             tiny scale and 0..2 elsewhere. Rates are chosen on seeds 1000 and 1001 (at the tiny scale) or 1000.
         scale: What is trained; tiny needs one core, some 17 seconds a training.

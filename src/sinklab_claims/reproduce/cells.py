@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import re
@@ -71,14 +72,13 @@ def resolved_changes(base: PretrainingConfig, variant: Variant) -> dict[str, obj
 
 
 def make_cells(
-    variants: Iterable[Variant], scale: Scale, seeds: Sequence[int], base: Base | None = None, dtype: str | None = None
+    variants: Iterable[Variant], scale: Scale, seeds: Sequence[int], base: Base | None = None
 ) -> dict[tuple[str, int], Cell]:
     """Label and seed to the cell that is trained for it; equal configurations give cells of one name.
 
     Args:
         variants: of one claim, so that labels are unique.
         base: of those that the scale has; by default its first.
-        dtype: of the products where a variant does not say it; by default what suits this machine.
 
     Raises:
         ConfigurationError: as :func:`configure`, or variants that start after each other in a circle.
@@ -92,7 +92,7 @@ def make_cells(
             raise ConfigurationError(f"variants start after each other in a circle: {', '.join((*above, label))}")
         if (label, seed) not in cells:
             variant = by_label[label]
-            config = _in_one_dtype(_with_seed(configure(of_scale, variant), seed), scale, dtype)
+            config = _of_seed(configure(of_scale, variant), seed, scale)
             before = None if variant.after is None else cell_of(variant.after, seed, (*above, label)).name
             settings = resolved_changes(of_scale, variant)
             cells[label, seed] = Cell(_name(settings, seed, config, before, other), settings, config, before)
@@ -189,25 +189,18 @@ def _stages(plan: SweepPlan, names: Sequence[str]) -> list[list[str]]:
         before = plan.cells[name].init_from
         return 0 if before is None else 1 + depth(before)
 
-    depths = {name: depth(name) for name in names}
-    return [[name for name in names if depths[name] == level] for level in range(max(depths.values(), default=-1) + 1)]
+    return [list(stage) for _, stage in itertools.groupby(sorted(names, key=depth), depth)]
 
 
-def _in_one_dtype(config: PretrainingConfig, scale: Scale, dtype: str | None) -> PretrainingConfig:
-    """The same in the dtype of this machine by name, where the scale is for machines like it.
+def _of_seed(config: PretrainingConfig, seed: int, scale: Scale) -> PretrainingConfig:
+    """The same with a seed, in the dtype of this machine by name, where the scale is for machines like it.
 
     A store that moves to another machine then trains there what it compares, since bfloat16 costs some hundredths of a nat.
     """
-    if scale not in SECONDS_OF_A_TRAINING or config.training.dtype != "auto":
-        return config
-    fields = config.model_dump()
-    fields["training"]["dtype"] = dtype or chosen_dtype(config)
-    return PretrainingConfig.parse(fields)
-
-
-def _with_seed(config: PretrainingConfig, seed: int) -> PretrainingConfig:
     fields = config.model_dump()
     fields["training"]["seed"] = fields["data"]["seed"] = seed
+    if scale in SECONDS_OF_A_TRAINING and config.training.dtype == "auto":
+        fields["training"]["dtype"] = chosen_dtype(config)
     return PretrainingConfig.parse(fields)
 
 

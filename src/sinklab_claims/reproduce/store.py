@@ -57,12 +57,16 @@ Numbers = dict[str, Any]
 """Plain JSON: ``numbers`` and the ``seconds`` that they took."""
 
 
+Place = tuple[Path, str, dict[str, object], Sequence[Callable[..., object]]]
+"""Folder of a store, name and settings of an entry, and the functions that measure it."""
+
+
 class _Task(abc.ABC):
     """Something that is measured once and kept."""
 
     @abc.abstractmethod
-    def _place(self) -> tuple[Path, str, dict[str, object], Sequence[Callable[..., object]]]:
-        """Folder of the store, name and settings of the entry, and the functions that measure."""
+    def _place(self) -> Place:
+        """Where it is kept, and what measures it."""
 
     def cached(self) -> Numbers | None:
         """What was measured before: ``numbers``, and of a checkpoint ``reason`` where the claim does not apply."""
@@ -96,7 +100,7 @@ class Reading(_Task):
     folder: Path
     read_out: str
 
-    def _place(self) -> tuple[Path, str, dict[str, object], Sequence[Callable[..., object]]]:
+    def _place(self) -> Place:
         settings = {"run": read_run(self.folder)["run_id"], "weights": TrainedModel(self.folder, self.folder).weights}
         return self.folder / "read_outs", self.read_out, settings, [function_of(self.read_out)]
 
@@ -122,7 +126,7 @@ class Measurement(_Task):
     seed: int
     scale: Scale
 
-    def _place(self) -> tuple[Path, str, dict[str, object], Sequence[Callable[..., object]]]:
+    def _place(self) -> Place:
         measure = claim_called(self.claim).measure
         assert measure is not None  # whoever asks has looked
         return self.folder, self.claim, {"seed": self.seed, "scale": self.scale}, [measure]
@@ -162,7 +166,7 @@ class OfModel(_Task):
     config: str
     tokens: str
 
-    def _place(self) -> tuple[Path, str, dict[str, object], Sequence[Callable[..., object]]]:
+    def _place(self) -> Place:
         read = {"weights": self.revision, "config": self.config, "text": self.text, "tokens": self.tokens}
         return self.folder, self.claim, {"seed": self.seed, **read}, functions_of(self.claim)
 

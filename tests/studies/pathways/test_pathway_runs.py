@@ -209,7 +209,6 @@ def test_one_rate_for_all_is_not_searched_for_and_one_that_was_ended_while_it_wr
     result, run = compared(), read_run(out)
     assert (run["rate"], run["rates"], run["selection_seeds"]) == (0.5, {}, [])
     assert set(run["cells"]) == set(run["trainings"]) == {"chosen"}
-    assert run["trainings"]["chosen"]["what"].startswith("trained at 0.5 times the learning rate of the scale")
     trained = {path.name for path in (tmp_path / "store" / "runs" / "tiny").iterdir() if (path / "run.json").is_file()}
     assert trained == {run["cells"]["chosen"][label]["0"] for label in ("softmax", "softmax_plus_one")}
     usual = run["config"]["optimizer"]["learning_rate"]

@@ -34,6 +34,7 @@ from sinklab.report.words import bos_words
 from sinklab.results.metric import definitions
 from sinklab.results.naming import front_names
 from sinklab.results.run import Progress
+from sinklab.results.sections import Context
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.summaries.shared import Refused
 from sinklab.results.table import append, make_table
@@ -161,9 +162,11 @@ def measure_audit(
         )
         tables.append(certificate_table)
     if causes:
-        summary["causes"], causes_table = causes_section(
-            loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress
-        )
+        context = Context(
+            loaded=loaded, corpus=text, samples=drawn, sinks=sinks, summary=summary, bos=main_bos, run_id=run_id, seed=seed,
+            progress=progress,
+        )  # fmt: skip
+        summary["causes"], causes_table = causes_section(context)
         tables.append(causes_table)
     if origin:
         summary["origin"], origin_table = origin_section(

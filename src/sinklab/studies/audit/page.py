@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sinklab.report.causes import causes_section, write_causes_report
 from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.head_data import add_maps, head_data
 from sinklab.report.maps import Audit, Maps, picture_data, read_audit
 from sinklab.report.origin import origin_section, write_origin_report
-from sinklab.report.page import environment, facts_of, json_text, render, write_page
+from sinklab.report.page import facts_of, json_text, render, write_blocks_page, write_page
 from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.schema import require_kind
 from sinklab.report.words import (
@@ -26,7 +25,9 @@ from sinklab.report.words import (
     token_there,
     verdict,
 )
+from sinklab.results.html import html
 from sinklab.results.requirements import require_path
+from sinklab.results.sections import sections
 from sinklab.results.table import read_run
 from sinklab.studies.audit.figures import cards, layer_figures, layer_table, part_cards
 
@@ -38,7 +39,7 @@ PAGE_BUDGET = 10_000_000
 FRAME_BUDGET = 2 * 1024 * 1024
 """Bytes that the page of an audit stays below in a notebook, with 32 × 32 heads; larger models have no maps there."""
 
-_WRITERS = {"causes": write_causes_report, "origin": write_origin_report}
+_WRITERS = {"origin": write_origin_report}
 """Commands besides the audit whose runs have a page, to what writes it."""
 
 _RESERVE = 300_000
@@ -52,7 +53,7 @@ def write_report(folder: Path) -> Path:
     recorded, are said to be missing.
 
     Args:
-        folder: output directory of an audit, of ``sinklab causes``, or of ``sinklab origin``.
+        folder: output directory of an audit, or of a study that an audit can include, such as ``sinklab causes``.
 
     Returns:
         The path of the page.
@@ -64,7 +65,10 @@ def write_report(folder: Path) -> Path:
     """
     require_path("`folder`", folder)
     folder = Path(folder)
-    kind = require_kind(read_run(folder), folder, "audit", *_WRITERS)
+    kind = require_kind(read_run(folder), folder, "audit", *sections(), *_WRITERS)
+    if kind in sections():
+        section = sections()[kind]
+        return write_blocks_page(folder, section.title, section.lead, section.blocks)
     if kind in _WRITERS:
         return _WRITERS[kind](folder)
     return write_page(render_report(read_audit(folder)), folder / "report.html")
@@ -99,7 +103,7 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "sample": audit.summary.get("kind") or "text",
         "policies": policy_section(audit.summary["cache"]) if "cache" in audit.summary else None,
         "certificate": certificate_section(audit.summary.get("certificate")),
-        "causes": causes_section(audit.summary.get("causes")),
+        "causes": html(sections()["causes"].blocks(audit.summary["causes"])) if audit.summary.get("causes") else None,
         "origin": origin_section(audit.summary.get("origin")),
         "definitions": [row for part, view in parts or [("", audit)] for row in _definitions(view, part)],
         "metrics": _metrics(audit),
@@ -117,7 +121,7 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
     if audit.maps is not None:
         spent = len(json_text(data).encode()) + sum(map(len, blobs.values())) + _map_overhead(audit.maps) + _RESERVE
         if context["causes"] is not None:  # a megabyte for a thousand heads
-            spent += len(environment().get_template("causes_section.html.j2").render(causes=context["causes"]).encode())
+            spent += len(context["causes"].encode())
         add_maps(data, blobs, audit.maps, budget - spent)
     return render("template.html.j2", context, data, blobs)
 

@@ -1,10 +1,11 @@
-"""Runs: the loss of every text under an edit, and where attention goes meanwhile; what the experiments on causes share."""
+"""What experiments on the sink share: losses of texts under an edit, places, shares of rows, and rows of the long table."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import SupportsFloat, Unpack
 
 import numpy as np
 import torch
@@ -17,22 +18,27 @@ from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.effects import CLEAN
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
 __all__ = [
+    "LOSS_CHANGE",
+    "SINK_SHARE",
     "Batch",
     "Edits",
     "RowShares",
     "change",
+    "head_rows",
     "heads_of",
-    "ids_by_position",
+    "interval_rows",
     "known_place",
-    "lengths",
     "most_frequent",
     "no_edits",
+    "number",
+    "numbers",
     "of_all",
     "place_of",
     "random_places",
@@ -40,6 +46,14 @@ __all__ = [
     "runs",
     "text_losses",
 ]
+
+LOSS_CHANGE = Metric("loss_change", "nats", "Mean over texts of the change of their mean loss under the intervention.")
+SINK_SHARE = Metric(
+    "sink_share",
+    "fraction",
+    "Mean share of a row on the sink, over the queries that see it and do not stand on it; the null mass is part of the whole.",
+    range=FRACTION,
+)
 
 Edits = Callable[[int, int], Sequence[Intervention]]
 """The interventions for the samples ``start`` to ``stop``."""
@@ -53,6 +67,9 @@ def no_edits(start: int, stop: int) -> Sequence[Intervention]:
 def of_all(*interventions: HeadIntervention) -> Edits:
     """Interventions on the heads that they name, with rows by sample cut to the samples of a run."""
     return lambda start, stop: [intervention.of_samples(start, stop) for intervention in interventions]
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +100,6 @@ def runs(
     Raises:
         MeasurementError: a loss at a scored position that is NaN or infinite.
     """
-    if batch_size < 1:
-        raise ConfigurationError(f"batch_size must be 1 or more, got {batch_size}")
     for start, part in samples.parts(batch_size):
         stop, own = start + len(part), list(probes(start, start + len(part)))
         interventions = edits(start, stop)
@@ -123,6 +138,9 @@ def change(edited: np.ndarray, clean: np.ndarray, what: str) -> Interval:
     return mean_over_items(differences)
 
 
+# --- places -----------------------------------------------------------------------------------------------------------------
+
+
 def known_place(sinks: Sinks, samples: Samples, what: str) -> Place:
     """The place of the main sink in some texts.
 
@@ -133,36 +151,6 @@ def known_place(sinks: Sinks, samples: Samples, what: str) -> Place:
     if place is None:
         raise ConfigurationError(f"{what} needs a sink, and none was found; name a position, find_sinks(…, place=0)")
     return place
-
-
-def lengths(samples: Samples, otherwise: int) -> Tensor:
-    """Tokens of each text, int64 ``(samples,)``: by the attention mask where one is given, and without tokens as said."""
-    mask, tokens = samples.inputs.get("attention_mask"), samples.inputs.get("input_ids")
-    if mask is not None and mask.ndim == 2:
-        return mask.sum(1).long().cpu()
-    return torch.full((len(samples),), otherwise if tokens is None else tokens.shape[1])
-
-
-def ids_by_position(samples: Samples, front: int) -> Tensor | None:
-    """Token ids int64 ``(samples, front + seq_len)`` by position, padding left out and -1 where there is none.
-
-    Args:
-        front: learned tokens in front of the texts, which have positions and no ids.
-    """
-    tokens, mask = samples.inputs.get("input_ids"), samples.inputs.get("attention_mask")
-    if tokens is None:
-        return None
-    ids = tokens.cpu()
-    if mask is not None and mask.ndim == 2:
-        padding = mask.cpu() == 0
-        ids = ids.masked_fill(padding, -1).gather(1, padding.int().argsort(dim=1, stable=True))
-    return torch.nn.functional.pad(ids, (front, 0), value=-1)
-
-
-def most_frequent(ids: Tensor) -> int | None:
-    """The id that occurs most often in ``(n,)``, -1 not counted; ``None`` where there is no other."""
-    known = ids[ids >= 0]
-    return int(known.mode().values) if len(known) else None
 
 
 def place_of(place: Place, start: int, stop: int) -> Place:
@@ -183,7 +171,7 @@ def random_places(samples: Samples, place: Place, sinks: Sinks, generator: torch
     """
     drawn = []
     own = place[:, 0].tolist() if isinstance(place, Tensor) else [place] * len(samples)
-    for length, sink in zip(lengths(samples, sinks.length).tolist(), own, strict=True):
+    for length, sink in zip(samples.lengths(sinks.length).tolist(), own, strict=True):
         allowed = [position for position in range(length) if position not in {sink, *sinks.secondary}]
         free = [position for position in allowed if position < max(2, length // share)] or allowed
         if not free:
@@ -192,6 +180,15 @@ def random_places(samples: Samples, place: Place, sinks: Sinks, generator: torch
             )
         drawn.append(free[int(torch.randint(len(free), (), generator=generator))])
     return torch.tensor(drawn)[:, None]
+
+
+def most_frequent(ids: Tensor) -> int | None:
+    """The id that occurs most often in ``(n,)``, -1 not counted; ``None`` where there is no other."""
+    known = ids[ids >= 0]
+    return int(known.mode().values) if len(known) else None
+
+
+# --- attention --------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -228,3 +225,33 @@ def row_shares(call: AttentionCall) -> Iterator[RowShares]:
 def heads_of(site: Site, count: int) -> list[Head]:
     """The heads of a module."""
     return [Head(site.layer, number, site.module) for number in range(count)]
+
+
+# --- numbers and rows -------------------------------------------------------------------------------------------------------
+
+
+def number(value: SupportsFloat) -> float | None:
+    """A Python number for JSON, or ``None`` for what is not one."""
+    converted = float(value)
+    return converted if math.isfinite(converted) else None
+
+
+def numbers(values: Iterable[SupportsFloat]) -> list[float | None]:
+    """:func:`number` of each."""
+    return [number(value) for value in values]
+
+
+def head_rows(
+    metric: Metric, heads: Iterable[Head], values: Iterable[float | None], **columns: Unpack[Coordinates]
+) -> Iterator[Row]:
+    """A row for every head that has the number."""
+    for head, value in zip(heads, values, strict=True):
+        if value is not None:
+            cell: Coordinates = {"module": head.module, "layer": head.layer, "head": head.head}
+            yield {**columns, **cell, "metric": metric, "value": value}
+
+
+def interval_rows(metric: Metric, interval: Interval | None, **columns: Unpack[Coordinates]) -> Iterator[Row]:
+    """The mean under the name of the metric, and the ends of its interval under the name with ``_low`` and ``_high``."""
+    for bound, value in ({} if interval is None else interval.to_dict()).items():
+        yield {**columns, "metric": metric if bound == "mean" else metric.bound(bound), "value": value}
