@@ -16,7 +16,7 @@ from sinklab.models.loading import LoadedModel, load_model
 from sinklab.policies.base import Policy
 from sinklab.registry import read_outs
 from sinklab.streaming.perplexity import losses
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import Cost, Measure, OfCheckpoint, OnCheckpoint, Scale
 from sinklab_claims.contract.effect import Numbers
 from sinklab_claims.contract.trained import Checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sinklab.models.lengths import learned_positions
+from sinklab.models.positions import learned_positions
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import BASELINE, Changes, Claim, Part, Variant
 from sinklab_claims.contract.effect import Difference, Value

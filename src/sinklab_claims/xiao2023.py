@@ -9,7 +9,7 @@ from sinklab.errors import DoesNotApply
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, LOSS, Metric
-from sinklab.training.windowed import limited_attention, token_losses
+from sinklab.training.rows import limited_attention, token_losses
 from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Rise, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel

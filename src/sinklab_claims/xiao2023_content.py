@@ -21,7 +21,7 @@ from sinklab.registry import claims, read_outs, tasks
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend.score import score_sheet
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint

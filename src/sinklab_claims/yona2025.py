@@ -12,7 +12,7 @@ from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.probe import Watcher
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Difference, Value
 from sinklab_claims.contract.trained import MeasuredModel

@@ -11,7 +11,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from sinklab.errors import DoesNotApply
 from sinklab.models.language_model import SinkLM
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.chen2026 import ALONG, gradient_numbers, half_way
 from sinklab_claims.contract.scales import base_config
 from sinklab_claims.reproduce.cells import configure

@@ -16,7 +16,7 @@ from sinklab.errors import UnknownNameError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.registry import claims, tasks
 from sinklab.streaming.perplexity import losses
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims import models
 from sinklab_claims.models import draw, keep
 from sinklab_claims.reproduce.store import claim_called

@@ -7,8 +7,7 @@ import torch
 from tests.read_outs.by_hand import seen
 
 from sinklab.errors import ConfigurationError
-from sinklab.training.rows import TextRows
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import TextRows, token_losses
 from sinklab_claims.numbers import attention, losses
 from sinklab_claims.numbers.attention import carried, effective, first_rows, sinks
 from sinklab_claims.numbers.losses import NOISE, STRETCH, in_other_language, robustness, window, with_false_sink, with_noise

@@ -14,9 +14,8 @@ from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
-from sinklab.training.rows import TextRows
+from sinklab.training.rows import TextRows, token_losses, windowed_losses
 from sinklab.training.trainer import stack
-from sinklab.training.windowed import token_losses, windowed_losses
 from sinklab_claims.contract.trained import MeasuredModel, TrainedModel
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.numbers.declared import gives

@@ -25,7 +25,7 @@ from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import claims
 from sinklab.results.blocks import markdown
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Value
 from sinklab_claims.contract.trained import LONGEST, Checkpoint, kind_of, not_about
