@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
-from sinklab.models.grids import affine_grid
+from sinklab.models.integer_linear import affine_grid
 from sinklab.results.requirements import require_memory
 from sinklab.streaming.layer import HeldLayer, HybridLayer, HybridMixin, LatentLayer, LatentMixin, RecurrentLayer, SlotLayer
 from sinklab.streaming.rotation import KeyRotations, Rotation
