@@ -1,7 +1,7 @@
 """The embedded models: small decoders of two operations that come with the package; no download is needed.
 
 A wheel has those trained from seed 0, a clone of the repository those of all :data:`SEEDS`. Others, made with
-``make embedded SEEDS="3 4"``, go by the same names (``embedded:softmax-3``) where ``SINKLAB_EMBEDDED`` names the folder of the trainings.
+``make embedded SEEDS="3 4"``, go by the same names (``embedded:softmax-3``) where ``SINKLAB_EMBEDDED`` names their folder.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def embedded_path(name: str) -> Path:
     folder = trainings / name.removeprefix(PREFIX) / TRAINED
     if not (folder / "config.json").is_file():
         raise UnknownNameError(
-            f"{name}: this installation has {', '.join(names)}, and {trainings} has none from seed {seed}. A clone of sinklab has "
-            f"seeds {SEEDS[0]} to {SEEDS[-1]}; `make embedded SEEDS={seed}` makes others there (half an hour on a core), and "
+            f"{name}: this installation has {', '.join(names)}, and {trainings} has none from seed {seed}. A clone of sinklab "
+            f"has seeds {SEEDS[0]} to {SEEDS[-1]}; `make embedded SEEDS={seed}` makes others there (half an hour on a core), and "
             "SINKLAB_EMBEDDED names the folder of such trainings"
         )
     return folder
