@@ -54,7 +54,7 @@ def embedded_path(name: str) -> Path:
     if not (folder / "config.json").is_file():
         raise UnknownNameError(
             f"{name}: this installation has {', '.join(names)}, and {trainings} has none from seed {seed}. A clone of sinklab "
-            f"has seeds {SEEDS[0]} to {SEEDS[-1]}; `make embedded SEEDS={seed}` makes others there (half an hour on a core), and "
+            f"has seeds {SEEDS[0]} to {SEEDS[-1]}; `make embedded SEEDS={seed}` makes others there (half an hour each), and "
             "SINKLAB_EMBEDDED names the folder of such trainings"
         )
     return folder
