@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing.context import ForkServerProcess, SpawnProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import TypeAlias
 
@@ -166,9 +166,9 @@ def run_processes(
         gpus: as ``CUDA_VISIBLE_DEVICES`` names them; the processes are spread over them.
     """
     # Imports leave a device alone, and a fork behind them does too; a system without forks starts an interpreter each time.
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
+    context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(sorted({command[0] for command in commands.values()}))
     waiting = collections.deque(commands)
     deaths = dict.fromkeys(commands, 0)
