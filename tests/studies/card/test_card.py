@@ -67,7 +67,7 @@ def test_the_card_of_an_origin_has_every_edit_with_its_interval(checkpoint, tmp_
     rows = [line for line in printed.splitlines() if line.startswith("| Sink at position")]
     assert len(rows) == 2 * (1 + len(edits))  # all of them
     assert rows[1].replace("\\", "").startswith("| Sink at position 0: 1 neuron: zero | +1.500 [+1.000, +2.000] | 0.10 ")
-    assert "random_tokens. 8 samples." in " ".join(printed.split())
+    assert "random_tokens. 8 samples." in " ".join(printed.replace("\\", "").split())
     assert "no interval" not in printed
 
 
