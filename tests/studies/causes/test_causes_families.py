@@ -44,7 +44,3 @@ def test_heads_of_a_hybrid_are_said_to_be_of_its_layers_of_attention():
     assert "Of 4 layers 1 has attention (3), and heads are numbered by it alone: 0.0 is the" in found.summary["notes"][0]
     with pytest.raises(ConfigurationError, match=r"written layer\.head from 0\.0 \(model\.layers\.3\.self_attn\) to 0\.3"):
         find_causes(model, heads=[(3, 0)], **quick)
-
-
-def test_there_are_families():
-    assert len(DECODERS) >= 30

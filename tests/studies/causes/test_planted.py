@@ -73,14 +73,6 @@ def test_a_switch_is_told_by_its_domains():
     assert labels[1].domains == {"repeated": "dormant", "fresh": "dormant"}
 
 
-def test_value_norms_part_a_broadcast_from_a_no_op():
-    _, sink, _ = labelled("broadcast", 0)
-    # Values of all tokens have length 1, that of BOS too.
-    assert sink.value_ratio[0] == pytest.approx(1.0, abs=1e-12)
-    _, sink, _ = labelled("induction", 0)
-    assert (sink.value_ratio == 0).all()
-
-
 def test_the_key_bias_is_the_sink_and_position_0_is_not():
     known = planted("key bias", 0)
     sink = sinks_of(known.model, known.samples)

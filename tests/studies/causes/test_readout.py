@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.errors import UnsupportedModelError
 from sinklab.studies.causes import readout as readouts
 from sinklab.studies.causes.readout import (
     ClassLogits,
@@ -149,17 +149,3 @@ def test_outputs_that_do_not_fit():
         OutputDivergence().outputs(SimpleNamespace(logits=torch.zeros(1, 4)), texts)
     with pytest.raises(UnsupportedModelError, match="needs a tensor"):
         SquaredError().outputs(SimpleNamespace(last_hidden_state=None), texts)
-
-
-def test_targets_that_are_missing():
-    untargeted = Samples({"input_ids": torch.zeros(1, 3)}, torch.zeros(1, 3, dtype=torch.int64))
-    for readout, what in (
-        (NextToken(), "the tokens themselves"),
-        (MaskedToken(), "before they were masked"),
-        (OutputDivergence(), "referred"),
-        (SquaredError(), "vectors"),
-    ):
-        with pytest.raises(ConfigurationError, match=f"{type(readout).__name__} needs targets, .*{what}"):
-            readout.loss(LOGITS, untargeted)
-    with pytest.raises(ConfigurationError, match="ClassLogits needs targets"):
-        ClassLogits().loss(LOGITS[0], whole_samples({"x": torch.zeros(3)}))

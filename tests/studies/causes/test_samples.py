@@ -111,8 +111,3 @@ def test_parts_have_samples_of_one_kind():
     assert samples.bounds(4) == [(0, 2), (2, 5), (5, 7)]
     mixed = Samples({"x": torch.zeros(4, 2)}, torch.tensor([[0, 0], [1, 1], [0, 0], [1, 1]]), None, ("a", "b"))
     assert mixed.bounds(4) == [(0, 4)]
-
-
-def test_domains_need_names():
-    with pytest.raises(ConfigurationError, match="numbered up to 1 and have 1 names"):
-        Samples({"x": torch.zeros(1, 2)}, torch.tensor([[0, 1]]))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.studies.causes.planted import MANY, PlantedLM, head, induction, repeated
+from tests.studies.causes.planted import PlantedLM, head, repeated
 from tests.studies.causes.test_random_models import random_model, texts
 
 from sinklab import find_causes
-from sinklab.errors import ConfigurationError
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import Effects, HeadEdit, HeadGroup, one_by_one
 from sinklab.studies.causes.evidence import SILENCED, Evidence, minimal_effect_of
 from sinklab.studies.causes.readout import NextToken
-from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.samples import token_samples
 
 
@@ -113,19 +111,3 @@ def test_a_minimal_effect_from_the_same_texts_makes_no_claim_false_more_often(go
     wrong = (p <= level) & ((true <= minimal) if above else (true >= minimal))
     # 5 % and twice the standard error of a share of 1,000 draws.
     assert wrong.mean() <= level + 2 * np.sqrt(level * (1 - level) / draws)
-
-
-def test_what_it_may_be():
-    with pytest.raises(ConfigurationError, match="`minimal_effect` small must be auto or above 0"):
-        Request(minimal_effect="small")
-    assert Request(minimal_effect=1e-6).minimal_effect == 1e-6
-
-
-def test_labels_of_small_models_stay(monkeypatch):
-    monkeypatch.setattr("sinklab.results.intervals.RESAMPLES", 200)
-    samples = token_samples([("repeated", repeated(MANY, 0))])
-    found = find_causes(
-        PlantedLM([induction()]).eval(), samples=samples, readout=NextToken(), experiments=False, batch_size=144
-    ).summary
-    assert found["minimal_effect"] == 0.01
-    assert found["minimal_effect_from"]["by"] == "auto"

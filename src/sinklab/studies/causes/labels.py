@@ -19,14 +19,7 @@ from sinklab.results.intervals import CHANCE, fewest
 from sinklab.sinks import Head, Sinks
 from sinklab.sinks.finding import share_of_sink
 from sinklab.studies.causes.effects import Edited, Effects
-from sinklab.studies.causes.evidence import (
-    MINIMAL_EFFECT,
-    Evidence,
-    benjamini_hochberg,
-    contrasts_of,
-    evidence_of,
-    least_texts,
-)
+from sinklab.studies.causes.evidence import MINIMAL_EFFECT, Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
 from sinklab.studies.causes.found import Effect, Label, Undecided
 from sinklab.studies.causes.samples import Samples
 

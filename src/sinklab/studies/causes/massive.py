@@ -30,7 +30,7 @@ from sinklab.studies.causes.experiment import (
     numbers,
     runs,
 )
-from sinklab.studies.causes.found import Activation, Massive, MassiveEdit, Peak
+from sinklab.studies.causes.found import Activation, Massive, MassiveEdit
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
@@ -131,9 +131,9 @@ def rows(found: Massive, heads: Mapping[str, Head]) -> Iterator[Row]:
     common: Coordinates = {"probe": "causes_massive", "count": found.texts}
     at: Coordinates
     for peak in found.peaks:
-        at = {**common, "layer": peak.layer, "key_position": peak.position}
-        yield {**at, "metric": LARGEST_ACTIVATION, "value": peak.value}
-        yield {**at, "metric": LARGEST_TIMES_MEDIAN, "value": peak.times_median}
+        at = {**common, "layer": int(peak["layer"]), "key_position": int(peak["position"])}
+        yield {**at, "metric": LARGEST_ACTIVATION, "value": peak["value"]}
+        yield {**at, "metric": LARGEST_TIMES_MEDIAN, "value": peak["times_median"]}
     for activation in found.found:
         at = {**common, "layer": activation.birth, "key_position": activation.position, "count": activation.texts}
         yield {**at, "metric": BORN_VALUE, "value": activation.value}
@@ -304,8 +304,9 @@ def _found(seen: Seen, layers: Sequence[int], ids: Tensor | None) -> list[Activa
     return sorted(activations, key=lambda activation: (-activation.texts, -abs(activation.value)))
 
 
-def _peak(layer: int, probes: Sequence[_MassivePeaks]) -> Peak:
+def _peak(layer: int, probes: Sequence[_MassivePeaks]) -> dict[str, int | float]:
     cases = [case for probe in probes for case in probe.largest.get(layer, ())]
     position, channel = Counter((position, channel) for _, _, position, channel in cases).most_common(1)[0][0]
-    times = [size / median for size, median, _, _ in cases if median] or [0.0]
-    return Peak(layer, float(np.mean([size for size, _, _, _ in cases])), float(np.mean(times)), position, channel)
+    largest = float(np.mean([size for size, _, _, _ in cases]))
+    times = float(np.mean([size / median for size, median, _, _ in cases if median] or [0.0]))
+    return {"layer": layer, "value": largest, "times_median": times, "position": position, "channel": channel}
