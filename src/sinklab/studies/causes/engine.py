@@ -99,10 +99,8 @@ def measure_effects(
                     of_loss, of_outputs = changes.changes(outputs)
                     del outputs
                     for number, (variant, head) in enumerate(stack.pairs):
-                        edit, where = variants[variant], heads[head]
-                        change = part.by_domain(of_loss[number], edit.loss_on(where))
-                        distance = part.by_domain(of_outputs[number], edit.divergence_on(where))
-                        loss[variant, head, rows], divergence[variant, head, rows] = change.cpu(), distance.cpu()
+                        means = variants[variant].means(heads[head], part, of_loss[number], of_outputs[number])
+                        loss[variant, head, rows], divergence[variant, head, rows] = means
                     advance(len(stack.pairs))
     if plan.slow or not plan.modules:
         rest = [heads[number] for number in plan.slow]

@@ -19,17 +19,7 @@ from sinklab.studies.causes.labels import HeadLabel
 from sinklab.studies.causes.request import ChosenHeads, Pair
 from sinklab.studies.causes.samples import Samples
 
-__all__ = [
-    "chosen_heads",
-    "effect_rows",
-    "examined_groups",
-    "examined_heads",
-    "found_sink",
-    "group_rows",
-    "groups_of_labels",
-    "head_rows",
-    "most_groups",
-]
+__all__ = ["chosen_heads", "examined_groups", "examined_heads", "found_sink"]
 
 PROBE = "causes"
 DIVERGENCE = Metric(

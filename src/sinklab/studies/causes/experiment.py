@@ -24,28 +24,7 @@ from sinklab.studies.causes.effects import CLEAN
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
-__all__ = [
-    "LOSS_CHANGE",
-    "SINK_SHARE",
-    "Batch",
-    "Edits",
-    "RowShares",
-    "change",
-    "head_rows",
-    "heads_of",
-    "interval_rows",
-    "known_place",
-    "most_frequent",
-    "no_edits",
-    "number",
-    "numbers",
-    "of_all",
-    "place_of",
-    "random_places",
-    "row_shares",
-    "runs",
-    "text_losses",
-]
+__all__ = ["LOSS_CHANGE", "SINK_SHARE", "change", "random_places", "runs", "text_losses"]
 
 LOSS_CHANGE = Metric("loss_change", "nats", "Mean over texts of the change of their mean loss under the intervention.")
 SINK_SHARE = Metric(

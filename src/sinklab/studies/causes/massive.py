@@ -17,19 +17,7 @@ from sinklab.attention.probe import Probe, Watcher
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks, SinkWeights
-from sinklab.studies.causes.experiment import (
-    LOSS_CHANGE,
-    SINK_SHARE,
-    Edits,
-    change,
-    head_rows,
-    interval_rows,
-    most_frequent,
-    no_edits,
-    number,
-    numbers,
-    runs,
-)
+from sinklab.studies.causes import experiment
 from sinklab.studies.causes.found import Activation, Massive, MassiveEdit
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
@@ -91,7 +79,7 @@ def massive_activations(
     criteria = _criteria(least, times_median)
     readout = readout_for(model) if readout is None else readout
     for criterion in criteria:
-        clean, weighed, peaks = _measured(model, samples, readout, no_edits, criterion, sinks, batch_size)
+        clean, weighed, peaks = _measured(model, samples, readout, experiment.no_edits, criterion, sinks, batch_size)
         layers = sorted({layer for _, probe in peaks for layer in probe.largest})
         if not layers:
             raise UnsupportedModelError(f"{type(model).__name__}: no layer was seen that gives hidden states")
@@ -110,14 +98,14 @@ def massive_activations(
             points = _points(peaks_seen, name, len(samples), width, torch.Generator().manual_seed(seed))
             edits = functools.partial(_set_points, points)
             losses, after, _ = _measured(model, samples, readout, edits, criterion, sinks, batch_size)
-            loss = change(losses, clean, "massive activations")
-            tests[name] = MassiveEdit(loss, None if after is None else numbers(after.weights))
+            loss = experiment.change(losses, clean, "massive activations")
+            tests[name] = MassiveEdit(loss, None if after is None else experiment.numbers(after.weights))
     return Massive(
         found=_found(peaks_seen, layers, ids),
         peaks=[_peak(layer, [probe for _, probe in peaks]) for layer in layers],
         edits=tests,
         heads=[] if weighed is None else list(map(str, weighed.heads)),
-        sink_weights=None if weighed is None else numbers(weighed.weights),
+        sink_weights=None if weighed is None else experiment.numbers(weighed.weights),
         clean_loss=float(np.nanmean(clean)),
         least=criterion[0],
         times_median=criterion[1],
@@ -141,11 +129,11 @@ def rows(found: Massive, heads: Mapping[str, Head]) -> Iterator[Row]:
     own, weights = [heads[head] for head in found.heads], {None: found.sink_weights}
     for name, edit in found.edits.items():
         edited = f"massive activations: {name}"
-        yield from interval_rows(LOSS_CHANGE.of(found.unit), edit.loss, **common, intervention=edited)
+        yield from experiment.interval_rows(experiment.LOSS_CHANGE.of(found.unit), edit.loss, **common, intervention=edited)
         weights[edited] = edit.sink_weights
     for intervention, values in weights.items():
         if values is not None:
-            yield from head_rows(SINK_SHARE, own, values, **common, intervention=intervention)
+            yield from experiment.head_rows(experiment.SINK_SHARE, own, values, **common, intervention=intervention)
 
 
 def _criteria(least: float | None, times_median: float | None) -> Sequence[tuple[float, float]]:
@@ -176,7 +164,7 @@ def _measured(
     model: nn.Module,
     samples: Samples,
     readout: Readout,
-    edits: Edits,
+    edits: experiment.Edits,
     criterion: tuple[float, float],
     sinks: Sinks | None,
     batch_size: int,
@@ -189,7 +177,7 @@ def _measured(
         peaks.append((start, _MassivePeaks(*criterion)))
         return [peaks[-1][1], *([] if weights is None else [weights])]
 
-    for run in runs(model, samples, readout, edits, probes=probes, batch_size=batch_size):
+    for run in experiment.runs(model, samples, readout, edits, probes=probes, batch_size=batch_size):
         losses.append(run.losses.nanmean(1).numpy())
     return np.concatenate(losses), None if weights is None else weights.completed(), peaks
 
@@ -297,8 +285,8 @@ def _found(seen: Seen, layers: Sequence[int], ids: Tensor | None) -> list[Activa
                 texts=len(cases),
                 value=float(tops[:, 0].mean()),
                 deviation=float(tops[:, 0].std()),
-                times_median=number(tops[:, 1].mean()),
-                token=None if own is None else most_frequent(own),
+                times_median=experiment.number(tops[:, 1].mean()),
+                token=None if own is None else experiment.most_frequent(own),
             )
         )
     return sorted(activations, key=lambda activation: (-activation.texts, -abs(activation.value)))

@@ -102,25 +102,27 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
     """Tables of means, a figure with their intervals, and a table of all."""
     places = max(0, 1 - math.floor(math.log10(found.minimal_effect)))
     used = [name for name in CONTRASTS if any(name in head.effects for head in found.heads)]
-    edits, tables = [name for name in EDITS if name in used], dict[str, Sequence[Labelled]](head=shown)
+    edits = [name for name in EDITS if name in used]
     more = f", {len(shown)} of {len(found.heads)} heads" if len(shown) < len(found.heads) else ""
+    heads = [
+        [
+            _name(head), head.domains[domain], head.needs_sink.get(domain), head.sink_weights.get(domain),
+            *(interval({"mean": head.effects[name][domain].mean}, places) for name in edits),
+        ]
+        for head in shown
+    ]  # fmt: skip
+    title = f"Change of the loss on {domain}, {found.unit}{more}"
+    yield Grid(["head", "label", "needs sink", "on sink", *(EDITS[name] for name in edits)], heads, title, text=3)
     if found.groups:
-        tables["at once"] = found.groups
-    for kind, entries in tables.items():
-        beyond = ["alone", "beyond alone"] if kind == "at once" else []
-        yield Grid(
-            [kind, "label", "needs sink", "on sink", *(EDITS[name] for name in edits), *beyond],
+        groups = [
             [
-                [
-                    _name(entry), entry.domains[domain], entry.needs_sink.get(domain), entry.sink_weights.get(domain),
-                    *(interval({"mean": entry.effects[name][domain].mean}, places) for name in edits),
-                    *_beyond(entry, domain, places),
-                ]
-                for entry in entries
-            ],
-            title=f"Change of the loss on {domain}, {found.unit}{more}",
-            text=3,
-        )  # fmt: skip
+                _name(group), group.domains[domain], group.needs_sink.get(domain),
+                names([f"{count} {label}" for label, count in group.alone.items()]),
+                interval({"mean": group.effects["zero"][domain].mean}, places), interval(group.beyond_alone["zero"][domain], places),
+            ]
+            for group in found.groups
+        ]  # fmt: skip
+        yield Grid(["at once", "label", "needs sink", "alone", EDITS["zero"], "beyond the sum of each alone"], groups, text=4)
     marks = [
         (
             f"{_name(head)} {head.domains[domain]}",
@@ -133,23 +135,15 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
         for head in shown
     ]
     yield Marks(f"Edits of a head on {domain}", marks, unit=found.unit, least=found.minimal_effect)
-    rows = [
+    every = [
         [
-            _name(head), head.domains[domain], head.value_ratios.get(domain),
-            *(interval(head.effects[name][domain], places) for name in used),
+            _name(entry), entry.domains[domain], entry.value_ratios.get(domain),
+            *(interval(entry.effects.get(name, {}).get(domain), places) for name in used),
         ]
-        for head in found.heads
+        for entry in (*found.heads, *found.groups)
     ]  # fmt: skip
     title = f"Every head on {domain}, with the length of its sink's value and 95 % intervals over texts"
-    yield Grid(["head", "label", "|value|", *(CONTRASTS[name] for name in used)], rows, title, folded=True, text=2)
-
-
-def _beyond(entry: Labelled, domain: str, places: int) -> Sequence[str]:
-    """Labels of a group's members, and what zeroing it costs beyond the sum of them."""
-    if not isinstance(entry, ExaminedGroup):
-        return ()
-    alone = names([f"{count} {label}" for label, count in entry.alone.items()])
-    return alone, interval(entry.beyond_alone["zero"][domain], places)
+    yield Grid(["head", "label", "|value|", *(CONTRASTS[name] for name in used)], every, title, folded=True, text=2)
 
 
 def _three_metrics(found: ThreeMetrics) -> Iterator[Block]:
