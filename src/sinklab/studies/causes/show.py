@@ -118,7 +118,8 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
             [
                 _name(group), group.domains[domain], group.needs_sink.get(domain),
                 names([f"{count} {label}" for label, count in group.alone.items()]),
-                interval({"mean": group.effects["zero"][domain].mean}, places), interval(group.beyond_alone["zero"][domain], places),
+                interval({"mean": group.effects["zero"][domain].mean}, places),
+                interval(group.beyond_alone["zero"][domain], places),
             ]
             for group in found.groups
         ]  # fmt: skip
