@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -117,21 +117,15 @@ def location(
             scored = int((~before.isnan()).sum())
             loss = experiment.change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
         first = int(text.kept[0]) + received.front if text.kept[0] >= 0 else None
-        conditions[text.name] = Condition(
-            name=text.name,
-            first_token_at=first,
-            at_place=experiment.numbers(received.null() if isinstance(place, str) else received.at(place)),
-            at_first_token=[None] * len(heads) if first is None else experiment.numbers(received.at(first)),
-            strongest=received.strongest(top),
-            tokens=received.tokens(top),
-            loss=loss,
-            scored=scored,
-        )
+        at_place = experiment.numbers(received.null() if isinstance(place, str) else received.at(place))
+        at_first = [None] * len(heads) if first is None else experiment.numbers(received.at(first))
+        strongest, tokens = received.strongest(top), received.tokens(top)
+        conditions[text.name] = Condition(text.name, first, at_place, at_first, strongest, tokens, loss, scored)
     shares = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
-    strongest = shares.index(max(shares))
+    head = shares.index(max(shares))
     return Location(
-        place, str(heads[strongest]), list(map(str, heads)), conditions, left_out, secondary, threshold, len(samples),
-        readout.unit, _follows(conditions, strongest, place, threshold),
+        place, str(heads[head]), list(map(str, heads)), conditions, left_out, secondary, threshold, len(samples), readout.unit,
+        _follows(conditions, head, place, threshold),
     )  # fmt: skip
 
 
@@ -329,16 +323,13 @@ class _Sums:
 
     def strongest(self, top: int) -> list[Strong]:
         """Positions by the head that gives them most, in falling order."""
-        means = self._means()
-        best, strongest = means.max(0), []
         ids = self.samples.ids_by_position(self.front)
-        for position in np.argsort(-best, kind="stable")[:top].tolist():
-            if best[position] > 0:
-                token = None if ids is None or position >= ids.shape[1] else experiment.most_frequent(ids[:, position])
-                strongest.append(
-                    Strong(float(best[position]), str(self.heads[int(means[:, position].argmax())]), token, position)
-                )
-        return strongest
+
+        def at(position: int) -> tuple[int | None, int]:
+            known = ids is not None and position < ids.shape[1]
+            return experiment.most_frequent(ids[:, position]) if known and ids is not None else None, position
+
+        return self._strong(self._means(), at, top)
 
     def tokens(self, top: int) -> list[Strong]:
         """Tokens wherever they stand but at position 0, by the head that gives them most; of those that many queries see."""
@@ -347,9 +338,13 @@ class _Sums:
             return []
         enough = counts >= max(1, self._texts * self.ids.shape[1] / 8)
         means = np.where(enough, sums / np.maximum(counts, 1), 0.0)
+        return self._strong(means, lambda index: (int(self.known[index]), None), top)
+
+    def _strong(self, means: np.ndarray, named: Callable[[int], tuple[int | None, int | None]], top: int) -> list[Strong]:
+        """The columns of ``(heads, …)`` that a head gives most, in falling order, by token and position."""
         best = means.max(0)
         return [
-            Strong(float(best[index]), str(self.heads[int(means[:, index].argmax())]), int(self.known[index]), None)
+            Strong(float(best[index]), str(self.heads[int(means[:, index].argmax())]), *named(index))
             for index in np.argsort(-best, kind="stable")[:top].tolist()
             if best[index] > 0
         ]

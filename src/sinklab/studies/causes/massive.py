@@ -72,11 +72,11 @@ def massive_activations(
         least, times_median: your own criterion, instead of the two; one that is left out is that of Sun et al.
 
     Raises:
-        ConfigurationError: thresholds below 0, thresholds that more than 10,000 values of a text meet, or fewer than
-            two texts.
+        ConfigurationError: thresholds that more than 10,000 values of a text meet, or fewer than two texts.
         UnsupportedModelError: no layer was seen.
     """
-    criteria = _criteria(least, times_median)
+    own = SUN[0] if least is None else least, SUN[1] if times_median is None else times_median
+    criteria = CRITERIA if least is None and times_median is None else (own,)
     readout = readout_for(model) if readout is None else readout
     for criterion in criteria:
         clean, weighed, peaks = _measured(model, samples, readout, experiment.no_edits, criterion, sinks, batch_size)
@@ -100,18 +100,11 @@ def massive_activations(
             losses, after, _ = _measured(model, samples, readout, edits, criterion, sinks, batch_size)
             loss = experiment.change(losses, clean, "massive activations")
             tests[name] = MassiveEdit(loss, None if after is None else experiment.numbers(after.weights))
+    heads, weights = ([], None) if weighed is None else (list(map(str, weighed.heads)), experiment.numbers(weighed.weights))
     return Massive(
-        found=_found(peaks_seen, layers, ids),
-        peaks=[_peak(layer, [probe for _, probe in peaks]) for layer in layers],
-        edits=tests,
-        heads=[] if weighed is None else list(map(str, weighed.heads)),
-        sink_weights=None if weighed is None else experiment.numbers(weighed.weights),
-        clean_loss=float(np.nanmean(clean)),
-        least=criterion[0],
-        times_median=criterion[1],
-        texts=len(samples),
-        unit=readout.unit,
-    )
+        _found(peaks_seen, layers, ids), [_peak(layer, [probe for _, probe in peaks]) for layer in layers], tests, heads,
+        weights, float(np.nanmean(clean)), *criterion, len(samples), readout.unit,
+    )  # fmt: skip
 
 
 def rows(found: Massive, heads: Mapping[str, Head]) -> Iterator[Row]:
@@ -136,22 +129,8 @@ def rows(found: Massive, heads: Mapping[str, Head]) -> Iterator[Row]:
             yield from experiment.head_rows(experiment.SINK_SHARE, own, values, **common, intervention=intervention)
 
 
-def _criteria(least: float | None, times_median: float | None) -> Sequence[tuple[float, float]]:
-    """The criteria to try, in order: those of the library, or one with thresholds that are given."""
-    if least is None and times_median is None:
-        return CRITERIA
-    criterion = (SUN[0] if least is None else least, SUN[1] if times_median is None else times_median)
-    if criterion[0] < 0 or criterion[1] <= 0:
-        raise ConfigurationError(f"thresholds must be positive, got least={least} and times_median={times_median}")
-    return [criterion]
-
-
 def _set_points(points: Mapping[int, Tensor], start: int, stop: int) -> list[Intervention]:
-    """Sets the points of a batch, the samples ``start`` to ``stop``, layer by layer.
-
-    Args:
-        points: layer to rows of sample, position, channel and value.
-    """
+    """Sets the points of a batch, the samples ``start`` to ``stop``; by layer rows of sample, position, channel and value."""
     offset = torch.tensor([start, 0, 0, 0.0], dtype=torch.float64)
     return [
         _SetValues(layers=(layer,), points=inside - offset)
@@ -278,17 +257,12 @@ def _found(seen: Seen, layers: Sequence[int], ids: Tensor | None) -> list[Activa
         own = None if ids is None or position >= ids.shape[1] else ids[[text for text, _ in cases], position]
         activations.append(
             Activation(
-                position=position,
-                channel=channel,
-                birth=Counter(min(values) for _, values in cases).most_common(1)[0][0],
-                death=None if last == layers[-1] else layers[layers.index(last) + 1],
-                texts=len(cases),
-                value=float(tops[:, 0].mean()),
-                deviation=float(tops[:, 0].std()),
-                times_median=experiment.number(tops[:, 1].mean()),
-                token=None if own is None else experiment.most_frequent(own),
+                position, channel, birth=Counter(min(values) for _, values in cases).most_common(1)[0][0],
+                death=None if last == layers[-1] else layers[layers.index(last) + 1], texts=len(cases),
+                value=float(tops[:, 0].mean()), deviation=float(tops[:, 0].std()),
+                times_median=experiment.number(tops[:, 1].mean()), token=None if own is None else experiment.most_frequent(own),
             )
-        )
+        )  # fmt: skip
     return sorted(activations, key=lambda activation: (-activation.texts, -abs(activation.value)))
 
 

@@ -88,25 +88,18 @@ def spread(
     others = (distance != 0) if ahead else (distance > 0)
     totals = (changes * others).sum((3, 4)) / others.sum((1, 2))
     clean = experiment.text_losses(model, samples, readout, batch_size=batch_size)
+    losses = {
+        name: experiment.change(experiment.text_losses(model, samples, readout, edit, batch_size=batch_size), clean, name)
+        for name, edit in edits.items()
+        if edit is not experiment.no_edits
+    }
     return Spread(
-        conditions=list(edits),
-        layers=list(range(-1, changes.shape[1] - 1)),
-        distances=list(masks),
-        curves={name: [experiment.numbers(row) for row in of_layers] for name, of_layers in zip(edits, curves, strict=True)},
-        totals={
-            name: [experiment.number(np.nanmean(row)) for row in of_layers]
-            for name, of_layers in zip(edits, totals, strict=True)
-        },
-        ratios={name: _ratio(totals[index, -1], totals[0, -1]) for index, name in enumerate(edits) if index},
-        losses={
-            name: experiment.change(experiment.text_losses(model, samples, readout, edit, batch_size=batch_size), clean, name)
-            for name, edit in edits.items()
-            if edit is not experiment.no_edits
-        },
-        replaced=replaced,
-        texts=len(samples),
-        unit=readout.unit,
-    )
+        list(edits), list(range(-1, changes.shape[1] - 1)), list(masks),
+        {name: [experiment.numbers(row) for row in layers] for name, layers in zip(edits, curves, strict=True)},
+        {name: [experiment.number(np.nanmean(row)) for row in layers] for name, layers in zip(edits, totals, strict=True)},
+        {name: _ratio(totals[index, -1], totals[0, -1]) for index, name in enumerate(edits) if index},
+        losses, replaced, len(samples), readout.unit,
+    )  # fmt: skip
 
 
 def rows(found: Spread, heads: Mapping[str, Head]) -> Iterator[Row]:

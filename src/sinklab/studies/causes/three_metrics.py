@@ -109,18 +109,11 @@ def three_metrics(
     }
     layers, by_layer = _by_layer(probe, located, by_head)
     quiet, needy = _off_expectation(effects, by_head["concentration"] >= threshold, minimal_effect)
+    correlations = [*_correlations(by_head, "heads"), *_correlations(by_layer, "layers")]
     return ThreeMetrics(
-        heads=_items(effects.heads, by_head),
-        layers=_items(layers, by_layer),
-        correlations=[*_correlations(by_head, "heads"), *_correlations(by_layer, "layers")],
-        quiet=quiet,
-        needy=needy,
-        threshold=threshold,
-        minimal_effect=minimal_effect,
-        texts=len(samples),
-        unit=effects.unit,
-        meanings={name: BY_HEAD[name].text for name in by_head},
-    )
+        _items(effects.heads, by_head), _items(layers, by_layer), correlations, quiet, needy, threshold, minimal_effect,
+        len(samples), effects.unit, {name: BY_HEAD[name].text for name in by_head},
+    )  # fmt: skip
 
 
 def rows(found: ThreeMetrics, heads: Mapping[str, Head]) -> Iterator[Row]:
