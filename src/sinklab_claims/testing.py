@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
+import sys
 from collections.abc import Callable
 
 from sinklab.errors import ConfigurationError
@@ -12,7 +12,7 @@ from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.testing._checks import Checks, first_line
 from sinklab_claims.contract.claim import COSTS, SCALES, Claim, Part, bases_at
-from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Peak, Ratio, Rise, Slope, Trend, Value
+from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Rise, Slope, Trend, Value
 from sinklab_claims.reproduce.cells import make_cells
 from sinklab_claims.verdict.rule import judge_part
 
@@ -82,8 +82,10 @@ def _produced(check: Checks, claim: Claim) -> set[str] | None:
     for read_out in claim.read_outs:
         if isinstance(read_out, str):
             check.require(read_out in read_outs, "read_outs", f"names of {', '.join(read_outs)}", read_out)
-        module = f"sinklab.read_outs.{read_out}" if isinstance(read_out, str) else read_out.__module__
-        metrics: tuple[Metric, ...] | None = getattr(importlib.import_module(module), "METRICS", None)
+        function = read_outs[read_out] if isinstance(read_out, str) else read_out
+        metrics: tuple[Metric, ...] | None = getattr(function, "metrics", None)
+        if metrics is None:
+            metrics = getattr(sys.modules[function.__module__], "METRICS", None)
         produced = None if produced is None or metrics is None else produced | {metric.name for metric in metrics}
     for part in (*claim.parts, *claim.presupposes):
         for variant, metric in sorted(part.effect.needs()):
@@ -161,9 +163,6 @@ def _solved(effect: Effect, target: float) -> dict[tuple[str, str], float]:
         return {(effect.against, effect.other or effect.metric): start, (effect.of, effect.metric): target}
     if isinstance(effect, Extreme):
         return {(label, effect.metric): target for label in effect.over}
-    if isinstance(effect, Peak):
-        last = len(effect.over) - 1
-        return {(label, effect.metric): 0.0 if at in (0, last) else target for at, label in enumerate(effect.over)}
     if isinstance(effect, Rise):
         return {(label, effect.metric): target * at for at, label in enumerate(effect.over)}
     if isinstance(effect, Slope):

@@ -14,7 +14,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.jobs.estimate import Estimate, estimate_kind, estimate_median, estimate_ratio
 from sinklab.results.metric import Metric, declared
 
-__all__ = ["Difference", "Effect", "Extreme", "Least", "Numbers", "Peak", "Ratio", "Rise", "Slope", "Trend", "Value"]
+__all__ = ["Difference", "Effect", "Extreme", "Least", "Numbers", "Ratio", "Rise", "Slope", "Trend", "Value"]
 
 ANY = (-math.inf, math.inf)
 """Range of a number that may be any."""
@@ -61,15 +61,9 @@ class Effect(abc.ABC):
         return (self,)
 
     def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
-        """What the effects of three seeds or more say together.
-
-        Outcomes are counted: whether a training diverged, and the difference of two of these; of a slope 0 and 1 are values
-        like any other.
-        """
-        paired = isinstance(self, Difference | Peak | Rise)
+        """What the effects of three seeds or more say together, by the kind of number; outcomes are counted."""
         outcome = all(metric is not None and metric.outcome for metric in self._metrics())
-        outcome = outcome and not isinstance(self, Slope)
-        return estimate_kind(values, level, unit=self.unit, range=self.range, outcome=outcome, paired=paired)
+        return estimate_kind(values, level, unit=self.unit, range=self.range, outcome=outcome)
 
 
 def _of(numbers: Numbers, variant: str, metric: str) -> float | None:
@@ -77,9 +71,10 @@ def _of(numbers: Numbers, variant: str, metric: str) -> float | None:
     return None if found is None or not math.isfinite(found) else float(found)
 
 
-def _all(numbers: Numbers, variants: Sequence[str], metric: str) -> list[float] | None:
-    found = [_of(numbers, variant, metric) for variant in variants]
-    return None if any(value is None for value in found) else [value for value in found if value is not None]
+def _all(numbers: Numbers, pairs: Sequence[tuple[str, str]]) -> list[float] | None:
+    """Numbers of pairs of variant and metric, if all are there."""
+    found = [value for pair in pairs if (value := _of(numbers, *pair)) is not None]
+    return found if len(found) == len(pairs) else None
 
 
 def _less(unit: str) -> str:
@@ -122,13 +117,8 @@ class Least(Effect):
     metrics: tuple[str, ...]
     of: str
 
-    def __post_init__(self) -> None:
-        if len(self.metrics) < 2:
-            raise ConfigurationError(f"a least needs two metrics or more, got {', '.join(self.metrics) or 'none'}")
-
     def __call__(self, numbers: Numbers) -> float | None:
-        found = [_of(numbers, self.of, metric) for metric in self.metrics]
-        return None if any(value is None for value in found) else min(value for value in found if value is not None)
+        return min(_all(numbers, [(self.of, metric) for metric in self.metrics]) or [], default=None)
 
     def needs(self) -> frozenset[tuple[str, str]]:
         return frozenset((self.of, metric) for metric in self.metrics)
@@ -185,6 +175,10 @@ class Difference(_Pair):
     def compare(self, left: float, right: float) -> float | None:
         return left - right
 
+    def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
+        outcome = all(metric is not None and metric.outcome for metric in self._metrics())
+        return estimate_kind(values, level, unit=self.unit, range=ANY, outcome=outcome, paired=True)
+
 
 class Ratio(_Pair):
     """A number of one variant over that of another, of the same seed; missing where the latter is not above 0.
@@ -212,8 +206,23 @@ class _Several(Effect):
     metric: str
     over: tuple[str, ...]
 
+    fewest: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if len(self.over) < self.fewest:
+            kind, given = type(self).__name__.lower(), ", ".join(self.over) or "none"
+            raise ConfigurationError(f"the effect {kind} needs {self.fewest} variants or more, got {given}")
+
     def needs(self) -> frozenset[tuple[str, str]]:
         return frozenset((label, self.metric) for label in self.over)
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        values = _all(numbers, [(label, self.metric) for label in self.over])
+        return None if values is None else self.compute(values)
+
+    @abc.abstractmethod
+    def compute(self, values: Sequence[float]) -> float:
+        """The effect from the numbers, in the order of the variants."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,17 +235,13 @@ class Trend(_Several):
         over: labels, in the order in which the number is said to rise or fall; at least three.
     """
 
+    fewest: ClassVar[int] = 3
     unit: ClassVar[str] = "correlation"
     range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
-    def __post_init__(self) -> None:
-        if len(self.over) < 3:
-            raise ConfigurationError(f"a trend needs three variants or more, got {', '.join(self.over)}; use a Difference")
-
-    def __call__(self, numbers: Numbers) -> float | None:
-        values = _all(numbers, self.over, self.metric)
-        if values is None or len(set(values)) == 1:
-            return None if values is None else 0.0
+    def compute(self, values: Sequence[float]) -> float:
+        if len(set(values)) == 1:
+            return 0.0
         from scipy.stats import spearmanr
 
         return float(spearmanr(range(len(values)), values).statistic)
@@ -251,50 +256,13 @@ class Trend(_Several):
 
 
 @dataclasses.dataclass(frozen=True)
-class Peak(_Several):
-    """By how much the largest number inside an order of variants exceeds the larger one of its two ends.
-
-    Over seeds each variant inside is judged by itself: the largest of several noisy numbers exceeds the ends in most seeds
-    where none of them does.
-    """
-
-    range: ClassVar[tuple[float, float]] = ANY
-
-    def __post_init__(self) -> None:
-        if len(self.over) < 3:
-            raise ConfigurationError(f"a peak needs three variants or more, got {', '.join(self.over)}")
-
-    def __call__(self, numbers: Numbers) -> float | None:
-        values = _all(numbers, self.over, self.metric)
-        return None if values is None else max(values[1:-1]) - max(values[0], values[-1])
-
-    @property
-    def steps(self) -> tuple[Effect, ...]:
-        first, *inside, last = self.over
-        return tuple(Peak(self.metric, (first, label, last)) for label in inside)
-
-    @property
-    def unit(self) -> str:
-        return _less(super().unit)
-
-    @property
-    def words(self) -> str:
-        return f"{self.metric}: largest inside {', '.join(self.over)} less the larger end"
-
-
-@dataclasses.dataclass(frozen=True)
 class Extreme(_Several):
     """The largest (or smallest) number over several variants: for what must hold in every one of them."""
 
     largest: bool = True
 
-    def __post_init__(self) -> None:
-        if not self.over:
-            raise ConfigurationError("an extreme needs at least one variant")
-
-    def __call__(self, numbers: Numbers) -> float | None:
-        values = _all(numbers, self.over, self.metric)
-        return None if values is None else (max if self.largest else min)(values)
+    def compute(self, values: Sequence[float]) -> float:
+        return (max if self.largest else min)(values)
 
     @property
     def words(self) -> str:
@@ -308,15 +276,11 @@ class Rise(_Several):
     Over seeds every step is judged by itself: the largest of several noisy steps is above 0 in each seed of a plateau.
     """
 
+    fewest: ClassVar[int] = 2
     range: ClassVar[tuple[float, float]] = ANY
 
-    def __post_init__(self) -> None:
-        if len(self.over) < 2:
-            raise ConfigurationError(f"a rise needs two variants or more, got {', '.join(self.over) or 'none'}")
-
-    def __call__(self, numbers: Numbers) -> float | None:
-        values = _all(numbers, self.over, self.metric)
-        return None if values is None else max(after - before for before, after in itertools.pairwise(values))
+    def compute(self, values: Sequence[float]) -> float:
+        return max(after - before for before, after in itertools.pairwise(values))
 
     @property
     def steps(self) -> tuple[Effect, ...]:
@@ -346,9 +310,12 @@ class Slope(_Several):
         if len(self.over) != len(self.at) or min(self.at, default=0.0) <= 0 or len(set(self.at)) < 2:
             raise ConfigurationError(f"a slope needs a positive number for each of {', '.join(self.over)}, got {self.at}")
 
-    def __call__(self, numbers: Numbers) -> float | None:
-        values = _all(numbers, self.over, self.metric)
-        return None if values is None else statistics.linear_regression([math.log2(at) for at in self.at], values).slope
+    def compute(self, values: Sequence[float]) -> float:
+        return statistics.linear_regression([math.log2(at) for at in self.at], values).slope
+
+    def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
+        # Of it 0 and 1 are values like any other, whatever the metric.
+        return estimate_kind(values, level, unit=self.unit, range=ANY, outcome=False)
 
     @property
     def unit(self) -> str:

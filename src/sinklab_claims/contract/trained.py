@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, DoesNotApply
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.models.losses import is_causal_lm
+from sinklab.models.positions import trained_length
 from sinklab.results.table import read_run, read_table
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
@@ -29,7 +29,6 @@ __all__ = [
     "MeasuredModel",
     "Reads",
     "TrainedModel",
-    "check_texts",
     "kind_of",
     "not_about",
     "rows_read",
@@ -94,9 +93,7 @@ class MeasuredModel(abc.ABC):
 
 
 class TrainedModel(MeasuredModel):
-    """One model that pre-training has left in a run folder.
-
-    Everything is read when it is first asked for.
+    """One model that pre-training has left in a run folder; everything is read when it is first asked for.
 
     Args:
         folder: output directory of a finished run of :func:`~sinklab.training.train.run_training`.
@@ -124,10 +121,7 @@ class TrainedModel(MeasuredModel):
 
     @functools.cached_property
     def loaded(self) -> LoadedModel:
-        """The model with its tokenizer, float32 on a CPU and in its own dtype elsewhere, in evaluation mode.
-
-        Read-outs share it, so one that changes weights must work on a copy (``copy.deepcopy(trained.loaded.model)``).
-        """
+        """The model with its tokenizer, float32 on a CPU and in its own dtype elsewhere, in evaluation mode."""
         return load_model(str(self.folder / "model"))
 
     @functools.cached_property
@@ -166,9 +160,8 @@ class TrainedModel(MeasuredModel):
         text = self.text(samples, seq_len)
         if text.documents > len(text):
             raise ConfigurationError(
-                f"{self.folder.name}: {len(text)} held-out rows hold {text.documents} documents, which the training kept apart "
-                "(data.packing=isolated) and ids alone would merge; read text() with its position_ids, or train with "
-                "data.packing=stream"
+                f"{self.folder.name}: the training kept the documents of held-out rows apart (data.packing=isolated), and ids "
+                "alone would merge them; read text() with its position_ids, or train with data.packing=stream"
             )
         return text.ids
 
@@ -289,24 +282,15 @@ class Checkpoint(MeasuredModel):
         return ids[~torch.isin(ids, torch.tensor(sorted(self.loaded.encoder.special_ids), dtype=torch.int64))]
 
 
-def check_texts(checkpoint: Checkpoint, reads: Reads) -> None:
-    """Draw the rows that a claim reads, so that a text that is too short is known before anything is measured.
+def rows_read(checkpoint: Checkpoint, reads: Reads) -> Tensor:
+    """The rows that a claim reads most of, int64 ``(rows, length)``; they are drawn, so that a text too short shows.
 
     Raises:
-        InputError: it is, or the model came without a tokenizer.
+        InputError: the text is too short, or the model came without a tokenizer.
         DoesNotApply: rows that the model cannot have.
     """
-    rows_read(checkpoint, reads)
     if reads == "context":
         checkpoint.rows(32)
-
-
-def rows_read(checkpoint: Checkpoint, reads: Reads) -> Tensor:
-    """The rows that a claim reads most of, int64 ``(rows, length)``.
-
-    Raises:
-        InputError, DoesNotApply: as :func:`check_texts`.
-    """
     return checkpoint.streams() if reads == "long" else checkpoint.rows(100, 64)
 
 

@@ -18,7 +18,6 @@ __all__ = [
     "About",
     "Column",
     "Source",
-    "training_of",
 ]
 
 Source = Literal["chosen", "rates", "scale", "longer", "trigger", "cost"]
@@ -43,13 +42,6 @@ GROUPS: Mapping[Source, str] = {
     "trigger": "the trigger task of Ran-Milo 2026 (arXiv 2603.11487), one layer with one head, as published",
     "cost": "time beside softmax, in turns, in one process; no training",
 }
-
-
-def training_of(source: Source, rate: float | None) -> str:
-    """The same, where all operations are trained at one given learning rate, over that of the scale, too."""
-    if rate is None or source != "chosen":
-        return GROUPS[source]
-    return f"trained at {rate:g} times the learning rate of the scale, on the seeds of the evaluation"
 
 
 READ_OUTS: Mapping[Source, tuple[str, ...]] = {

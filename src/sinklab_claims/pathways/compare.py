@@ -22,7 +22,8 @@ from sinklab.results.table import make_table, read_run, read_table, write_json, 
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import BASES, SCALES, Base, Scale, bases_at, is_natural
-from sinklab_claims.pathways.columns import COLUMNS, READ_OUTS, training_of
+from sinklab_claims.contract.scales import base_config
+from sinklab_claims.pathways.columns import COLUMNS, GROUPS, READ_OUTS
 from sinklab_claims.pathways.cost import costs
 from sinklab_claims.pathways.judging import PROTOCOL, judged
 from sinklab_claims.pathways.operations import DEFAULT, Pathway, matched_widths, pathways_of
@@ -31,17 +32,14 @@ from sinklab_claims.pathways.runs import (
     Design,
     Measurements,
     Numbers,
-    check_apart,
     foreseen,
-    join_numbers,
     train_and_read,
     trigger_numbers,
 )
 from sinklab_claims.pathways.show import DEFINITION, show, show_numbers
-from sinklab_claims.reproduce.cells import base_config
 from sinklab_claims.reproduce.store import keeping
 
-__all__ = ["design_of", "long_table", "own_base", "run_pathways"]
+__all__ = ["design_of", "own_base", "run_pathways"]
 
 PROBE = "pathways"
 
@@ -80,7 +78,11 @@ def design_of(
         raise ConfigurationError(f"pathways: scale {scale} has the base {', '.join(BASES[scale])}, and `base` is {base!r}")
     if rate is not None and not (rate > 0 and math.isfinite(rate)):
         raise ConfigurationError(f"`rate` is {rate:g}; expected a learning rate over that of the scale, such as 0.5")
-    check_apart(seeds, scale)
+    if both := sorted(set(seeds) & set(SELECTION_SEEDS[scale])):
+        raise ConfigurationError(
+            f"pathways: seed {both[0]} is one on which learning rates are chosen; evaluate on others than "
+            f"{', '.join(map(str, SELECTION_SEEDS[scale]))}"
+        )
     pathways, base = pathways_of(operations), base or own_base(scale)
     return Design(pathways, matched_widths(pathways, base_config(scale, base)), scale, base, seeds, rate)
 
@@ -135,14 +137,16 @@ def run_pathways(
         measured = train_and_read(design, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=progress)
         numbers = measured.numbers
         of_trigger, cannot = trigger_numbers(design, problem, out / TRIGGER, stages)
-        join_numbers(numbers, of_trigger)
+        for seed, by_label in of_trigger.items():
+            for label, values in by_label.items():
+                numbers[seed].setdefault(label, {}).update(values)
         config = base_config(scale, design.base)
         times = costs(design.pathways, config, widths=design.widths, progress=stages)
         labels = [pathway.label for pathway in design.pathways]
         natural = is_natural(scale)
         rows = judged(labels, numbers, times, measured.choices, cannot=cannot, one_rate=rate is not None, natural=natural)
         run_id = new_run_id()
-        table = long_table(design.pathways, numbers, times, config.data.corpus, run_id)
+        table = _long_table(design.pathways, numbers, times, config.data.corpus, run_id)
         summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, "errors": measured.errors}
         record = _record(summary, design, measured, problem, run_id)
         (out / "run.json").unlink(missing_ok=True)  # of an earlier comparison, beside whose files new ones would lie
@@ -179,7 +183,7 @@ def _was_begun(out: Path) -> bool:
         return False
 
 
-def long_table(
+def _long_table(
     pathways: Sequence[Pathway],
     numbers: Numbers,
     times: Mapping[str, Mapping[str, Mapping[str, float]]],
@@ -206,20 +210,6 @@ def long_table(
     return make_table(rows, run_id=run_id, probe=PROBE)
 
 
-def operations_of(design: Design) -> dict[str, dict[str, object]]:
-    """What a record says of each operation, by its label."""
-    context = base_config(design.scale, design.base).model.max_position_embeddings
-    return {
-        pathway.label: {
-            "operation": pathway.operation(context),
-            "no_op": pathway.published.no_op if pathway.published else "",
-            "source": pathway.published.source if pathway.published else "settings as asked for",
-            "intermediate_size": design.widths[pathway.label],
-        }
-        for pathway in design.pathways
-    }
-
-
 def _record(
     summary: Mapping[str, object], design: Design, measured: Measurements, problem: TriggerProblem, run_id: str
 ) -> dict[str, object]:
@@ -234,21 +224,21 @@ def _record(
         "selection_seeds": list(SELECTION_SEEDS[design.scale]) if design.rate is None else [],
         "rate": design.rate,
         "definition": dict(DEFINITION),
-        "operations": operations_of(design),
+        "operations": {
+            pathway.label: {
+                "operation": pathway.operation(base.model.max_position_embeddings),
+                "no_op": pathway.published.no_op if pathway.published else "",
+                "source": pathway.published.source if pathway.published else "settings as asked for",
+                "intermediate_size": design.widths[pathway.label],
+            }
+            for pathway in design.pathways
+        },
         "rates": {label: choice.to_dict() for label, choice in measured.choices.items()},
         "columns": {
-            column.name: {
-                **dataclasses.asdict(column),
-                "unit": column.metric.unit,
-                "text": column.metric.text,
-                "metric": column.of,
-            }
+            column.name: {"source": column.source, "metric": column.of, "unit": column.metric.unit, "text": column.metric.text}
             for column in COLUMNS
         },
-        "trainings": {
-            source: {"what": training_of(source, design.rate), "read_outs": list(READ_OUTS[source])}
-            for source in measured.cells
-        },
+        "trainings": {source: {"what": GROUPS[source], "read_outs": list(READ_OUTS[source])} for source in measured.cells},
         "cells": measured.cells,
         "rows": summary["rows"],
         "cannot_do_the_trigger_task": summary["cannot"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -115,25 +114,21 @@ class _Timed:
         for kind, step in (("forward_time", self._forward), ("train_time", self._train)):
             self._wait()
             started = self.clock()
-            step()
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                step()
             self._wait()
             if keep:
                 self.seconds[kind].append(self.clock() - started)
 
     def _forward(self) -> None:
         self.model.eval()
-        with torch.no_grad(), self._precision():
+        with torch.no_grad():
             self.model(input_ids=self.rows, use_cache=False)
 
     def _train(self) -> None:
         self.model.train()
-        with self._precision():
-            loss = self.model(input_ids=self.rows, labels=self.rows, use_cache=False).loss
-        loss.backward()
+        self.model(input_ids=self.rows, labels=self.rows, use_cache=False).loss.backward()
         self.model.zero_grad(set_to_none=True)
-
-    def _precision(self) -> contextlib.AbstractContextManager[object]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.half else contextlib.nullcontext()
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -6,34 +6,25 @@ behind that makes the model harder to use:
 
     loss        its held-out loss is less than 0.02 nats above that of softmax with the same seed;
     sink        fewer than 5 % of heads sink on the first token (Gu et al. 2024: 0.4 to 0.8 % without a sink, 18 % with one),
-                both by the weight that is really there times the gate and by the share of a row: a head that points at the
-                first token and is shut does not sink, nor does one whose weights are large everywhere;
+                both by weight times gate and by the share of a row: a head that points at the first token and is shut does
+                not sink, nor does one whose weights are large everywhere;
     activations the first token's hidden state is less than 2 times as long as others (theirs: 1.0 to 1.5, and 20 with a sink);
     window      a window without sinks costs less than 0.02 nats;
     int8        8-bit weights and activations cost less than 0.02 nats.
 
-Each is judged over seeds as a part of a claim is: it holds if the 95 % interval lies inside the bound, fails if the interval
-lies outside, and is undecided otherwise. All five must hold; one that fails is enough for "no".
+Each is judged over seeds as a part of a claim is. All five must hold; one that fails is enough for "no".
 
-Beside that, the *loss* is compared with that of softmax in both directions, by differences at the same seed and with a margin
-of 0.02 nats: the bound on the loss again, so that "no costlier" means the same on both sides; one percent of the loss at the
-smallest scale; and what eight seeds can tell, since such differences spread there by 0.001 to 0.015 nats (standard deviations
-over three seeds of the comparison of 2026-11-21, relu and gated_heads excepted), which makes an interval of at most half the
-margin to each side. Two one-sided tests at 5 % each are an interval of 90 % (Schuirmann 1987, doi 10.1007/BF01068419): inside
-the margins the losses are "equivalent", wholly beyond them the operation is "better" or "worse", and otherwise it is
-"undecided". The tests of several operations are not corrected for their number.
+Beside that, the *loss* is compared with that of softmax in both directions, by differences at the same seed, with a margin of
+0.02 nats (one percent of the loss at the smallest scale, and what eight seeds can tell). Two one-sided tests at 5 % each are an
+interval of 90 % (Schuirmann 1987, doi 10.1007/BF01068419): inside the margins the losses are "equivalent", wholly beyond them
+the operation is "better" or "worse", and otherwise it is "undecided". The tests are not corrected for their number.
 
 At its own best rate softmax may have no sink, so that nothing is there to replace. Three of the bounds (loss, sink, window) are
-therefore asked a second time where all operations are trained at the rate of the scale. The bounds are the same; that they are
-asked there too was decided on 2026-11-23 with the results at that rate in view: eight seeds without BOS, and four with it.
+therefore asked a second time where all operations are trained at the rate of the scale; that was decided on 2026-11-23 with the
+results at that rate in view. A comparison at one given rate for all asks the bounds at that rate alone.
 
-A comparison can also be made at one given rate for all, without a search. The five bounds are then asked at that rate, and the
-same three of them decide on the replacement of the sink. Where it is the best rate of softmax, an operation inside the bounds
-is there without having been tuned, and one outside may be inside at a rate of its own.
-
-A window of natural text loses context besides the sink, whatever the operation. There the bound on the window is therefore on
-what the first four tokens give back of the loss (``sink_worth``), and so is the distortion. The synthetic language of the tiny
-scale needs no more context than its window has, so that both are the same there. That was decided on 2026-11-25 with three
+A window of natural text loses context besides the sink, whatever the operation. There the bound on the window, and the
+distortion, are on what the first four tokens give back of the loss (``sink_worth``). That was decided on 2026-11-25 with three
 trainings of nine operations at the scale small in view: by the bound on the whole loss of the window all of them failed.
 """
 
@@ -165,16 +156,8 @@ class Comparison:
     interval: tuple[float, float] | None
     answer: Beside
 
-    def to_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return {
-            "by_seed": {str(seed): difference for seed, difference in self.by_seed.items()},
-            "mean": self.mean,
-            "interval": None if self.interval is None else list(self.interval),
-            "level": LEVEL,
-            "margin": MARGIN,
-            "answer": self.answer,
-        }
+    level: float = LEVEL
+    margin: float = MARGIN
 
 
 def compared(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]) -> Comparison:
@@ -224,25 +207,18 @@ class Row:
     choice: Choice | None = None
     at_one_rate: dict[str, Finding] = dataclasses.field(default_factory=dict)
 
-    def _replacement(self) -> dict[str, object] | None:
-        """Whether it replaces the sink that softmax has at the one rate; ``None`` for softmax, and without such a rate."""
-        if self.label == REFERENCE or not self.at_one_rate:
-            return None
-        answer, bounds = replacement(self)
-        return {"answer": answer, "bounds": bounds}
-
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
             "label": self.label,
             "low_distortion": self.answer,
             "non_dominated": self.best,
-            "beside_softmax": None if self.beside is None else self.beside.to_dict(),
+            "beside_softmax": None if self.beside is None else to_json(self.beside),
             "rate": None if self.choice is None else self.choice.to_dict(),
             "bounds": {name: to_json(finding.record()) for name, finding in self.findings.items()},
             "bounds_at_one_rate": {name: to_json(finding.record()) for name, finding in self.at_one_rate.items()},
-            "replacement": self._replacement(),
-            "numbers": {name: dataclasses.asdict(number) for name, number in self.numbers.items()},
+            "replacement": replacement(self),
+            "numbers": {name: to_json(number) for name, number in self.numbers.items()},
         }
 
 
@@ -267,7 +243,9 @@ def judged(
         natural: the text is natural, so that a window loses context, too.
     """
     summaries = {label: summarised(label, numbers) | _of_costs(costs.get(label, {})) for label in labels}
-    _drop_interval(summaries, cannot)
+    for label in cannot:  # whose seeds are no draw
+        if (solved := summaries[label].get("trigger_solved")) is not None:
+            summaries[label]["trigger_solved"] = dataclasses.replace(solved, low=None, high=None, method=None)
     for label, choice in choices.items():
         summaries[label] |= {name: Summary(value, None, None, len(choice.seeds)) for name, value in choice.numbers.items()}
     points = {
@@ -299,13 +277,6 @@ def judged(
     return rows
 
 
-def _drop_interval(summaries: Mapping[str, dict[str, Summary]], cannot: Collection[str]) -> None:
-    """Leave the trigger task without an interval where an operation cannot do it, since its seeds are no draw."""
-    for label in cannot:
-        if (solved := summaries[label].get("trigger_solved")) is not None:
-            summaries[label]["trigger_solved"] = dataclasses.replace(solved, low=None, high=None, method=None)
-
-
 def _has_enough(summaries: Mapping[str, Summary], seeds: int) -> bool:
     """Whether few seeds lack the numbers of the plot."""
     return all(seeds - summaries[name].count <= MOST_LOST * seeds for name in ON_THE_PLOT)
@@ -334,11 +305,16 @@ def together(findings: Mapping[str, Finding]) -> Answer:
     return "yes" if all(verdict == "reproduced" for verdict in verdicts) else "undecided"
 
 
-def replacement(row: Row) -> tuple[Answer, list[str]]:
-    """Whether an operation does without that sink, all at one rate, and the bounds that fail or, where none does, are open."""
+def replacement(row: Row) -> dict[str, object] | None:
+    """Whether an operation does without the sink of softmax, all at one rate: the answer, and the bounds that fail or are open.
+
+    ``None`` for softmax itself, and without such a rate.
+    """
+    if row.label == REFERENCE or not row.at_one_rate:
+        return None
     answer = together(row.at_one_rate)
     verdict = {"yes": "", "no": "not reproduced", "undecided": "inconclusive"}[answer]
-    return answer, [name for name, finding in row.at_one_rate.items() if finding.verdict == verdict]
+    return {"answer": answer, "bounds": [name for name, finding in row.at_one_rate.items() if finding.verdict == verdict]}
 
 
 def summarised(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, Summary]:

@@ -1,4 +1,4 @@
-"""The operations that are compared: each with the settings of the paper that proposed it, by the length of the context."""
+"""The operations that are compared, each as its paper proposed it, in models with as many parameters as softmax's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ __all__ = [
     "Pathway",
     "Published",
     "all_settings",
-    "is_explicit",
     "matched_widths",
     "parameters_of",
     "pathways_of",
@@ -42,17 +41,15 @@ class Published:
         no_op: how a head does nothing.
         source: paper, and what is taken from it.
         settings: tokens of the context to the settings that are not the operation's defaults; ``None`` if all are.
-        explicit: whether a head has a way to put out nothing that is no token, by design.
     """
 
     no_op: str
     source: str
     settings: Settings | None = None
-    explicit: bool = True
 
 
 PUBLISHED: Mapping[str, Published] = {
-    "softmax": Published("a sink: a token whose value is small", "the reference", explicit=False),
+    "softmax": Published("a sink: a token whose value is small", "the reference"),
     "softmax_plus_one": Published("a 1 in the denominator", "Miller 2023; Zero Sink of Xiao et al. 2023 (arXiv 2309.17453)"),
     "sink_logit": Published("a learned score for nothing", "OpenAI 2025, gpt-oss (arXiv 2508.10925); starts at 0"),
     "key_bias": Published("a learned key with the value 0", "Gu et al. 2024 (arXiv 2410.10781), K biases; one a head"),
@@ -74,7 +71,7 @@ PUBLISHED: Mapping[str, Published] = {
         lambda context: {"uncounted": 1},
     ),
     "softpick": Published("every weight exactly 0", "Zuhri et al. 2025 (arXiv 2504.20966)"),
-    "sigma_reparam": Published("none; scores grow slowly", "Zhai et al. 2023 (arXiv 2303.06296)", explicit=False),
+    "sigma_reparam": Published("none; scores grow slowly", "Zhai et al. 2023 (arXiv 2303.06296)"),
 }
 """Operation to its published use. Normalised sigmoid, the control of Gu et al., is named with its setting."""
 
@@ -136,12 +133,6 @@ def pathways_of(chosen: Sequence[Mapping[str, object]] = DEFAULT) -> list[Pathwa
 def all_settings(pathway: Pathway) -> list[dict[str, object]]:
     """All settings of the operation, those that were not asked for too; for two contexts, on which published ones rest."""
     return [operations.make(pathway.operation(context)).to_dict() for context in (64, 128)]
-
-
-def is_explicit(label: str) -> bool:
-    """Whether heads of the operation of a row can put out nothing by design; not if its rows are made to sum to one again."""
-    name, _, settings = label.partition("(")
-    return name in PUBLISHED and PUBLISHED[name].explicit and "normalize=True" not in settings
 
 
 def _label(fields: Mapping[str, object]) -> str:

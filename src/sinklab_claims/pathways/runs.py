@@ -1,7 +1,8 @@
-"""Choosing a learning rate for every operation: on seeds of its own, so that what is then evaluated was not looked at.
+"""The trainings of the comparison, from learning rates to numbers: a store that claims share, read-outs, the trigger task.
 
 A rate that suits softmax need not suit another operation, and one rate for all compares an operation that is tuned with others
-that are not. So each operation is trained at five rates, and the one with the lowest mean held-out loss is its own.
+that are not. So each operation is trained at five rates, on seeds of its own, and the one with the lowest mean held-out loss is
+its own; what is then evaluated was not looked at.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab.errors import ConfigurationError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
 from sinklab.registry import operations
@@ -28,27 +28,23 @@ from sinklab.studies.trigger.maps import write_maps
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import SCALES, Base, Changes, Scale, Times, Variant, is_natural
+from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU
 from sinklab_claims.pathways.columns import COLUMNS, ON_NATURAL_TEXT, READ_OUTS, Source
 from sinklab_claims.pathways.operations import Pathway
 from sinklab_claims.reproduce import store as work
-from sinklab_claims.reproduce.cells import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, make_cells
+from sinklab_claims.reproduce.cells import make_cells
 
 __all__ = [
     "FACTORS",
-    "LONGER_SEEDS",
     "SELECTION_SEEDS",
     "Choice",
     "Design",
-    "Losses",
     "Measurements",
     "Numbers",
-    "cells_of",
-    "check_apart",
     "combined",
     "evaluation_cells",
-    "factors_of",
     "foreseen",
-    "join_numbers",
+    "selection_cells",
     "train_and_read",
     "trigger_numbers",
 ]
@@ -61,20 +57,6 @@ SELECTION_SEEDS: Mapping[Scale, tuple[int, ...]] = {scale: (1000, 1001) if scale
 
 Losses = Mapping[float, Mapping[int, float | None]]
 """Factor to seed to held-out loss in nats, ``None`` for a training that diverged; one that failed is absent."""
-
-
-def check_apart(seeds: Sequence[int], scale: Scale) -> None:
-    """Refuse to evaluate on seeds on which rates are chosen.
-
-    Raises:
-        ConfigurationError: they share one.
-    """
-    both = sorted(set(seeds) & set(SELECTION_SEEDS[scale]))
-    if both:
-        raise ConfigurationError(
-            f"pathways: seed {both[0]} is one on which learning rates are chosen; evaluate on others than "
-            f"{', '.join(map(str, SELECTION_SEEDS[scale]))}"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,22 +99,15 @@ class Choice:
         return {FACTORS[0]: "lowest", FACTORS[-1]: "highest"}.get(self.factor or 0.0, "")
 
     @property
-    def spread(self) -> float | None:
-        """Largest less lowest mean loss, in nats, over the rates that have one."""
-        means = self.means
-        return max(means.values()) - min(means.values()) if means and not self.missing else None
-
-    @property
-    def diverged(self) -> float | None:
-        """Share of the trainings that diverged."""
-        losses = [value for of_factor in self.losses.values() for value in of_factor.values()]
-        return sum(value is None for value in losses) / len(losses) if losses and not self.missing else None
-
-    @property
     def numbers(self) -> dict[str, float]:
-        """Columns of the comparison."""
-        numbers = {"chosen_factor": self.factor, "rate_range": self.spread, "rate_diverged": self.diverged}
-        return {name: value for name, value in numbers.items() if value is not None}
+        """Columns of the comparison; none if a training is missing."""
+        means, losses = self.means, [value for of_factor in self.losses.values() for value in of_factor.values()]
+        if self.missing or not losses:
+            return {}
+        numbers = {"rate_diverged": sum(value is None for value in losses) / len(losses)}
+        if self.factor is not None:
+            numbers |= {"chosen_factor": self.factor, "rate_range": max(means.values()) - min(means.values())}
+        return numbers
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -166,7 +141,6 @@ class Design:
         widths: label to the width of the feed-forward layer (:func:`~sinklab_claims.pathways.operations.matched_widths`).
         seeds: of the evaluation; none on which rates are chosen.
         rate: one learning rate for all, over that of the scale; ``None`` for a search that gives each operation its own.
-        dtype: of the products; by default what suits this machine.
     """
 
     pathways: Sequence[Pathway]
@@ -175,7 +149,6 @@ class Design:
     base: Base
     seeds: Sequence[int]
     rate: float | None = None
-    dtype: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +191,7 @@ def cells_of(
         return Variant(pathway.label, changes)
 
     variants = [variant(pathway) for pathway in design.pathways if pathway.label in factors]
-    return make_cells(variants, design.scale, seeds, design.base, design.dtype)
+    return make_cells(variants, design.scale, seeds, design.base)
 
 
 def selection_cells(design: Design) -> dict[float, dict[tuple[str, int], Cell]]:
@@ -237,20 +210,14 @@ def evaluation_cells(design: Design, factors: Mapping[str, float]) -> dict[Sourc
 
     Where one rate is given for all, the trainings at that rate are all.
     """
+    labels = [pathway.label for pathway in design.pathways]
     if design.rate is not None:
-        return {"chosen": cells_of(design, design.seeds, factors)}
+        return {"chosen": cells_of(design, design.seeds, dict.fromkeys(labels, design.rate))}
     return {
         "chosen": cells_of(design, design.seeds, factors),
-        "scale": cells_of(design, design.seeds, {pathway.label: 1.0 for pathway in design.pathways}),
+        "scale": cells_of(design, design.seeds, dict.fromkeys(labels, 1.0)),
         "longer": cells_of(design, design.seeds[:LONGER_SEEDS], factors, LONGER),
     }
-
-
-def factors_of(design: Design, choices: Mapping[str, Choice]) -> dict[str, float]:
-    """Label to the learning rate of the evaluation over that of the scale; operations that no rate was found for are absent."""
-    if design.rate is not None:
-        return {pathway.label: design.rate for pathway in design.pathways}
-    return {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
 
 
 def foreseen(design: Design) -> str:
@@ -287,12 +254,8 @@ def train_and_read(
         store: output directory of ``sinklab reproduce``, whose trained models are used and added to.
 
     Raises:
-        ConfigurationError: seeds of the evaluation on which rates are chosen, a training that cannot be, or a machine that
-            cannot run it.
-        InputError: a text or directory that cannot be used.
-        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+        as :func:`sinklab_claims.reproduce.store.train_and_read`.
     """
-    check_apart(design.seeds, design.scale)
     train = functools.partial(
         work.train_and_read,
         scale=design.scale,
@@ -312,7 +275,8 @@ def train_and_read(
             pathway.label: Choice(_losses(pathway.label, selection, plan), SELECTION_SEEDS[design.scale])
             for pathway in design.pathways
         }
-    evaluation = evaluation_cells(design, factors_of(design, choices))
+    factors = {label: choice.factor for label, choice in choices.items() if choice.factor is not None}
+    evaluation = evaluation_cells(design, factors)
     read = [
         (cell.name, read_out)
         for source, cells in evaluation.items()
@@ -448,13 +412,6 @@ def trigger_numbers(
         for seed in seeds:
             numbers[seed][label] = {"trigger_solved": 0.0}
     return numbers, words
-
-
-def join_numbers(numbers: Numbers, more: Numbers) -> None:
-    """Put the columns of some more numbers beside those that are there."""
-    for seed, by_label in more.items():
-        for label, values in by_label.items():
-            numbers[seed].setdefault(label, {}).update(values)
 
 
 def _of_run(run: Mapping[str, Any]) -> dict[str, float]:

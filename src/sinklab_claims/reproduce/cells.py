@@ -1,12 +1,13 @@
-"""The scales at which claims are run: a configuration for each base, from seconds on one core to the papers' own set-up."""
+"""Trainings of claims: variants as configurations, each in a folder of a store, and how they are run."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,93 +16,21 @@ from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan
 from sinklab.jobs.driver import check_machine, prepare_texts, run_waiting
 from sinklab.jobs.grid import Cell, short_label
 from sinklab.jobs.ray_cluster import require_cluster
-from sinklab.recipes.backcopy_tiny import backcopy_tiny
-from sinklab.recipes.emergence import emergence
-from sinklab.recipes.emergence_medium import emergence_medium
-from sinklab.recipes.gu2024_1b import gu2024_1b
-from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.results.folder import FolderLock
 from sinklab.results.run import new_run_id
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
 from sinklab.training.token_cache import hash_key
 from sinklab_claims.contract.claim import Base, Changes, Scale, Times, Variant, bases_at
+from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, base_config
 
 __all__ = [
-    "DESCRIPTIONS",
-    "SECONDS_OF_A_TRAINING",
-    "SECONDS_ON_A_GPU",
-    "base_called",
-    "base_config",
     "configure",
     "make_cells",
     "open_store",
     "resolved_changes",
     "train_cells",
 ]
-
-
-def _without_bos(base: PretrainingConfig) -> PretrainingConfig:
-    """Learned positions and a random token at the first of them in training: the position says all and the token nothing.
-
-    With rotary positions, or with text as it comes at the first position, no sink forms in so few steps.
-    """
-    return base.model_copy(
-        update={
-            "name": f"{base.name}_no_bos",
-            "data": base.data.model_copy(update={"bos": "none", "random_positions": (0, 1)}),
-            "model": base.model.model_copy(update={"position": {"name": "learned"}}),
-        }
-    )
-
-
-CONFIGS: Mapping[Scale, Mapping[Base, Callable[[], PretrainingConfig]]] = {
-    "tiny": {"bos": backcopy_tiny, "no-bos": lambda: _without_bos(backcopy_tiny())},
-    "small": {"bos": emergence, "no-bos": lambda: _without_bos(emergence())},
-    "medium": {"bos": emergence_medium, "no-bos": lambda: _without_bos(emergence_medium())},
-    "60m": {"no-bos": gu2024_60m},
-    "1b": {"no-bos": gu2024_1b},
-}
-
-DESCRIPTIONS: Mapping[Scale, str] = {
-    "tiny": "0.1 million parameters on the synthetic bigram-backcopy language, 0.6 million tokens; seconds per run on one "
-    "core; with BOS in front of every row, or with a random token there instead",
-    "small": "1.5 million parameters on Python source, 4 million tokens; minutes per run on one core; with BOS in front of "
-    "every row and rotary positions, or with a random token there instead and learned positions",
-    "medium": "59 million parameters in the layers of Gu et al. 2024 on Python source, 8 million tokens; a minute per run on "
-    "one data-centre GPU, hours on one core; with BOS or without it as small",
-    "60m": "59 million parameters and embeddings on the Pile, 21 billion tokens, no BOS (Gu et al. 2024); GPUs",
-    "1b": "a billion parameters on the Pile, 42 billion tokens, no BOS (Gu et al. 2024); GPUs",
-}
-
-SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 17.0, "small": 560.0, "medium": 29_000.0}
-"""Of one core, in round numbers. Nobody trained ``medium`` on one: a token of it takes 26 times as long as one of
-``small`` (one core, float32), and there are twice as many. At the other scales it depends on the accelerator."""
-
-SECONDS_ON_A_GPU: Mapping[Scale, float] = {"medium": 60.0}
-"""Of one data-centre GPU, in round numbers, where a scale is meant for one."""
-
-
-def base_config(scale: Scale, base: Base | None = None) -> PretrainingConfig:
-    """The configuration in which a variant changes something, anew.
-
-    Args:
-        base: one that the scale has; by default its first.
-    """
-    config = CONFIGS[scale][base or bases_at(scale)[0]]()
-    return config.model_copy(update={"training": config.training.model_copy(update={"snapshots": ()})})
-
-
-def base_called(name: str) -> PretrainingConfig:
-    """The base whose configuration has a name, which every variant of it keeps.
-
-    Raises:
-        ConfigurationError: no base has.
-    """
-    known = {config.name: config for bases in CONFIGS.values() for config in (make() for make in bases.values())}
-    if name not in known:
-        raise ConfigurationError(f"no base of a scale is called {name!r}; bases: {', '.join(known)}")
-    return known[name]
 
 
 NAME_LENGTH = 80
@@ -143,14 +72,13 @@ def resolved_changes(base: PretrainingConfig, variant: Variant) -> dict[str, obj
 
 
 def make_cells(
-    variants: Iterable[Variant], scale: Scale, seeds: Sequence[int], base: Base | None = None, dtype: str | None = None
+    variants: Iterable[Variant], scale: Scale, seeds: Sequence[int], base: Base | None = None
 ) -> dict[tuple[str, int], Cell]:
     """Label and seed to the cell that is trained for it; equal configurations give cells of one name.
 
     Args:
         variants: of one claim, so that labels are unique.
         base: of those that the scale has; by default its first.
-        dtype: of the products where a variant does not say it; by default what suits this machine.
 
     Raises:
         ConfigurationError: as :func:`configure`, or variants that start after each other in a circle.
@@ -164,7 +92,7 @@ def make_cells(
             raise ConfigurationError(f"variants start after each other in a circle: {', '.join((*above, label))}")
         if (label, seed) not in cells:
             variant = by_label[label]
-            config = _in_one_dtype(_with_seed(configure(of_scale, variant), seed), scale, dtype)
+            config = _of_seed(configure(of_scale, variant), seed, scale)
             before = None if variant.after is None else cell_of(variant.after, seed, (*above, label)).name
             settings = resolved_changes(of_scale, variant)
             cells[label, seed] = Cell(_name(settings, seed, config, before, other), settings, config, before)
@@ -261,25 +189,18 @@ def _stages(plan: SweepPlan, names: Sequence[str]) -> list[list[str]]:
         before = plan.cells[name].init_from
         return 0 if before is None else 1 + depth(before)
 
-    depths = {name: depth(name) for name in names}
-    return [[name for name in names if depths[name] == level] for level in range(max(depths.values(), default=-1) + 1)]
+    return [list(stage) for _, stage in itertools.groupby(sorted(names, key=depth), depth)]
 
 
-def _in_one_dtype(config: PretrainingConfig, scale: Scale, dtype: str | None) -> PretrainingConfig:
-    """The same in the dtype of this machine by name, where the scale is for machines like it.
+def _of_seed(config: PretrainingConfig, seed: int, scale: Scale) -> PretrainingConfig:
+    """The same with a seed, in the dtype of this machine by name, where the scale is for machines like it.
 
     A store that moves to another machine then trains there what it compares, since bfloat16 costs some hundredths of a nat.
     """
-    if scale not in SECONDS_OF_A_TRAINING or config.training.dtype != "auto":
-        return config
-    fields = config.model_dump()
-    fields["training"]["dtype"] = dtype or chosen_dtype(config)
-    return PretrainingConfig.parse(fields)
-
-
-def _with_seed(config: PretrainingConfig, seed: int) -> PretrainingConfig:
     fields = config.model_dump()
     fields["training"]["seed"] = fields["data"]["seed"] = seed
+    if scale in SECONDS_OF_A_TRAINING and config.training.dtype == "auto":
+        fields["training"]["dtype"] = chosen_dtype(config)
     return PretrainingConfig.parse(fields)
 
 

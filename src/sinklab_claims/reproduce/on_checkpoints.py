@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._overlap import count_repeats
-from sinklab.corpora._reading import read_samples
+from sinklab.corpora._reading import count_repeats, read_samples
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.models.checkpoint import OwnCode
@@ -24,7 +23,7 @@ from sinklab.streaming.traits import fingerprint
 from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import CHECKPOINT, Claim, OnCheckpoint
 from sinklab_claims.contract.effect import Numbers
-from sinklab_claims.contract.trained import Checkpoint, Kind, Reads, check_texts, kind_of, not_about, rows_read
+from sinklab_claims.contract.trained import Checkpoint, Kind, Reads, kind_of, not_about, rows_read
 from sinklab_claims.reproduce.claims import claim_called
 from sinklab_claims.reproduce.on_trainings import kept_of, metric_called, now, words_of, written
 from sinklab_claims.reproduce.store import OfModel, keeping, run_missing
@@ -128,8 +127,7 @@ def reproduce_on(
         ConfigurationError: a number of corpora that is neither one nor that of the models, one model twice, seeds twice.
         KeyboardInterrupt: what has been measured is kept.
     """
-    _check_arguments(models, corpora, seeds, jobs)
-    named_sources = _named_sources(models)
+    named_sources = _named_sources(models, corpora, seeds)
     out = out.expanduser().absolute()
     named_claims = {name: claim_called(name) for name in dict.fromkeys(names)}
     grid = {"seeds": seeds, "models": [name for name, _ in named_sources]}
@@ -159,19 +157,14 @@ def reproduce_on(
         return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in named_claims.items()]
 
 
-def _check_arguments(models: Sequence[str], corpora: Sequence[str], seeds: Sequence[int], jobs: int | None) -> None:
+def _named_sources(models: Sequence[str], corpora: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, str]]:
+    """Name and source of every model; no name twice, and as many texts as go with them."""
     if not models:
         raise ConfigurationError("`models` are none; give directories or hub ids")
     if len(corpora) not in (1, len(models)):
         raise ConfigurationError(f"`corpora` are {len(corpora)} for {len(models)} models; give one for all, or one for each")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(f"`seeds` {list(seeds)}; expected one or more, and none twice")
-    if jobs is not None and jobs < 1:
-        raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
-
-
-def _named_sources(models: Sequence[str]) -> list[tuple[str, str]]:
-    """Name and source of every model; no name twice."""
     named_sources = [parse_model(text) for text in models]
     if len({name for name, _ in named_sources}) < len(named_sources):
         raise ConfigurationError(f"`models` {', '.join(models)}: one of them is given twice; name directories by NAME=DIR")
@@ -260,7 +253,7 @@ def _refused_reads(checkpoint: Checkpoint, name: str, reads: Iterable[Reads]) ->
     refused: dict[str, str] = {}
     for rows in sorted(reads):
         try:
-            check_texts(checkpoint, rows)
+            rows_read(checkpoint, rows)
         except DoesNotApply as error:
             refused[rows] = str(error)
         except InputError as error:

@@ -24,8 +24,7 @@ from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, DoesNotApply, UnsupportedModelError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
-from sinklab.jobs.processes import run_processes, serve
-from sinklab.jobs.watch import watching
+from sinklab.jobs.processes import run_processes, serve, watching
 from sinklab.models.loading import load_model
 from sinklab.registry import read_outs
 from sinklab.results.folder import from_outside
@@ -57,12 +56,16 @@ Numbers = dict[str, Any]
 """Plain JSON: ``numbers`` and the ``seconds`` that they took."""
 
 
+Place = tuple[Path, str, dict[str, object], Sequence[Callable[..., object]]]
+"""Folder of a store, name and settings of an entry, and the functions that measure it."""
+
+
 class _Task(abc.ABC):
     """Something that is measured once and kept."""
 
     @abc.abstractmethod
-    def _place(self) -> tuple[Path, str, dict[str, object], Sequence[Callable[..., object]]]:
-        """Folder of the store, name and settings of the entry, and the functions that measure."""
+    def _place(self) -> Place:
+        """Where it is kept, and what measures it."""
 
     def cached(self) -> Numbers | None:
         """What was measured before: ``numbers``, and of a checkpoint ``reason`` where the claim does not apply."""
@@ -96,7 +99,7 @@ class Reading(_Task):
     folder: Path
     read_out: str
 
-    def _place(self) -> tuple[Path, str, dict[str, object], Sequence[Callable[..., object]]]:
+    def _place(self) -> Place:
         settings = {"run": read_run(self.folder)["run_id"], "weights": TrainedModel(self.folder, self.folder).weights}
         return self.folder / "read_outs", self.read_out, settings, [function_of(self.read_out)]
 
@@ -122,7 +125,7 @@ class Measurement(_Task):
     seed: int
     scale: Scale
 
-    def _place(self) -> tuple[Path, str, dict[str, object], Sequence[Callable[..., object]]]:
+    def _place(self) -> Place:
         measure = claim_called(self.claim).measure
         assert measure is not None  # whoever asks has looked
         return self.folder, self.claim, {"seed": self.seed, "scale": self.scale}, [measure]
@@ -162,7 +165,7 @@ class OfModel(_Task):
     config: str
     tokens: str
 
-    def _place(self) -> tuple[Path, str, dict[str, object], Sequence[Callable[..., object]]]:
+    def _place(self) -> Place:
         read = {"weights": self.revision, "config": self.config, "text": self.text, "tokens": self.tokens}
         return self.folder, self.claim, {"seed": self.seed, **read}, functions_of(self.claim)
 
@@ -220,12 +223,9 @@ def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
 
 
 def version_of(functions: Sequence[Callable[..., object]]) -> str:
-    """Of sinklab, and of the metrics that the modules of functions declare, where one is not the first."""
+    """Of sinklab, and of the metrics that functions declare, where one is not the first."""
     declared: dict[str, Metric] = {
-        metric.name: metric
-        for function in functions
-        for metric in getattr(sys.modules[function.__module__], "METRICS", ())
-        if metric.version > 1
+        metric.name: metric for function in functions for metric in getattr(function, "metrics", ()) if metric.version > 1
     }
     return " ".join([__version__, *(f"{name}={metric.version}" for name, metric in sorted(declared.items()))])
 
@@ -327,7 +327,7 @@ def run_missing(
         return {}
     commands = {
         name: [
-            *(sys.executable, "-m", "sinklab_claims.reproduce.store", str(cache)),
+            *("sinklab_claims.reproduce.store", str(cache)),
             json.dumps([[type(task).__name__, dataclasses.asdict(task)] for task in batch], default=str),
         ]
         for name, batch in batches.items()
@@ -345,7 +345,6 @@ def run_missing(
             retries=0,
             watch=watch,
             environments={name: {"OMP_NUM_THREADS": "1"} for name in commands},
-            forked=not torch.cuda.is_available(),
         )
 
 
