@@ -284,7 +284,7 @@ SECTION = Section(
     title="What the sink is for",
     lead="Each head was edited alone and the loss measured again: with all of its attention on the sink, with the sink hidden, "
     "with an output of zero, and with its output on another text. The change of the loss shows what the head does.",
-    help="Find out what every head does with the sink, by interventions (docs/causes.md); takes a minute or more.",
+    help="Find out what every head does with the sink, by interventions (docs/explain.md); takes a minute or more.",
     found=Causes,
     show=show,
     measure="sinklab.studies.causes.measurement:causes_section",
