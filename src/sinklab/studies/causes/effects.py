@@ -250,7 +250,7 @@ def _key(known: Mapping[int | str, object], site: Site) -> int | str | None:
 
 
 def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", seed: int = 0) -> list[HeadEdit]:
-    """All variants of a measurement, by the names that :func:`~sinklab.studies.causes.labels.label_heads` looks for.
+    """All variants of a measurement, by the names that the rules of labels have.
 
     - ``redirect``, ``hide``, ``zero_value``: with the sink; ``zero``: the whole head; ``resample``: its output of the next text
       of the same domains, where these have different lengths the next longer one of the batch. On these labels rest.

@@ -67,11 +67,9 @@ def location(
     Args:
         samples: two texts or more. Conditions that edit tokens need ``input_ids`` without padding, the loss of the next token,
             and one first token in all texts; otherwise they are left out, and the reason is in the result.
-        sinks: its ``place``, a position or ``"null"``.
-        readout: the loss; that of the model's task by default.
+        sinks: its ``place``, a position or ``"null"``; ``readout`` is that of the model's task by default.
         threshold: mean share from which on a position is a sink.
-        prefix: random tokens of the random prefix.
-        move_to: where the moved first token stands; a quarter of the texts' length by default.
+        prefix, move_to: random tokens in front, and where the moved first token stands, by default at a quarter of the text.
         top: how many positions and tokens are kept for each condition.
 
     Raises:

@@ -65,7 +65,6 @@ def massive_activations(
     beside it (Owen et al. 2025, arXiv 2503.22329), and as many other channels of the same tokens, drawn at random, set to zero.
 
     Args:
-        model: any model whose layers give hidden states ``(batch, seq_len, hidden_size)``.
         samples: two texts or more.
         sinks: where the sink is, to see what becomes of it; ``None``, or a ``place`` of ``None``, to leave that out.
         readout: the loss; that of the model's task by default.

@@ -55,8 +55,7 @@ def spread(
         samples: two texts or more, with ``input_ids`` ``(samples, seq_len)``.
         sinks: its ``place``, a position or ``"null"``, is what is hidden.
         readout: the loss for what hiding costs; that of the model's task by default.
-        replaced: tokens to replace in each text, one at a time; drawn from its second quarter, the new token from the tokens
-            of all texts.
+        replaced: tokens to replace in each text, one at a time; drawn from its second quarter, new ones from all texts.
 
     Raises:
         ConfigurationError: no sink, no ``input_ids``, padding, fewer than two texts, texts of fewer than 8 tokens, or all of
