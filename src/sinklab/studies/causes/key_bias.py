@@ -73,9 +73,13 @@ def key_bias(
     place, sink = experiment.known_place(sinks, samples, "key-bias evidence"), sinks.require()
     other = experiment.random_places(samples, place, sinks, torch.Generator().manual_seed(seed))
     scores, other_scores, losses = _Scores(place), _Scores(other), []
+
+    def own(start: int, stop: int) -> Place:
+        return place[start:stop] if isinstance(place, Tensor) and place.ndim == 2 else place
+
     for run in experiment.runs(
         model, samples, readout, batch_size=batch_size,
-        probes=lambda start, stop: (_Scores(experiment.place_of(place, start, stop)), _Scores(other[start:stop])),
+        probes=lambda start, stop: (_Scores(own(start, stop)), _Scores(other[start:stop])),
     ):  # fmt: skip
         losses.append(run.losses.nanmean(1).numpy())
         for whole, part in zip((scores, other_scores), run.probes, strict=True):

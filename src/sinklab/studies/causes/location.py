@@ -248,10 +248,18 @@ class _Received(Watcher):
         shape = (len(call.queries), call.num_heads, call.kv_len)
         sums, counts = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
         null = torch.zeros(call.num_heads, dtype=torch.float64)
-        for rows in experiment.row_shares(call):
-            sums += rows.weights.masked_fill(~rows.seen, 0.0).sum(2).cpu()
-            counts += rows.seen.sum(2).expand(shape).cpu()
-            null += rows.null.masked_fill(~rows.counted[:, None], 0.0).sum((0, 2)).cpu()
+        for start, stop in call.blocks():
+            scores = call.scores(start, stop)
+            weights, mass = call.weights(start, stop, scores).double(), call.null_mass(start, stop, scores).double()
+            whole = (weights.sum(-1) + mass).clamp_min(1e-8)  # rows of zeros, which some operations have, stay zeros
+            counted = call.counted[:, start:stop]
+            itself = (call.query_positions[:, start:stop, None] == call.key_positions[:, None]) & (
+                call.query_documents[:, start:stop, None] == call.key_documents[:, None]
+            )
+            seen = call.visible.block(start, stop, 0, call.kv_len) & (counted[..., None] & ~itself)[:, None]
+            sums += (weights / whole[..., None]).masked_fill(~seen, 0.0).sum(2).cpu()
+            counts += seen.sum(2).expand(shape).cpu()
+            null += (mass / whole).masked_fill(~counted[:, None], 0.0).sum((0, 2)).cpu()
         heads = experiment.heads_of(call.site, call.num_heads)
         self.modules.append(_Module(heads, sums, counts, call.key_positions.cpu(), null, int(call.counted.sum())))
 
