@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sinklab.errors import InputError
-from sinklab.report.head_data import HEAD_NUMBERS, add_maps
-from sinklab.report.maps import Maps, data_address
+from sinklab.report.maps import HEAD_NUMBERS, Maps, add_maps, data_address
 from sinklab.report.numbers import GridRow, Numbers, labelled, part_order
 from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_matrix
 from sinklab.report.page import json_text, render, write_page

@@ -90,9 +90,9 @@ def audit(
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.models.drawing import AUTO, default_corpus, reading_part
-    from sinklab.studies.audit.display import display
     from sinklab.studies.audit.measurement import measure_audit, write_arrays
     from sinklab.studies.audit.page import frame_report, write_report
+    from sinklab.studies.audit.show import show
     from sinklab.studies.measure.probing import opened, writes
 
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
@@ -104,14 +104,14 @@ def audit(
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,
         ))  # fmt: skip
         text = named_corpus or default_corpus(loaded)
+        include = {"cache": cache, "certificate": certificate, "causes": causes, "origin": origin}
         audit = measure_audit(
-            loaded, text, **settings, batch_size=batch_size, cache=cache, certificate=certificate,
-            causes=causes, origin=origin, run_id=run.id, progress=run.progress,
-        )  # fmt: skip
+            loaded, text, **settings, batch_size=batch_size, include=include, run_id=run.id, progress=run.progress
+        )
         return run.finish(
             summary=audit.summary,
             table=audit.table,
-            display=display,
+            show=show,
             files=functools.partial(write_arrays, audit.arrays),
             page=write_report,
             frame=frame_report,
