@@ -15,7 +15,7 @@ from sinklab.report.maps import HEAD_NUMBERS, Maps, add_maps, data_address
 from sinklab.report.numbers import GridRow, Numbers, labelled, part_order
 from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_matrix
 from sinklab.report.page import json_text, render, write_page
-from sinklab.report.words import number, position_name
+from sinklab.results.blocks import number
 from sinklab.results.frame import framed
 from sinklab.results.intervals import just_above
 from sinklab.results.naming import front_names, quote
@@ -303,7 +303,7 @@ def _sinks(
         text = texts[position] if texts is not None and position < len(texts) else None
         own = front[position] if position < len(front) else text if known else None
         token = None if known or position < len(front) else text
-        name = own or position_name(position)
+        name = own or f"position {position}"
         candidates.append(_Candidate(name, by_weight[..., position], by_share[..., position], position, token))
     sinks: list[tuple[Sink, NDArray[Any]]] = []
     for candidate in candidates:

@@ -172,9 +172,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        number=number, percent=percent, token=display_token, commands=_commands
-    )
+    environment.filters.update(number=number, percent=percent, token=display_token, commands=_commands)
     return environment
 
 

@@ -192,10 +192,7 @@ def layer_table(figures: Sequence[dict[str, Any]]) -> Grid:
     rows = [
         [
             "embedding" if label == "in" else label,
-            *(
-                series["y"][figure["labels"].index(label)] if label in figure["labels"] else ""
-                for figure, series in columns
-            ),
+            *(series["y"][figure["labels"].index(label)] if label in figure["labels"] else "" for figure, series in columns),
         ]
         for label in labels
     ]

@@ -243,7 +243,9 @@ def finding(found: SinksFound, threshold: float) -> str:
     sinks, heads = found.sinks, f"{found.num_heads:,} heads"
     whose = f"{found.part[:1].upper()}{found.part[1:]}: the" if found.part else "The"
     if found.main is not None and found.main.kind == "null":
-        return f"{whose} sink is the null score, which takes {percent(100 * (found.null_mass or 0.0))} of the mass of all heads."
+        return (
+            f"{whose} sink is the null score, which takes {percent(100 * (found.null_mass or 0.0))} of the mass of all heads."
+        )
     if found.main is not None:
         return (
             f"{whose} sink is {place_and_token(found.main)}: {found.main.sinking or 0:,} of {heads}, sink rate "

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sinklab.report.maps import HEAD_NUMBERS, Maps, add_maps, picture_data
+from sinklab.report.numbers import Numbers
 from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_list, round_matrix, rounded
 from sinklab.report.page import facts_of, json_text, render, require_kind, write_blocks_page, write_page
 from sinklab.results.blocks import Bar, Grid, percent
@@ -22,7 +23,7 @@ from sinklab.studies.audit.folder import Audit, View, read_audit
 from sinklab.studies.audit.found import Place, condition_name, samples_of
 from sinklab.studies.audit.show import conditions_grid, remarks, section_blocks, sinks_grid
 
-__all__ = ["FRAME_BUDGET", "PAGE_BUDGET", "frame_report", "head_rates", "render_report", "write_report"]
+__all__ = ["DEFINITIONS", "FRAME_BUDGET", "PAGE_BUDGET", "frame_report", "head_rates", "render_report", "write_report"]
 
 PAGE_BUDGET = 10_000_000
 """Bytes that a page stays below, also for 32 × 32 heads and 4,096 tokens."""
@@ -152,7 +153,7 @@ def _definitions(audit: Audit) -> Grid:
         for name in dict.fromkeys([*DEFINITIONS, *view.found.definitions])
         if (value := view.rate(name)) is not None
     ]
-    return Grid(["Definition", "What it counts", "Value"], rows, title="Definitions of the sink rate", text=2)
+    return Grid(["Definition", "What it counts", "Value"], rows, text=2)
 
 
 def _metrics(audit: Audit) -> Grid:
@@ -213,7 +214,7 @@ def _sink_data(audit: Audit, view: View, place: Place) -> dict[str, Any]:
     elif place.kind != "position":
         data["name"] = place.name
     if view.part or place.kind != "position":
-        data["rates"] = head_rates(audit, place, view.part)
+        data["rates"] = head_rates(audit.numbers, place, view.part)
     return data
 
 
@@ -278,17 +279,17 @@ def _own_sinks(
         together = np.asarray(audit.found.columns)
         if main is not None and main.kind == "group" and received is not None:
             own = together[np.nan_to_num(received[..., together]).argmax(axis=-1)]
-            strongest = np.asarray(head_rates(audit, main))
+            strongest = np.asarray(head_rates(audit.numbers, main))
         else:
             strongest = filled[..., column]
         own = np.where(filled.max(axis=-1) > strongest, filled.argmax(axis=-1), own)
     return own
 
 
-def head_rates(audit: Audit, place: Place, part: str = "") -> list[list[float]]:
+def head_rates(numbers: Numbers, place: Place, part: str = "") -> list[list[float]]:
     """Rates of a sink that is no position, or is of one part of the model, ``(modules, num_heads)``."""
-    rates = np.zeros((len(audit.numbers.grid), audit.numbers.num_heads))
-    rows = {row.layer: number for number, row in enumerate(audit.numbers.grid) if not part or row.part == part}
+    rates = np.zeros((len(numbers.grid), numbers.num_heads))
+    rows = {row.layer: column for column, row in enumerate(numbers.grid) if not part or row.part == part}
     for layer, head, _, rate in place.heads:
         rates[rows[layer], head] = rate
     return [[float(f"{value:.5g}") for value in row] for row in rates]

@@ -125,7 +125,12 @@ def remarks(found: AuditFound) -> list[str]:
 
 def sinks_grid(found: AuditFound) -> Grid:
     """Every place of the sinks, with its heads; also those that are nearly sinks."""
-    kinds = {"sinks": "sink", "followed": "looked at wherever it stands", "silent": "only as a share of its row", "weak": "in too few samples"}
+    kinds = {
+        "sinks": "sink",
+        "followed": "looked at wherever it stands",
+        "silent": "only as a share of its row",
+        "weak": "in too few samples",
+    }
     rows = [
         [
             f"{view.part}: {place_and_token(place)}" if view.part else place_and_token(place),
@@ -140,8 +145,16 @@ def sinks_grid(found: AuditFound) -> Grid:
         for kind, words in kinds.items()
         for place in getattr(view.sinks, kind)
     ]
-    headings = ["Place", "What it is", "Heads, strongest first", "Heads that sink", "Sink rate", "Mean weight", "Value / mean value"]
-    return Grid(headings, rows, title="Sinks", text=3)
+    headings = [
+        "Place",
+        "What it is",
+        "Heads, strongest first",
+        "Heads that sink",
+        "Sink rate",
+        "Mean weight",
+        "Value / mean value",
+    ]
+    return Grid(headings, rows, text=3)
 
 
 def conditions_grid(found: AuditFound) -> Grid:
@@ -162,4 +175,4 @@ def conditions_grid(found: AuditFound) -> Grid:
     first = "Tokens" if found.reads_text else "Samples"
     loss = f"Loss, {loss_unit(found)}"
     headings = [first, "Sink", "Its rate", "Rate at position 0", "Strongest position", "Rate there", loss]
-    return Grid(headings, rows, title="Conditions", text=2)
+    return Grid(headings, rows, text=2)
