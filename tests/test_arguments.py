@@ -14,7 +14,7 @@ from sinklab.cli.commands import find_commands
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.studies.arguments import BatchSize, CorpusSource, Samples, Threshold, _checked, command
+from sinklab.studies.arguments import BatchSize, CorpusSource, Loading, Output, Samples, Threshold, _checked, command
 
 if TYPE_CHECKING:
     from somewhere import Thing
@@ -97,3 +97,32 @@ def test_a_corpus_may_be_a_path_and_no_list(tmp_path):
         InputError, match=r"^`corpus` is a list; expected a name, a path or a Corpus\. Texts in memory go into a file"
     ):
         resolve_corpus(["Some text."])
+
+
+class TestOptionsInGroups:
+    """Fields of dataclasses as arguments of their own."""
+
+    @staticmethod
+    def function():
+        @command
+        def look(model: str, *, samples: Samples = 3, loading: Loading = Loading(), output: Output = Output()) -> tuple:  # noqa: B008
+            """Look."""
+            return model, samples, loading, output
+
+        return look
+
+    def test_they_are_given_by_name_or_all_at_once(self):
+        look = self.function()
+        assert look("m", dtype="bfloat16", out="x") == ("m", 3, Loading(dtype="bfloat16"), Output(out="x"))
+        assert look("m", loading=Loading(device="cpu"), dtype="float64")[2] == Loading(device="cpu", dtype="float64")
+
+    def test_the_signature_has_them_one_by_one(self):
+        names = list(inspect.signature(self.function()).parameters)
+        assert names[:4] == ["model", "samples", "device", "dtype"]
+        assert names[-3:] == ["out", "overwrite", "progress"]
+
+    def test_they_are_checked_and_unknown_ones_are_named(self):
+        with pytest.raises(ConfigurationError, match="`out` is 3"):
+            self.function()("m", out=3)
+        with pytest.raises(TypeError, match=r"dtyp.*it takes model, samples, device"):
+            self.function()("m", dtyp="float32")

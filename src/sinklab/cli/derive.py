@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import collections.abc
 import functools
 import inspect
 import operator
 import re
-import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -23,27 +21,11 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.registry import split_specs
 from sinklab.results.progress import bars, quietly, say
-from sinklab.studies.arguments import WHOLE, AsJson, Quiet, WrittenTo
+from sinklab.studies.arguments import WHOLE, AsJson, InMemory, Quiet, WrittenTo, annotations_of
 
 __all__ = ["derive", "folder_name", "option_names", "plain", "read_docstring"]
 
 OPTIONS = cyclopts.Group("Options")
-
-
-class _Unknown(type):
-    """What is read off a module that is imported for type checkers only (``nn.Module``) is as unknown as the module."""
-
-    def __getattr__(cls, name: str) -> _Unknown:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return cls
-
-    def __getitem__(cls, item: object) -> _Unknown:
-        return cls
-
-
-class _InMemory(metaclass=_Unknown):
-    """Stands for types that are imported for type checkers only: models and plug-ins in memory, which no line can name."""
 
 
 def derive(function: Callable[..., object], name: str) -> cyclopts.App:
@@ -96,7 +78,7 @@ def derive(function: Callable[..., object], name: str) -> cyclopts.App:
 def option_names(function: Callable[..., object]) -> dict[str, str]:
     """Parameter to how the command line calls it: ``seq_len`` to ``--seq-len``, ``model`` to ``MODEL``."""
     return {
-        name: name.upper() if _by_position(parameter) else _names(name, _notes(_resolved(function, parameter.annotation)))[0]
+        name: name.upper() if _by_position(parameter) else _names(name, _notes(annotations_of(function)[name]))[0]
         for name, parameter in _options(function).items()
     }
 
@@ -149,7 +131,7 @@ def _options(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     return {
         name: parameter
         for name, parameter in inspect.signature(function).parameters.items()
-        if name not in ("progress", "say") and _members(_resolved(function, parameter.annotation))
+        if name not in ("progress", "say") and _members(annotations_of(function)[name])
     }
 
 
@@ -158,14 +140,14 @@ def _places(function: Callable[..., object]) -> dict[str, WrittenTo]:
     return {
         name: note
         for name, parameter in _options(function).items()
-        for note in _notes(_resolved(function, parameter.annotation))
+        for note in _notes(annotations_of(function)[name])
         if isinstance(note, WrittenTo)
     }
 
 
 def _parameter(function: Callable[..., object], parameter: inspect.Parameter, texts: Mapping[str, str]) -> inspect.Parameter:
     """One argument or option, as cyclopts takes it."""
-    annotation = _resolved(function, parameter.annotation)
+    annotation = annotations_of(function).get(parameter.name, parameter.annotation)
     notes = _notes(annotation)
     text = texts.get(parameter.name) or next((note.documentation for note in notes if isinstance(note, Doc)), "")
     text += "".join(
@@ -218,19 +200,6 @@ def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _resolved(function: Callable[..., object], annotation: Any) -> Any:
-    """The type behind an annotation; names that do not exist at run time become :class:`_InMemory`."""
-    if not isinstance(annotation, str):
-        return annotation
-    known = {**vars(builtins), **vars(sys.modules[function.__module__])}
-
-    class Names(dict[str, Any]):
-        def __missing__(self, name: str) -> Any:
-            return known.get(name, _InMemory)
-
-    return eval(annotation, {}, Names())  # the text of our own signature
-
-
 def _type(annotation: Any) -> tuple[Any, Any]:
     """The type that the command line reads, and that of its items where it is a list (else ``None``)."""
     members = _members(annotation)
@@ -248,7 +217,7 @@ def _members(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    kinds = [part for part in members if part not in (_InMemory, Any) and get_origin(part) not in _IN_MEMORY]
+    kinds = [part for part in members if part not in (InMemory, Any) and get_origin(part) not in _IN_MEMORY]
     return kinds if set(kinds) - {type(None)} else []
 
 

@@ -7,13 +7,14 @@ signature is read, and the help shown, without it.
 
 from __future__ import annotations
 
-import ast
+import builtins
 import dataclasses
 import functools
 import inspect
 import operator
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,6 @@ from typing import (
     TypeAlias,
     TypeVar,
     Union,
-    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -69,12 +69,16 @@ __all__ = [
     "DeviceMap",
     "Dtype",
     "FreshSamples",
+    "InMemory",
     "Jobs",
+    "Loading",
     "MaxMemory",
     "ModelSource",
     "OffloadFolder",
     "Operations",
+    "Options",
     "Out",
+    "Output",
     "Overwrite",
     "OverwriteFile",
     "Progress",
@@ -93,6 +97,7 @@ __all__ = [
     "Tp",
     "TrustRemoteCode",
     "WrittenTo",
+    "annotations_of",
     "command",
     "parse_seeds",
 ]
@@ -160,13 +165,54 @@ Quiet = Annotated[bool, "--quiet", "-q", Doc("Show only the result and errors, n
 Resume = Annotated[bool, Doc("Continue the run in the output directory; finished work is kept.")]
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+class Options:
+    """Base of frozen dataclasses whose fields are arguments of every function that takes one.
+
+    ``loading: Loading = Loading()`` in the signature of a command stands for the fields of :class:`Loading`: options of
+    the line, which callers from Python give by name, ``audit(model, dtype="bfloat16")``, or all at once. What the annotation
+    of the parameter notes (:class:`WrittenTo`) belongs to the field ``out``.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loading(Options):
+    """How a model that is named is loaded (:func:`~sinklab.models.loading.load_model`)."""
+
+    device: Device = "auto"
+    dtype: Dtype = "auto"
+    device_map: DeviceMap = None
+    max_memory: MaxMemory = None
+    offload_folder: OffloadFolder = None
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
+
+    def open(self, model: _Model) -> LoadedModel:
+        """The model, loaded if it was named.
+
+        Raises:
+            ConfigurationError: it is in memory, and an option asks for what it is not.
+        """
+        from sinklab.studies.measure.probing import opened
+
+        return opened(model, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output(Options):
+    """Where a result is written, and who is told how far it is."""
+
+    out: Out = None
+    overwrite: Overwrite = False
+    progress: Progress | None = None
+
+
+R = TypeVar("R")
 
 
 @overload
-def command(function: F) -> F: ...
+def command(function: Callable[..., R]) -> Callable[..., R]: ...
 @overload
-def command(function: str) -> Callable[[F], F]: ...
+def command(function: str) -> Callable[[Callable[..., R]], Callable[..., R]]: ...
 def command(function: Any) -> Any:
     """Mark of a function that is a command of ``sinklab``; its numbers and paths are checked before it is called.
 
@@ -190,31 +236,88 @@ def command(function: Any) -> Any:
     return _with_checked_numbers if isinstance(function, str) else _with_checked_numbers(function)
 
 
-def _with_checked_numbers(function: F) -> F:
+def _with_checked_numbers(function: Callable[..., R]) -> Callable[..., R]:
     """The function behind :func:`~sinklab.configuration.check_numbers` of every argument, from Python and from a line alike."""
+    parameters = inspect.signature(function).parameters.values()
+    groups = {parameter.name: parameter.default for parameter in parameters if isinstance(parameter.default, Options)}
+    group_of = {field.name: name for name, default in groups.items() for field in dataclasses.fields(default)}  # type: ignore[arg-type]
 
     @functools.wraps(function)
     def call(*positional: Any, **named: Any) -> Any:
+        given = {name: named.pop(name, default) for name, default in groups.items()}
+        for field in [name for name in named if name in group_of]:
+            group = group_of[field]
+            given[group] = dataclasses.replace(given[group], **{field: _checked(call, field, named.pop(field))})
         signature = inspect.signature(function)
         try:
             bound = signature.bind(*positional, **named)
         except TypeError as error:
-            raise TypeError(f"{function.__name__}() {error}; it takes {', '.join(signature.parameters)}") from None
+            raise TypeError(
+                f"{function.__name__}() {error}; it takes {', '.join(inspect.signature(call).parameters)}"
+            ) from None
         for name, value in bound.arguments.items():
             if name == "model" and isinstance(value, os.PathLike):  # a directory; everything behind reads names
                 value = os.fspath(value)
-            value = bound.arguments[name] = _checked(function, name, value)
-            if isinstance(value, (int, float, list, tuple)):
-                from sinklab.configuration import check_numbers
+            bound.arguments[name] = _checked(call, name, value)
+        return function(*bound.args, **bound.kwargs, **given)
 
-                check_numbers(f"`{name}`", value)
-            if name in ("seed", "seeds"):
-                for seed in value if isinstance(value, (list, tuple)) else [value]:
-                    if isinstance(seed, int):
-                        require_whole(f"`{name}`", seed, 0)
-        return function(*bound.args, **bound.kwargs)
+    call.__signature__ = _flat(function)  # type: ignore[attr-defined]
+    return call
 
-    return cast(F, call)
+
+def _flat(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature with the fields of :class:`Options` in place of these; annotations as they are written."""
+    flat: list[inspect.Parameter] = []
+    signature = inspect.signature(function)
+    for parameter in signature.parameters.values():
+        if not isinstance(parameter.default, Options):
+            flat.append(parameter)
+            continue
+        for field in dataclasses.fields(parameter.default):  # type: ignore[arg-type]
+            default = getattr(parameter.default, field.name)
+            flat.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type))
+    return signature.replace(parameters=flat)
+
+
+class _Unknown(type):
+    """What is read off a module that is imported for type checkers only (``nn.Module``) is as unknown as the module."""
+
+    def __getattr__(cls, name: str) -> _Unknown:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, item: object) -> _Unknown:
+        return cls
+
+
+class InMemory(metaclass=_Unknown):
+    """Stands for types that are imported for type checkers only: models and plug-ins in memory, which no line can name."""
+
+
+@functools.cache
+def annotations_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Parameter of a command to its annotation, evaluated; those of :class:`Options` field by field."""
+    evaluated = _evaluated(function)
+    found: dict[str, Any] = {}
+    for parameter in inspect.signature(inspect.unwrap(function)).parameters.values():
+        if not isinstance(parameter.default, Options):
+            found[parameter.name] = evaluated.get(parameter.name, Any)
+            continue
+        notes = getattr(evaluated[parameter.name], "__metadata__", ())
+        for name, annotation in _evaluated(type(parameter.default)).items():
+            found[name] = functools.reduce(lambda kind, note: Annotated[kind, note], notes if name == "out" else (), annotation)
+    return found
+
+
+def _evaluated(holder: Any) -> dict[str, Any]:
+    known = {**vars(builtins), **vars(sys.modules[holder.__module__])}
+
+    class Names(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            return known.get(name, InMemory)
+
+    return get_type_hints(inspect.unwrap(holder), {}, Names(), include_extras=True)
 
 
 def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
@@ -224,17 +327,26 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
         ConfigurationError: no number, one with a fraction in place of a whole one, no path, no function, or one thing in place
             of a list of them.
     """
-    text = str(function.__annotations__.get(name, ""))
-    declared = _declared(function, name)
+    annotation = annotations_of(function)[name]
+    annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    declared = set(get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,))
     if value is None and type(None) in declared:
         return None
     listed = isinstance(value, Iterable) and not isinstance(value, (str, os.PathLike, Mapping))  # a text is one, of its letters
-    if text.removeprefix("Annotated[").startswith("Sequence[") and not listed:
+    if get_origin(next(iter(declared - {type(None)}))) is Sequence and str not in declared and not listed:
         raise ConfigurationError(f"`{name}` is {value!r}; expected a list, also of one")
     if Path in declared:
         require_path(f"`{name}`", value)
     if Progress in declared:
         require_function(f"`{name}`", value, DONE_OF_STAGE)
+    if isinstance(value, (int, float, list, tuple)):
+        from sinklab.configuration import check_numbers
+
+        check_numbers(f"`{name}`", value)
+    if name in ("seed", "seeds"):
+        for seed in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(seed, int):
+                require_whole(f"`{name}`", seed, 0)
     try:
         if declared <= {int, type(None)}:
             return value if isinstance(value, bool) else operator.index(value)
@@ -251,29 +363,6 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
 def _of_python(value: Any) -> Any:
     """A number of numpy as one of Python; all else as it is."""
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
-
-
-def _declared(function: Callable[..., Any], name: str) -> set[Any]:
-    """The types that a parameter is declared to take; what cannot be evaluated while it runs stands for itself."""
-    holder = types.SimpleNamespace(__annotations__={name: function.__annotations__.get(name, Any)})
-    try:
-        annotation = get_type_hints(holder, function.__globals__)[name]
-    except NameError:  # imported for type checkers only
-        return {Any, type(None)} if _says_none(holder.__annotations__[name]) else {Any}
-    parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    return set(parts)
-
-
-def _says_none(annotation: str) -> bool:
-    """Whether an annotation that cannot be evaluated is a union with ``None``, also inside of ``Annotated``."""
-    node = ast.parse(annotation, mode="eval").body
-    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
-        node = node.slice.elts[0]
-    while isinstance(node, ast.BinOp):
-        if "None" in (ast.unparse(node.left), ast.unparse(node.right)):
-            return True
-        node = node.left
-    return False
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
