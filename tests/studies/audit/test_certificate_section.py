@@ -19,7 +19,7 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.results.table import read_run, read_table
 from sinklab.sinks import Sinks
-from sinklab.studies.audit.certificate import DELTA, QUERIES, SAMPLES, _sentence, certified
+from sinklab.studies.theory.certified_heads import DELTA, QUERIES, SAMPLES, _sentence, certified
 from sinklab.studies.theory.no_op_certificate import NoOpCertificate
 
 SETTINGS = {"corpus": "python_source", "seq_len": 16, "samples": 6, "cache": False}

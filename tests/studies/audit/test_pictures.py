@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from sinklab.report.head_data import head_data
 from transformers import (
     DetrConfig,
     DetrImageProcessor,
@@ -33,7 +34,6 @@ from sinklab import audit, find_origin, measure
 from sinklab.errors import ConfigurationError, ResultError
 from sinklab.models.loading import wrap_model
 from sinklab.report import maps as page_pictures
-from sinklab.report.head_data import head_data
 from sinklab.report.maps import picture_data, read_audit
 from sinklab.report.words import sinks_of
 from sinklab.studies.audit.figures import layer_figures
