@@ -35,7 +35,6 @@ BENCHMARKS = (
     "streaming_layer",
     "streaming_step",
     "streaming_peers",
-    "streaming_scored",
     "streaming_prefill",
     "streaming_floor",
 )

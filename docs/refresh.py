@@ -21,7 +21,7 @@ from sinklab.jobs.scale import CHECKPOINT, RECORDED, SCALES, folder_names
 from sinklab.jobs.verdict import OF_ONE_MODEL
 from sinklab.registry import KINDS
 from sinklab.report.claims_page import VerdictLine, VerdictList
-from sinklab.results.metric import Metric, catalogue, metrics_of
+from sinklab.results.metric import Metric, declared, metrics_of
 from sinklab.results.summaries.claims import ClaimPart, ClaimRecord
 from sinklab.results.table import COLUMNS
 from sinklab.studies.pathways.words import DEFINITION, OF_BASE
@@ -87,17 +87,6 @@ def metrics() -> str:
     for name in KINDS["probes"]:
         sections.append("\n".join([f"## {name}", "", KINDS["probes"].summary(name), "", *_table(metrics_of("probes", name))]))
     return "\n\n".join(sections)
-
-
-def other_metrics() -> str:
-    """Every metric that is declared elsewhere than in a probe or a read-out, with its module."""
-    rows = [
-        f"| `{metric.name}` | {_cell(metric.text)} | {metric.unit} | `{declared.module.removeprefix('sinklab.')}` |"
-        for declared in catalogue().values()
-        for metric in (declared.metric,)
-        if declared.module.split(".")[1] not in ("probes", "read_outs")
-    ]
-    return "\n".join(["| metric | definition | unit | declared in |", "|---|---|---|---|", *rows])
 
 
 def headline() -> str:
@@ -422,7 +411,7 @@ def _definition(module: str, name: str) -> ast.FunctionDef | ast.ClassDef:
 def reference_sinks() -> str:
     """The models, the definitions, and what these come to, all heads together."""
     units = {"percent": "{:.2f} %", "fraction": "{:.3f}", "weight": "{:.3f}", "nats": "{:.3f} nats"}
-    form = {name: units[catalogue()[name].metric.unit] for name in DEFINITIONS}
+    form = {name: units[metric.unit] for name in DEFINITIONS if (metric := declared(name))}
     references = load_references()
     models = [
         f"| `{one.model}` | `{one.revision}` | {' × '.join(map(str, one.numbers['gu2024'].shape))} | {len(one.rows)} of "
@@ -528,7 +517,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "metrics": metrics,
     "headline": headline,
-    "other_metrics": other_metrics,
     "reference_sinks": reference_sinks,
     "pathways_summary": pathways_summary,
     "pathways_definition": lambda: "\n".join(f"> {line}".rstrip() for line in DEFINITION.splitlines()),

@@ -26,7 +26,7 @@ MIDDLE = "5.23.0"
 """The last before the argument `past_key_values` became `cache`, and GPT-J and CodeGen came to the attention interface."""
 
 TESTS = (
-    *(f"tests/streaming/test_{name}.py" for name in ("cache", "families", "generate", "ordered", "padding")),
+    *(f"tests/streaming/test_{name}.py" for name in ("cache", "families", "ordered", "padding")),
     *(
         f"tests/streaming/test_{name}.py"
         for name in (
@@ -36,9 +36,7 @@ TESTS = (
             "positions_far",
             "refusals",
             "rollback",
-            "rotation",
             "step",
-            "verify",
         )
     ),
     *("tests/models", "tests/attention/test_ranks.py", "tests/training", "tests/jobs/test_sweep.py"),

@@ -16,10 +16,10 @@ from sinklab.attention.seam import register_operation
 from sinklab.operations.softmax import Softmax
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.host import compile_steps
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.static import compile_steps
 
 SINKS, STEPS = 4, 16
 

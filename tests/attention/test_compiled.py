@@ -12,7 +12,7 @@ from tests.conftest import make_sinklm
 from sinklab import SinkCache, attend
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.streaming.static import compile_steps
+from sinklab.streaming.host import compile_steps
 
 TOKENS = torch.arange(24)[None]
 

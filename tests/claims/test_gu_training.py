@@ -5,29 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from sinklab.attention.call import Statistics
-from sinklab.claims import _sgd, random_first_tokens
+from sinklab.claims import random_first_tokens
 from sinklab.claims.fixed_token import TOKEN
-from sinklab.claims.prefix_lm import PREFIX, RowRates, prefix_rates
-from sinklab.claims.unique_data import overfitting
 from sinklab.claims.window_attention import ExcessOfOldest, excess_weights
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.studies.backcopy.training import BackcopySettings
-from sinklab.studies.reproduce.cells import configure
 from sinklab.studies.reproduce.scales import base_config
-from sinklab.studies.reproduce.work import claim_called
 from sinklab.training.rows import RandomPositions
-
-
-def test_rate_times_steps_is_one_number():
-    base = base_config("tiny")
-    for variant in claim_called("equal_learning_rate_times_steps").variants:
-        config = configure(base, variant)
-        assert config.optimizer.learning_rate * config.training.steps == base.optimizer.learning_rate * base.training.steps
 
 
 def test_fixed_token_is_no_special_one():
@@ -49,17 +35,6 @@ def test_excess_of_weights_by_hand():
         )
         watcher.update(call, None)
         assert watcher.by_query[0][1:].tolist() == [expected, expected]
-
-
-def test_rates_of_single_rows_by_hand():
-    """Two layers of two heads, two rows. The first row's sink is on token 0 in three heads, the second's on token 1 in two."""
-    count = torch.tensor([4.0, 3.0, 2.0]).expand(1, 1, 3)
-    first_layer = torch.tensor([[[0.9, 0.0, 0.5], [0.9, 0.0, 0.5]], [[0.1, 0.5, 0.9], [0.1, 0.3, 0.9]]])
-    second_layer = torch.tensor([[[0.4, 0.0, 0.5], [0.2, 0.0, 0.5]], [[0.1, 0.5, 0.9], [0.29, 0.1, 0.9]]])
-    watcher = RowRates(prefix=2)
-    for mean in (first_layer, second_layer):
-        watcher.update(SimpleNamespace(), Statistics(column_share=mean * count, column_count=count))
-    assert watcher.rates().tolist() == [[75.0, 0.0], [0.0, 50.0]]
 
 
 def trained_like(**fields):
@@ -97,24 +72,6 @@ def test_window_read_out_of_a_model_without_a_window_is_of_a_window_of_half_its_
     assert read["excess_of_first"] == pytest.approx(float(((on_first - even) / (1 - even)).mean()), abs=1e-6)
 
 
-def test_prefix_read_out_of_a_model_without_a_sink():
-    numbers = prefix_rates(trained_like(**{key.removeprefix("model."): value for key, value in PREFIX.changes.items()}))
-    assert numbers == {
-        "prefix_largest": 0.0,
-        "prefix_second": 0.0,
-        "prefix_one": 0.0,
-    }  # 64 queries over 40 random tokens: about 1/20 each
-    assert prefix_rates(trained_like()) == {}
-
-
-def test_rows_with_their_sink_on_one_token_of_the_prefix(monkeypatch):
-    """Of four rows one has it on one token, one on two, one on none, and one has a stray head beside it."""
-    rates = torch.tensor([[0.0, 75.0, 0.0], [50.0, 25.0, 0.0], [0.0, 3.0, 0.0], [80.0, 6.25, 0.0]]).double()
-    monkeypatch.setattr(RowRates, "rates", lambda self: rates)
-    numbers = prefix_rates(trained_like(prefix=3))
-    assert numbers == {"prefix_largest": 52.0, "prefix_second": (25 + 6.25) / 4, "prefix_one": 50.0}
-
-
 def test_sinks_are_measured_on_rows_with_random_tokens_where_the_training_had_them(monkeypatch):
     seen = []
     numbers = dict.fromkeys(("sink_rate", "sink_rate_1", "sink_rate_max"), 1.0)
@@ -136,26 +93,3 @@ def test_sinks_are_measured_on_rows_with_random_tokens_where_the_training_had_th
     assert not changed[:, 3:].any()
     assert set(seen[0][:, 1:3].flatten().tolist()) <= set(range(20, 40))
     assert len(seen[0][:, 1:3].unique(dim=0)) > 1
-
-
-def test_adam_and_sgd_train_the_same_model_on_the_same_task(monkeypatch):
-    few = BackcopySettings(width=8, length=8, steps=2, batch=2, evaluations=2)
-    monkeypatch.setattr(_sgd, "SETTINGS", {"tiny": few})
-    numbers = _sgd.adam_and_sgd(0, "tiny")
-    assert set(numbers) == {"adamw", "sgd"}
-    assert set(numbers["sgd"]) == {metric.name for metric in _sgd.METRICS}
-    assert numbers["sgd"] != numbers["adamw"]
-    # Two steps at 0.03 and 1e-3 hardly move it.
-    assert numbers["sgd"]["bos_weight"] == pytest.approx(numbers["adamw"]["bos_weight"], abs=0.02)
-
-
-def test_overfitting_is_the_rise_since_the_least_loss():
-    table = pd.DataFrame(
-        {
-            "probe": ["sink_readout"] * 4 + ["training"],
-            "metric": ["loss", "loss", "loss", "sink_loss_gap", "train_loss"],
-            "step": [600, 200, 400, 400, 400],
-            "value": [2.5, 3.0, 2.25, 0.2, 0.1],
-        }
-    )
-    assert overfitting(SimpleNamespace(table=table)) == {"overfitting": 0.25}

@@ -16,7 +16,6 @@ from sinklab.claims.gradient_sinks import gradient_numbers
 from sinklab.claims.mass_thrown_on_content import Shares, _freed
 from sinklab.claims.order_of_onset import half_way
 from sinklab.claims.threshold_and_length import LENGTHS, OTHERS, THRESHOLDS, USUAL, SameOrder, rates
-from sinklab.claims.weak_content import contents
 from sinklab.errors import DoesNotApply
 from sinklab.interventions.hide_key import HideKey
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -120,36 +119,6 @@ def test_rates_of_a_sink_of_known_weight():
 
 
 # --- weak content -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_sink_of_the_place_keeps_its_weight_whatever_stands_there():
-    numbers = contents(read_like(by_position(8.0), drawn_rows()))
-    kept = [value for name, value in numbers.items() if name.startswith("content_") and name != "content_later"]
-    # One score decides all, so weights agree to the rounding of float32.
-    assert kept == pytest.approx([numbers["content_natural"]] * 5, rel=1e-5)
-    assert numbers["content_natural"] > 0.5
-    assert numbers["content_later"] < 0.1
-
-
-def test_a_sink_of_the_content_goes_with_its_token():
-    """Rows begin with token 7, which is no token of the text and is held nowhere else; the head looks for it."""
-    rows = drawn_rows()
-    rows[rows == 7] = 8
-    rows[:, 0] = 7
-    numbers = contents(read_like(by_position(8.0, token=7), rows, IDS[IDS != 7]))
-    assert numbers["content_natural"] > 0.5
-    assert all(numbers[f"content_{kind}"] < 0.25 for kind in ("random", "frequent", "rare", "telling"))
-
-
-def test_the_telling_token_is_the_one_with_a_law_of_its_own():
-    """Behind token 9 there is always token 10; the head looks for token 9, wherever it stands."""
-    rows = drawn_rows()
-    rows[:, 30], rows[:, 31] = 9, 10
-    rows[:, 40], rows[:, 41] = 9, 10
-    rows[:, 1:][rows[:, :-1] == 9] = 10
-    numbers = contents(read_like(by_position(8.0, token=9), rows))
-    assert numbers["content_telling"] > 2 * numbers["content_random"]
-    assert numbers["content_later"] > 2 * numbers["content_random"]
 
 
 # --- the course of a training -------------------------------------------------------------------------------------------------

@@ -16,17 +16,8 @@ from sinklab.errors import UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims, tasks
 from sinklab.streaming.perplexity import losses
-from sinklab.studies.reproduce.cells import configure
-from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.reproduce.work import claim_called
 from sinklab.training.windowed import token_losses
-
-
-def test_gamma_is_a_share_of_the_length():
-    for scale, context in (("tiny", 64), ("small", 256), ("60m", 2048)):
-        variant = claim_called("clipped_fails_on_decoders").variants[1]
-        assert configure(base_config(scale), variant).model.operation["gamma"] == -12 / context
-
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------
 

@@ -8,32 +8,16 @@ import pandas as pd
 import pytest
 import torch
 
-from sinklab.claims import backcopy_dormant as dormant
 from sinklab.claims._rates import course
 from sinklab.claims._trigger import trained_numbers
-from sinklab.claims.backcopy_dormant_among_heads import TRIGGERS, copy_head
 from sinklab.claims.bos_removed import without_bos
-from sinklab.claims.context_length import LONG, SHORT, first_tokens
 from sinklab.claims.entropy_bound import LENGTHS, NORMS, measure, trained_rows
 from sinklab.claims.massive_mean_against_zero import edited
-from sinklab.corpora import bigram_backcopy
-from sinklab.jobs.scale import SCALES
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.studies.backcopy.training import BackcopySettings
-from sinklab.studies.reproduce.cells import configure, resolved_changes
+from sinklab.studies.reproduce.cells import resolved_changes
 from sinklab.studies.reproduce.scales import base_config
 from sinklab.studies.reproduce.work import claim_called
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_contexts_have_equal_tokens_a_step(scale):
-    base = base_config(scale)
-    tokens = base.training.batch_size * base.model.max_position_embeddings
-    for variant, factor in ((SHORT, 0.25), (LONG, 4)):
-        config = configure(base, variant)
-        assert config.model.max_position_embeddings == base.model.max_position_embeddings * factor
-        assert config.training.batch_size * config.model.max_position_embeddings == tokens
 
 
 def test_rates_of_the_gates_change_the_operation_alone():
@@ -72,15 +56,6 @@ def test_the_relu_solution_is_measured_exactly(monkeypatch):
     assert numbers["several heads"] == {"layers": 4}
 
 
-def test_numbers_of_a_backcopy_model(monkeypatch):
-    short = BackcopySettings(width=8, length=8, batch=2, steps=2, evaluations=2)
-    monkeypatch.setattr(dormant, "SETTINGS", {"tiny": short})
-    numbers = dormant.measure(0, "tiny")["softmax"]
-    assert set(numbers) <= {metric.name for metric in dormant.METRICS}
-    assert numbers["trigger_excess"] > 1
-    assert claim_called("backcopy_dormant").costs.keys() == {"tiny", "small", "60m"}
-
-
 def test_course_of_a_run_that_diverged():
     def row(metric, step, value):
         return {"metric": metric, "step": step, "value": value, "layer": None, "key_position": None}
@@ -101,7 +76,7 @@ def test_course_of_a_run_that_diverged():
 
 @pytest.fixture(scope="module")
 def trained():
-    """What the read-outs ask of a trained model, with random weights, BOS 0 in front of random rows, tokens 1 to 3 triggers."""
+    """What the read-outs ask of a trained model, with random weights, BOS 0 in front of random rows."""
     torch.manual_seed(0)
     shape = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = SinkLM(
@@ -109,10 +84,9 @@ def trained():
     ).eval()
     rows = torch.randint(1, 40, (8, 64))
     rows[:, 0] = 0
-    tokenizer = SimpleNamespace(convert_tokens_to_ids=lambda token: 1 + TRIGGERS.index(token))
     return SimpleNamespace(
         config=SimpleNamespace(model=Architecture(**shape), data=SimpleNamespace(held_out_rows=8)),
-        loaded=SimpleNamespace(model=model, tokenizer=tokenizer, device=torch.device("cpu")),
+        loaded=SimpleNamespace(model=model, device=torch.device("cpu")),
         rows=lambda samples=100, seq_len=None: rows[:samples, :seq_len],
         front=0,
         context=64,
@@ -125,36 +99,11 @@ def test_bound_is_measured_in_a_model(trained):
     assert numbers["largest_violation"] == 0
 
 
-def test_copy_head_is_the_one_of_the_maps(trained):
-    model, rows = trained.loaded.model, trained.rows()
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        maps = torch.stack(model(rows, output_attentions=True, use_cache=False).attentions, 1)  # (rows, layers, heads, q, k)
-    model.set_attn_implementation("sdpa")
-    triggers = ((rows >= 1) & (rows <= 3))[:, 2:]
-    previous = maps.diagonal(-1, -2, -1)[..., 1:] * triggers[:, None, None]
-    by_row = previous.sum(-1) / triggers.sum(-1)[:, None, None]
-    numbers = copy_head(trained)
-    assert numbers["previous_at_trigger"] == pytest.approx(by_row.nanmean(0).max().item(), rel=1e-5)
-    assert numbers.keys() == {"previous_at_trigger", "previous_elsewhere", "bos_at_trigger", "bos_elsewhere", "value_ratio"}
-
-
-def test_triggers_are_those_of_the_corpus():
-    assert TRIGGERS == bigram_backcopy.TRIGGERS
-
-
 def test_removal_of_bos_is_measured(trained):
     numbers = without_bos(trained)
     assert 0 < numbers["strongest"] < 1
     assert {"at_first_without", "at_first_replaced", "at_bos_moved", "at_first_moved"} < numbers.keys()
     assert {"loss_without", "loss_replaced", "loss_moved"} < numbers.keys()
-
-
-def test_first_tokens_are_read_in_rows_of_sixteen(trained):
-    numbers = first_tokens(trained)
-    assert numbers.keys() == {"first_attention_of_16", "sink_rate_of_16"}
-    # Even rows of 1 to 16 keys have 0.211 on the first one; random scores scatter about it.
-    assert 0.1 < numbers["first_attention_of_16"] < 0.4
 
 
 def test_nothing_is_massive_in_a_small_random_model(trained):

@@ -8,17 +8,16 @@ import warnings
 import pytest
 import torch
 from tests.architectures.zoo import VOCAB
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, gap, one_by_one, read, text
-from tests.streaming.oracle import slow_logits
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, gap, one_by_one, read, slow_logits, text
 from torch._dynamo.utils import counters
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.host import compile_steps
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.state import load_state, save_state
-from sinklab.streaming.static import compile_steps
 from sinklab.streaming.stream import Stream
 
 LENGTH = 60
@@ -31,9 +30,6 @@ POLICIES = [
     {"name": "window", "window": 9},
     {"name": "strided", "num_sinks": 2, "dense": 4, "span": 16, "stride": 4},
     {"name": "blocks", "num_sinks": 2, "block": 4, "blocks": 2},
-    {"name": "heavy_hitter", "heavy": 4, "recent": 3},
-    {"name": "value_norm", "num_sinks": 1, "large": 3, "recent": 4},
-    {"name": "value_norm", "num_sinks": 1, "large": 3, "recent": 2, "attended": True},
     {"name": "pinned", "pinned": (0, 3), "window": 9},
     {"name": "per_head", "budgets": (((1, 4), (2, 13)), ((1, 4), (1, 7)))},
     {"name": "recompute", "window": 12},

@@ -153,14 +153,12 @@ def test_scaling_a_head_in_bfloat16(device):
 
 def test_cache_policies(device):
     options = {"corpus": "python_source", "windows": [48], "sinks": (0, 4), "tokens": 200, "documents": 1, "dtype": "float32"}
-    options["policies"] = ["full", "window", "sink_window", "heavy_hitter", "value_norm", "recompute"]
+    options["policies"] = ["full", "window", "sink_window", "recompute"]
     found, expected = (compare_policies("embedded:softmax", device=where, **options) for where in (str(device), "cpu"))
     by_name = [{(entry["policy"], entry["num_sinks"]): entry for entry in one.summary["policies"]} for one in (found, expected)]
     assert by_name[0].keys() == by_name[1].keys()
     for key, entry in by_name[1].items():
-        # Scored policies keep the token with the larger sum, and two may be as large but for a rounding.
-        noise = 1e-2 if key[0] in ("heavy_hitter", "value_norm") else NOISE
-        assert by_name[0][key]["loss"] == pytest.approx(entry["loss"], rel=noise), key
+        assert by_name[0][key]["loss"] == pytest.approx(entry["loss"], rel=NOISE), key
         assert by_name[0][key]["bytes_held"] == entry["bytes_held"]
 
 

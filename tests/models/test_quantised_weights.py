@@ -11,7 +11,7 @@ from torch import nn
 from sinklab import SinkCache, audit, find_causes, find_origin, measure
 from sinklab.attention.placement import held
 from sinklab.models.loading import hash_weights, load_model, wrap_model
-from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.traits import fingerprint
 
 SAMPLES = {"corpus": "random_tokens", "samples": 3, "seq_len": 16}
 

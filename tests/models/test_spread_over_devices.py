@@ -17,8 +17,8 @@ from sinklab.errors import ConfigurationError, InputError, SinklabError, Unsuppo
 from sinklab.models.loading import hash_weights, load_model, wrap_model
 from sinklab.results.progress import quietly
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.stream import Stream
+from sinklab.streaming.traits import fingerprint
 from sinklab.studies.cache.cache import compare_policies
 
 LAYERS = {"model.layers.0": "cpu", "model.layers.1": "disk"}

@@ -46,33 +46,6 @@ def read(model, tokens, cache, pieces) -> Tensor:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
-def test_padding(model, policy):
-    tokens, mask = text(rows=3), torch.ones(3, LENGTH, dtype=torch.long)
-    mask[1, :17] = 0
-    mask[2, 10:19] = 0
-    mask[2, 40:] = 0
-    for pieces in ([LENGTH], [1] * LENGTH, [13, 1, 1, 20, 9]):
-        reader = open_reader(model, policy, chunk=7)
-        parts = zip(tokens.split(pieces, dim=1), mask.split(pieces, dim=1), strict=True)
-        found = torch.cat([reader.read(part, shown) for part, shown in parts], dim=1)
-        for row in range(3):
-            shown = mask[row].bool()
-            alone = read(model, tokens[row : row + 1, shown], PolicyCache(policy, model), [int(shown.sum())])
-            torch.testing.assert_close(found[row, shown], alone[0], atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
-def test_positions_counted_anew(model, policy):
-    tokens = text()
-    expected = read(model, tokens, PolicyCache(policy, model), [LENGTH])
-    for pieces in ([LENGTH], [1] * LENGTH):
-        cache = PolicyCache(policy, model, chunk=3, rebase_at=policy.reach + 4)
-        torch.testing.assert_close(read(model, tokens, cache, pieces), expected, atol=TOLERANCE, rtol=0)
-        assert cache.table.rebases >= 2
-        assert cache.table.highest_position < policy.reach + 4
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
 def test_beams(model, policy):
     tokens = text(rows=2)
     cache = PolicyCache(policy, model)

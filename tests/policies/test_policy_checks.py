@@ -11,7 +11,7 @@ import torch
 from tests.conftest import make_sinklm
 
 from sinklab.errors import ConfigurationError, ContractError
-from sinklab.policies.base import Policy, ScoredPolicy
+from sinklab.policies.base import Policy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.cache import PolicyCache
@@ -236,104 +236,10 @@ def test_settings(monkeypatch):
         check_policy(ChangesASetting(window=18))
 
 
-@dataclass(frozen=True, kw_only=True)
-class BrokenScores(ScoredPolicy):
-    """Holds six tokens, three of them recent, by the norms of their keys, with something wrong."""
-
-    @property
-    def num_slots(self):
-        return 6
-
-    @property
-    def protected(self):
-        return 3
-
-    def score(self, previous, keys, values, weights):
-        return keys.float().norm(dim=-1)
-
-
-class Correct(BrokenScores):
-    pass
-
-
-class ScoresInHalf(BrokenScores):
-    def score(self, previous, keys, values, weights):
-        return keys.norm(dim=-1)
-
-
-class ScoresNobody(BrokenScores):
-    def score(self, previous, keys, values, weights):
-        return torch.full_like(previous, torch.nan)
-
-
-class ScoresTheWrongShape(BrokenScores):
-    def score(self, previous, keys, values, weights):
-        return keys.float()
-
-
-class ProtectsNobody(BrokenScores):
-    @property
-    def protected(self):
-        return 0
-
-
-class ProtectsEverybody(BrokenScores):
-    @property
-    def protected(self):
-        return 6
-
-
-class SaysLess(BrokenScores):
-    def max_held(self, seq_len):
-        return min(seq_len, 5)
-
-
-class GrowsOtherwise(BrokenScores):
-    needs_weights = True
-
-    def score(self, previous, keys, values, weights):
-        return 0.9 * previous + weights
-
-    def growth(self, keys, values):
-        return 1.0
-
-
-class Draws(BrokenScores):
-    """Throws dice, so that nothing comes out twice."""
-
-    def score(self, previous, keys, values, weights):
-        return torch.rand_like(previous)
-
-
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        (ScoresInHalf, "check 'score': expected finite float32 numbers (2, 3, 1), got torch.bfloat16 (2, 3, 1)"),
-        (ScoresNobody, "check 'score': expected finite float32 numbers (2, 3, 1)"),
-        (ScoresTheWrongShape, "check 'score': expected finite float32 numbers (2, 3, 1), got torch.float32 (2, 3, 1, 8)"),
-        (ProtectsNobody, "check 'protected': expected 1 or more, and with 0 pinned fewer than 6, got 0"),
-        (ProtectsEverybody, "check 'protected': expected 1 or more, and with 0 pinned fewer than 6, got 6"),
-        (SaysLess, "check 'budget': expected at most 5 tokens at query 5, got 6"),
-        (
-            GrowsOtherwise,
-            "check 'growth': expected the score of a token that is attended to within 1.0e-05, got a difference of",
-        ),
-        (Draws, "check 'division': expected logits of a text read in pieces within"),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
-)
-def test_scores_that_break_the_contract(policy, message, monkeypatch):
-    monkeypatch.setitem(policies._objects, "broken", policy)
-    monkeypatch.setattr(policy, "name", "broken", raising=False)
-    with pytest.raises(ContractError, match=re.escape("policy 'broken' breaks its contract, " + message)):
-        check_policy(policy())
-
-
-def test_correct_policies_of_an_outsider(monkeypatch):
-    for policy in (Correct, Broken):
-        monkeypatch.setitem(policies._objects, "broken", policy)
-        monkeypatch.setattr(policy, "name", "broken", raising=False)
-        check_policy(policy())
+def test_a_correct_policy_of_an_outsider(monkeypatch):
+    monkeypatch.setitem(policies._objects, "broken", Broken)
+    monkeypatch.setattr(Broken, "name", "broken", raising=False)
+    check_policy(Broken())
 
 
 def test_a_policy_of_a_third_kind_needs_a_reader():
@@ -344,5 +250,5 @@ def test_a_policy_of_a_third_kind_needs_a_reader():
         def max_held(self, seq_len):
             return 1
 
-    with pytest.raises(ConfigurationError, match="policy 'nothing' is neither a SlotPolicy nor a ScoredPolicy, and no reader"):
+    with pytest.raises(ConfigurationError, match="policy 'nothing' is no SlotPolicy, and no reader"):
         open_reader(make_sinklm(), Nothing())

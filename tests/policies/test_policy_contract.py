@@ -42,13 +42,6 @@ SETTINGS = {
         {"num_sinks": 3, "block": 1, "blocks": 6},
         {"num_sinks": 2, "block": 4, "blocks": 2, "positions": "original"},
     ],
-    "heavy_hitter": [{"heavy": 4, "recent": 3}, {"heavy": 1, "recent": 0}, {"heavy": 4, "recent": 3, "positions": "original"}],
-    "value_norm": [
-        {"num_sinks": 2, "large": 3, "recent": 2},
-        {"num_sinks": 0, "large": 3, "recent": 0},
-        {"num_sinks": 2, "large": 3, "recent": 2, "positions": "original"},
-        {"num_sinks": 1, "large": 2, "recent": 2, "attended": True},
-    ],
     "per_head": [
         {"budgets": (((1, 3), (2, 9)), ((0, 6), (1, 3)))},
         {"budgets": (((4, 7), (4, 7)), ((4, 1), (4, 12)))},

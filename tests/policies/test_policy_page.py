@@ -19,7 +19,7 @@ def test_the_example_runs():
     made = names["model"].generate(tokens, past_key_values=names["cache"], max_new_tokens=3, do_sample=False)
     assert made.shape[1] == tokens.shape[1] + 3
     assert names["reader"].read(tokens).shape[:2] == tokens.shape
-    assert names["reader"].telemetry().policy == "60 heavy+60"
+    assert names["reader"].telemetry().policy == "4+4×30"
 
 
 def test_every_policy_has_a_row():

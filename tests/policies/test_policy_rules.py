@@ -6,15 +6,12 @@ import pytest
 import torch
 
 from sinklab.errors import ConfigurationError, UnknownNameError
-from sinklab.policies.base import ScoredPolicy
 from sinklab.policies.blocks import Blocks
 from sinklab.policies.full import Full
-from sinklab.policies.heavy_hitter import HeavyHitter
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.recompute import Recompute
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.strided import Strided
-from sinklab.policies.value_norm import ValueNorm
 from sinklab.policies.window import Window
 from sinklab.registry import policies
 
@@ -107,25 +104,6 @@ def test_blocks_are_the_context_shift_of_llama_cpp():
         assert seen_by(policy, token) == held
 
 
-def test_score_of_heavy_hitters():
-    score = HeavyHitter(heavy=2, recent=1).score(
-        torch.tensor([[[0.5, 1.5, 0.0]]]), torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2), torch.tensor([[[0.25, 0.5, 0.25]]])
-    )
-    assert score.tolist() == [[[0.75, 2.0, 0.25]]]
-    assert (HeavyHitter(heavy=2, recent=1).num_slots, HeavyHitter(heavy=2, recent=1).protected) == (4, 2)
-
-
-def test_score_of_value_norms():
-    values = torch.tensor([[[[1.0, -2.0], [0.5, 0.0]]]])
-    before, weights = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.5, 0.5]]])
-    plain = ValueNorm(num_sinks=1, large=2, recent=1)
-    assert plain.score(before, values, values, None).tolist() == [[[3.0, 0.5]]]
-    attended = ValueNorm(num_sinks=1, large=2, recent=1, attended=True)
-    assert attended.score(before, values, values, weights).tolist() == [[[2.5, 0.25]]]
-    assert (plain.needs_weights, attended.needs_weights) == (False, True)
-    assert (plain.num_slots, plain.protected, plain.pinned) == (5, 2, (0,))
-
-
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
@@ -139,11 +117,6 @@ def test_score_of_value_norms():
         (Strided(), "4+512, 1 in 8 of 4096"),
         (Blocks(num_sinks=1, block=16, blocks=4), "1+4×16"),
         (Blocks(positions="original"), "4+2×512, original positions"),
-        (HeavyHitter(heavy=3, recent=4), "3 heavy+4"),
-        (HeavyHitter(heavy=3, recent=4, positions="original"), "3 heavy+4, original positions"),
-        (ValueNorm(), "4+508 large+512"),
-        (ValueNorm(positions="original"), "4+508 large+512, original positions"),
-        (ValueNorm(attended=True), "4+508 attended large+512"),
         (Recompute(window=9, every=2), "recompute 9, every 2"),
     ],
 )
@@ -189,7 +162,3 @@ def test_by_name():
         policies.make({"name": "sink_windows"})
     with pytest.raises(ConfigurationError, match="policy 'window' has no setting 'sinks'; it has positions, window"):
         policies.make({"name": "window", "sinks": 4})
-
-
-def test_a_scored_policy_reads_no_weights_unless_it_says_so():
-    assert ScoredPolicy.needs_weights.fget(None) is False

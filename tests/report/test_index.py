@@ -64,7 +64,11 @@ def test_an_extreme_over_seeds_is_an_extreme(tmp_path):
         for seed, value in enumerate(values)
     ]
     (tmp_path / "lab").mkdir()
-    write_json({"run_id": "20261122T100000Z-00000a", "kind": "trigger", "config": {}}, tmp_path / "lab" / "run.json")
+    extremes = {"max_error": "max", "bos_weight_min": "min"}
+    write_json(
+        {"run_id": "20261122T100000Z-00000a", "kind": "trigger", "config": {}, "extremes": extremes},
+        tmp_path / "lab" / "run.json",
+    )
     write_table(make_table(rows, operation="softmax"), tmp_path / "lab" / "table.parquet")
     numbers = {name: value for name, (value, _) in read_runs(tmp_path)[0].numbers.items()}
     assert numbers == {"max_error": 4.0, "bos_weight_min": 0.125, "steps": 4.5}

@@ -6,26 +6,40 @@ import functools
 from typing import Any
 
 import torch
+import transformers
 from tests.architectures.zoo import DECODERS, OFF_SEAM, VOCAB, ZOO, build
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.rotation import Rotation, read_rotations
 
 __all__ = [
     "FAMILIES",
+    "MAMBA",
+    "RECURRENT",
     "REFUSED",
+    "SHAPE",
+    "SHARED",
     "SINKS",
     "TOLERANCE",
     "WINDOW",
+    "SlowLayer",
+    "assert_as_published",
+    "assert_dense_before_it_is_full",
+    "assert_generated_as_dense",
     "backends_of",
     "build_decoder",
+    "built",
     "decoder",
     "gap",
     "one_by_one",
     "read",
     "sliding",
+    "slow_logits",
+    "small",
     "text",
 ]
 
@@ -103,3 +117,215 @@ def gap(one: Tensor, other: Tensor) -> float:
     """Largest difference; infinite if either is not finite."""
     difference = (one - other).abs()
     return float(difference.max()) if bool(difference.isfinite().all()) else float("inf")
+
+
+def small(model: PreTrainedModel | None = None, **settings: Any) -> SinkCache:
+    """The cache of the tests: :data:`SINKS` and :data:`WINDOW`."""
+    return SinkCache(model, num_sinks=SINKS, window=WINDOW, **settings)
+
+
+class SlowLayer(CacheLayerMixin):
+    """Trims after the step, as the released code does; a key's position is its index among the keys that are held."""
+
+    def __init__(self, rotation: Rotation | None, num_sinks: int, window: int) -> None:
+        super().__init__()
+        self.rotation, self.num_sinks, self.window = rotation, num_sinks, window
+        self.plain: list[Tensor] = []
+        self.held_values: list[Tensor] = []
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def rotated(self, keys: Tensor, steps: int) -> Tensor:
+        if self.rotation is None:
+            return keys
+        return keys @ self.rotation.matrices(torch.tensor(steps), keys.dtype)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if len(self.plain) > self.num_sinks + self.window:  # the trim after the last step
+            for held in (self.plain, self.held_values):
+                del held[self.num_sinks]
+        assert key_states.shape[2] == 1 or len(self.plain) + key_states.shape[2] <= self.num_sinks + self.window
+        for key, value in zip(key_states.split(1, dim=2), value_states.split(1, dim=2), strict=True):
+            self.plain.append(self.rotated(key, -len(self.plain)))
+            self.held_values.append(value)
+        keys = [self.rotated(key, index) for index, key in enumerate(self.plain)]
+        return torch.cat(keys, dim=2), torch.cat(self.held_values, dim=2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        held = min(len(self.plain), self.num_sinks + self.window)
+        return held + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return min(len(self.plain), self.num_sinks + self.window)
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class SlowLatentLayer(SlowLayer):
+    """Latent attention: the second tensor is what rotates."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        rotated, latent = super().update(value_states, key_states)
+        return latent, rotated
+
+
+class SlowHybridLayer(SlowLayer, LinearAttentionLayer):
+    """Attention and linear attention side by side; the state is as transformers keeps it."""
+
+    def __init__(self, rotation: Rotation | None, num_sinks: int, window: int) -> None:
+        SlowLayer.__init__(self, rotation, num_sinks, window)
+        LinearAttentionLayer.__init__(self)
+
+    def lazy_initialization(self, **states: Any) -> None:
+        LinearAttentionLayer.lazy_initialization(self, **states)
+
+
+@torch.no_grad()
+def slow_logits(
+    model: PreTrainedModel, tokens: Tensor, num_sinks: int, window: int, *, front: int = 0, first: int = 1
+) -> Tensor:
+    """Logits ``(batch, seq_len, vocab_size)``, one token at a time.
+
+    Args:
+        front: tokens that the model itself puts in front of the first one; they stay besides the sinks.
+        first: tokens that are given at once to begin with.
+    """
+    rotations = read_rotations(model)
+    layers: list[Any] = list(DynamicCache(config=model.config).layers)  # those of linear attention stay
+    for index, rotation in rotations.layers.items():
+        beside = isinstance(layers[index], LinearAttentionLayer) if index < len(layers) else False
+        kind = SlowLatentLayer if index in rotations.latent else SlowHybridLayer if beside else SlowLayer
+        layers[index : index + 1] = [kind(rotation, front + num_sinks, window)]
+    cache = Cache(layers=layers)
+    found = []
+    for piece in torch.arange(tokens.shape[1]).split([first, *[1] * (tokens.shape[1] - first)]):
+        positions = piece.clamp(max=num_sinks + window).expand(len(tokens), -1)
+        found.append(model(input_ids=tokens[:, piece], position_ids=positions, past_key_values=cache, use_cache=True).logits)
+    return torch.cat(found, dim=1)
+
+
+PIECES = (19, 1, 1, 7, 12)
+"""Calls in which a text of 40 tokens may come."""
+
+
+def assert_as_published(model: PreTrainedModel) -> None:
+    """It gives the logits of the published rule, computed slowly: token by token, at once, in calls of any size, and in chunks
+    with positions counted anew as often as there is room for."""
+    tokens = text(sum(PIECES))
+    published = slow_logits(model, tokens, SINKS, WINDOW)
+    assert gap(one_by_one(model, tokens), published) < TOLERANCE
+    assert gap(read(model, tokens), published) < TOLERANCE
+    assert gap(read(model, tokens, pieces=PIECES), published) < TOLERANCE
+    tight = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=5, rebase_at=SINKS + WINDOW + 6)
+    assert gap(read(model, tokens, tight), published) < TOLERANCE
+    assert tight.table.rebases >= 3
+
+
+def assert_dense_before_it_is_full(model: PreTrainedModel) -> None:
+    """As long as nothing is evicted the logits are those without a cache."""
+    tokens = text(SINKS + WINDOW + 1)
+    with torch.no_grad():
+        dense = model(input_ids=tokens, use_cache=False).logits
+    assert gap(one_by_one(model, tokens), dense) < TOLERANCE
+    assert gap(read(model, tokens), dense) < TOLERANCE
+
+
+def assert_generated_as_dense(model: PreTrainedModel) -> None:
+    """As long as nothing is evicted generate() gives the tokens that it gives with a cache of transformers: greedily, and by
+    beams, whose rows change places, of a batch of two lengths."""
+    prompt = text(9)
+    prompt[1, :3] = 0
+    given = {"input_ids": prompt, "attention_mask": (prompt > 0).long(), "max_new_tokens": 12, "do_sample": False}
+    for beams in (1, 3):
+        usual = model.generate(**given, num_beams=beams)
+        cache = SinkCache(num_sinks=SINKS, window=40)
+        assert torch.equal(model.generate(**given, num_beams=beams, **cache_argument(model, cache)), usual)
+
+
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+DELTA = {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")} | {
+    f"linear_{kind}_head_dim": 8 for kind in ("key", "value")
+}
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+EXPERTS = {"num_experts_per_tok": 1}
+TURNS = ["linear_attention", "full_attention"] * 2
+
+RECURRENT = {
+    "Qwen3_5": ("Qwen3_5TextConfig", {**DELTA, "head_dim": 8}),
+    "OlmoHybrid": ("OlmoHybridConfig", {**DELTA, "layer_types": TURNS}),
+    "Lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"] * 2}),
+    "GraniteMoeHybrid": (
+        "GraniteMoeHybridConfig",
+        {**MAMBA, **EXPERTS, "layer_types": ["mamba", "attention"] * 2, "num_local_experts": 2, "shared_intermediate_size": 32},
+    ),
+    "Jamba": (
+        "JambaConfig",
+        {**EXPERTS, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4},
+    ),
+}
+HYBRID = {
+    "FalconH1": ("FalconH1Config", {**MAMBA, "mamba_d_ssm": 64}),
+    "Zamba2": (
+        "Zamba2Config",
+        {
+            "layers_block_type": ["linear_attention", "hybrid"] * 2,
+            "n_mamba_heads": 4,
+            "mamba_ngroups": 1,
+            "mamba_headdim": 16,
+            "mamba_d_state": 8,
+            "chunk_size": 8,
+            "num_mem_blocks": 1,
+            "adapter_rank": 4,
+            "use_mem_rope": True,
+            "time_step_min": 1e-9,  # by which prompts clamp and single tokens do not
+            "num_key_value_heads": 4,
+        },
+    ),
+}
+RECURRENT |= HYBRID
+SHARED = {
+    "Gemma3n": (
+        "Gemma3nTextConfig",
+        {
+            "head_dim": 8,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "layer_types": ["full_attention"] * 4,
+            "laurel_rank": 4,
+        },
+    )
+}
+
+
+@functools.cache
+def built(family: str) -> PreTrainedModel:
+    """With weights large enough that attention is far from uniform."""
+    config, changes = (RECURRENT | SHARED)[family]
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, config)(**{**SHAPE, **changes})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.25)
+    return model

@@ -6,32 +6,38 @@ import copy
 import functools
 import gc
 import pickle
-import threading
 import weakref
 
 import pytest
 import torch
 import transformers
+from tests.architectures.zoo import ZOO, build
 from tests.conftest import make_sinklm
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
-from tests.streaming.oracle import slow_logits
+from tests.streaming.decoders import (
+    SINKS,
+    TOLERANCE,
+    WINDOW,
+    backends_of,
+    build_decoder,
+    decoder,
+    gap,
+    one_by_one,
+    read,
+    slow_logits,
+    small,
+    text,
+)
 from tests.streaming.test_in_front import KINDS
 from tests.streaming.test_in_front import build as build_in_front
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.per_head import PerHead
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.value_norm import ValueNorm
 from sinklab.streaming import slot_table
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.per_head import PerHeadCache
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.scored import ScoredCache
-
-
-def small(model=None, **settings) -> SinkCache:
-    return SinkCache(model, num_sinks=SINKS, window=WINDOW, **settings)
-
+from sinklab.streaming.verify import verify_model
 
 # --- forwards that do not end ------------------------------------------------------------------------------------------------
 
@@ -77,16 +83,6 @@ def test_a_refused_forward_changes_nothing():
     assert gap(read(model, tokens[:, 20:], cache), expected[:, 20:]) < TOLERANCE
 
 
-@torch.no_grad()
-def test_a_token_that_is_none():
-    """The model itself fails, before the first layer."""
-    model, cache = decoder("llama"), small(decoder("llama"))
-    with pytest.raises(IndexError):
-        read(model, torch.full((1, 1), 10_000), cache)
-    with pytest.raises(ConfigurationError, match="interrupted"):
-        read(model, text(3, rows=1), cache)
-
-
 # --- ways to call ------------------------------------------------------------------------------------------------------------
 
 
@@ -117,15 +113,6 @@ def test_in_and_out_of_inference_mode():
 
 
 @torch.no_grad()
-def test_positional_arguments_and_the_base_model():
-    model, tokens = decoder("llama"), text(30)
-    expected = model.lm_head(model.model(tokens, None, None, small(model, chunk=7)).last_hidden_state)
-    assert gap(expected, slow_logits(model, tokens, SINKS, WINDOW)) < TOLERANCE
-    bare = model.model(input_ids=tokens, past_key_values=small(model.model), use_cache=True).last_hidden_state
-    assert gap(model.lm_head(bare), expected) < TOLERANCE
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("kept", [1, 3, 20])
 def test_last_logits_only(kept):
     for model in (decoder("llama"), make_sinklm()):
@@ -138,13 +125,6 @@ def test_last_logits_only(kept):
 
 
 @torch.no_grad()
-def test_as_a_tuple():
-    model, tokens = decoder("llama"), text(30)
-    found = model(input_ids=tokens, past_key_values=small(model, chunk=8), use_cache=True, return_dict=False)
-    assert gap(found[0], read(model, tokens)) < TOLERANCE
-
-
-@torch.no_grad()
 def test_caches_interleaved():
     model, texts = decoder("llama"), [text(30, seed=seed, rows=1 + seed) for seed in range(3)]
     caches, found = [small(model, chunk=4 + seed) for seed in range(3)], [[], [], []]
@@ -154,22 +134,6 @@ def test_caches_interleaved():
             model(input_ids=texts[index][:, :3])  # and dense ones in between
     for tokens, mine in zip(texts, found, strict=True):
         assert gap(torch.cat(mine, dim=1), one_by_one(model, tokens)) < TOLERANCE
-
-
-def test_two_threads():
-    model, texts = decoder("llama"), [text(60, seed=seed) for seed in range(2)]
-    expected, found = [one_by_one(model, tokens) for tokens in texts], {}
-
-    def work(index):
-        found[index] = read(model, texts[index], small(model), pieces=[1] * 20 + [15, 1, 1, 23])
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for index in range(2):
-        assert gap(found[index], expected[index]) < TOLERANCE
 
 
 # --- the model -----------------------------------------------------------------------------------------------------------
@@ -225,10 +189,10 @@ def test_the_last_cache_takes_the_hooks_along():
     expected = read(model, tokens)
     assert hooks_of(model) == 0
     first, second = small(model), small(model)
-    scored = ScoredCache(ValueNorm(num_sinks=2, large=3, recent=6), model)
+    other = PolicyCache(SinkWindow(num_sinks=1, window=6), model)
     assert hooks_of(model) == 2
     assert gap(read(model, tokens[:, :20], first), expected[:, :20]) < TOLERANCE
-    del second, scored
+    del second, other
     assert hooks_of(model) == 2
     assert gap(read(model, tokens[:, 20:], first), expected[:, 20:]) < TOLERANCE  # others have left, and it goes on
     del first
@@ -236,24 +200,6 @@ def test_the_last_cache_takes_the_hooks_along():
     again = small(model)
     assert hooks_of(model) == 2
     assert gap(read(model, tokens, again), expected) < TOLERANCE
-
-
-@torch.no_grad()
-def test_hooks_leave_after_failures_and_generate():
-    model, tokens = build_decoder("llama"), text(5)
-    for _ in range(2):
-        model.generate(tokens, past_key_values=small(), max_new_tokens=2, pad_token_id=0)
-        assert hooks_of(model) == 0
-    cache = small(model)
-    with pytest.raises(IndexError):
-        read(model, torch.full((1, 1), 10_000), cache)
-    assert hooks_of(model) == 2
-    del cache
-    assert hooks_of(model) == 0
-    for wrong in ({"rebase_at": 3}, {"chunk": 0}):
-        with pytest.raises(ConfigurationError):
-            small(model, **wrong)
-        assert hooks_of(model) == 0
 
 
 def test_hooks_of_a_copy_leave_too():
@@ -372,3 +318,192 @@ def test_rounding_does_not_add_up():
         assert late < 1.25 * early
         assert single < 1.25 * early
         assert early < 0.2 * float(exact.std())
+
+
+NEW = 15
+GREEDY = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": 0}
+PROMPTS = (5, SINKS + WINDOW, 20)
+"""Shorter than the cache, just as long, longer."""
+
+
+def is_greedy(model, found, new=NEW):
+    """Whether each of the new tokens is what the slow oracle, given those before it, says most probably."""
+    said = slow_logits(model, found[:, :-1], SINKS, WINDOW)[:, -new:].argmax(dim=-1)
+    return bool((said == found[:, -new:]).all())
+
+
+@pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), torch.nn.DataParallel])
+def test_a_cache_of_a_wrapped_model_is_of_the_model_inside(wrap):
+    """Before, the wrapper was refused for taking no position_ids, or had no config."""
+    model = decoder("llama")
+    cache = small(wrap(model))
+    assert cache.model is model
+    assert is_greedy(model, model.generate(text(5), past_key_values=cache, **GREEDY))
+
+
+@pytest.mark.parametrize("length", PROMPTS)
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "cohere2", "gptj", "gpt_oss"])
+def test_greedy(family, length):
+    model, tokens = decoder(family, backends_of(family)[-1]), text(length)
+    found = []
+    # The first cache finds its model by itself.
+    for cache in (small(), small(model), small(model, chunk=4), small(model, chunk=4, rebase_at=SINKS + WINDOW + 5)):
+        found.append(model.generate(tokens, past_key_values=cache, **GREEDY))
+        assert cache.model is model
+        assert cache.get_seq_length() == length + NEW - 1  # the last token is not read
+    assert is_greedy(model, found[0])
+    assert all((other == found[0]).all() for other in found)
+
+
+def test_prefill_in_chunks_of_the_host():
+    model, tokens = decoder("llama"), text(20)
+    found = model.generate(tokens, past_key_values=small(), prefill_chunk_size=6, **GREEDY)
+    assert is_greedy(model, found)
+
+
+def test_from_embeddings():
+    model, tokens = decoder("llama"), text(20)
+    embedded = model.get_input_embeddings()(tokens).detach()
+    found = model.generate(inputs_embeds=embedded, past_key_values=small(model, chunk=7), **GREEDY)
+    assert is_greedy(model, torch.cat((tokens, found), dim=1))
+
+
+@pytest.mark.parametrize("extra", [{}, {"num_return_sequences": 3}, {"length_penalty": 2.0, "early_stopping": True}])
+@pytest.mark.parametrize("length", PROMPTS)
+def test_beams(length, extra):
+    """Beam search re-encodes nothing: a cache that holds everything gives the dense beams, and a small one those of a model
+    that has no cache and reads every beam anew under the policy."""
+    model, tokens = decoder("llama"), text(length)
+    settings = {**GREEDY, "num_beams": 3, **extra}
+    dense = model.generate(tokens, **settings)
+    wide = model.generate(tokens, past_key_values=SinkCache(model, num_sinks=SINKS, window=60), **settings)
+    assert (wide == dense).all()
+    found = model.generate(tokens, past_key_values=small(), **settings, output_scores=True, return_dict_in_generate=True)
+    anew = read(model, found.sequences, small(model)).log_softmax(-1)[:, length - 1 : -1]
+    said = anew.gather(2, found.sequences[:, length:, None])[..., 0].sum(1)
+    # The score of a beam is the sum of its log probabilities over the length to the power of the penalty.
+    expected = said / NEW ** extra.get("length_penalty", 1.0)
+    assert gap(found.sequences_scores, expected) < 1e-4
+
+
+def test_sampling_several_sequences():
+    model, tokens = decoder("llama"), text(8)
+    settings = {**GREEDY, "do_sample": True, "num_return_sequences": 3}
+    found = []
+    for cache in (None, SinkCache(num_sinks=SINKS, window=60)):
+        torch.manual_seed(0)
+        found.append(model.generate(tokens, past_key_values=cache, **settings))
+    assert found[0].shape == (6, 8 + NEW)
+    assert (found[0] == found[1]).all()
+    torch.manual_seed(0)
+    narrow = model.generate(tokens, past_key_values=small(), **settings)
+    assert not (narrow == found[0]).all()  # or the window would not matter
+
+
+def test_turns_of_a_talk():
+    """One cache through several calls of generate(): only what is new is read."""
+    model, cache, said = decoder("llama"), small(), text(6)
+    for turn in range(3):
+        said = torch.cat((said, text(4 + turn, seed=turn)), dim=1)
+        said = model.generate(said, past_key_values=cache, **{**GREEDY, "max_new_tokens": 6})
+        assert is_greedy(model, said, 6)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    one = text(9, rows=1, seed=5)
+    assert is_greedy(model, model.generate(one, past_key_values=cache, **GREEDY))  # another batch size too
+
+
+def test_copies_go_on_when_the_first_cache_is_gone():
+    model, prompt = decoder("llama"), text(17, rows=1)
+    for policy in (
+        {"name": "sink_window", "num_sinks": SINKS, "window": WINDOW},
+        {"name": "strided", "num_sinks": 1, "dense": 4, "span": 12, "stride": 2},
+    ):
+        reader = open_reader(model, policy)
+        reader.read(prompt)
+        expected = reader.read(text(5, rows=1, seed=1))
+        cache = open_reader(model, policy).cache
+        read(model, prompt, cache)
+        copied, gone = copy.deepcopy(cache), weakref.ref(cache)
+        del cache, reader
+        gc.collect()
+        assert gone() is None
+        assert gap(read(model, text(5, rows=1, seed=1), copied), expected) == 0
+
+
+def test_a_copy_of_a_cache_is_of_the_same_model():
+    model, prompt = build_decoder("llama"), text(17, rows=1)
+    cache = small(model)
+    expected, more = read(model, prompt, cache), text(5, rows=1, seed=1)
+    for both in ((model, cache), (cache, model)):  # also when the model is copied by the same call
+        (twin,) = (made for made in copy.deepcopy(both) if isinstance(made, type(model)))
+        (copied,) = (made for made in copy.deepcopy(both) if isinstance(made, SinkCache))
+        assert copied.model is model
+        with pytest.raises(ConfigurationError, match="this cache belongs to another model"):
+            read(twin, more, copied)
+        assert gap(read(twin, prompt, small(twin)), expected) == 0
+    first, second = copy.deepcopy([cache, cache])
+    assert first is second
+    assert gap(read(model, more, first), read(model, more, cache)) == 0
+
+
+def test_a_cache_cannot_be_pickled():
+    cache = small(decoder("llama"))
+    with pytest.raises(ConfigurationError, match=r"cannot be pickled; save_state of sinklab\.streaming\.state writes"):
+        pickle.dumps(cache)
+    assert pickle.loads(pickle.dumps(small())).policy == cache.policy  # of no model yet
+
+
+@torch.no_grad()
+def test_rows_reordered_repeated_and_left_out():
+    model, tokens = decoder("llama"), text(30, rows=3)
+    expected = one_by_one(model, tokens)
+    cache = small(model)
+    read(model, tokens[:, :20], cache)
+    cache.reorder_cache(torch.tensor([2, 0, 1]))
+    rows = torch.tensor([2, 0, 1])
+    assert gap(read(model, tokens[rows, 20:22], cache), expected[rows, 20:22]) < 1e-4
+    cache.batch_repeat_interleave(2)
+    rows = rows.repeat_interleave(2)
+    assert gap(read(model, tokens[rows, 22:25], cache), expected[rows, 22:25]) < 1e-4
+    cache.batch_select_indices(torch.tensor([5, 0]))
+    rows = rows[[5, 0]]
+    assert gap(read(model, tokens[rows, 25:], cache, pieces=[1, 4]), expected[rows, 25:]) < 1e-4
+
+
+def model_of(backend: str = "sdpa"):
+    return build(ZOO["llama"], backend).eval()
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_a_model_that_follows_passes(backend):
+    verify_model(model_of(backend))
+
+
+@pytest.mark.parametrize(
+    ("ignored", "said"),
+    [
+        ("attention_mask", "does not follow the masks of a bounded cache: 12 tokens read at once and one by one give logits"),
+        ("position_ids", "layer 0 of LlamaForCausalLM does not rotate its keys by the position_ids that it is given"),
+    ],
+)
+def test_a_model_that_ignores_what_the_cache_says_is_refused(ignored, said):
+    verify_model(model_of())  # another model says nothing about this one
+    model = model_of()
+    native = model.model.forward
+
+    def forward(*args, position_ids=None, attention_mask=None, **kwargs):
+        given = {"position_ids": position_ids, "attention_mask": attention_mask}
+        given[ignored] = None
+        return native(*args, **given, **kwargs)
+
+    model.model.forward = forward
+    with pytest.raises(UnsupportedModelError, match=said):
+        verify_model(model)
+
+
+def test_the_mode_of_the_model_is_left_alone():
+    model = model_of().train()
+    verify_model(model)
+    assert model.training
+    assert torch.is_grad_enabled()

@@ -8,8 +8,7 @@ import pytest
 import torch
 import transformers
 from tests.architectures.zoo import PAD_TOKEN, T5, enliven
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, text
-from tests.streaming.oracle import SlowLayer
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, SlowLayer, gap, text
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.architectures.zoo import enliven, shape
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, read, text
-from tests.streaming.oracle import slow_logits
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, read, slow_logits, small, text
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -18,7 +17,6 @@ from sinklab.policies.strided import Strided
 from sinklab.policies.window import Window
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.per_head import PerHeadCache
-from sinklab.streaming.reader import open_reader
 from sinklab.streaming.stream import Stream
 
 FRONT, PREFIX, LENGTH = 3, 5, 40
@@ -52,10 +50,6 @@ def build(fields) -> SinkLM:
                 torch.randn(model.front_tokens.weight.shape, generator=torch.Generator().manual_seed(1))
             )
     return model
-
-
-def small(model=None, **settings) -> SinkCache:
-    return SinkCache(model, num_sinks=SINKS, window=WINDOW, **settings)
 
 
 def pieces_of(model, length=LENGTH) -> list[int]:
@@ -202,9 +196,6 @@ def test_refused(models):
         SinkCache(models["prefix"], num_sinks=1, window=3)
     SinkCache(models["prefix"], num_sinks=1, window=4)
     for kind, said in (("in front", "puts learned tokens in front"), ("prefix", "has a prefix of tokens")):
-        refused = f"{said}.*'value_norm', under which heads hold tokens of their own, is not there for it"
-        with pytest.raises(UnsupportedModelError, match=refused):
-            open_reader(models[kind], {"name": "value_norm", "large": 4, "recent": 4})
         with pytest.raises(UnsupportedModelError, match=f"{said}.*'per_head', under which heads hold tokens of their own"):
             PerHeadCache(PerHead(budgets=(((1, 9), (1, 4)),) * 2), models[kind])
     windowed = build({"window": 14, **KINDS["in front"]})

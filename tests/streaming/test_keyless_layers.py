@@ -8,18 +8,32 @@ import copy
 import pytest
 import torch
 import transformers
-from tests.streaming.checks import assert_as_published, assert_dense_before_it_is_full, assert_generated_as_dense
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, gap, one_by_one, read, text
-from tests.streaming.mixed_models import MAMBA, RECURRENT, SHAPE, SHARED, built
+from tests.streaming.decoders import (
+    MAMBA,
+    RECURRENT,
+    SHAPE,
+    SHARED,
+    SINKS,
+    TOLERANCE,
+    WINDOW,
+    assert_as_published,
+    assert_dense_before_it_is_full,
+    assert_generated_as_dense,
+    built,
+    gap,
+    one_by_one,
+    read,
+    text,
+)
 
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.layer import RecurrentLayer, SlotLayer
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.recurrent import RecurrentLayer, continues_in_chunks
 from sinklab.streaming.state import load_state, save_state
 from sinklab.streaming.stream import Stream
+from sinklab.streaming.traits import continues_in_chunks
 
 
 @pytest.mark.parametrize("family", [*RECURRENT, *SHARED])
@@ -138,7 +152,7 @@ def test_refused():
     linear = transformers.BambaConfig(**SHAPE, **MAMBA, attn_layer_indices=[])
     with pytest.raises(UnsupportedModelError, match="BambaForCausalLM has no layer of attention: its states have one size"):
         SinkCache(transformers.BambaForCausalLM(linear).eval(), num_sinks=SINKS, window=WINDOW)
-    for policy in ("heavy_hitter", "value_norm", {"name": "per_head", "budgets": [[[1, 8], [1, 8]]] * 4}):
+    for policy in ({"name": "per_head", "budgets": [[[1, 8], [1, 8]]] * 4},):
         for family, lack in (
             ("Qwen3_5", "layers that write no keys"),
             ("Gemma3n", "layers that write no keys"),

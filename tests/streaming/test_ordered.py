@@ -17,7 +17,6 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.strided import Strided
 from sinklab.policies.window import Window
 from sinklab.streaming.cache import PolicyCache, SinkCache
-from sinklab.streaming.ordered import has_ordered_bias
 from sinklab.streaming.reader import open_reader
 
 HEADS, LENGTH = 4, 34
@@ -140,20 +139,6 @@ def test_padded_rows_are_the_rows_alone(models, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_padded_row_alone_and_repeated(models, family):
-    """As of ``pad_to_multiple_of``; and copies of it are as many rows."""
-    model, policy, row = models[family], POLICIES[0], text(15)
-    tokens, mask = (torch.nn.functional.pad(some, (5, 0)) for some in (row, torch.ones_like(row)))
-    cache = PolicyCache(policy, model)
-    alone = read(model, row, PolicyCache(policy, model), [15])
-    found = read(model, tokens[:, :10], cache, [10], attention_mask=mask[:, :10])
-    torch.testing.assert_close(found[:, 5:], alone[:, :5], atol=TOLERANCE, rtol=0)
-    cache.batch_repeat_interleave(2)
-    found = read(model, row[:, 5:].expand(2, -1), cache, [1, 9])
-    torch.testing.assert_close(found, alone[:, 5:].expand(2, -1, -1), atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_padding_between_turns(models, family):
     """The first row says less in its first turn; the hole behind it is closed."""
     model, policy = models[family], POLICIES[0]
@@ -225,13 +210,6 @@ def test_as_much_as_fits_is_read_at_once(models):
     read(model, text(), SinkCache(model, num_sinks=2, window=8, chunk=6))
     handle.remove()
     assert calls == [6, 5, *[1] * (LENGTH - 11)]
-
-
-def test_which_models_these_are(models):
-    assert all(has_ordered_bias(model) for model in models.values())
-    rotary = transformers.FalconForCausalLM(transformers.FalconConfig(**shape()))
-    assert not has_ordered_bias(rotary)
-    assert not has_ordered_bias(SinkLM(SinkLMConfig(**shape(head_dim=8))))
 
 
 @torch.no_grad()

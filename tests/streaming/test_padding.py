@@ -10,7 +10,7 @@ from tests.architectures.zoo import PAD_TOKEN
 from tests.streaming.decoders import FAMILIES, SINKS, TOLERANCE, WINDOW, backends_of, decoder, gap, one_by_one, text
 
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.recurrent import has_states
+from sinklab.streaming.traits import has_states
 
 CASES = [(family, backend) for family in FAMILIES for backend in backends_of(family)]
 
@@ -77,24 +77,6 @@ def test_sides_and_masks(side, whole_mask, settings):
     found = read_turns(model, turns, whole_mask=whole_mask, sides=[side] * 5, **settings)
     for mine, expected in zip(found, alone(model, turns), strict=True):
         assert gap(mine, expected) < TOLERANCE
-
-
-def test_padding_that_comes_late():
-    """Rows agree for a while, and then one of them is padded."""
-    model = decoder("llama")
-    turns = turns_of((20, 20), (1, 1), (4, 9), (1, 1))
-    for mine, expected in zip(read_turns(model, turns), alone(model, turns), strict=True):
-        assert gap(mine, expected) < TOLERANCE
-
-
-def test_original_positions():
-    model = decoder("llama")
-    turns = turns_of((20, 13), (1, 1), (3, 6))
-    found = read_turns(model, turns, positions="original")
-    for index, mine in enumerate(found):
-        row = torch.cat([turn[index] for turn in turns])[None]
-        cache = SinkCache(model, num_sinks=SINKS, window=WINDOW, positions="original")
-        assert gap(mine, one_by_one(model, row, cache)[0]) < TOLERANCE
 
 
 lengths = strategies.integers(0, 16)

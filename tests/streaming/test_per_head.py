@@ -19,11 +19,11 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.probes.entropy import Entropy
 from sinklab.results.head_map import HeadMap
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.per_head import PerHeadCache, verify_groups
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.state import load_state, save_state
 from sinklab.streaming.stream import Stream
+from sinklab.streaming.traits import fingerprint
 from sinklab.testing.policies import _MaskedHeads
 
 LENGTH = 44

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from tests.conftest import make_sinklm
-from tests.streaming.oracle import slow_logits
+from tests.streaming.decoders import slow_logits
 
 from sinklab.errors import InputError
 from sinklab.policies.sink_window import SinkWindow

@@ -10,11 +10,9 @@ from sinklab.errors import ConfigurationError
 from sinklab.policies.blocks import Blocks
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.strided import Strided
 from sinklab.policies.window import Window
-from sinklab.streaming.cache import PolicyCache, SinkCache
+from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.quantized import GROUP
-from sinklab.streaming.reader import open_reader
 from sinklab.streaming.state import load_state, save_state
 
 TOKENS = torch.randint(4, 40, (2, 96), generator=torch.Generator().manual_seed(0))
@@ -197,18 +195,6 @@ def test_what_cannot_be_quantised_is_refused_in_a_line():
     for wrong in ("int3", True, 8):
         with pytest.raises(ConfigurationError, match=rf"`quantized` {wrong!r} is none of int8, int4; None keeps the dtype"):
             SinkCache(model_of(), **SIZES, quantized=wrong)
-
-
-@pytest.mark.parametrize("quantized", ["int8", "int4"])
-def test_rings_that_are_written_in_turn_are_refused(quantized):
-    """Each would close the unfinished group of the other, so that a token was rounded again and again."""
-    policy = Strided(num_sinks=1, dense=8, span=16, stride=4)
-    assert not policy.is_one_ring
-    with pytest.raises(ConfigurationError, match="'strided' writes several rings in turn"):
-        PolicyCache(policy, model_of(), quantized=quantized)
-    with pytest.raises(ConfigurationError, match="'strided' writes several rings in turn"):
-        open_reader(model_of(), policy, quantized=quantized)
-    assert PolicyCache(policy, model_of()).policy == policy
 
 
 @pytest.mark.parametrize(

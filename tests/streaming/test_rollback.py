@@ -8,8 +8,7 @@ import pytest
 import torch
 import transformers
 from tests.architectures.zoo import VOCAB
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
-from tests.streaming.oracle import slow_logits
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, slow_logits, text
 from tests.streaming.test_in_front import KINDS, build
 
 from sinklab.errors import ConfigurationError
@@ -136,14 +135,6 @@ def test_taken_back_of_a_row_with_padding_behind():
     assert gap(read(model, text(9, rows=1), cache), read(model, text(9, rows=1))) < TOLERANCE
 
 
-def test_more_than_there_is():
-    model, cache = decoder("llama"), small(decoder("llama"))
-    read(model, text(5), cache)
-    with pytest.raises(ConfigurationError, match="9 tokens cannot be taken back: the cache has been given 5"):
-        cache.crop(-9)
-    assert cache.get_seq_length() == 5
-
-
 @pytest.mark.parametrize("family", ["llama", "gptj", "codegen"])
 @pytest.mark.parametrize("keep", [0, 1, SINKS])
 def test_back_to_the_sinks_once_positions_were_counted_anew(family, keep):
@@ -193,13 +184,6 @@ def test_assisted_decoding_says_what_decoding_says(family, kind):
     assert cache.get_seq_length() == found.shape[1] - 1
     if family == "llama" and kind != "other":
         assert len(forwards) < 40 or kind == "same"  # and some were right (the assistant's forwards are counted too)
-
-
-def test_look_up_of_a_prompt_with_padding_in_front():
-    model, (tokens, mask) = decoder("llama"), padded(prompt(), 3)
-    expected = model.generate(prompt(), past_key_values=SinkCache(num_sinks=SINKS, window=WINDOW), **GREEDY)
-    found = model.generate(tokens, attention_mask=mask, past_key_values=small(), prompt_lookup_num_tokens=BACK, **GREEDY)
-    assert (found[:, 3:] == expected).all()
 
 
 def test_candidates_that_are_more_than_can_be_taken_back():

@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.static import compile_steps
+from sinklab.streaming.host import compile_steps
 
 LENGTH = 80
 """More than twice around a ring of 21 slots."""

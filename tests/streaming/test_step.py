@@ -7,19 +7,23 @@ import dataclasses
 import hypothesis
 import pytest
 import torch
+import transformers
 from hypothesis import strategies
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, text
-from tests.streaming.oracle import slow_logits
+from tests.architectures.zoo import ZOO, build
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, slow_logits, text
 
+from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
+from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
-from sinklab.streaming import apart
+from sinklab.sinks import Sink, Sinks
+from sinklab.streaming import host, slot_table
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.rotation import Rotation
+from sinklab.streaming.rotation import Rotation, read_rotations
 from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.step import Step
+from sinklab.streaming.table import Step
 
 LENGTH = 50
 CPU = torch.device("cpu")
@@ -64,7 +68,7 @@ MISTAKES = {
         "visible",
         lambda native, self, queries, keys: native(self, queries - 1, keys) | (queries == keys),
     ),
-    "sinks hidden in a chunk": (apart, "_with_sinks", lambda native, query, window, *others: window),
+    "sinks hidden in a chunk": (host, "_with_sinks", lambda native, query, window, *others: window),
     "sinks hidden in the rule": (
         SinkWindow,
         "visible",
@@ -149,16 +153,6 @@ def test_tables_by_hand():
     assert table.shifts(torch.tensor([[12]])).tolist() == [[[0 - 8 + 7]]]
 
 
-def test_positions_stay_in_range():
-    table = table_of()
-    for _ in range(40):
-        if table.next_position + 1 > 9:
-            table.rebase()
-        assert int(table.plan(1, None).position_ids) < 9
-    assert table.rebases >= 5
-    assert table.highest_position == 8
-
-
 def test_short_rows_never_stand_before_the_first_position():
     table = table_of()
     valid = torch.zeros(2, 30, dtype=torch.bool)
@@ -169,14 +163,6 @@ def test_short_rows_never_stand_before_the_first_position():
     assert table.rebase().tolist() == [26, 0]
     step = table.plan(4, torch.ones(2, 4, dtype=torch.bool))
     assert step.position_ids.tolist() == [[4, 5, 6, 7], [1, 2, 3, 4]]
-
-
-def test_evicted_by_hand():
-    policy = SinkWindow(num_sinks=2, window=3)
-    # Query 5 holds 0, 1, 2, 3, 4 and itself; query 6 has lost token 2, query 9 tokens 2 to 5.
-    assert policy.evicted(torch.tensor([0, 5, 6, 9])).tolist() == [[0, 0], [0, 0], [1, 1], [4, 4]]
-    assert policy.max_held(4) == 4
-    assert policy.max_held(400) == policy.num_slots == 6
 
 
 def test_going_back():
@@ -205,17 +191,6 @@ def test_going_back_in_a_padded_batch():
     table.plan(2, torch.tensor([[True, True], [False, True]]))
     with pytest.raises(ConfigurationError, match="a padded batch cannot be cropped"):
         table.crop(1)
-
-
-def test_what_is_held_is_the_mask():
-    """Evicting is masking: behind every token the slots hold what its row of the rule shows."""
-    for policy in (SinkWindow(num_sinks=3, window=4), SinkWindow(num_sinks=0, window=1)):
-        cache = PolicyCache(policy, decoder("llama"))
-        for token in range(20):
-            cache.table.plan(1, None)
-            held = sorted(index for index in cache.table.index[0].tolist() if index >= 0)
-            assert held == policy.visible(torch.tensor(token), torch.arange(token + 1)).nonzero().flatten().tolist()
-            assert len(held) == policy.max_held(token + 1)
 
 
 # --- every rule of slots -----------------------------------------------------------------------------------------------------
@@ -293,3 +268,221 @@ def test_pinned_keys_are_rotated_by_their_own_steps(rows, copies, moved):
     steps = shifts[:, None].expand(batch, heads, copies, pinned)
     expected = rotation.rotated(masters[:, :, None].expand(-1, -1, copies, -1, -1), steps)
     assert torch.allclose(rotated, expected, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = build(ZOO["llama"], "sdpa").eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                weight.mul_(3)
+    return model
+
+
+def read_padded(model, padding, **settings):
+    """Logits of 12 tokens at once and 60 one by one, the real ones of every row."""
+    length = 72
+    tokens = torch.randint(4, 32, (len(padding), length), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(length) >= torch.tensor(padding)[:, None]
+    cache = SinkCache(model, num_sinks=3, window=10, **settings)
+    with torch.no_grad():
+        logits = [model(tokens[:, :12], attention_mask=mask[:, :12].long(), past_key_values=cache).logits]
+        for stop in range(13, length + 1):
+            part = tokens[:, stop - 1 : stop]
+            logits.append(model(part, attention_mask=mask[:, :stop].long(), past_key_values=cache).logits)
+    return torch.cat(logits, dim=1)[mask], cache
+
+
+@pytest.mark.parametrize("padding", [(0, 0), (0, 5, 11), (7,)])
+@pytest.mark.parametrize("settings", [{}, {"rebase_at": 31, "chunk": 12}, {"positions": "original"}])
+def test_as_in_chunks(model, monkeypatch, padding, settings):
+    found, cache = read_padded(model, padding, **settings)
+    planned = []
+
+    def chunk(self):
+        planned.append(self.rows)
+        return self._plan_chunk(1, torch.ones(self.rows, 1, dtype=torch.bool))
+
+    for name in ("_plan_next", "_plan_token"):
+        monkeypatch.setattr(SlotTable, name, chunk)
+    expected, other = read_padded(model, padding, **settings)
+    assert len(planned) == 60
+    # The same keys in another order, summed in float32; other positions move logits by 0.1.
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    for name in SlotTable.per_row:
+        assert torch.equal(getattr(cache.table, name), getattr(other.table, name))
+
+
+def test_what_is_worked_out_ahead_is_what_is_worked_out_one_by_one(monkeypatch):
+    policy = SinkWindow(num_sinks=2, window=5)
+    ahead, single = SlotTable(policy, torch.device("cpu")), SlotTable(policy, torch.device("cpu"))
+    for number in range(200):
+        if number in (50, 111):  # inside and at the end of what was worked out
+            assert torch.equal(torch.as_tensor(ahead.rebase()), torch.as_tensor(single.rebase()))
+        mine = ahead.plan(1, None)
+        theirs = single._plan_token()
+        assert (mine.slot, mine.filled, mine.visible) == (theirs.slot, theirs.filled, theirs.visible)
+        assert torch.equal(mine.position_ids, theirs.position_ids)
+        assert (mine.shifts is None) == (theirs.shifts is None)
+        if mine.shifts is not None:
+            shifts = mine.shifts if mine.at is None else mine.shifts[mine.at : mine.at + 1]
+            assert torch.equal(shifts, theirs.shifts)
+        assert all(torch.equal(getattr(ahead, name), getattr(single, name)) for name in SlotTable.per_row)
+
+
+def test_beginning_anew_drops_what_was_worked_out(model):
+    tokens = torch.randint(4, 32, (1, 2 * slot_table._AHEAD), generator=torch.Generator().manual_seed(0))
+    cache = PolicyCache(SinkWindow(num_sinks=3, window=10), model)
+
+    def read_singly():
+        cache.reset()
+        return torch.cat([model(token, past_key_values=cache).logits for token in tokens.split(1, dim=1)], dim=1)
+
+    with torch.no_grad():
+        assert torch.equal(read_singly(), read_singly())
+
+
+def test_found_sinks_are_pinned_where_they_were_found(model):
+    """What is held is what Pinned holds; sinks without a position, and two answers to one question, are refused."""
+    found = Sinks(sinks=tuple(Sinks.at(position).main for position in (5, 2)))
+    tokens = torch.randint(4, 32, (1, 40), generator=torch.Generator().manual_seed(0))
+    cache = SinkCache(model, sinks=found, window=10)
+    other = PolicyCache(Pinned(pinned=(2, 5), window=10), model)
+    with torch.no_grad():
+        assert torch.equal(model(tokens, past_key_values=cache).logits, model(tokens, past_key_values=other).logits)
+    assert set(cache.table.index[0].tolist()) == {2, 5, *range(29, 40)}
+    token = Sinks.at(Sink(kind="token", token=7, text="."))
+    for sinks, why in ((token, "the first “.”, which has no position"), (Sinks.at("null"), "sees it"), (Sinks(), "nowhere")):
+        with pytest.raises(ConfigurationError, match=why):
+            SinkCache(model, sinks=sinks)
+    with pytest.raises(ConfigurationError, match="`num_sinks` and `sinks` both say which tokens stay"):
+        SinkCache(model, sinks=found, num_sinks=4)
+
+
+ELSEWHERE = torch.device("meta")
+PIECES = (5, 1, 1, 12, *[1] * 40, 7)
+
+
+@pytest.mark.parametrize(
+    "policy", [SinkWindow(num_sinks=SINKS, window=WINDOW), Pinned(pinned=(0, 7), window=WINDOW)], ids=lambda policy: policy.name
+)
+def test_keys_stay_where_their_layer_is(policy):
+    """Steps are planned on the CPU; operations on tensors of both devices fail."""
+    rotation = read_rotations(decoder("llama")).layers[0]
+    table = SlotTable(policy, torch.device("cpu"))
+    here, there = SlotLayer(table, rotation), SlotLayer(table, rotation)
+    for rows in (1, 3):
+        table.clear()
+        here.release()
+        there.release()
+        for length in PIECES:
+            valid = None if rows == 1 else torch.ones(rows, length, dtype=torch.bool)
+            if rows > 1:
+                table.spread(rows)
+            table.step = table.plan(length, valid)
+            keys = torch.randn(rows, 2, length, 8)
+            found = here.update(keys, keys)
+            moved = there.update(keys.to(ELSEWHERE), keys.to(ELSEWHERE))
+            assert [tensor.device for tensor in moved] == [ELSEWHERE] * 2
+            assert [tensor.shape for tensor in moved] == [tensor.shape for tensor in found]
+            table.step = None
+        assert table.full
+
+
+def test_the_same_matrices_elsewhere():
+    """Those of steps that are planned ahead share one tensor and take their part of it; a copy takes that part."""
+    rotation = read_rotations(decoder("llama")).layers[0]
+    table = SlotTable(SinkWindow(num_sinks=SINKS, window=WINDOW), torch.device("cpu"))
+    for _ in range(30):
+        step = table.step = table.plan(1, None)
+        if step.shifts is not None:
+            copy = step.on(torch.device("cpu"))
+            assert torch.equal(copy.rotation_matrices(rotation, torch.float32), step.rotation_matrices(rotation, torch.float32))
+            assert torch.equal(copy.rotation_matrices(rotation, torch.float32), step.rotation_matrices(rotation, torch.float32))
+        assert table.step_at(torch.device("cpu")) is step
+        assert table.step_at(ELSEWHERE) is table.step_at(ELSEWHERE)
+    assert step.shifts is not None
+
+
+LONG = 60
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("quantized", [None, "int8"])
+def test_as_one_by_one(quantized, monkeypatch):
+    model, tokens, seen = decoder("llama"), text(LONG), []
+    original = host._with_sinks
+
+    def noted(query, window, total, keys, values, scaling):
+        seen.append((query.shape[2], keys.shape[2:4]))
+        return original(query, window, total, keys, values, scaling)
+
+    monkeypatch.setattr(host, "_with_sinks", noted)
+    cache = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=24, quantized=quantized)
+    found = torch.cat([read(model, part, cache) for part in tokens.split([SINKS + 1, 30, LONG - SINKS - 31], dim=1)], dim=1)
+    # The first piece has the sinks among its queries; the others are served, a call a layer, with no copy of a sink too many.
+    layers = model.config.num_hidden_layers
+    chunks = [24, 6, *([24] * ((LONG - SINKS - 31) // 24)), (LONG - SINKS - 31) % 24]
+    chunks = [size for size in chunks if size > 1]
+    assert seen == [(size, (size, SINKS)) for size in chunks for _ in range(layers)]
+    if quantized is None:
+        assert gap(found, one_by_one(model, tokens)) < TOLERANCE
+    else:  # integers round by more than the order of sums: as with copies of the sinks
+        other = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=24, quantized=quantized)
+        other._apart = None
+        pieces = tokens.split([SINKS + 1, 30, LONG - SINKS - 31], dim=1)
+        assert gap(found, torch.cat([read(model, part, other) for part in pieces], dim=1)) < 0.1
+
+
+@torch.no_grad()
+def test_under_an_observer_sinks_are_copied():
+    """Somebody who looks at the attention of a chunk sees its sinks."""
+    model, tokens = decoder("llama"), text(LONG)
+    cache = SinkCache(model, num_sinks=SINKS, window=WINDOW)
+    with attend(model):
+        found = read(model, tokens, cache)
+    assert gap(found, one_by_one(model, tokens)) < TOLERANCE
+
+
+def made(name, **fields):
+    """A small model of a family that is in no zoo."""
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = getattr(transformers, f"{name}Config")(
+        **sizes, num_key_value_heads=2, max_position_embeddings=64, head_dim=8, bos_token_id=1, eos_token_id=2, **fields
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, 0, 0.3)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "fits", "fields"),
+    [
+        ("Llama", True, {}),
+        (
+            "Afmoe",
+            True,
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "sliding_window": SINKS + WINDOW + 1},
+        ),  # a named mask
+        ("DiffLlama", False, {}),  # attends twice
+        ("Doge", False, {}),  # has a mask of its own
+        (
+            "JetMoe",
+            False,
+            {"num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 8},
+        ),  # repeats keys in its own order
+    ],
+)
+def test_models_whose_attention_is_given_something_else_have_copies(name, fits, fields):
+    model = made(name, **fields)
+    tokens, cache = text(LONG), SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=8)
+    assert gap(read(model, tokens, cache), one_by_one(model, tokens)) < TOLERANCE
+    assert host._fits[model] == fits
+    assert cache.table.given is None
+    wide = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=24)  # another cache of the model need not find out
+    assert gap(read(model, tokens, wide), one_by_one(model, tokens)) < TOLERANCE

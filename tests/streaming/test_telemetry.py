@@ -6,13 +6,12 @@ import dataclasses
 
 import pytest
 import torch
-from tests.conftest import make_sinklm, make_tokenizer
+from tests.conftest import make_sinklm
 
-from sinklab import Chat, PolicyCache, SinkCache, Stream
+from sinklab import PolicyCache, SinkCache
 from sinklab.policies.pinned import Pinned
-from sinklab.policies.sink_window import SinkWindow
+from sinklab.streaming.base import Telemetry
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.telemetry import Telemetry
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +102,6 @@ class TestDescribe:
         assert cache.telemetry().held == (6, 4)
         assert cache.telemetry().evicted == (1, 0)
 
-    def test_rows_that_agree(self, model):
-        cache = read(model, SinkCache(model, num_sinks=1, window=2), [[10, 11], [12, 13]])
-        assert table(cache, "row", "token", "id", row=1) == [(1, 0, 12), (1, 1, 13)]
-        assert table(read(model, cache, [[14], [15]]), "id", row=1) == [(12,), (13,), (15,)]
-
-    def test_rows_that_move(self, model):
-        cache = read(model, SinkCache(model, num_sinks=1, window=2), [[10, 11], [12, 13]])
-        cache.reorder_cache(torch.tensor([1, 1]))
-        assert table(cache, "id", row=0) == [(12,), (13,)]
-
     def test_embeddings_have_no_ids(self, model):
         cache = SinkCache(model, num_sinks=1, window=2)
         with torch.no_grad():
@@ -133,9 +122,6 @@ class TestDescribe:
             "position": "Int64",
             "distance": "Int64",
         }
-
-    def test_an_empty_cache(self, model):
-        assert len(SinkCache(model).describe()) == 0
 
     def test_a_model_with_a_bias_instead_of_positions(self):
         from transformers import BloomConfig, BloomForCausalLM
@@ -165,18 +151,6 @@ class TestFigures:
         with pytest.raises(dataclasses.FrozenInstanceError):
             found.bytes = 0
 
-    def test_of_an_empty_one(self, model):
-        found = SinkCache(model, num_sinks=2, window=3).telemetry()
-        assert (found.seen, found.held, found.bytes, found.highest_position) == ((0,), (0,), 0, -1)
-
-    def test_rows_that_differ_are_shown(self):
-        found = Telemetry(
-            policy="4+8", seen=(1200, 7), held=(13, 7), capacity=13, bytes=3 << 30, rebases=2, highest_position=99
-        )
-        assert str(found) == (
-            "4+8: 13 | 7 of 13 tokens held in 3.0 GiB, 1,200 | 7 seen, 1,187 | 0 evicted, highest position 99, 2 re-bases"
-        )
-
     def test_positions_never_pass_their_limit(self, model):
         cache = SinkCache(model, num_sinks=2, window=3, rebase_at=20, chunk=5)
         for _ in range(60):
@@ -185,11 +159,6 @@ class TestFigures:
         assert found.highest_position == 19
         # Counted anew as soon as position 20 would come, from the oldest of the four in the ring: 16 further each time.
         assert found.rebases == 3
-
-    def test_of_a_reader(self, model):
-        reader = open_reader(model, SinkWindow(num_sinks=2, window=3))
-        reader.read(torch.arange(10, 20)[None])
-        assert reader.telemetry() == reader.cache.telemetry()
 
     def test_of_a_reader_that_evicts_nothing(self, model):
         reader = open_reader(model, "full")
@@ -207,13 +176,3 @@ class TestFigures:
         found = cache.telemetry()
         assert (found.seen, found.held, found.rebases, found.highest_position) == ((0,), (0,), 0, -1)
         assert len(cache.describe()) == 0
-
-
-def test_what_a_debugger_shows(model):
-    assert repr(SinkCache(num_sinks=2, window=3)) == "SinkCache(2+3, of no model yet)"
-    cache = read(model, SinkCache(model, num_sinks=2, window=3), [[1, 2, 3]])
-    assert repr(cache) == f"SinkCache(SinkLM; {cache.telemetry()})"
-    source = Stream(model, policy={"name": "sink_window", "num_sinks": 2, "window": 3}).feed([1, 2, 3])
-    assert repr(source) == f"Stream(SinkLM at position 3; {source.telemetry()})"
-    assert repr(source.reader) == f"CacheReader(SinkLM; {source.telemetry()})"
-    assert repr(Chat(model, tokenizer=make_tokenizer())).startswith("Chat(Stream(SinkLM at position 0; 4+")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, gap, read, text
-from tests.streaming.oracle import slow_logits
+from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, gap, read, slow_logits, small, text
 from tests.streaming.test_in_front import KINDS, build
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -15,12 +14,8 @@ from sinklab.policies.blocks import Blocks
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
-from sinklab.streaming.cache import PolicyCache, SinkCache
+from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.stream import Stream
-
-
-def small(model=None, **settings) -> SinkCache:
-    return SinkCache(model, num_sinks=SINKS, window=WINDOW, **settings)
 
 
 class Flash:

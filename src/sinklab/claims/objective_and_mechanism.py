@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SIGMOID, SINK, UNCHANGED
 from sinklab.claims._gates import HEAD_WISE
-from sinklab.claims.prefix_lm import PREFIX
 from sinklab.jobs.claim import Claim, Part, Variant
 from sinklab.jobs.effect import Difference, Value
 from sinklab.read_outs.carried import TOKENS
 from sinklab.registry import claims
 
 __all__ = ["objective_and_mechanism"]
+
+
+PREFIX = Variant("prefix of 5", {"model.prefix": TOKENS})
 
 
 def _with_prefix(variant: Variant) -> Variant:

@@ -81,8 +81,9 @@ def _description(description: Description) -> Iterator[RenderableType]:
     if description.papers:
         yield "\n[bold]papers[/bold]"
         yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in description.papers)
-    yield "\n[bold]file[/bold]"
-    yield Text(f"  {description.file}")
+    if description.file:
+        yield "\n[bold]file[/bold]"
+        yield Text(f"  {description.file}")
 
 
 def _parameters(description: Description) -> Iterator[RenderableType]:

@@ -1,32 +1,32 @@
-"""Descriptions of plug-ins, read from their files as text: ``sinklab list`` and ``show`` import no plug-in and no torch."""
+"""What ``sinklab list`` and ``show`` say of plug-ins: their names without importing any, one of them by importing it."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
-import importlib.util
+import importlib
 import inspect
 import json
+import pkgutil
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import sinklab
 from sinklab.errors import ContractError, UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.registry import KINDS, Registry, registry_of
-from sinklab.results.metric import Declared, Metric, metrics_of
-from sinklab.results.metric import catalogue as metrics
-from sinklab.results.source_text import file_of, registers, unparsed
-from sinklab.studies.reproduce.stated import stated
+from sinklab.results import metric as declarations
+from sinklab.results.metric import Metric, metrics_of
 
-__all__ = ["Description", "Parameter", "catalogue", "describe"]
+__all__ = ["Description", "Parameter", "catalogue", "describe", "every_metric"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One parameter of a plug-in, as its file writes it; of a recipe one field of its configuration, with what it means."""
+    """One parameter of a plug-in, as its class declares it; of a recipe one field of its configuration, with what it means."""
 
     name: str
     type: str
@@ -36,7 +36,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What a plug-in's file says of it."""
+    """What a plug-in says of itself."""
 
     kind: str
     name: str
@@ -76,12 +76,14 @@ def describe(name: str) -> list[Description]:
     Raises:
         UnknownNameError: nothing is called so; the message suggests the nearest name, or what can be done with a model.
     """
-    descriptions = [_read(registry.kind, plural, name) for plural, registry in KINDS.items() if name in registry]
+    descriptions = [_plugin(registry, name) for registry in KINDS.values() if name in registry]
     if any(metric.name == name for description in descriptions for metric in description.metrics):
         return descriptions
-    declared = metrics()
-    if name in declared:
-        descriptions.append(_metric(declared[name]))
+    metric = declarations.declared(name)
+    if metric is None and not descriptions and not _is_model(name):
+        metric = every_metric().get(name)
+    if metric is not None:
+        descriptions.append(_metric(metric))
     if descriptions:
         return descriptions
     if _is_model(name):
@@ -90,7 +92,7 @@ def describe(name: str) -> list[Description]:
             f"Python sinklab.show({name!r}, TEXT) draws its heads"
         )
     known = [plugin for registry in KINDS.values() for plugin in registry]
-    near = difflib.get_close_matches(name, [*known, *declared], n=1)
+    near = difflib.get_close_matches(name, [*known, *declarations.catalogue()], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
 
@@ -101,22 +103,23 @@ def _is_model(name: str) -> bool:
     return (folder / "config.json").is_file() if folder.is_dir() else name.startswith("embedded:") or "/" in name
 
 
-def _metric(declared: Declared) -> Description:
-    """One metric, and what measures it."""
-    metric, (_, *parts) = declared.metric, declared.module.split(".")
-    registry = KINDS.get(parts[0])
-    if registry is not None and parts[-1] not in registry:
-        registry = None
+def every_metric() -> dict[str, Metric]:
+    """Every metric that sinklab and its plug-ins declare, for which all of them are imported: some seconds."""
+    for registry in KINDS.values():
+        for name in registry:
+            registry[name]
+    for module in pkgutil.walk_packages(sinklab.__path__, "sinklab."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    return declarations.catalogue()
+
+
+def _metric(metric: Metric) -> Description:
+    """One metric, and which probe or read-out measures it."""
+    owners = [(plural, own) for plural in ("probes", "read_outs") for own in KINDS[plural] if metric in metrics_of(plural, own)]
+    measured = " and ".join(f"the {KINDS[plural].kind} {own}" for plural, own in owners) or "a study"
     return Description(
-        kind=registry.kind if registry is not None else "metric",
-        name=parts[-1] if registry is not None else metric.name,
-        summary=registry.summary(parts[-1]) if registry is not None else f"Declared in {declared.module}.",
-        text="",
-        parameters=[],
-        metrics=(metric,),
-        papers=_papers(metric.paper),
-        version=metric.version,
-        file=str(declared.file),
+        "metric", metric.name, f"Measured by {measured}.", "", [], (metric,), _papers(metric.paper), metric.version, ""
     )
 
 
@@ -143,73 +146,30 @@ def _model_summary(name: str) -> str:
     )
 
 
-def _read(kind: str, plural: str, name: str) -> Description:
-    path = file_of(plural, name)
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def _file(plugin: object) -> str:
+    """The file of a class or a function."""
+    return str(sys.modules[plugin.__module__].__file__)
+
+
+def _plugin(registry: Registry[Any], name: str) -> Description:
+    """Docstring, settings, metrics and papers of a plug-in; of a claim what it states, of a recipe its configuration."""
+    plugin = registry[name]
+    text, plural = inspect.getdoc(plugin) or "", registry.plural
+    metrics = metrics_of(plural, name) if plural in ("probes", "read_outs", "claims") else ()
+    parameters, version = [], None
     if plural == "recipes":
-        return _recipe(name, path, tree)
-    if plural in ("claims", "read_outs"):
-        return _function(kind, plural, name, path, tree)
-    cls = next((node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and registers(node, name)), None)
-    if cls is None:
-        raise ContractError(f"{path} must register a {kind} called {name!r}, by which it is looked for, and does not")
-    text = inspect.cleandoc(ast.get_docstring(cls) or "")
-    metrics = metrics_of(plural, name) if plural == "probes" else ()
-    cited = "\n".join([text, *(metric.paper for metric in metrics), ast.get_docstring(tree) or ""])
-    declared = [node.value for node in _fields(cls, "version") if node.value is not None]
-    unchanged = 1 if plural == "interventions" else None
-    return Description(
-        kind=kind,
-        name=name,
-        summary=registry_of(kind).summary(name),
-        text=text,
-        parameters=list({parameter.name: parameter for parameter in _parameters(cls, tree)}.values()),
-        metrics=metrics,
-        papers=_papers(cited),
-        version=int(ast.literal_eval(declared[0])) if declared else unchanged,
-        file=str(path),
-    )
-
-
-def _recipe(name: str, path: Path, tree: ast.Module) -> Description:
-    """A recipe is a function: it is called and its configuration shown field by field; only here is a plug-in imported."""
-    recipe = KINDS["recipes"][name]
-    text = inspect.getdoc(recipe) or ""
-    return Description(
-        kind="recipe",
-        name=name,
-        summary=KINDS["recipes"].summary(name),
-        text=text,
-        parameters=list(_config_fields(recipe(), "")),
-        metrics=(),
-        papers=_papers(f"{text}\n{ast.get_docstring(tree) or ''}"),
-        version=None,
-        file=str(path),
-    )
-
-
-def _function(kind: str, plural: str, name: str, path: Path, tree: ast.Module) -> Description:
-    """A claim, with what it states, or a read-out, with its metrics; both are functions."""
-    function = next((node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and registers(node, name)), None)
-    if function is None:
-        raise ContractError(f"{path} must register a {kind} called {name!r}, by which it is looked for, and does not")
-    text = inspect.cleandoc(ast.get_docstring(function) or "")
-    if plural == "claims":
-        claim = stated(name)
+        parameters = list(_config_fields(plugin(), ""))
+    elif plural == "claims":
+        claim = plugin()
         costs = ", ".join(f"{cost} at scale {scale}" for scale, cost in claim.costs.items())
         published = f"Published: {claim.published}\n{claim.reference}"
         text = "\n\n".join(part for part in (f"Claim: {claim.statement}", published, f"Cost: {costs}.", text) if part)
-    metrics = metrics_of(plural, name)
+    elif isinstance(plugin, type):
+        parameters = list(_parameters(plugin))
+        version = getattr(plugin, "version", None)
+    about = "\n".join([text, sys.modules[plugin.__module__].__doc__ or "", *(f"{one.paper} {one.text}" for one in metrics)])
     return Description(
-        kind=kind,
-        name=name,
-        summary=registry_of(kind).summary(name),
-        text=text,
-        parameters=[],
-        metrics=metrics,
-        papers=_papers("\n".join([text, ast.get_docstring(tree) or "", *(metric.text for metric in metrics)])),
-        version=None,
-        file=str(path),
+        registry.kind, name, registry.summary(name), text, parameters, metrics, _papers(about), version, _file(plugin)
     )
 
 
@@ -225,48 +185,11 @@ def _config_fields(section: Any, prefix: str) -> Iterator[Parameter]:
             yield Parameter(f"{prefix}{name}", shown, json.dumps(value), field.description or "")
 
 
-def _parameters(cls: ast.ClassDef, tree: ast.Module) -> Iterator[Parameter]:
-    """Arguments of ``__init__``, or the fields of a dataclass, those of its bases first; of two of a name the last counts."""
-    for node in cls.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            ordered = [*node.args.posonlyargs, *node.args.args][1:]
-            defaults: list[ast.expr | None] = [None] * len(ordered)
-            if node.args.defaults:
-                defaults[-len(node.args.defaults) :] = node.args.defaults
-            for argument, default in zip([*ordered, *node.args.kwonlyargs], [*defaults, *node.args.kw_defaults], strict=True):
-                yield Parameter(argument.arg, unparsed(argument.annotation) or "", unparsed(default))
-            return
-    for base, home in _bases(cls, tree):
-        yield from _parameters(base, home)
-    for node in cls.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            annotation = ast.unparse(node.annotation)
-            if not annotation.startswith("ClassVar"):
-                yield Parameter(node.target.id, annotation, unparsed(node.value))
-
-
-def _bases(cls: ast.ClassDef, tree: ast.Module) -> Iterator[tuple[ast.ClassDef, ast.Module]]:
-    """Classes of sinklab that a class derives from, each with the file that it stands in."""
-    names = {base.id for base in cls.bases if isinstance(base, ast.Name)}
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name in names:
-            yield node, tree
-        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("sinklab."):
-            for alias in node.names:
-                if (alias.asname or alias.name) in names:
-                    yield from _class_in(node.module, alias.name)
-
-
-def _class_in(module: str, name: str) -> Iterator[tuple[ast.ClassDef, ast.Module]]:
-    """The class of a name in a module that is parsed and not imported, with the file; nothing where it has none."""
-    spec = importlib.util.find_spec(module)
-    if spec is not None and spec.origin is not None:
-        home = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        yield from ((node, home) for node in home.body if isinstance(node, ast.ClassDef) and node.name == name)
-
-
-def _fields(cls: ast.ClassDef, name: str) -> Iterator[ast.Assign | ast.AnnAssign]:
-    for node in cls.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            yield node  # type: ignore[misc]
+def _parameters(cls: type) -> Iterator[Parameter]:
+    """What its constructor takes."""
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        kind, default = parameter.annotation, parameter.default
+        shown = kind if isinstance(kind, str) else "" if kind is parameter.empty else inspect.formatannotation(kind)
+        yield Parameter(name, shown, None if default is parameter.empty else repr(default))

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from sinklab.errors import ConfigurationError
 from sinklab.jobs.estimate import Estimate, estimate_counts, estimate_mean, estimate_median, estimate_ratio, estimate_share
-from sinklab.results.metric import FRACTION, PERCENTAGE, catalogue
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, declared
 
 __all__ = [
     "Difference",
@@ -54,16 +54,18 @@ class Effect(abc.ABC):
     @property
     def unit(self) -> str:
         """That of the metrics, if they are declared and have one unit; else "number"."""
-        known = catalogue()
-        units = {known[metric].metric.unit if metric in known else "number" for _, metric in self.needs()}
+        units = {"number" if metric is None else metric.unit for metric in self._metrics()}
         return units.pop() if len(units) == 1 else "number"
 
     @property
     def range(self) -> tuple[float, float]:
         """Smallest and largest value: those of the metrics, if it is a number of theirs and they have one range; else any."""
-        known = catalogue()
-        ranges = {known[metric].metric.range if metric in known else ANY for _, metric in self.needs()}
+        ranges = {ANY if metric is None else metric.range for metric in self._metrics()}
         return ranges.pop() if len(ranges) == 1 else ANY
+
+    def _metrics(self) -> list[Metric | None]:
+        """What it is computed from; ``None`` for what nobody declares."""
+        return [declared(metric) for _, metric in self.needs()]
 
     @property
     def steps(self) -> tuple[Effect, ...]:
@@ -77,8 +79,8 @@ class Effect(abc.ABC):
         from 0 to the whole, and not what the values at hand happen to. A number that is a ratio (a norm over that of
         others) is one, as the ratio of two numbers is.
         """
-        known, paired = catalogue(), isinstance(self, Difference | Peak | Rise)
-        outcomes = all(metric in known and known[metric].metric.outcome for _, metric in self.needs())
+        paired = isinstance(self, Difference | Peak | Rise)
+        outcomes = all(metric is not None and metric.outcome for metric in self._metrics())
         outcomes = outcomes and not isinstance(self, Slope)  # of which 0 and 1 are values like any other
         if outcomes and all(value in (-1.0, 0.0, 1.0) for value in values):
             return estimate_counts(values, level, paired=paired)

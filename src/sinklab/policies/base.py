@@ -10,8 +10,7 @@
           6   ■ ■ ⬚ ■ ■ ■ ■
 
 Both views are one rule. A policy whose rule depends on positions alone is a :class:`SlotPolicy`: it says in which slot a token
-is written, and a token is visible until its slot is taken. A policy that looks at what was computed is a :class:`ScoredPolicy`:
-it scores the tokens that are held, and the least one goes.
+is written, and a token is visible until its slot is taken.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor
 from sinklab.errors import ConfigurationError
 from sinklab.results.requirements import require_whole
 
-__all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "ScoredPolicy", "SlotPolicy"]
+__all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "SlotPolicy"]
 
 Positions = Literal["in_cache", "original"]
 """Position of a key: its rank among the tokens that are held, as StreamingLLM has it, or its index in the text."""
@@ -180,45 +179,3 @@ class SlotPolicy(BoundedPolicy):
         """How many tokens up to and including each are not pinned; int64 of the same shape."""
         pinned = torch.tensor(self.pinned, dtype=torch.long, device=tokens.device)
         return tokens + 1 - (pinned <= tokens[..., None]).sum(dim=-1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoredPolicy(BoundedPolicy):
-    """A rule that looks at what was computed: tokens beyond the budget leave in the order of a score, head by head.
-
-    When a token comes and no slot is free, the token of the lowest score leaves, of those that are neither pinned nor
-    protected, and of equal scores the oldest. Then the newcomer is written, attends to what is held, itself included, and
-    scores are taken.
-    """
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether :meth:`score` reads attention weights; the cache then computes those of every step."""
-        return False
-
-    @property
-    @abc.abstractmethod
-    def protected(self) -> int:
-        """How many of the most recent tokens are not up for eviction, the one being processed included; at least 1."""
-
-    @abc.abstractmethod
-    def score(self, previous: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None) -> Tensor:
-        """New scores of the tokens held; the lowest one that is not protected leaves when room is needed.
-
-        Args:
-            previous: float32 ``(batch, num_kv_heads, held)``; 0 for the newest token.
-            keys, values: ``(batch, num_kv_heads, held, head_dim)``, the newest token last written but anywhere among them.
-            weights: attention of the newest query, summed over the query heads of a group, like ``previous``; only if
-                :attr:`needs_weights`.
-        """
-
-    def growth(self, keys: Tensor, values: Tensor) -> Tensor | float | None:
-        """By how much the score of a token grows for every unit of attention; with it prompts are read in chunks.
-
-        Arguments are those of :meth:`score`; so is the shape of the result, which a number stands for where all are equal. A
-        policy may say so if its score is that of a token without attention, ``score(0, keys, values, 0)``, plus this factor
-        times all weights that the token has been given, where both depend on its own key and value alone; for a policy that
-        needs no weights, if its score depends on nothing else. ``None``, the default, says nothing of the kind: tokens are
-        then processed one at a time.
-        """
-        return None

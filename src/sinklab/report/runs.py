@@ -14,7 +14,6 @@ import pandas as pd
 
 from sinklab.errors import SinklabError
 from sinklab.results.folder import in_use
-from sinklab.results.metric import over_seeds
 from sinklab.results.naming import counted
 from sinklab.results.run import SETTINGS, STORE, Progress, silent
 from sinklab.results.table import read_run, read_table
@@ -137,7 +136,7 @@ def _read(place: Path, root: Path) -> IndexedRun:
         pages=tuple(sorted(pages, key=lambda page: not page.endswith(".html"))),
         settings=settings,
         tokens=_text(record["token_sha256"]) if record.get("token_sha256") else "",
-        numbers=_numbers(table, summary),
+        numbers=_numbers(table, summary, record.get("extremes")),
         curves={} if table is None else _curves(table),
         versions={} if table is None else _versions(table),
     )
@@ -207,11 +206,13 @@ def _whole(table: pd.DataFrame) -> pd.DataFrame:
     return table[about & (table["key_position"].fillna(0) == 0) & table["value"].notna()]
 
 
-def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object]) -> dict[str, tuple[float, str]]:
+def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object], extremes: object) -> dict[str, tuple[float, str]]:
     """Numbers at the last step by name; what differs from the main condition of the run is part of the name.
 
     So is the model, or its operation, where the table is about several, the sink of a metric that is about several, and the
-    step of one that is a state of a text and none of a training: a mean over these is a number of none of them.
+    step of one that is a state of a text and none of a training: a mean over these is a number of none of them. Over seeds
+    it is a mean, but for the metrics that ``extremes`` of ``run.json`` names: the worst of all runs is not the mean of
+    the worst of each.
     """
     numbers: dict[str, tuple[float, str]] = {}
     loss = summary.get("loss")
@@ -229,7 +230,7 @@ def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object]) -> dict[
         sink=rows["sink"].where(sinks > 1),
         state=("step " + rows["step"].astype("string")).where(rows["probe"].eq("denoise").fillna(False)),
     )
-    one_of = over_seeds(rows["metric"].unique())
+    one_of = extremes if isinstance(extremes, dict) else {}
     keys = [*_telling(rows), "sink", "state", "metric", "corpus", "bos", "policy", "intervention", "unit"]
     for key, group in rows.groupby(keys, dropna=False, sort=False):
         *about, metric, corpus, bos, policy, intervention, unit = key

@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 
 from sinklab.errors import ContractError
-from sinklab.registry import entry_points
+from sinklab.registry import KINDS, entry_points
 
 __all__ = ["constants_of", "file_of", "registers", "text_of", "unparsed"]
 
@@ -18,6 +18,8 @@ def file_of(plural: str, name: str) -> Path:
     Raises:
         ContractError: there is none.
     """
+    if (marked := KINDS[plural]._marked().get(name)) is not None:
+        return marked.file
     outside = (point.value.partition(":")[0] for point in entry_points(plural) if point.name == name)
     for module in (f"sinklab.{plural}.{name}", *outside):
         spec = importlib.util.find_spec(module)

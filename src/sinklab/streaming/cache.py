@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import EncoderDecoderCache, PreTrainedModel
+from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
 from sinklab.attention.cache_argument import given_cache
 from sinklab.attention.placement import input_device
@@ -18,15 +20,14 @@ from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.results.requirements import require_whole
 from sinklab.sinks import Sinks
-from sinklab.streaming.apart import SinksApart
-from sinklab.streaming.bounded import BoundedCache
-from sinklab.streaming.differences import require_differences
-from sinklab.streaming.held import HeldLayer
+from sinklab.streaming.base import Telemetry, describe_slots
+from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.host import (
     Arguments,
-    decoder_of,
+    Planner,
+    SinksApart,
+    generating_model,
     join,
-    kept_logits,
     kept_tensors,
     mask_of,
     media_of,
@@ -34,27 +35,37 @@ from sinklab.streaming.host import (
     split,
     tokens_of,
 )
-from sinklab.streaming.hosted import hosted
-from sinklab.streaming.hybrid import HybridLayer, QuantizedHybridLayer
-from sinklab.streaming.in_front import columns_of, tokens_in_front, tokens_of_prefix
-from sinklab.streaming.latent import LatentLayer, QuantizedLatentLayer
-from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.limits import fit_limits, warn_of_length
-from sinklab.streaming.ordered import OrderedLayer, OrderedStep, OrderedTable, has_ordered_bias, require_ordered
-from sinklab.streaming.quantized import QuantizedLayer, Workspace, read_bits
-from sinklab.streaming.recurrent import RecurrentLayer, has_states, hybrid_layers, keyless_layers
-from sinklab.streaming.recurrent_table import RecurrentTable
-from sinklab.streaming.refusals import inside, narrow_window, require_decoder, require_integers, slides
-from sinklab.streaming.rotation import KeyRotations
-from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.step import StaticStep, Step
-from sinklab.streaming.table import IndexedTable, Table
-from sinklab.streaming.windowed_table import WindowedTable
+from sinklab.streaming.layer import HeldLayer, HybridLayer, LatentLayer, OrderedLayer, RecurrentLayer, SlotLayer
+from sinklab.streaming.limits import (
+    fit_limits,
+    hosted,
+    inside,
+    narrow_window,
+    require_decoder,
+    require_integers,
+    require_ordered,
+    slides,
+    warn_of_length,
+)
+from sinklab.streaming.quantized import QuantizedHybridLayer, QuantizedLatentLayer, QuantizedLayer, Workspace, read_bits
+from sinklab.streaming.rotation import KeyRotations, require_differences
+from sinklab.streaming.slot_table import RecurrentTable, SlotTable, WindowedTable
+from sinklab.streaming.table import IndexedTable, OrderedStep, OrderedTable, PlannedStep, StaticStep, Step, Table
+from sinklab.streaming.traits import (
+    columns_of,
+    decoder_of,
+    has_ordered_bias,
+    has_states,
+    hybrid_layers,
+    keyless_layers,
+    tokens_in_front,
+    tokens_of_prefix,
+)
+
+__all__ = ["PolicyCache", "SinkCache"]
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
-
-__all__ = ["PolicyCache", "SinkCache"]
 
 _RECOMPUTES = (
     "is_activation_checkpointing"
@@ -63,7 +74,7 @@ _RECOMPUTES = (
 )
 
 
-class PolicyCache(BoundedCache):
+class PolicyCache(Cache, Planner):
     """The cache of a policy, for one model; pass it as ``past_key_values``.
 
     One forward may hold one token or many, a prompt longer than the cache included: it is processed in chunks, and the
@@ -92,10 +103,14 @@ class PolicyCache(BoundedCache):
             order of the text, and what needs a mask where the attention function takes none.
 
     Attributes:
-        static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.step.StaticStep`.
+        layers: one for each layer of the model; empty until there is one.
+        keys_in_slots: what attention is given is not in the order of the text, which a session asks for.
+        static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.table.StaticStep`.
     """
 
     takes: ClassVar[type] = SlotPolicy
+    keys_in_slots: ClassVar[bool] = True
+    layers: list[HeldLayer | RecurrentLayer]
 
     def __init__(
         self,
@@ -126,17 +141,45 @@ class PolicyCache(BoundedCache):
             )
         if quantized is not None:
             require_integers(policy)
-        super().__init__(policy)
-        self.rollback = rollback
+        super().__init__(layers=[])
+        self.policy, self.rollback = policy, rollback
         self.chunk, self.rebase_at, self.quantized, self._bits = chunk, rebase_at, quantized, read_bits(quantized)
-        self._kept_logits = 0
         self.static = False
+        self._table: Table | None = None
         self._static: StaticStep | None = None
         self._apart: SinksApart | None = None
+        self._outputs: list[ModelOutput] = []  # of the chunks before the last
+        self._kept_logits = 0  # how many of the last tokens get logits; 0 for all
+        self._front = 0  # learned tokens that the model puts in front of every text
+        self._prefix = 0  # tokens of the text that see each other both ways
+        self._unfinished = False  # a forward has begun and not ended: some layers hold its tokens and others do not
         if model is not None:
             self.bind(model)
 
     # --- the model -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> PreTrainedModel | None:
+        """The model that the cache belongs to."""
+        return None if self._table is None else self._table.model
+
+    @property
+    def table(self) -> Table:
+        """Which token is where; see :class:`~sinklab.streaming.table.Table`."""
+        if self._table is None:
+            self.bind(generating_model())
+        assert self._table is not None
+        return self._table
+
+    @property
+    def step(self) -> PlannedStep | None:
+        """What the forward at hand does; ``None`` between forwards."""
+        return None if self._table is None else self._table.step
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of what the layers hold; -1 before the first forward. A layer that holds nothing has none to say."""
+        return next((rows for layer in self.layers if (rows := layer.batch_size) >= 0), -1)
 
     def bind(self, model: PreTrainedModel) -> PolicyCache:
         """Take the model's layers, rotations and limits; from now on this cache plans the forwards that it is given to.
@@ -156,13 +199,27 @@ class PolicyCache(BoundedCache):
         join(model, self)
         return self
 
+    def _belongs(self) -> str:
+        whose = "a model that is gone" if self.model is None else f"another model, a {type(self.model).__name__}"
+        return f"this cache belongs to {whose}; make one for each model"
+
     def _fit(self, model: PreTrainedModel) -> None:
         """Make layers and the table for a model."""
         assert isinstance(self.policy, SlotPolicy)
         self._front, self._prefix = tokens_in_front(model), tokens_of_prefix(model)
         policy = hosted(self.policy, front=self._front, prefix=self._prefix, rollback=self.rollback)
         if has_ordered_bias(model):
-            self._fit_ordered(model, policy)
+            require_ordered(policy, model)
+            if self.quantized or self.rollback:
+                setting = "quantized" if self.quantized else "rollback"
+                raise ConfigurationError(
+                    f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
+                )
+            decoder = decoder_of(model)
+            ordered = OrderedTable(policy, input_device(decoder), model)
+            config = decoder.config if model.config.is_encoder_decoder else model.config.get_text_config()
+            self.layers = [OrderedLayer(ordered) for _ in range(config.num_hidden_layers)]
+            self._table, self.rebase_at = ordered, sys.maxsize
             return
         rotations = self._fit_positions(model, policy)
         self._table = slots = self._slots(model, policy)
@@ -186,18 +243,6 @@ class PolicyCache(BoundedCache):
                 layers[index] = (of_latents if index in rotations.latent else plain)(*settings)
         self.layers = [layers[index] for index in sorted(layers)]
 
-    def _fit_ordered(self, model: PreTrainedModel, policy: SlotPolicy) -> None:
-        """Make layers and the table for a model whose bias counts keys."""
-        require_ordered(policy, model)
-        if self.quantized or self.rollback:
-            setting = "quantized" if self.quantized else "rollback"
-            raise ConfigurationError(
-                f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
-            )
-        ordered = OrderedTable(policy, input_device(decoder_of(model)), model)
-        self.layers = [OrderedLayer(ordered) for _ in range(_num_layers(model))]
-        self._table, self.rebase_at = ordered, sys.maxsize
-
     def _slots(self, model: PreTrainedModel, policy: SlotPolicy) -> SlotTable:
         """The table of a model's layers of attention, of the kind that its other layers and its windows ask for."""
         device = input_device(model)
@@ -212,24 +257,13 @@ class PolicyCache(BoundedCache):
             )
         return RecurrentTable(policy, device, model)
 
-    def _fit_positions(self, model: PreTrainedModel, policy: BoundedPolicy | None = None) -> KeyRotations:
+    def _fit_positions(self, model: PreTrainedModel, policy: BoundedPolicy) -> KeyRotations:
         """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
-        limits = fit_limits(
-            model, policy or self.policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
+        rotations, self.chunk, self.rebase_at = fit_limits(
+            model, policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
         )
-        self.chunk, self.rebase_at = limits.chunk, limits.rebase_at
-        if not self._places_are_ranks:
-            require_differences(model, limits.rotations)
-        return limits.rotations
-
-    @property
-    def _places_are_ranks(self) -> bool:
-        """Whether the query, too, is given its rank among what is held as its position, at which its keys are rotated anew."""
-        return False
-
-    def _belongs(self) -> str:
-        whose = "a model that is gone" if self.model is None else f"another model, a {type(self.model).__name__}"
-        return f"this cache belongs to {whose}; make one for each model"
+        require_differences(model, rotations)
+        return rotations
 
     # --- one forward ---------------------------------------------------------------------------------------------------------
 
@@ -238,23 +272,12 @@ class PolicyCache(BoundedCache):
 
         Of more tokens than a chunk has, all but the last chunk are processed here and now.
         """
-        if arguments.get("use_cache") is False:
-            raise ConfigurationError(
-                f"{type(module).__name__} is given a cache and use_cache=False, with which generate() feeds the whole text "
-                "again at every step; pass use_cache=True"
-            )
         batch, length = tokens_of(arguments).shape[:2]
-        if not length:
-            raise ConfigurationError(
-                f"{type(module).__name__} is given no token to read: the cache has been given {self.get_seq_length()} already, "
-                "and generate() reads only what goes beyond those. To go on, hand it all ids so far; reset() the cache before "
-                "another text"
-            )
         static = self.static  # the chunks before the last are not
-        self._require_ready(module, arguments, batch)
-        self._require_no_gaps(length)
+        self._require_ready(module, arguments, batch, length)
         outputs: list[ModelOutput] = []
-        wanted = kept_logits(arguments)
+        given = arguments.get("logits_to_keep")
+        wanted = given if isinstance(given, int) and given else None
         while (size := self._room(mask_of(arguments), batch, length)) < length:
             chunk, arguments = split(arguments, size, module.config, chunk=self.chunk)
             length -= size
@@ -277,11 +300,11 @@ class PolicyCache(BoundedCache):
                 table.require_unbroken(valid)
         assert self.rebase_at is not None
         self._unfinished = True
+        apart = self._apart
         with kept_tensors():
             if table.next_position + length > self.rebase_at:
                 self.rebase()
             self._outputs, self._kept_logits = outputs, wanted or 0
-            apart = self._apart
             if apart is not None:
                 apart.ask(length)
             table.step = table.plan(length, valid)
@@ -317,8 +340,19 @@ class PolicyCache(BoundedCache):
         self._static.set(step, step.slot, present, table.columns - 1)
         table.step = self._static
 
-    def _require_ready(self, module: nn.Module, arguments: Arguments, batch: int) -> None:
-        """Refuse what cannot go well, before anything is written."""
+    def _require_ready(self, module: nn.Module, arguments: Arguments, batch: int, length: int) -> None:
+        """Refuse what cannot go well, before anything is written; an empty cache is made ready for its rows."""
+        if arguments.get("use_cache") is False:
+            raise ConfigurationError(
+                f"{type(module).__name__} is given a cache and use_cache=False, with which generate() feeds the whole text "
+                "again at every step; pass use_cache=True"
+            )
+        if not length:
+            raise ConfigurationError(
+                f"{type(module).__name__} is given no token to read: the cache has been given {self.get_seq_length()} already, "
+                "and generate() reads only what goes beyond those. To go on, hand it all ids so far; reset() the cache before "
+                "another text"
+            )
         table, model = self.table, self.model  # in this order: the table binds a cache to the model that generates
         if model is None or decoder_of(model) is not module:
             raise ConfigurationError(self._belongs())
@@ -348,63 +382,54 @@ class PolicyCache(BoundedCache):
                 "cache has those of a text; give it text alone"
             )
         require_one_text(arguments)
-        self._require_rows(table, batch)
+        held = self.batch_size
+        if held not in (-1, batch):
+            if table.columns:
+                raise ConfigurationError(f"the cache holds {held} rows and is given {batch}; reset() it or make another")
+            if isinstance(table, IndexedTable):
+                table.ids = None
+            for layer in self.layers:
+                layer.release()
+        if isinstance(table, SlotTable) and table.maskless and table.leaves_gaps(length + self._new_in_front):
+            raise _no_mask("flash", f"policy {self.policy.describe()} needs while it holds no token in some slots")
 
     def _require_maskable(self, table: Table, name: str) -> None:
         """Refuse attention functions that take no mask, where one is needed; tell the slot table whether there may be none."""
         if "flex" in name and not table.in_order:
-            raise UnsupportedModelError(_no_mask(name, "a bounded cache needs"))
+            raise _no_mask(name, "a bounded cache needs")
+        maskless = "flash" in name
         if isinstance(table, SlotTable):
-            table.maskless = "flash" in name
-            if "flash" in name and isinstance(table, WindowedTable):
-                raise UnsupportedModelError(_no_mask(name, "a sliding window narrower than what the policy holds needs"))
-            if "flash" in name and self._prefix:
-                raise UnsupportedModelError(_no_mask(name, "a prefix needs"))
-            if "flash" in name and table.policy.holds_more:
-                what = "`rollback`" if self.rollback else f"policy {self.policy.name!r}"
-                raise UnsupportedModelError(_no_mask(name, f"{what} needs"))
-        elif "flash" in name and not table.in_order:
-            raise UnsupportedModelError(_no_mask(name, f"policy {self.policy.name!r} needs"))
-
-    def _require_rows(self, table: Table, batch: int) -> None:
-        """Refuse another number of rows than the cache holds; an empty one is made ready for it."""
-        held = self.batch_size
-        if held in (-1, batch):
-            return
-        if table.columns:
-            raise ConfigurationError(f"the cache holds {held} rows and is given {batch}; reset() it or make another")
-        if isinstance(table, IndexedTable):
-            table.ids = None
-        for layer in self.layers:
-            layer.release()
-
-    def _require_no_gaps(self, length: int) -> None:
-        """Refuse tokens that leave slots empty in front of others, where the attention function has no mask to hide these."""
-        table = self.table
-        if isinstance(table, SlotTable) and table.maskless and table.leaves_gaps(length + self._new_in_front):
-            raise UnsupportedModelError(
-                _no_mask("flash", f"policy {self.policy.describe()} needs while it holds no token in some slots")
-            )
+            table.maskless = maskless
+            if maskless and isinstance(table, WindowedTable):
+                raise _no_mask(name, "a sliding window narrower than what the policy holds needs")
+            if maskless and self._prefix:
+                raise _no_mask(name, "a prefix needs")
+            if maskless and table.policy.holds_more:
+                raise _no_mask(name, f"{'`rollback`' if self.rollback else f'policy {self.policy.name!r}'} needs")
+        elif maskless and not table.in_order:
+            raise _no_mask(name, f"policy {self.policy.name!r} needs")
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""
+        table = self.table
         size, least = min(length, self.chunk), 1
-        if self._prefix and not self.table.columns:
+        if self._prefix and not table.columns:
             valid = self._valid(mask, batch, length)
             least = columns_of(torch.ones(1, length) if valid is None else valid, self._prefix)
             size = max(size, least)
-        if isinstance(self.table, SlotTable) and self.table.maskless:
+        front = self._new_in_front
+        if isinstance(table, SlotTable) and table.maskless:
             if self._valid(mask, batch, length) is not None:
-                raise UnsupportedModelError(_no_mask("flash", "a padded batch needs"))
-            return max(1, self.table.unmasked(size + self._new_in_front) - self._new_in_front)
-        if size == 1 or not self.table.counts_room:
+                raise _no_mask("flash", "a padded batch needs")
+            return max(1, table.unmasked(size + front) - front)
+        if size == 1:
             return size
         if mask is not None and length > size:
             mask = mask[:, : size - length]
-        valid, front = self._valid(mask, batch, size), self._new_in_front
+        valid = self._valid(mask, batch, size)
         if front and valid is not None:
             valid = pad(valid, (front, 0), value=True)
-        return max(least, self.table.room(size + front, valid) - front)
+        return max(least, table.room(size + front, valid) - front)
 
     @property
     def _new_in_front(self) -> int:
@@ -438,22 +463,6 @@ class PolicyCache(BoundedCache):
         hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
         return hidden.masked_fill(~visible, torch.finfo(dtype).min)
 
-    def close(self, output: ModelOutput | None) -> ModelOutput | None:
-        """The forward is over; its output with those of the chunks before it in front."""
-        if self._table is not None:
-            self._table.finish()
-        if self._apart is not None:
-            self._apart.end(failed=output is None)
-        outputs, self._outputs = self._outputs, []
-        if output is None:  # an exception is on its way up
-            return None
-        self._unfinished = False
-        if not outputs:
-            return output
-        name = "last_hidden_state" if hasattr(output, "last_hidden_state") else "logits"
-        output[name] = torch.cat([*(chunk[name] for chunk in outputs), output[name]], dim=1)[:, -self._kept_logits :]
-        return output
-
     def _valid(self, mask: Tensor | None, batch: int, length: int) -> Tensor | None:
         """Which new columns are tokens, or ``None`` if all rows have always agreed that all of them are."""
         if mask is None:
@@ -478,15 +487,171 @@ class PolicyCache(BoundedCache):
             return torch.ones(batch, length, dtype=torch.bool) if valid is None else valid
         return valid
 
+    def rebase(self) -> None:
+        """Count positions from the oldest token in the ring; scores stay what they are up to rounding."""
+        steps = self.table.rebase()
+        for layer in self.layers:
+            layer.move(-steps)
 
-def _no_mask(attention: str, who: str) -> str:
-    return f'attention {attention!r} takes no 4-D mask, which {who}; load the model with attn_implementation="sdpa"'
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, in the forward that was planned for; see :class:`~sinklab.streaming.layer.HeldLayer`.
+
+        Raises:
+            ConfigurationError: no model has planned a forward with this cache, as for cross-attention.
+        """
+        if self._table is None:
+            raise ConfigurationError(
+                f"a {type(self).__name__} was given keys by no model that it belongs to, as those of cross-attention are. "
+                "It holds the self-attention of a decoder: EncoderDecoderCache(SinkCache(…), DynamicCache())"
+            )
+        updated: tuple[Tensor, Tensor] = super().update(*args, **kwargs)
+        return updated
+
+    def close(self, output: ModelOutput | None) -> ModelOutput | None:
+        """The forward is over; its output with those of the chunks before it in front."""
+        if self._table is not None:
+            self._table.finish()
+        if self._apart is not None:
+            self._apart.end(failed=output is None)
+        outputs, self._outputs = self._outputs, []
+        if output is None:  # an exception is on its way up
+            return None
+        self._unfinished = False
+        if not outputs:
+            return output
+        name = "last_hidden_state" if hasattr(output, "last_hidden_state") else "logits"
+        output[name] = torch.cat([*(chunk[name] for chunk in outputs), output[name]], dim=1)[:, -self._kept_logits :]
+        return output
+
+    # --- what it holds -------------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        of = f"{self.policy.describe()}, of no model yet"
+        if self.model is not None:
+            of = f"{type(self.model).__name__}; {self.telemetry()}"
+        return f"{type(self).__name__}({of})"
+
+    def bytes_held(self) -> int:
+        """Bytes of keys and values, and of what is kept beside them, as allocated."""
+        return sum(layer.bytes_held() for layer in self.layers)
+
+    def telemetry(self) -> Telemetry:
+        """What is held, and what has gone, in figures."""
+        table, rows = self.table, max(1, self.batch_size)
+        return Telemetry(
+            policy=self.policy.describe(),
+            seen=tuple(table.seen.expand(rows).tolist()),
+            held=tuple(table.held.expand(rows).tolist()),
+            capacity=table.policy.num_slots,
+            bytes=self.bytes_held(),
+            rebases=table.rebases,
+            highest_position=table.highest_position,
+        )
+
+    def describe(self, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
+        """The tokens held, one a line, with slot, position and distance; see :func:`describe_slots`."""
+        assert isinstance(self.table, IndexedTable)
+        return describe_slots(self.table, max(1, self.batch_size), tokenizer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A cache of the same model that goes on by itself, as for texts with a common beginning; the model is not copied."""
+        shared = {} if self.model is None else {id(module): module for module in self.model.modules()}
+        others = {key: memo[key] for key in shared.keys() & memo.keys()}  # the model is being copied by the same call
+        memo.update(shared)
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        for name, value in vars(self).items():
+            setattr(copied, name, copy.deepcopy(value, memo))
+        for key in shared:
+            del memo[key]
+        memo.update(others)
+        if self.model is not None:
+            join(self.model, copied)
+        return copied
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        if self._table is not None:
+            raise ConfigurationError(
+                "a cache belongs to its model and cannot be pickled; save_state of sinklab.streaming.state writes what it "
+                "holds, and copy.deepcopy copies it"
+            )
+        return super().__reduce_ex__(protocol)
+
+    # --- what transformers asks of a cache -----------------------------------------------------------------------------------
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: transformers must not compile a model for its sake; see :func:`~sinklab.streaming.host.compile_steps`.
+
+        It is asked before the first forward, when :meth:`bind` is still in time; so does assisted decoding, which asks nothing
+        else.
+        """
+        if self._table is None:
+            self.bind(generating_model())
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        """Always: where :meth:`crop` cannot go back, it says itself why not, and what to do."""
+        return True
+
+    def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:
+        """Tokens seen, padding included; during a forward, those before it: a tensor, as static caches have it, if compiled.
+
+        Learned tokens in front are counted by the model, during its forward, and by nobody else.
+        """
+        table = self.table
+        return table.seq_length if table.step is not None else max(0, table.columns - self._front)
+
+    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        """See :meth:`Table.mask_sizes`."""
+        return self.table.mask_sizes(query_length if isinstance(query_length, int) else len(query_length))
+
+    def reset(self) -> None:
+        """Forget everything; buffers stay as long as the number of rows does."""
+        self._unfinished, self._outputs = False, []
+        if self._table is not None:
+            with kept_tensors():
+                self._table.clear()
+        for layer in self.layers:
+            layer.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Rows of the batch in another order, as beam search wants them."""
+        with kept_tensors():
+            self.table.take(beam_idx)
+            for layer in self.layers:
+                layer.take(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows of the batch."""
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row of the batch ``repeats`` times."""
+        rows = max(self.batch_size, self.table.rows)
+        self.reorder_cache(torch.arange(rows).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, counted as transformers does: a negative number of them, or the length to keep.
+
+        Raises:
+            ConfigurationError: tokens that would be held again have been evicted, a padded batch, padding among what is taken
+                back, or more than there is.
+        """
+        columns, count = max(0, self.table.columns - self._front), int(tokens_to_remove)  # some releases hand in a tensor
+        keep = columns + count if count <= 0 else count
+        if keep < 0:
+            raise ConfigurationError(f"{-count} tokens cannot be taken back: the cache has been given {columns}")
+        if keep < columns:
+            with kept_tensors():
+                self.table.crop(keep + self._front)
 
 
-def _num_layers(model: PreTrainedModel) -> int:
-    """Layers that write keys; an encoder-decoder has a config for each of its halves."""
-    config = decoder_of(model).config if model.config.is_encoder_decoder else model.config.get_text_config()
-    return int(config.num_hidden_layers)
+def _no_mask(attention: str, who: str) -> UnsupportedModelError:
+    """Why an attention function that takes no mask will not do."""
+    return UnsupportedModelError(
+        f'attention {attention!r} takes no 4-D mask, which {who}; load the model with attn_implementation="sdpa"'
+    )
 
 
 class SinkCache(PolicyCache):

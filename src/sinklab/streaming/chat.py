@@ -94,7 +94,6 @@ class Chat:
         """Give the model a turn of the user; the stream, whose next tokens are the answer.
 
         Args:
-            text: the turn.
             progress: as for :meth:`Stream.feed`.
 
         Raises:

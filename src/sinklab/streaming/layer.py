@@ -1,22 +1,147 @@
-"""Slot layer: keys and values of one layer in slots of their own, written in place; to decode a token nothing is copied."""
+"""Layer: keys and values of one layer of a bounded cache; to decode a token nothing is copied but in :class:`OrderedLayer`."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-from sinklab.streaming.held import HeldLayer
+from sinklab.errors import ConfigurationError
+from sinklab.results.requirements import require_memory
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.step import StaticStep, Step
+from sinklab.streaming.table import OrderedTable, StaticStep, Step, Table
+from sinklab.streaming.traits import restore_states, states_of
 
-__all__ = ["SlotLayer"]
+__all__ = [
+    "HeldLayer",
+    "HybridLayer",
+    "HybridMixin",
+    "LatentLayer",
+    "LatentMixin",
+    "OrderedLayer",
+    "RecurrentLayer",
+    "SlotLayer",
+]
+
+
+class HeldLayer(CacheLayerMixin):
+    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache`, whose table says what is where.
+
+    Attributes:
+        buffers: names of the tensors that last from step to step; rows of the batch first, allocated at the first call.
+        table: of the cache that the layer belongs to.
+        rotation: of the layer's keys; ``None`` where positions do not rotate them.
+        fixed: slots at the beginning whose keys do not move with the others.
+    """
+
+    is_sliding = False
+    buffers: ClassVar[tuple[str, ...]] = ("keys", "values")
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, table: Table, rotation: Rotation | None = None, fixed: int = 0) -> None:
+        super().__init__()
+        self.table, self.rotation, self.fixed = table, rotation, fixed
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the buffers; -1 before the first call."""
+        return len(getattr(self, self.buffers[0])) if self.is_initialized else -1
+
+    def bytes_held(self) -> int:
+        """Bytes of the buffers, as allocated."""
+        return sum(getattr(self, name).nbytes for name in self.buffers) if self.is_initialized else 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the buffers for keys and values such as these."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        with torch.inference_mode(False):  # tensors made in that mode could not be written outside of it
+            self.allocate(key_states, value_states)
+        self.is_initialized = True
+
+    def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the buffers, ``(batch, num_kv_heads, slots, …)``."""
+        batch, heads, _, size = key_states.shape
+        slots = self.table.policy.num_slots
+        if key_states.device.type == "cpu":
+            needed = batch * heads * slots * (size + value_states.shape[-1]) * key_states.element_size()
+            require_memory(needed, f"one layer of a cache of {slots} tokens")
+        self.keys = key_states.new_zeros(batch, heads, slots, size)
+        self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
+
+    def require(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Refuse keys ``(batch, num_kv_heads, length, head_dim)`` that do not go with the step at hand; allocate at first.
+
+        Raises:
+            ConfigurationError: no step was planned for them, they have a gradient, or another dtype than before.
+        """
+        step = self.table.step
+        if step is None or key_states.shape[2] != step.length:
+            raise ConfigurationError(self.table.misuse(key_states.shape[2]))
+        if key_states.requires_grad:
+            raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        elif key_states.dtype != self.dtype:
+            raise ConfigurationError(
+                f"the cache holds keys of {self.dtype} and is given {key_states.dtype}: its model was cast since; make another"
+            )
+
+    def move(self, steps: Tensor) -> None:
+        """Rotate keys by ``steps`` positions, ``(1 or batch,)``, because positions are counted from elsewhere."""
+        if self.is_initialized and self.rotation is not None:
+            wide = torch.promote_types(self.dtype, torch.float32)
+            matrices = self.rotation.matrices(steps.to(self.device), wide)
+            moving = self.keys[:, :, self.fixed :]
+            moving.copy_(moving.to(wide) @ matrices[:, None])
+
+    def release(self) -> None:
+        """Give the buffers back: the next text has another number of rows."""
+        for name in ("keys", "values", *self.buffers):
+            setattr(self, name, None)
+        self.is_initialized = False
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that a saved cache has of it."""
+        return {name: getattr(self, name) for name in self.buffers}
+
+    def restore(self, buffers: dict[str, Tensor]) -> None:
+        """Take over what :meth:`state` of another layer of this kind gave."""
+        for name in self.buffers:
+            setattr(self, name, buffers[name])
+        first = buffers[self.buffers[0]]
+        self.dtype, self.device, self.is_initialized = first.dtype, first.device, True
+
+    def take(self, rows: Tensor) -> None:
+        """Rows of the batch are taken again, left out or reordered."""
+        if self.is_initialized:
+            for name in self.buffers:
+                held: Tensor = getattr(self, name)
+                setattr(self, name, held[rows.to(held.device)])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys that ``update`` returns, and the index of the first of them as the host's causal rule counts."""
+        return self.table.mask_sizes(query_length)
+
+    def get_seq_length(self) -> int | Tensor:
+        """Tokens seen, padding included, and not the tokens held."""
+        return self.table.seq_length
+
+    def get_max_length(self) -> int:
+        """-1: there is no end."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def reset(self) -> None:
+        """Nothing: what the table does not list is not visible."""
 
 
 class SlotLayer(HeldLayer):
-    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache` under a slot policy.
+    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache` under a slot policy, written in place.
 
     Attention depends on differences of positions, so keys stay as they were rotated when they were written; only pinned keys,
     whose distance to the query is not their distance in the text, are rotated anew at every step, each from its first form: no
@@ -26,7 +151,7 @@ class SlotLayer(HeldLayer):
         keys, values: ``(batch, num_kv_heads, slots, head_dim)``, pinned slots first; allocated at the first call.
         masters: pinned keys as they were written, ``(batch, num_kv_heads, pinned, head_dim)``, float32 or float64.
         static_matrices: rotations of a static step, ``(pinned, head_dim, head_dim)``; see
-            :class:`~sinklab.streaming.step.StaticStep`.
+            :class:`~sinklab.streaming.table.StaticStep`.
     """
 
     buffers: ClassVar[tuple[str, ...]] = ("keys", "values", "masters")
@@ -137,11 +262,130 @@ class SlotLayer(HeldLayer):
 
 
 def _received(held: Tensor, given: Tensor, source: Tensor) -> Tensor:
-    """``held`` with what each slot receives: ``given`` at ``source``, ``(1 or batch, slots)``, or what it had, where that is
-    -1."""
+    """``held`` with ``given`` at ``source``, ``(1 or batch, slots)``, in each slot, or what it had, where that is -1."""
     index = source.clamp(min=0)
     if len(source) == 1:  # whole keys are copied much faster than numbers are gathered
         received = given.index_select(2, index[0])
     else:
         received = given.gather(2, index[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]))
     return torch.where((source >= 0)[:, None, :, None], received.to(held.dtype), held)
+
+
+class OrderedLayer(HeldLayer):
+    """One layer whose keys and values, ``(batch, num_kv_heads, columns held, head_dim)``, are in the order of the text."""
+
+    table: OrderedTable
+
+    def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Append new keys and values ``(batch, num_kv_heads, length, head_dim)``; all that are held."""
+        step = self.table.step
+        if step is not None and self.table.columns == step.length:  # a text begins
+            self.is_initialized = False
+        self.require(key_states, value_states)
+        assert step is not None
+        self.keys = torch.cat((_gathered(self.keys, step.source), key_states), dim=2)
+        self.values = torch.cat((_gathered(self.values, step.source), value_states), dim=2)
+        return self.keys, self.values
+
+
+def _gathered(held: Tensor, source: Tensor | None) -> Tensor:
+    if source is None:
+        return held
+    source = source.to(held.device)  # of a layer of a model that is spread over devices
+    if source.ndim == 1:
+        return held[:, :, source]
+    return held.gather(2, source[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]))
+
+
+class LatentMixin(HeldLayer):
+    """Holds what is rotated as its keys and the latent as its values, and is given and gives them the other way round.
+
+    DeepSeek-V2 (arXiv 2405.04434) and its successors cache two tensors of one head each: the latent, from which the keys and
+    values of all heads are made, and the rotated coordinates of the keys, which all heads share. The second takes the place
+    that values have elsewhere. It is the one that moves with positions.
+    """
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Of new tokens latents ``(batch, 1, length, rank)`` and rotated coordinates ``(batch, 1, length, rotary_dim)``."""
+        rotated, latent = super().update(value_states, key_states)
+        return latent, rotated
+
+
+class LatentLayer(LatentMixin, SlotLayer):
+    """A :class:`~sinklab.streaming.layer.SlotLayer` of latents."""
+
+
+class HybridMixin(HeldLayer, LinearAttentionLayer):
+    """Keys and values in slots, and states of linear attention beside them on the same tokens (Falcon-H1, Zamba2)."""
+
+    def __init__(self, *settings: Any, states: int) -> None:
+        super().__init__(*settings)
+        LinearAttentionLayer.__init__(self, number_of_states=states)
+
+    def lazy_initialization(self, *keys_and_values: Tensor, **states: Any) -> None:
+        """Allocate buffers for keys and values, or make room for a state."""
+        if keys_and_values:
+            super().lazy_initialization(*keys_and_values)
+        else:
+            LinearAttentionLayer.lazy_initialization(self, **states)
+
+    def bytes_held(self) -> int:
+        return super().bytes_held() + sum(state.nbytes for state in states_of(self).values())
+
+    def release(self) -> None:
+        super().release()
+        LinearAttentionLayer.__init__(self, number_of_states=self.number_of_states)
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | states_of(self)
+
+    def restore(self, buffers: dict[str, Tensor]) -> None:
+        super().restore(buffers)
+        restore_states(self, buffers)
+
+    def take(self, rows: Tensor) -> None:
+        super().take(rows)
+        LinearAttentionLayer.reorder_cache(self, rows)
+
+    def reset(self) -> None:
+        super().reset()
+        LinearAttentionLayer.reset(self)
+
+
+class HybridLayer(HybridMixin, SlotLayer):
+    """A :class:`~sinklab.streaming.layer.SlotLayer` with states."""
+
+
+class RecurrentLayer(LinearAttentionLayer):
+    """The states of one layer, none or several, with what a :class:`~sinklab.streaming.cache.PolicyCache` asks of layers."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the states; -1 before the first call."""
+        return next((len(state) for state in states_of(self).values()), -1)
+
+    def bytes_held(self) -> int:
+        """Bytes of the states."""
+        return sum(state.nbytes for state in states_of(self).values())
+
+    def move(self, steps: Tensor) -> None:
+        """Nothing: a state has no positions."""
+
+    def release(self) -> None:
+        """Give the states back: the next text has another number of rows."""
+        LinearAttentionLayer.__init__(self, number_of_states=self.number_of_states)
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that a saved cache has of it."""
+        return states_of(self)
+
+    def restore(self, buffers: dict[str, Tensor]) -> None:
+        """Take over what :meth:`state` of another layer of this kind gave."""
+        restore_states(self, buffers)
+
+    def take(self, rows: Tensor) -> None:
+        """Rows of the batch are taken again, left out or reordered."""
+        self.reorder_cache(rows)

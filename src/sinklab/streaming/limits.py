@@ -1,4 +1,4 @@
-"""Limits: how far positions may count in a bounded cache of a model, and how many tokens a chunk of a prompt may have."""
+"""Limits: which models a bounded cache serves and why not others, how much a policy may hold there, and which one fits."""
 
 from __future__ import annotations
 
@@ -7,27 +7,232 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.cache_argument import takes_cache
+from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS
 from sinklab.models.lengths import trained_length
-from sinklab.policies.base import BoundedPolicy, Policy
+from sinklab.models.wrappers import transformers_model, unwrapped
+from sinklab.policies.base import BoundedPolicy, Policy, PolicySpec, SlotPolicy
+from sinklab.policies.per_head import PerHead
+from sinklab.policies.window import Window
+from sinklab.registry import policies
 from sinklab.results.progress import warn
-from sinklab.streaming.recurrent import continues_in_chunks, has_states, keyless_layers
-from sinklab.streaming.refusals import extent, require_positions
 from sinklab.streaming.rotation import KeyRotations, read_rotations
+from sinklab.streaming.traits import (
+    continues_in_chunks,
+    has_ordered_bias,
+    has_states,
+    keyless_layers,
+    tokens_in_front,
+    tokens_of_prefix,
+)
 
-__all__ = ["Limits", "fit_limits", "length_known", "length_note", "warn_of_length"]
+__all__ = [
+    "HostedPolicy",
+    "fit_limits",
+    "fitting_policy",
+    "hosted",
+    "inside",
+    "length_known",
+    "length_note",
+    "most_slots",
+    "narrow_window",
+    "narrowest",
+    "require_decoder",
+    "require_integers",
+    "require_ordered",
+    "slides",
+    "warn_of_length",
+]
 
 _REBASE, _REBASE_HALF = 2_048, 32_768
 """Position at which positions are counted anew. Models compute angles in float32, off by up to 6e-8 times the position: below
 2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits
 and integers are rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
 
-
 _TRAINED = "and the model was trained on"
+
+
+# --- models that are served -----------------------------------------------------------------------------------------------
+
+
+def inside(model: object) -> PreTrainedModel:
+    """The model of transformers itself, whose forwards a cache plans.
+
+    Raises:
+        InputError: no model of transformers, and none inside that is known.
+        UnsupportedModelError: one with a learned prompt of PEFT in front, which is no part of the model inside.
+    """
+    if hasattr(model, "active_peft_config") and unwrapped(model) is model:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} puts a learned prompt in front of every text, which caches and streams do not follow: use "
+            "a cache of transformers"
+        )
+    return transformers_model(model)
+
+
+def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
+    """Refuse what is not a causal decoder whose every layer can see all that the policy holds."""
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder and has_ordered_bias(model):
+        return
+    kinds = set(getattr(config, "layer_types", None) or [])
+    strange = sorted(kinds - {"full_attention", "sliding_attention", HYBRID, *RECURRENT_KINDS, *EMPTY_KINDS})
+    front, why = tokens_in_front(model), None
+    if model.config.is_encoder_decoder:
+        why = (
+            "is an encoder-decoder, and its decoder has other positions than the buckets of distances of T5: learned or "
+            "sinusoidal ones cannot be moved once they are in the cache, and rotary ones are served in decoders alone"
+        )
+    elif looks_ahead(model):
+        why = (
+            "sees later tokens, as encoders do: keys that are held would have to change with every token that comes, so that "
+            "no cache gives what the model computes on a whole text"
+        )
+    elif not takes_cache(model):
+        why = "takes no cache of keys and values, so it does not read a text token by token; a bounded cache is for decoders"
+    elif kinds and kinds <= RECURRENT_KINDS | EMPTY_KINDS:
+        why = "has no layer of attention: its states have one size for any text, so there is nothing to bound"
+    elif strange:
+        why = f"has layers of the kind {', '.join(strange)}; a policy needs full attention"
+    elif not isinstance(policy, SlotPolicy) and (front or tokens_of_prefix(model)):
+        what = "puts learned tokens in front of every text" if front else "has a prefix of tokens that see each other both ways"
+        why = (
+            f"{what}; policy {policy.name!r}, under which heads hold tokens of their own, is not there for it. One with the "
+            "same for all heads is, such as sink_window"
+        )
+    elif (most := most_slots(model, policy)) is not None and most < policy.num_slots:
+        why = (
+            f"has layers that see {most + front:,} tokens; the policy holds {policy.num_slots + front:,}, and its sinks would "
+            f"be hidden from them. Choose sizes that add up to {most + front} or less, the token at hand included"
+        )
+    if why is not None:
+        raise UnsupportedModelError(f"{type(model).__name__} {why}")
+
+
+def narrowest(model: PreTrainedModel) -> int | None:
+    """How many tokens every layer can see, the token at hand included; ``None`` where no layer has a sliding window."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or []
+    sliding = getattr(config, "sliding_window", None) or getattr(config, "window", None)
+    any_slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
+    return sliding - tokens_in_front(model) if sliding and any_slides else None
+
+
+def most_slots(model: PreTrainedModel, policy: BoundedPolicy | None = None) -> int | None:
+    """Most tokens that a policy can hold in ``model``, the token at hand included; ``None`` where there is no end.
+
+    Under a policy of slots (the default) layers with a narrower window keep it, as long as others see the whole text.
+    """
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
+    both = kinds == {"full_attention", "sliding_attention"} and not tokens_in_front(model) and not tokens_of_prefix(model)
+    return None if both and (policy is None or isinstance(policy, SlotPolicy)) else narrowest(model)
+
+
+def narrow_window(model: PreTrainedModel, policy: BoundedPolicy) -> Window | None:
+    """What layers with a sliding window hold where it is narrower than what the policy holds; ``None`` where none is."""
+    seen = narrowest(model)
+    return Window(window=seen - 1) if seen is not None and seen < policy.num_slots else None
+
+
+def slides(model: PreTrainedModel, index: int) -> bool:
+    """Whether a layer of a model with layers of both kinds has a sliding window."""
+    return bool(model.config.get_text_config().layer_types[index] == "sliding_attention")
+
+
+def require_ordered(policy: BoundedPolicy, model: PreTrainedModel) -> None:
+    """Refuse a policy that a model with an ordered bias cannot have.
+
+    Raises:
+        UnsupportedModelError: original positions of tokens with others between them that have left, or more tokens than the
+            model's table of biases has columns.
+    """
+    name = type(model).__name__
+    consecutive = not policy.pinned and policy.reach == policy.num_slots  # as far from each other in the cache as in the text
+    if policy.positions != "in_cache" and not consecutive:
+        raise UnsupportedModelError(
+            f"{name} adds a bias that counts the keys between key and query, and those that have left cannot be counted: what "
+            f"is held has its positions in the cache, and policy {policy.describe()!r} wants those in the text, with gaps. "
+            "Choose one with positions='in_cache'"
+        )
+    table = int(getattr(model.config.get_text_config(), "max_seq_len", None) or sys.maxsize)  # MPT
+    if policy.num_slots > table:
+        raise UnsupportedModelError(
+            f"{name} has biases for {table:,} keys and the policy holds {policy.num_slots:,}; choose a smaller window"
+        )
+
+
+def require_integers(policy: Policy) -> None:
+    """Refuse a policy whose tokens cannot be kept as integers: groups of them are rounded at once, when they are complete.
+
+    Raises:
+        ConfigurationError: tokens that leave their slots, or slots that are not written one after the other.
+    """
+    if not isinstance(policy, SlotPolicy):
+        raise ConfigurationError(
+            f"`quantized` is for policies whose tokens stay in their slots; {policy.name!r} is none, sink_window and pinned are"
+        )
+    if not policy.is_one_ring:
+        raise ConfigurationError(
+            f"`quantized` rounds tokens in groups of slots that are written one after the other, and {policy.name!r} writes "
+            "several rings in turn: each token would be rounded again and again. sink_window and pinned have one"
+        )
+
+
+# --- how far positions count ------------------------------------------------------------------------------------------------
+
+
+def fit_limits(
+    model: PreTrainedModel, policy: BoundedPolicy, *, chunk: int, rebase_at: int | None, integers: bool
+) -> tuple[KeyRotations, int, int]:
+    """Limits below which the model can tell positions apart.
+
+    Args:
+        chunk: most tokens at once that are wished; fewer come out where positions are few.
+        rebase_at: as :class:`~sinklab.streaming.cache.PolicyCache` has it.
+        integers: keys are rounded to them.
+
+    Returns:
+        Rotations of the keys of all layers; most tokens that are processed at once; and the position that no token reaches:
+        before, they are counted anew.
+
+    Raises:
+        ConfigurationError: positions that are too few for the policy and a chunk.
+        UnsupportedModelError: see :func:`read_rotations`; or a layer that writes no keys.
+    """
+    rotations, reach = read_rotations(model), policy.reach
+    extent = f"{policy.num_slots:,} tokens" + ("" if reach == policy.num_slots else f" over {reach:,} positions")
+    if rotations.limit is not None and reach >= rotations.limit:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} keeps its frequencies up to position {rotations.limit}, and the policy holds {extent}; "
+            "choose fewer"
+        )
+    room = reach + chunk
+    coarse = integers or model.dtype in (torch.float16, torch.bfloat16)
+    usual = max(2 * room, _REBASE_HALF if coarse else _REBASE)
+    limit = min(rebase_at or usual, rotations.limit or sys.maxsize)
+    if limit < room:
+        chunk = max(1, limit - reach) if rebase_at is None else chunk
+        limit = max(limit, reach + chunk)
+        if limit > (rotations.limit or sys.maxsize) or rebase_at is not None:
+            raise ConfigurationError(
+                f"positions up to {limit} are too few: the policy holds {extent} and a chunk has {chunk}; choose a smaller "
+                "window or chunk"
+            )
+    known = rotations.layers.keys() | keyless_layers(model)
+    if missing := [index for index in range(model.config.get_text_config().num_hidden_layers) if index not in known]:
+        raise UnsupportedModelError(
+            f"layers {missing} of {type(model).__name__} write no keys to the cache, which its config does not say; a policy "
+            "must hold for every layer"
+        )
+    return rotations, 1 if has_states(model) and not continues_in_chunks(model) else chunk, limit
 
 
 def length_note(model: PreTrainedModel, policy: Policy) -> str:
@@ -57,55 +262,160 @@ def length_known() -> Iterator[None]:
         yield
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What a model and a policy leave room for.
+# --- a policy in a model --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostedPolicy(SlotPolicy):
+    """What a cache does under ``rule`` in a model that has more tokens than the text, or sees some of them both ways.
+
+    Tokens are counted with the learned ones in front of the text: those are the first, and stay. The first ``prefix`` tokens of
+    the text see each other both ways, as in training. Beyond what the rule lets a query see, the last ``rollback`` tokens
+    that have left its window are held, and seen by nobody: they are needed again when as many of the newest are taken back.
 
     Attributes:
-        rotations: of the keys of all layers.
-        chunk: most tokens that are processed at once.
-        rebase_at: position that no token reaches: before, they are counted anew.
+        rule: the policy of the text, whose first token is its 0.
+        room: the same with a window that is wider by ``rollback``: who has which slot.
+        front: learned tokens in front of the text.
+        prefix: tokens of the text that see each other both ways.
+        rollback: how many tokens are held besides.
     """
 
-    rotations: KeyRotations
-    chunk: int
-    rebase_at: int
+    name: ClassVar[str] = "hosted"
+    rule: SlotPolicy
+    room: SlotPolicy
+    front: int = 0
+    prefix: int = 0
+    rollback: int = 0
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        return (*range(self.front), *(token + self.front for token in self.rule.pinned))
+
+    @property
+    def num_slots(self) -> int:
+        return self.front + self.room.num_slots
+
+    @property
+    def reach(self) -> int:
+        return self.front + self.room.reach
+
+    @property
+    def holds_more(self) -> bool:
+        return self.rollback > 0 or self.rule.holds_more
+
+    def slots(self, tokens: Tensor) -> Tensor:
+        behind = tokens - self.front
+        return tokens.where(behind < 0, self.room.slots(behind.clamp(min=0)) + self.front)
+
+    def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        queries, keys = query_positions - self.front, key_positions - self.front
+        of_text = self.rule.visible(queries, keys) & (keys >= 0)
+        in_front = (keys < 0) & (keys <= queries)
+        both_ways = (queries >= 0) & (keys >= 0) & (queries < self.prefix) & (keys < self.prefix)
+        return of_text | in_front | both_ways
+
+    def num_recent(self, query_positions: Tensor) -> Tensor:
+        return self.rule.num_recent(query_positions - self.front)
+
+    def describe(self) -> str:
+        return self.rule.describe()
 
 
-def fit_limits(model: PreTrainedModel, policy: BoundedPolicy, *, chunk: int, rebase_at: int | None, integers: bool) -> Limits:
-    """Limits below which the model can tell positions apart.
-
-    Args:
-        chunk: most tokens at once that are wished; fewer come out where positions are few.
-        rebase_at: as :class:`~sinklab.streaming.cache.PolicyCache` has it.
-        integers: keys are rounded to them.
+def hosted(policy: SlotPolicy, *, front: int = 0, prefix: int = 0, rollback: int = 0) -> SlotPolicy:
+    """The policy as a model with these follows it; the policy itself where there are none.
 
     Raises:
-        ConfigurationError: positions that are too few for the policy and a chunk.
-        UnsupportedModelError: see :func:`read_rotations`; or a layer that writes no keys.
+        ConfigurationError: ``rollback`` for a policy without a window, or a prefix that the policy cannot hold as a whole.
     """
-    rotations = read_rotations(model)
-    require_positions(policy, rotations.limit, type(model).__name__)
-    reach = policy.reach
-    room = reach + chunk
-    coarse = integers or model.dtype in (torch.float16, torch.bfloat16)
-    usual = max(2 * room, _REBASE_HALF if coarse else _REBASE)
-    limit = min(rebase_at or usual, rotations.limit or sys.maxsize)
-    if limit < room:
-        chunk = max(1, limit - reach) if rebase_at is None else chunk
-        limit = max(limit, reach + chunk)
-        if limit > (rotations.limit or sys.maxsize) or rebase_at is not None:
+    if not (front or prefix or rollback):
+        return policy
+    room = policy
+    if rollback:
+        if not hasattr(policy, "window"):
             raise ConfigurationError(
-                f"positions up to {limit} are too few: the policy holds {extent(policy)} and a chunk has {chunk}; choose a "
-                "smaller window or chunk"
+                f"`rollback` keeps tokens that have left the window, and policy {policy.name!r} has none; use sink_window, "
+                "pinned or window"
             )
-    layers = range(model.config.get_text_config().num_hidden_layers)
-    keyless = keyless_layers(model)
-    if missing := [index for index in layers if index not in rotations.layers and index not in keyless]:
-        raise UnsupportedModelError(
-            f"layers {missing} of {type(model).__name__} write no keys to the cache, which its config does not say; a policy "
-            "must hold for every layer"
+        room = _changed(policy, window=policy.window + rollback)
+    if prefix >= policy.num_slots:
+        raise ConfigurationError(
+            f"the first {prefix} tokens see each other both ways, and policy {policy.describe()} holds {policy.num_slots} with "
+            f"the newest: they would not be there at once. Choose sizes that add up to {prefix} or more"
         )
-    if has_states(model) and not continues_in_chunks(model):
-        chunk = 1
-    return Limits(rotations, chunk, limit)
+    return HostedPolicy(rule=policy, room=room, front=front, prefix=prefix, rollback=rollback, positions=policy.positions)
+
+
+def _changed(policy: Any, **changes: Any) -> Any:
+    """The policy with other settings."""
+    return dataclasses.replace(policy, **changes)
+
+
+def fitting_policy(model: PreTrainedModel, policy: PolicySpec | None = None, *, pinned: int = 0) -> Policy:
+    """The policy that is meant, with at least the first ``pinned`` tokens pinned.
+
+    Where it is given by its settings and they name no window, the window is the policy's own, 1,020 tokens for sinks and
+    window, or less: what is held then fits into what the model was trained to see at once.
+
+    Raises:
+        UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or tokens to pin that do not fit.
+    """
+    settings = {"window": None} if isinstance(policy, Policy) else policies.read(policy or "sink_window")
+    fitted: Policy = policy if isinstance(policy, Policy) else policies.make(settings)
+    if pinned:
+        fitted = _pinning(fitted, pinned)
+    window, context = getattr(fitted, "window", 0), _context(model)
+    if window and "window" not in settings:
+        most, held = min(context, _same_frequencies(model, fitted)), fitted.max_held(1 << 62)
+        if held > most:
+            window -= held - most
+            if window >= 1:
+                fitted = _changed(fitted, window=window)
+            elif not pinned:
+                raise ConfigurationError(
+                    f"policy {fitted.describe()} leaves no room for a window in the {most:,} tokens that the model was trained "
+                    "to see at once; choose fewer sinks, or name a window"
+                )
+    held = fitted.max_held(1 << 62)
+    if pinned and fitted.bounded and held > context:
+        room = window - (held - context)
+        advice = f"choose a window of {room} or less, or a shorter text" if room >= 1 else "choose a shorter text"
+        raise ConfigurationError(
+            f"the text to keep has {pinned:,} tokens and the policy holds {held:,} with it; the model was trained to see "
+            f"{context:,} at once: {advice}"
+        )
+    return fitted
+
+
+def _context(model: PreTrainedModel) -> int:
+    """Tokens that every layer of the model was trained to see at once, as far as its config says."""
+    sizes = (getattr(model.config.get_text_config(), "max_position_embeddings", None), most_slots(model))
+    return min((size for size in sizes if isinstance(size, int) and size > 0), default=sys.maxsize)
+
+
+def _same_frequencies(model: PreTrainedModel, policy: Policy) -> int:
+    """Half of the positions below which a model keeps its frequencies: with fewer to spare they are counted anew too often."""
+    if not isinstance(policy, SlotPolicy) or has_ordered_bias(model):
+        return sys.maxsize
+    try:
+        limit = read_rotations(model).limit
+    except UnsupportedModelError:
+        return sys.maxsize  # the cache refuses such a model, and has looked at it from all sides when it says why
+    return (limit or sys.maxsize) // 2
+
+
+def _pinning(policy: Policy, count: int) -> Policy:
+    """The policy with at least its first so many tokens pinned."""
+    fitted: Policy
+    if isinstance(policy, PerHead):
+        budgets = tuple(tuple((max(count, sinks), window) for sinks, window in layer) for layer in policy.budgets)
+        fitted = _changed(policy, budgets=budgets)
+    elif hasattr(policy, "num_sinks"):
+        fitted = _changed(policy, num_sinks=max(count, policy.num_sinks))
+    elif "pinned" in {field.name for field in dataclasses.fields(policy)}:
+        fitted = _changed(policy, pinned=tuple(sorted({*range(count), *getattr(policy, "pinned")})))  # noqa: B009
+    else:
+        raise ConfigurationError(
+            f"policy {policy.name!r} cannot keep a text: it pins no tokens. Use sink_window, or leave the text out"
+        )
+    return fitted

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
-from sinklab.models.grids import Grid, affine_grid
+from sinklab.models.grids import affine_grid
 from sinklab.results.requirements import require_memory
-from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.layer import HybridMixin, LatentMixin, SlotLayer
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.step import Step
+from sinklab.streaming.table import Step
 
-__all__ = ["BITS", "GROUP", "QuantizedLayer", "Workspace", "read_bits"]
+__all__ = ["BITS", "GROUP", "QuantizedHybridLayer", "QuantizedLatentLayer", "QuantizedLayer", "Workspace", "read_bits"]
 
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 """What ``quantized`` may be, and how many bits a number then takes."""
@@ -111,10 +111,14 @@ class QuantizedLayer(SlotLayer):
             require_memory(needed, f"one layer of a cache of {self.ring} tokens in {self.bits} bits")
         for side, states in zip(SIDES, (key_states, value_states), strict=True):
             size = states.shape[-1]
-            codes = states.new_zeros(batch, heads, groups, self.group, size * self.bits // 8, dtype=self._code_dtype)
+            kind = torch.int8 if self.bits == 8 else torch.uint8
+            codes = states.new_zeros(batch, heads, groups, self.group, size * self.bits // 8, dtype=kind)
             grids = (batch, heads, groups, 1, size) if side == "key" else (batch, heads, groups, self.group, 1)
             scales = states.new_zeros(grids, dtype=torch.float16)
-            self._set(side, codes, scales, scales.to(torch.int8), states.new_zeros(batch, heads, self.group, size))
+            newest = states.new_zeros(batch, heads, self.group, size)
+            parts = {"codes": codes, "scales": scales, "zeros": scales.to(torch.int8), "newest": newest}
+            for part, tensor in parts.items():
+                setattr(self, f"{side}_{part}", tensor)
         self.waiting = torch.zeros(batch, groups, self.group, dtype=torch.bool, device=key_states.device)
         wide = torch.promote_types(self.dtype, torch.float32)
         self.masters = key_states.new_zeros(batch, heads, self.fixed, key_states.shape[-1], dtype=wide)
@@ -152,14 +156,6 @@ class QuantizedLayer(SlotLayer):
 
     # --- between the steps there are codes -----------------------------------------------------------------------------------
 
-    @property
-    def _code_dtype(self) -> torch.dtype:
-        return torch.int8 if self.bits == 8 else torch.uint8
-
-    def _set(self, side: Side, codes: Tensor, scales: Tensor, zeros: Tensor, newest: Tensor) -> None:
-        for part, tensor in {"codes": codes, "scales": scales, "zeros": zeros, "newest": newest}.items():
-            setattr(self, f"{side}_{part}", tensor)
-
     def _get(self, side: Side, part: str) -> Tensor:
         tensor = getattr(self, f"{side}_{part}")
         assert isinstance(tensor, Tensor)
@@ -170,10 +166,7 @@ class QuantizedLayer(SlotLayer):
             setattr(self, name, None)
 
     def _grouped(self, held: Tensor) -> Tensor:
-        """The ring of keys or values by groups, ``(batch, num_kv_heads, groups, group, head_dim)``.
-
-        Behind the last slot of the ring stand, in its last group, copies of that slot: they widen no range.
-        """
+        """The ring by groups, ``(batch, num_kv_heads, groups, group, head_dim)``; copies of its last slot fill the last one."""
         ring = held[:, :, self.fixed :]
         short = -self.ring % self.group
         ring = torch.cat((ring, ring[:, :, -1:].expand(-1, -1, short, -1)), dim=2) if short else ring
@@ -212,16 +205,13 @@ class QuantizedLayer(SlotLayer):
         grid = affine_grid(states.amin(dim=axis, keepdim=True), states.amax(dim=axis, keepdim=True), self.bits)
         scales = grid.scale.clamp(min=2**-24).to(torch.float16)
         grid = dataclasses.replace(grid, scale=scales.float())  # numbers are rounded on the grid that is kept
-        self._get(side, "codes")[:, :, groups] = self._packed(grid, states)
+        codes = grid.codes(states)
+        if self.bits == 4:
+            lower, upper = (codes + 8).to(torch.uint8).chunk(2, dim=-1)
+            codes = lower | (upper << 4)
+        self._get(side, "codes")[:, :, groups] = codes
         self._get(side, "scales")[:, :, groups] = scales
         self._get(side, "zeros")[:, :, groups] = grid.zero.to(torch.int8)
-
-    def _packed(self, grid: Grid, states: Tensor) -> Tensor:
-        codes = grid.codes(states)
-        if self.bits == 8:
-            return codes
-        lower, upper = (codes + 8).to(torch.uint8).chunk(2, dim=-1)
-        return lower | (upper << 4)
 
     def _keep(self, step: Step) -> None:
         """Take in what a step has written: new tokens wait, and groups that are full are rounded."""
@@ -293,3 +283,11 @@ class QuantizedLayer(SlotLayer):
             for part, tensor in old.items():
                 assert rows is not None
                 parts[part][:, :, groups] = torch.where(rows[:, None, :, None, None], parts[part][:, :, groups], tensor)
+
+
+class QuantizedLatentLayer(LatentMixin, QuantizedLayer):
+    """A :class:`~sinklab.streaming.quantized.QuantizedLayer` of latents."""
+
+
+class QuantizedHybridLayer(HybridMixin, QuantizedLayer):
+    """A :class:`~sinklab.streaming.quantized.QuantizedLayer` with states, which stay as they are."""

@@ -4,6 +4,10 @@ A cache that moves stored keys must know which coordinates a layer rotates, in w
 rotary, interleaved pairs, layers without positions and scaled frequencies all differ. Instead of a list of architectures, one
 forward of a single token at several positions shows the keys of every layer; the frequencies are the model's own buffers, and a
 layout is accepted only if it rotates the key of one position into those of the others.
+
+No key could keep its place if scores did not see differences of positions alone. Rotary scores do, as long as queries and keys
+meet as they were rotated. An operation that maps them first has such scores only if its map goes with every rotation: a norm
+does, a function of each coordinate does not.
 """
 
 from __future__ import annotations
@@ -18,14 +22,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sinklab.attention import seam
+from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.operation import HeadShape, Operation
 from sinklab.attention.placement import input_device
+from sinklab.attention.state import ATTRIBUTE, state_of
 from sinklab.errors import UnsupportedModelError
-from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
-from sinklab.streaming.recurrent import fresh_cache, has_states
+from sinklab.streaming.traits import fresh_cache, has_states, tokens_in_front, tokens_of_prefix
 
-__all__ = ["FixedPositions", "KeyRotations", "Rotation", "read_rotations", "without_autocast"]
+__all__ = ["FixedPositions", "KeyRotations", "Rotation", "read_rotations", "require_differences", "without_autocast"]
 
 _MARGIN = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Largest distance, relative to the root mean square of a key, at which two keys count as the same: rounding of the angles,
@@ -152,16 +160,15 @@ def _fingerprint(model: PreTrainedModel) -> tuple[object, ...]:
 
 
 def _read(model: PreTrainedModel) -> KeyRotations:
-    limit = _limit(model)
+    limit, name = _limit(model), type(model).__name__
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModelError(
-            f"{type(model).__name__} takes no position_ids, so the positions of its keys are not known; a cache of this kind "
+            f"{name} takes no position_ids, so the positions of its keys are not known; a cache of this kind "
             "needs rotary positions or none"
         )
     if getattr(model.config.get_text_config(), "attn_temperature_tuning", False):
         raise UnsupportedModelError(
-            f"{type(model).__name__} scales queries by the number of tokens seen (attn_temperature_tuning), which grows "
-            "without end in a stream"
+            f"{name} scales queries by the number of tokens seen (attn_temperature_tuning), which grows without end in a stream"
         )
     made_for = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 256  # a learned table may end there
     # Short of the limit: a model that has read a longer text returns to its own frequencies in a forward that ends before it.
@@ -174,7 +181,15 @@ def _read(model: PreTrainedModel) -> KeyRotations:
         margin = _MARGIN.get(keys.dtype, 6e-2)
         if not _alike(values, values[:1], margin):
             if not _alike(keys, keys[:1], margin):
-                raise _moving_values(model, index, first=not layers)
+                raise FixedPositions(
+                    f"the first layer of {name} has values without positions and layer {index} has not: a token alone gives "
+                    "itself a weight that depends on its position, so scores are those of positions and not of their "
+                    "differences, and keys cannot keep their places"
+                    if layers
+                    else f"{name} adds positions to its hidden states (learned or sinusoidal embeddings): what is cached "
+                    "cannot be moved to another position, and with its original positions a stream soon has more than the "
+                    "model was made for"
+                )
             latent.add(index)
             keys, values = values, keys
         if _alike(keys, keys[:1], margin):
@@ -183,13 +198,13 @@ def _read(model: PreTrainedModel) -> KeyRotations:
         rotation = _explain(model, positions, keys, margin)
         if rotation is None:
             raise UnsupportedModelError(
-                f"layer {index} of {type(model).__name__} rotates its keys with the position in a way that none of the model's "
+                f"layer {index} of {name} rotates its keys with the position in a way that none of the model's "
                 "frequencies explains, in halves or interleaved; its cached keys cannot be moved"
             )
         shared = (other for other in layers.values() if other is not None and other.same_as(rotation))
         layers[index] = next(shared, rotation)
     if not layers:
-        raise UnsupportedModelError(f"{type(model).__name__} writes no keys to a cache; there is nothing to bound")
+        raise UnsupportedModelError(f"{name} writes no keys to a cache; there is nothing to bound")
     _require_position_ids(model, layers, latent)
     return KeyRotations(layers, limit, tuple(seen[index][0].shape[1] for index in layers), frozenset(latent))
 
@@ -212,21 +227,6 @@ def _require_position_ids(model: PreTrainedModel, layers: dict[int, Rotation | N
         before = before @ rotation.matrices(torch.tensor(1, device=keys.device), wide.dtype)
     if not _alike(before, after, _MARGIN.get(keys.dtype, 6e-2)):
         raise counts_itself
-
-
-def _moving_values(model: PreTrainedModel, index: int, *, first: bool) -> UnsupportedModelError:
-    """Why the values of a layer, ``first`` of all or not, depend on the position of a token that is alone."""
-    name = type(model).__name__
-    if not first:
-        return FixedPositions(
-            f"the first layer of {name} has values without positions and layer {index} has not: a token alone gives itself a "
-            "weight that depends on its position, so scores are those of positions and not of their differences, and keys "
-            "cannot keep their places"
-        )
-    return FixedPositions(
-        f"{name} adds positions to its hidden states (learned or sinusoidal embeddings): what is cached cannot be moved to "
-        "another position, and with its original positions a stream soon has more than the model was made for"
-    )
 
 
 def _alike(some: Tensor, others: Tensor, margin: float) -> bool:
@@ -323,3 +323,55 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
         index: layer for index, layer in enumerate(cache.layers) if isinstance(layer, DynamicLayer) and layer.is_initialized
     }
     return {index: (layer.keys[:, :, front:], layer.values[:, :, front:]) for index, layer in layers.items()}
+
+
+# --- scores see differences of positions alone ---------------------------------------------------------------------------
+
+
+_STEPS = 31
+"""By so many positions queries and keys are moved, which turns all but the slowest pairs by a good part of a circle."""
+
+_SAMPLES = 8
+"""Queries and keys that are looked at."""
+
+_CHANGE = 1e-3
+"""Largest change of a score, over the lengths of what is multiplied. Rounding of float32 is below 1e-5 for heads of up to 1,024
+coordinates; by a map that does not go with the rotation scores change by a good part of their size."""
+
+
+def require_differences(model: PreTrainedModel, rotations: KeyRotations) -> None:
+    """Refuse a model whose operation maps rotated queries and keys to scores of the positions themselves.
+
+    Raises:
+        FixedPositions: it does.
+    """
+    distinct = [rotation for rotation in dict.fromkeys(rotations.layers.values()) if rotation is not None]
+    function = ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation)
+    for module in Anatomy(model).attention.values() if distinct else ():
+        operation = seam.operation_of(module, function)
+        if type(operation).features is Operation.features:
+            continue
+        if not all(_sees_differences(module, operation, rotation) for rotation in distinct):
+            raise FixedPositions(
+                f"{type(model).__name__} has scores of positions themselves and not of their differences: operation "
+                f"{operation.name!r} maps queries and keys after they are rotated. Keys that keep their places would give "
+                "other scores with every token from which positions are counted"
+            )
+
+
+@torch.no_grad()
+def _sees_differences(module: nn.Module, operation: Operation, rotation: Rotation) -> bool:
+    """Whether scores stay what they are when queries and keys are moved by equally many positions."""
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    shape = getattr(getattr(module, ATTRIBUTE, None), "shape", None)
+    heads, kv_heads = (shape.num_heads, shape.num_kv_heads) if isinstance(shape, HeadShape) else (1, 1)
+    made = torch.randn(heads + kv_heads, _SAMPLES, rotation.head_dim, generator=torch.Generator().manual_seed(0)).to(device)
+    state = state_of(module, operation, made.new_zeros(1, _SAMPLES, shape.hidden_size if isinstance(shape, HeadShape) else 1))
+
+    def scores(states: Tensor) -> Tensor:
+        queries, keys = operation.features(states[None, :heads], states[None, heads:], state)
+        unit = [torch.nn.functional.normalize(mapped.flatten(0, 2), dim=-1) for mapped in (queries, keys)]
+        return unit[0] @ unit[1].T
+
+    moved = rotation.rotated(made, torch.full(made.shape[:2], _STEPS, device=device))
+    return bool((scores(moved) - scores(made)).abs().max() <= _CHANGE)

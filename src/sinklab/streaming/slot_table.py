@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copy
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.errors import UnsupportedModelError
+from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.layer_kinds import HYBRID, RECURRENT_KINDS
 from sinklab.policies.base import SlotPolicy
 from sinklab.results.requirements import require_memory
 from sinklab.streaming.rotation import Rotation
-from sinklab.streaming.step import StaticStep, Step
-from sinklab.streaming.table import IndexedTable
+from sinklab.streaming.table import IndexedTable, StaticStep, Step
 
-__all__ = ["COPIES", "SlotTable"]
+__all__ = ["COPIES", "RecurrentTable", "SlotTable", "WindowedTable"]
 
 COPIES = 2**15
 """Copies of pinned keys that a chunk has at most, unless it is a token: each query sees them at a distance of its own.
@@ -36,13 +38,12 @@ class SlotTable(IndexedTable):
         full: whether every slot of every row is taken.
         shifted: whether a pinned key has ever been moved.
         maskless: whether the attention function takes no mask: forwards are then such that they need none.
-        apart: whether the sinks of the next chunk are attended to beside its other keys (:mod:`sinklab.streaming.apart`).
+        apart: whether the sinks of the next chunk are attended to beside its other keys (:mod:`sinklab.streaming.host`).
         left: keys and values of the sinks of the layer whose attention comes next.
         watched: whether it is looked at whether attention gets what the layers return.
         given: what the last layer has returned, as long as that is looked at.
     """
 
-    counts_room: ClassVar[bool] = True
     per_row: ClassVar[tuple[str, ...]] = ("seen", "base", "index", "anchors")
     numbers: ClassVar[tuple[str, ...]] = ("columns", "rebases", "full", "shifted", "highest")
     step: Step | StaticStep | None
@@ -296,3 +297,129 @@ class SlotTable(IndexedTable):
         ring = self.index[:, len(self.pinned) :]
         oldest = ring.where(ring >= 0, self.seen[:, None]).amin(dim=1)
         return oldest.where((ring >= 0).any(dim=1), self.base)
+
+
+_NARROW = "narrow."
+"""What the names of the narrow table begin with in a saved state."""
+
+
+class WindowedTable(SlotTable):
+    """The table of the layers that a policy bounds, which takes that of the narrow layers along.
+
+    Args:
+        window: what the narrow layers hold.
+
+    Attributes:
+        narrow: the table of the narrow layers.
+    """
+
+    def __init__(self, policy: SlotPolicy, window: SlotPolicy, device: torch.device, model: PreTrainedModel) -> None:
+        self.narrow = SlotTable(window, device, model)
+        super().__init__(policy, device, model)
+
+    def clear(self) -> None:
+        super().clear()
+        self.narrow.clear()
+
+    def finish(self) -> None:
+        super().finish()
+        self.narrow.finish()
+
+    def spread(self, batch: int) -> None:
+        super().spread(batch)
+        self.narrow.spread(batch)
+
+    def take(self, rows: Tensor) -> None:
+        super().take(rows)
+        self.narrow.take(rows)
+
+    def plan(self, length: int, valid: Tensor | None) -> Step:
+        self.narrow.step = self.narrow.plan(length, valid)
+        return super().plan(length, valid)
+
+    def rebase(self) -> Tensor:
+        """Count positions from the oldest token in the ring of the policy, in all layers."""
+        steps = super().rebase()
+        self.narrow.base = self.base.clone()
+        return steps
+
+    def crop(self, keep: int) -> None:
+        copy.deepcopy(self.narrow).crop(keep)  # which raises where that is not possible, before anything has changed
+        super().crop(keep)
+        self.narrow.crop(keep)
+        self.narrow.base = self.base.clone()
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | {f"{_NARROW}{name}": tensor for name, tensor in self.narrow.state().items()}
+
+    def counts(self) -> dict[str, bool | int]:
+        return super().counts() | {f"{_NARROW}{name}": count for name, count in self.narrow.counts().items()}
+
+    def restore(self, state: dict[str, Tensor], counts: dict[str, bool | int]) -> None:
+        super().restore(state, counts)
+        self.narrow.restore(_below(state), _below(counts))
+
+    def masks(self, mask: object, narrow: object) -> dict[str, object]:
+        """The masks of a forward by the kinds of layers in the model's config: that of the narrow layers, and of the others."""
+        model = self.model
+        assert model is not None
+        kinds = model.config.get_text_config(decoder=True).layer_types
+        return {kind: narrow if kind == "sliding_attention" else mask for kind in kinds}
+
+
+def _below(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(_NARROW): value for name, value in named.items() if name.startswith(_NARROW)}
+
+
+class RecurrentTable(SlotTable):
+    """The table of a model with layers of linear attention: rows may be padded in front of their first token only.
+
+    Attributes:
+        ended: whether a row has had padding behind a token, boolean ``(rows,)``: no token may follow.
+    """
+
+    per_row: ClassVar[tuple[str, ...]] = (*SlotTable.per_row, "ended")
+
+    def clear(self) -> None:
+        super().clear()
+        self.ended = torch.zeros(1, dtype=torch.bool)
+
+    def require_unbroken(self, valid: Tensor) -> None:
+        """Refuse tokens behind padding that is behind a token; ``valid`` says which new columns are none of padding.
+
+        Args:
+            valid: boolean ``(rows, length)``.
+
+        Raises:
+            ConfigurationError: a row has some.
+        """
+        begun = (self.seen > 0)[:, None] | (valid.cumsum(dim=1) > 0)
+        ended = self.ended[:, None] | ((begun & ~valid).cumsum(dim=1) > 0)
+        if bool((ended & valid).any()):
+            row = int((ended & valid).any(dim=1).nonzero()[0, 0])
+            raise ConfigurationError(
+                f"row {row} has padding between its tokens, and its layers of linear attention have taken the padding into "
+                "their state; pad rows on the left, and give a row that has ended no more tokens"
+            )
+        self.ended = ended[:, -1]
+
+    def masks(self, mask: object, valid: Tensor) -> object:
+        """The mask of a forward as the model takes it.
+
+        Args:
+            mask: what attention is given.
+            valid: which of the new columns are no padding, ``(batch, length)``: what states are to take in.
+        """
+        model = self.model
+        if model is None or bool(valid.all()):
+            return mask
+        kinds = set(model.config.get_text_config(decoder=True).layer_types)
+        if HYBRID in kinds:  # whose two halves go by the names of layers of one kind
+            kinds |= {"full_attention", "linear_attention"}
+        return {kind: valid if kind in RECURRENT_KINDS else mask for kind in kinds}
+
+    def crop(self, keep: int) -> None:
+        raise ConfigurationError(
+            "tokens cannot be taken back: layers of linear attention have taken them into their state. reset() the cache and "
+            "read the text again"
+        )

@@ -6,10 +6,9 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -23,10 +22,10 @@ from sinklab.results.file import check_file, parse_object, write_file
 from sinklab.results.version import __version__
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.fingerprint import fingerprint
 from sinklab.streaming.per_head import PerHeadCache
 from sinklab.streaming.reader import CacheReader
 from sinklab.streaming.table import IndexedTable
+from sinklab.streaming.traits import fingerprint
 
 __all__ = ["SavedState", "load_state", "read_state", "require_slots", "save_state"]
 
@@ -37,32 +36,6 @@ _FORMAT, _WITH_ROLLBACK = 2, 3
 
 _WRITTEN = {"shifted": "turned"}
 """Numbers of a table that have another name in the file, which is as old as the format."""
-
-
-class WrittenModel(BaseModel):
-    """Which model a state belongs to."""
-
-    model_config = ConfigDict(strict=True)
-
-    # "class" is no name of a field in Python.
-    kind: str = Field(alias="class")
-    dtype: str
-    fingerprint: str
-
-
-class Written(BaseModel):
-    """The record of a state: what is read of it, with its types."""
-
-    model_config = ConfigDict(strict=True)
-
-    model: WrittenModel
-    policy: dict[str, Any]
-    chunk: Annotated[int, Field(ge=1)] | None
-    rebase_at: Annotated[int, Field(ge=1)] | None
-    quantized: Literal["int8", "int4"] | None
-    rollback: Annotated[int, Field(ge=0)] = 0
-    books: dict[str, bool | int]
-    notes: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,27 +141,20 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
             f"{path} has format {record.get('format')} of sinklab {record.get('sinklab', '?')}; sinklab "
             f"{__version__} reads formats {_FORMAT} and {_WITH_ROLLBACK}. Read the text again with this version"
         )
+    if digest is not None and digest != _digest(json.dumps(record), tensors):
+        raise InputError(f"{path} is damaged: its SHA-256 is not that of what was written; read the text again")
     try:
-        Written.model_validate(record)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise InputError(f"{path} is damaged: {where}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
-    _require_same(path, record["model"], model)
-    try:
+        _require_same(path, record["model"], model)
         names = ("chunk", "rebase_at", "quantized", "rollback")
         settings = {name: record[name] for name in names if record.get(name) is not None}
         policy = policies.make(record["policy"])
         cache = (PerHeadCache if isinstance(policy, PerHead) else PolicyCache)(policy, model, **settings)
         _fill(cache, record["books"], tensors)
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:  # a file that was written without its SHA-256
         if isinstance(error, SinklabError):
             raise
         raise InputError(f"{path} is damaged: {type(error).__name__} {error}") from error
-    if digest is not None and digest != _digest(json.dumps(record), tensors):
-        raise InputError(f"{path} is damaged: its SHA-256 is not that of what was written; read the text again")
-    more = {name.removeprefix("more."): tensor for name, tensor in tensors.items() if name.startswith("more.")}
-    return SavedState(CacheReader(model, cache.policy, cache), record["notes"], more)
+    return SavedState(CacheReader(model, cache.policy, cache), record["notes"], _below("more.", tensors))
 
 
 def _fill(cache: PolicyCache, numbers: Json, tensors: dict[str, Tensor]) -> None:
@@ -203,17 +169,8 @@ def _fill(cache: PolicyCache, numbers: Json, tensors: dict[str, Tensor]) -> None
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin so, by the rest of their names; one that is not there is missed by its whole name."""
-    return _Named(prefix, {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)})
-
-
-class _Named(dict[str, Tensor]):
-    def __init__(self, prefix: str, tensors: dict[str, Tensor]) -> None:
-        super().__init__(tensors)
-        self.prefix = prefix
-
-    def __missing__(self, name: str) -> Tensor:
-        raise KeyError(f"{self.prefix}{name}")
+    """The tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _read(path: Path) -> tuple[Json, dict[str, Tensor], str | None]:
@@ -243,6 +200,7 @@ def _digest(record: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _require_same(path: Path, saved: Json, model: PreTrainedModel) -> None:
+    """Refuse the state of another model."""
     mine = {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)}
     if saved == mine:
         return

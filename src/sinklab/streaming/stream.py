@@ -20,17 +20,13 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import PolicySpec
 from sinklab.results.progress import DONE
 from sinklab.results.requirements import require_function, require_whole
-from sinklab.streaming.base import Reader
-from sinklab.streaming.decoding import TextDecoder, Tokenizer
-from sinklab.streaming.fitting import fitting_policy
+from sinklab.streaming.base import Reader, Telemetry
+from sinklab.streaming.decoding import Sampler, Sampling, StreamedToken, TextDecoder, Tokenizer
 from sinklab.streaming.host import BOUNDARIES, require_one_text
-from sinklab.streaming.in_front import columns_of, tokens_of_prefix
+from sinklab.streaming.limits import fitting_policy, inside
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.refusals import inside
-from sinklab.streaming.sampling import Sampler, Sampling
 from sinklab.streaming.state import read_state, save_state
-from sinklab.streaming.streamed_token import StreamedToken
-from sinklab.streaming.telemetry import Telemetry
+from sinklab.streaming.traits import columns_of, tokens_of_prefix
 
 __all__ = ["Stream", "stream"]
 
@@ -53,7 +49,7 @@ class Stream:
         policy: the policy, its name, ``{"name": …, setting: …}``, or a reader to go on with. By default sinks and a window
             that fit the model, see :func:`fitting_policy`.
         tokenizer: of transformers; needed for text in or out.
-        temperature, top_k, top_p, seed: see :class:`~sinklab.streaming.sampling.Sampling`; by default the likeliest token.
+        temperature, top_k, top_p, seed: see :class:`~sinklab.streaming.decoding.Sampling`; by default the likeliest token.
         stop: strings at which a row ends.
         stop_ids: tokens with which a row ends; by default those of the model's generation config, ``()`` for none.
         keep: text (or ids) that begins the stream and is never evicted, such as a system prompt. The policy's ``num_sinks`` is
@@ -144,14 +140,7 @@ class Stream:
         return self.read_on(progress=progress)
 
     def read_on(self, *, progress: Callable[[int, int], None] | None = None) -> Stream:
-        """Read what a :meth:`feed` that was ended within has left, if anything; returns the stream.
-
-        Args:
-            progress: as for :meth:`feed`, of the columns that were left.
-
-        Raises:
-            ConfigurationError: a ``progress`` that is no function.
-        """
+        """Read what a :meth:`feed` that was ended within has left, if anything, with its ``progress``; returns the stream."""
         require_function("progress", progress, DONE)
         total = self.unread
         while self._unread is not None:
@@ -203,6 +192,7 @@ class Stream:
         return _padded([self._encode(text, first=first) for text in texts])
 
     def _encode(self, given: str | Sequence[int], *, first: bool) -> list[int]:
+        """Ids of a text, with special tokens if it is the first."""
         if not isinstance(given, str):
             return list(given)
         if self.tokenizer is None:
@@ -291,7 +281,7 @@ class Stream:
         return f"Stream({type(self.model).__name__} at position {self.position:,}; {self.telemetry()})"
 
     def telemetry(self) -> Telemetry:
-        """What is held, and what has gone; see :class:`~sinklab.streaming.telemetry.Telemetry`."""
+        """What is held, and what has gone; see :class:`~sinklab.streaming.base.Telemetry`."""
         return self.reader.telemetry()
 
     # --- saved ----------------------------------------------------------------------------------------------------------------
@@ -371,6 +361,7 @@ def stream(
 
 
 def _tokens(source: Stream, count: int | None) -> Iterator[StreamedToken]:
+    """So many tokens of a stream; the last one has what waits of its text."""
     for number, token in enumerate(source, 1):
         if number == count:
             texts = tuple(text + rest for text, rest in zip(token.texts, source.rest(), strict=True))
@@ -420,6 +411,6 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def _end_tokens(model: PreTrainedModel) -> Sequence[int]:
-    config = getattr(model, "generation_config", None)
-    end = getattr(config, "eos_token_id", None)
+    """Tokens with which the generation config ends a text."""
+    end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return [] if end is None else [end] if isinstance(end, int) else list(end)

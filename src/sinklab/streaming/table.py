@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import copy
+import dataclasses
 import weakref
 from typing import ClassVar, Protocol
 
@@ -12,8 +14,121 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import BoundedPolicy, SlotPolicy
+from sinklab.streaming.rotation import Rotation
 
-__all__ = ["IndexedTable", "PlannedStep", "Table"]
+__all__ = ["IndexedTable", "OrderedStep", "OrderedTable", "PlannedStep", "StaticStep", "Step", "Table"]
+
+
+@dataclasses.dataclass(eq=False)
+class Step:
+    """One forward of ``length`` new tokens.
+
+    Attributes:
+        length: columns of the forward, padding included.
+        slot: slot of the one new token: a number where all rows agree, int64 ``(rows,)`` where not; ``None`` in a chunk.
+        filled: keys that a layer returns; of a single token the slots that hold a token behind the step, from the first one on.
+        shifts: positions by which pinned keys are moved, int64 ``(rows, copies, 1 or pinned)``: in a chunk, one copy of the
+            pinned keys for every distance at which a query of it sees them. ``None`` when none is moved.
+        visible: boolean ``(rows, 1, length, keys)`` over the keys that a layer returns; ``None`` when all are visible.
+        source: for a chunk, ``(rows, slots)``: which new token a slot receives, -1 for none.
+        used: for a chunk, slots of the ring that held a token before it, from the first one on.
+        position_ids: int64 ``(rows, length)`` for the model.
+        matrices: those of :attr:`shifts` by rotation and dtype.
+        origin: the same step on the device of the table, where this one is for layers on another.
+        plain: the first tokens of a text, unpadded and all held: a layer returns the keys of a chunk as they are given, causal.
+        which: for a chunk whose sinks are attended to apart, the copy that each query sees, int64 ``(length,)``.
+        bias: the visible keys as scores, once they have been asked for.
+        at: the step among those of :attr:`shifts`, ``(steps, 1, 1 or pinned)``, where several were planned at once.
+    """
+
+    length: int
+    slot: int | Tensor | None
+    filled: int
+    shifts: Tensor | None
+    visible: Tensor | None
+    source: Tensor | None
+    used: int
+    position_ids: Tensor
+    matrices: dict[tuple[Rotation, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
+    at: int | None = None
+    plain: bool = False
+    origin: Step | None = None
+    which: Tensor | None = None
+    bias: Tensor | None = None
+
+    def rotation_matrices(self, rotation: Rotation, dtype: torch.dtype) -> Tensor:
+        """Matrices ``(rows, copies, 1 or pinned, head_dim, head_dim)`` for layers that rotate like ``rotation``; made once."""
+        key = (rotation, dtype)
+        matrices = self.matrices.get(key)
+        if matrices is None:
+            assert self.shifts is not None
+            if self.origin is not None:
+                matrices = self.matrices[key] = self.origin.rotation_matrices(rotation, dtype).to(self.shifts.device)
+                return matrices
+            matrices = self.matrices[key] = rotation.matrices(self.shifts, dtype)
+        return matrices if self.at is None else matrices[self.at : self.at + 1]
+
+    def on(self, device: torch.device) -> Step:
+        """The same step for layers on another device, those of a model that is spread."""
+        names = ("slot", "shifts", "visible", "source", "position_ids")
+        moved = copy.copy(self)
+        for name in names:
+            value = getattr(self, name)
+            setattr(moved, name, value.to(device) if isinstance(value, Tensor) else value)
+        moved.matrices, moved.at, moved.origin = {}, None, self
+        return moved
+
+
+class StaticStep:
+    """One token in every row, where all rows agree, in tensors of fixed shape and place; see :class:`Step`.
+
+    What changes from token to token is a slot, a mask, a position and the rotation of the pinned keys. All are worked out
+    before the forward, outside of the graph of a compiled model, and written into the same few tensors.
+
+    Attributes:
+        length: 1.
+        slots: slots that a layer writes: those of the pinned keys, then that of the new token, int64 ``(pinned + 1,)``.
+        visible: boolean ``(1, 1, 1, slots)``; it is given at every step, full or not, so that there is one graph.
+        position_ids: int64 ``(1, 1)``.
+        seen: columns before the step, int64 ``()``: a number would be part of the graph.
+        filled: slots of the cache, all of which a layer returns.
+    """
+
+    length = 1
+
+    def __init__(self, policy: SlotPolicy, rotations: list[Rotation | None], device: torch.device, dtype: torch.dtype) -> None:
+        pinned = len(policy.pinned)
+        self.filled = policy.num_slots
+        self.slots = torch.arange(pinned + 1, device=device)
+        self.slot = self.slots[pinned:]
+        self.visible = torch.zeros(1, 1, 1, self.filled, dtype=torch.bool, device=device)
+        self.position_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self._all_visible = False
+        self.seen = torch.zeros((), dtype=torch.long, device=device)
+        self._matrices = {
+            rotation: torch.empty(pinned, rotation.head_dim, rotation.head_dim, device=device, dtype=dtype)
+            for rotation in rotations
+            if rotation is not None
+        }
+
+    def matrices_of(self, rotation: Rotation | None) -> Tensor | None:
+        """Matrices ``(pinned, head_dim, head_dim)`` for the pinned keys of a layer, the same tensor at every step."""
+        return None if rotation is None else self._matrices[rotation]
+
+    def set(self, step: Step, slot: int, present: Tensor, seen: int) -> None:
+        """Become ``step``, which writes ``slot``; ``present`` is boolean ``(slots,)``, those that hold a token behind it."""
+        self.seen.fill_(seen)
+        self.slot.fill_(slot)
+        every = bool(present.all())
+        if not (every and self._all_visible):  # a copy to another device waits for it, and a full cache stays full
+            self.visible.copy_(present)
+        self._all_visible = every
+        self.position_ids.copy_(step.position_ids)
+        for rotation, matrices in self._matrices.items():
+            if step.shifts is None:
+                matrices.copy_(torch.eye(rotation.head_dim, device=matrices.device))
+            else:
+                matrices.copy_(step.rotation_matrices(rotation, matrices.dtype)[0, 0])
 
 
 class PlannedStep(Protocol):
@@ -49,8 +164,6 @@ class Table(abc.ABC):
 
     in_order: ClassVar[bool] = False
     """Whether columns are in the order of the text, so that a forward must not make a token leave halfway."""
-    counts_room: ClassVar[bool] = False
-    """Whether :meth:`room` has something to say."""
     per_row: ClassVar[tuple[str, ...]] = ("seen", "base")
     """Tensors with a row for each row of the batch, and below the numbers that are saved with them."""
     numbers: ClassVar[tuple[str, ...]] = ()
@@ -148,9 +261,9 @@ class Table(abc.ABC):
             setattr(self, name, counts[name])
         self.padded = self.columns if bool((self.seen != self.columns).any()) else 0  # where the padding was is not in the file
 
+    @abc.abstractmethod
     def room(self, length: int, valid: Tensor | None) -> int:
         """How many of ``length`` new columns can be taken at once, at least 1."""
-        return length
 
     @abc.abstractmethod
     def plan(self, length: int, valid: Tensor | None) -> PlannedStep:
@@ -250,3 +363,99 @@ class IndexedTable(Table):
         self.index = torch.where(stays, self.index, -1)
         self.seen.fill_(keep)
         self.columns = columns
+
+
+@dataclasses.dataclass(eq=False)
+class OrderedStep:
+    """One forward of ``length`` new columns of an :class:`OrderedTable`.
+
+    Attributes:
+        length: columns of the forward, padding included.
+        held: columns in front of the new ones.
+        source: which columns of before these are: ``None`` for all of them, int64 ``(held,)`` alike for all rows, or
+            ``(rows, held)``.
+        filled: both, the keys that a layer returns.
+        attention_mask: 2-D ``(rows, held + length)``, 1 for tokens; ``None`` where there is no padding.
+    """
+
+    length: int
+    held: int
+    source: Tensor | None
+    filled: int
+    attention_mask: Tensor | None
+
+
+class OrderedTable(IndexedTable):
+    """Which token is in which column; no position is counted.
+
+    Columns of a row are in the order of the text and end with its newest token; a row that has fewer tokens than another has
+    padding in front, wherever it was in the batch. As long as no row has had padding, the tables have one row for all.
+
+    Attributes:
+        index: token in every column, int64 ``(rows, columns held)``, -1 for padding.
+        ids: likewise, ``(batch, columns held)``.
+    """
+
+    in_order: ClassVar[bool] = True
+    per_row: ClassVar[tuple[str, ...]] = ("seen", "index")
+    numbers: ClassVar[tuple[str, ...]] = ("columns", "rebases")
+    step: OrderedStep | None
+
+    def clear(self) -> None:
+        super().clear()
+        self.index = torch.zeros(1, 0, dtype=torch.long)
+
+    @property
+    def highest_position(self) -> None:
+        return None
+
+    @property
+    def seq_length(self) -> int:
+        return self.columns if self.step is None else self.step.held
+
+    def distances(self, row: int, visible: Tensor) -> tuple[list[int], int]:
+        # Columns are counted: those that stay, the next token last.
+        return visible.long().flip(0).cumsum(0).flip(0).tolist(), int(visible.sum())
+
+    def room(self, length: int, valid: Tensor | None) -> int:
+        """So many that no token leaves on the way, and that all rows end with padding in front only.
+
+        Within a forward the columns of all its queries are the same.
+        """
+        tokens = self.tokens(valid, length)
+        keys = torch.cat((self.index, tokens), dim=1)[:, None]
+        queries = tokens[:, :, None]
+        visible = self.policy.visible(queries.clamp(min=0), keys.clamp(min=0)) | (keys > queries) | (keys < 0) | (queries < 0)
+        inside = (tokens >= 0).long().cumsum(dim=1) + self.seen[:, None] > 0
+        fine = (visible.all(dim=2) & ((tokens >= 0) | ~inside)).all(dim=0)
+        return max(1, int(fine.long().cumprod(dim=0).sum()))
+
+    def plan(self, length: int, valid: Tensor | None) -> OrderedStep:
+        tokens = self.tokens(valid, length)
+        newest = tokens.amax(dim=1, keepdim=True).where((tokens >= 0).any(dim=1, keepdim=True), self.seen[:, None] - 1)
+        stays = (self.index >= 0) & self.policy.visible(newest.clamp(min=0), self.index.clamp(min=0))
+        held = int(stays.sum(dim=1).max()) if stays.numel() else 0
+        # Stable: columns that stay keep their order, at the end; in front of them shorter rows get any other column as padding.
+        order = stays.long().argsort(dim=1, stable=True)[:, stays.shape[1] - held :]
+        held_index = self.index.gather(1, order).where(stays.gather(1, order), -1)
+        everything = held == self.index.shape[1] and bool((order == torch.arange(held)).all())
+        source = None if everything else (order[0] if self.rows == 1 else order).to(self.device)
+        self.index = torch.cat((held_index, tokens), dim=1)
+        self.seen = self.seen + (tokens >= 0).sum(dim=1)
+        self.count(tokens >= 0)
+        there = self.index >= 0
+        mask = None if self.rows == 1 and bool(there.all()) else there.long().to(self.device)
+        return OrderedStep(length, held, source, held + length, mask)
+
+    def note(self, ids: Tensor | None, batch: int) -> None:
+        step = self.step
+        assert step is not None
+        if ids is None:
+            ids = torch.full((batch, step.length), -1)
+        if self.ids is not None and step.held:
+            before = self.ids if step.source is None else self.ids.gather(1, step.source.expand(batch, -1))
+            ids = torch.cat((before, ids), dim=1)
+        self.ids = ids
+
+    def rebase(self) -> Tensor:
+        return torch.zeros(1, dtype=torch.long)

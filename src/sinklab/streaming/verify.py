@@ -13,8 +13,8 @@ from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.in_front import tokens_in_front, tokens_of_prefix
 from sinklab.streaming.rotation import without_autocast
+from sinklab.streaming.traits import tokens_in_front, tokens_of_prefix
 
 __all__ = ["TOKENS", "require_close", "some_tokens", "verify_model"]
 

@@ -14,14 +14,13 @@ from transformers.cache_utils import CacheLayerMixin
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.cache_argument import cache_argument
 from sinklab.errors import ContractError, SinklabError
-from sinklab.policies.base import Policy, ScoredPolicy, SlotPolicy
+from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.policies.per_head import PerHead
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.rotation import Rotation, read_rotations
-from sinklab.streaming.scored import ScoredCache
 from sinklab.testing._checks import Checks, first_line, is_frozen
 from sinklab.testing.probes import tiny_models
 
@@ -63,13 +62,6 @@ def check_policy(policy: Policy) -> None:
     - *evicting is masking*: decoding equals a dense forward under the rule as a mask (original positions), or a cache that
       rotates every key to its rank among those held (in-cache positions);
 
-    for a :class:`ScoredPolicy`:
-
-    - *score*: finite float32 numbers of the right shape, from keys and values in half precision too;
-    - *growth*: if the policy says by how much a score grows with attention, it does;
-    - *budget*, *protected*: no head holds more tokens than there are slots, and none misses a recent or a pinned one;
-    - *evicting is masking*: decoding equals a dense forward in which every head sees what it held, where it stood;
-
     for a :class:`PerHead`, whose budgets are those of the two layers of two key-value heads of that Llama:
 
     - *slots* and *in-cache positions* of the rule of every head;
@@ -100,10 +92,7 @@ def check_policy(policy: Policy) -> None:
     assert isinstance(model, PreTrainedModel)
     tokens = torch.randint(1, 50, (2, length), generator=torch.Generator().manual_seed(0))
     try:
-        if isinstance(policy, ScoredPolicy):
-            _check_score(checks, policy)
-            _check_scored(checks, policy, model, tokens)
-        elif isinstance(policy, PerHead):
+        if isinstance(policy, PerHead):
             for rule in policy.distinct:
                 _check_rule(checks, rule)
             _check_per_head(checks, policy, model, tokens)
@@ -331,39 +320,6 @@ def _sizes(reader: Reader, tokens: Tensor) -> Iterator[int]:
         yield reader.bytes_held()
 
 
-# --- scores ------------------------------------------------------------------------------------------------------------------
-
-
-def _check_score(checks: Checks, policy: ScoredPolicy) -> None:
-    generator = torch.Generator().manual_seed(1)
-    recent, pinned, slots = policy.protected, len(policy.pinned), policy.num_slots
-    checks.require(
-        recent >= 1 and recent + pinned < slots, "protected", f"1 or more, and with {pinned} pinned fewer than {slots}", recent
-    )
-    for held in (1, slots):
-        for dtype in (torch.float32, torch.bfloat16):
-            keys, values = (torch.randn(2, 3, held, 8, generator=generator).to(dtype) for _ in range(2))
-            weights = torch.rand(2, 3, held, generator=generator) if policy.needs_weights else None
-            scores = policy.score(torch.zeros(2, 3, held), keys, values, weights)
-            fine = scores.shape == (2, 3, held) and scores.dtype == torch.float32 and bool(scores.isfinite().all())
-            checks.require(fine, "score", f"finite float32 numbers {(2, 3, held)}", f"{scores.dtype} {tuple(scores.shape)}")
-            _check_growth(checks, policy, keys, values, generator)
-
-
-def _check_growth(checks: Checks, policy: ScoredPolicy, keys: Tensor, values: Tensor, generator: torch.Generator) -> None:
-    growth = policy.growth(keys, values)
-    if growth is None:
-        return
-    nothing = torch.zeros(keys.shape[:3])
-    first = policy.score(nothing, keys, values, nothing if policy.needs_weights else None)
-    before, weights = torch.rand(2, *nothing.shape, generator=generator)
-    if not policy.needs_weights:
-        before = weights = nothing
-    score = policy.score(first + growth * before, keys, values, weights if policy.needs_weights else None)
-    # Sums of two products in float32, of numbers of size 10.
-    checks.close(score, first + growth * (before + weights), 1e-5, "growth", "the score of a token that is attended to")
-
-
 class _MaskedHeads(seam.Observer):
     """Gives every attention call the mask of its layer, and with a rotation keys rotated to their rank."""
 
@@ -402,29 +358,6 @@ class _MaskedHeads(seam.Observer):
             weights = scores.masked_fill(~visible[:, :, index], -torch.inf).softmax(dim=-1)
             rows.append((weights[:, :, None] @ value)[:, :, 0])
         return torch.stack(rows, dim=1), None
-
-
-@torch.no_grad()
-def _check_scored(checks: Checks, policy: ScoredPolicy, model: PreTrainedModel, tokens: Tensor) -> None:
-    length = tokens.shape[1]
-    cache = ScoredCache(policy, model)
-    logits = []
-    masks = [torch.zeros(2, 2, length, length, dtype=torch.bool) for _ in range(model.config.num_hidden_layers)]
-    pinned = torch.tensor(policy.pinned, dtype=torch.long)
-    for query, token in enumerate(tokens.split(1, dim=1)):
-        logits.append(model(input_ids=token, **cache_argument(model, cache), use_cache=True).logits)
-        stays = torch.cat((torch.arange(max(0, query + 1 - policy.protected), query + 1), pinned[pinned <= query])).unique()
-        for mask, layer in zip(masks, cache.layers, strict=True):
-            held = layer.tokens.masked_fill(layer.tokens < 0, query)
-            mask[:, :, query].scatter_(2, held, True)
-            most = int(mask[:, :, query].sum(dim=2).max())
-            budget = policy.max_held(query + 1)
-            checks.require(most <= budget, "budget", f"at most {budget} tokens at query {query}", most)
-            protected = bool(mask[:, :, query, stays].all())
-            checks.require(
-                protected, "protected", f"{policy.protected} recent and the pinned tokens held at query {query}", "one gone"
-            )
-    _close_to_masked(checks, policy, model, tokens, masks, torch.cat(logits, dim=1))
 
 
 def _close_to_masked(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from sinklab.results.metric import Metric, catalogue
+from sinklab.results.metric import Metric, declared
 
 __all__ = ["HEADLINE", "headline_metrics", "tracked"]
 
@@ -28,7 +28,7 @@ def tracked(name: str) -> str:
 
 def headline_metrics() -> Iterator[tuple[str, Metric, str, str]]:
     """Every name with its metric, which of its rows, and the unit of what is logged."""
-    known = catalogue()
     for name, (metric, which, column) in HEADLINE.items():
-        found = known[metric].metric
+        found = declared(metric)
+        assert found is not None, f"{metric} is declared by no probe"
         yield name, found, which, found.unit if column == "value" else "position"

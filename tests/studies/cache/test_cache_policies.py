@@ -179,14 +179,12 @@ def test_every_policy_is_given_the_same_size(name, budget):
 
 
 def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
-    specs = ["sink_window:num_sinks=2", "heavy_hitter:heavy=8", "window:window=32", "blocks:num_sinks=1"]
+    specs = ["sink_window:num_sinks=2", "window:window=32", "blocks:num_sinks=1"]
     names, left_out = checked_names(specs), []
     plan = list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), left_out))
     assert [(policy.describe(), budget) for policy, budget in plan] == [
         ("2+30", 32),
         ("2+62", 64),
-        ("8 heavy+24", 32),
-        ("8 heavy+56", 64),
         ("0+32", 32),
         ("1+2×16", 32),
         ("1+2×32", 64),

@@ -86,10 +86,8 @@ def test_what_cannot_be_rounded_is_refused_in_a_line():
     loaded = load_model("embedded:softmax")
     with pytest.raises(ConfigurationError, match="`quantized` 'int3' is none of int8, int4"):
         compare_policies(loaded, quantized=["int8", "int3"])
-    with pytest.raises(
-        ConfigurationError, match="`quantized` is for policies whose tokens stay in their slots; 'heavy_hitter'"
-    ):
-        open_reader(loaded.model, "heavy_hitter", quantized="int8")
+    with pytest.raises(ConfigurationError, match="`quantized` is for policies whose tokens stay in their slots; 'recompute'"):
+        open_reader(loaded.model, "recompute", quantized="int8")
 
 
 def test_a_window_of_the_trained_length_is_compared_with_itself(loaded):

@@ -84,7 +84,7 @@ def test_re_computation_has_its_share_of_the_progress(loaded, computed):
 def test_a_pace_is_that_of_the_tokens_and_corrected_by_kind(monkeypatch):
     now, said = [0.0], []
     monkeypatch.setattr(clocks.time, "monotonic", lambda: now[0])
-    cells = [("window", 100), ("full", 100), ("recompute", 4000), ("heavy_hitter", 100), ("heavy_hitter", 100), ("full", 100)]
+    cells = [("window", 100), ("full", 100), ("recompute", 4000), ("strided", 100), ("strided", 100), ("full", 100)]
     clock = Clock(cells, said.append, lambda *step: None)
     assert clock.tokens == 4500
     for (kind, tokens), seconds in zip(cells, (1.0, 1.1, 40.0, 20.0, 20.0, 1.0), strict=True):
@@ -92,7 +92,7 @@ def test_a_pace_is_that_of_the_tokens_and_corrected_by_kind(monkeypatch):
             now[0] += seconds
     assert said == [
         "the first cell took 1.0 s; by the tokens that are computed the others take about 44 s",
-        "a cell under heavy_hitter took 20 s, slower by token; what is left takes about 21 s",
+        "a cell under strided took 20 s, slower by token; what is left takes about 21 s",
     ]
     assert clock.tokens == 0
 

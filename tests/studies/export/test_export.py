@@ -44,7 +44,7 @@ VALUES = {
 }
 SPECS = [
     "full", "window:window=20", "sink_window:num_sinks=4,window=60", "sink_window:num_sinks=1,window=7,positions=original",
-    "pinned:pinned=[0,3],window=40", "pinned:pinned=[0,300],window=20", "heavy_hitter", "value_norm", "strided", "recompute",
+    "pinned:pinned=[0,3],window=40", "pinned:pinned=[0,300],window=20", "strided", "recompute",
     "per_head:budgets=[[[1,4],[2,20]]]", "blocks", "blocks:block=16,blocks=4",
 ]  # fmt: skip
 
@@ -98,7 +98,7 @@ def test_every_policy_for_every_engine_is_a_file_or_a_reason(name, quantized):
 
 
 def test_no_engine_but_our_own_has_rules():
-    for spec in ("heavy_hitter", "value_norm", "strided", "recompute", "per_head:budgets=[[[1,4],[2,20]]]"):
+    for spec in ("strided", "recompute", "per_head:budgets=[[[1,4],[2,20]]]"):
         for name, engine in engines().items():
             assert bool(exported(engine, plan(spec))["refused"]) == (name != "transformers")
 
@@ -206,7 +206,7 @@ LINE = [
     "--sinks",
     "0,1,4",
 ]
-POLICIES = "full,window,sink_window,heavy_hitter"
+POLICIES = "full,window,sink_window,strided"
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +246,7 @@ def test_the_command_writes_the_same(finished, tmp_path):
         assert (tmp_path / name).read_bytes() == (folder / "export" / name).read_bytes()
 
 
-@pytest.mark.parametrize("label", ["full", "sink_window 4+12", "heavy_hitter"])
+@pytest.mark.parametrize("label", ["full", "sink_window 4+12", "strided"])
 def test_the_script_gives_the_losses_of_the_table(finished, tmp_path, label):
     """The exported script, run on the texts of the comparison, against the mean that the comparison reports."""
     folder, _ = finished
@@ -404,12 +404,12 @@ def test_integers_are_taken_where_the_policy_keeps_what_was_whole(num_sinks, kin
     ("arguments", "message"),
     [
         (["--to", "vlm"], "no engine is called 'vlm'. Known: kvpress, llama.cpp, mlx-lm, transformers, vllm"),
-        (["--to", "vllm", "--policy", "heavy_hitter"], "vllm cannot do heavy_hitter 8 heavy+8: it has no such rule"),
+        (["--to", "vllm", "--policy", "strided"], "vllm cannot do strided 1+8, 1 in 4 of 40: it has no such rule"),
         (["--to", "vllm", "--policy", "sink_window"], "--policy 'sink_window' stands for 2 rows"),
-        (["--to", "vllm", "--policy", "strided"], "policy 'strided' was not measured in this comparison"),
+        (["--to", "vllm", "--policy", "blocks"], "policy 'blocks' was not measured in this comparison"),
         (["--to", "vllm", "--policy", "9+9"], "--policy '9+9' is no row of this comparison"),
         (["--to", "vllm", "--policy", "widow:window=3"], "no policy is called 'widow'. Did you mean 'window'"),
-        (["--to", "transformers", "--policy", "heavy_hitter", "--quantized", "int8"], "whose tokens stay in their slots"),
+        (["--to", "transformers", "--policy", "strided", "--quantized", "int8"], "writes several rings in turn"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(finished, tmp_path, arguments, message):

@@ -24,12 +24,12 @@ from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.run import Progress, silent
 from sinklab.results.summaries.cache import PerHeadEntry
 from sinklab.results.table import make_table
-from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.limits import narrowest
 from sinklab.streaming.per_head import require_fit, verify_groups
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.refusals import narrowest
 from sinklab.streaming.rotation import read_rotations
+from sinklab.streaming.traits import fingerprint
 from sinklab.studies.cache.head_orders import (
     SOURCES,
     all_heads,

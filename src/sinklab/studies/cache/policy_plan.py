@@ -17,7 +17,7 @@ from sinklab.policies.window import Window
 from sinklab.registry import policies as policy_registry
 from sinklab.results.summaries.cache import LeftOut
 from sinklab.sinks import Sinks, find_sinks
-from sinklab.streaming.refusals import most_slots
+from sinklab.streaming.limits import most_slots
 
 __all__ = [
     "checked_budgets",

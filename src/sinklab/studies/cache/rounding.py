@@ -23,9 +23,9 @@ from sinklab.results.summaries.cache import QuantizedEntry
 from sinklab.results.table import make_table
 from sinklab.sinks import find_sinks
 from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.limits import most_slots
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.quantized import read_bits
-from sinklab.streaming.refusals import most_slots
 from sinklab.studies.export.chosen import INTEGER_MARGIN
 
 __all__ = ["must_stay_whole", "quantized_caches", "quantized_table", "require_quantized"]

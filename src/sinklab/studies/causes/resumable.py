@@ -20,7 +20,7 @@ from sinklab.results.run import Progress
 from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.sinks import Head, Sinks, find_sinks
-from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.traits import fingerprint
 from sinklab.studies.causes.effects import Edited, Effects, HeadEdit, one_by_one
 from sinklab.studies.causes.engine import estimate, measure_effects
 from sinklab.studies.causes.experiments import estimate_experiments

@@ -168,7 +168,7 @@ class ThreeMetrics(ExperimentResult):
                 value = getattr(pair, bound)
                 if number(value) is not None:
                     both = f"{pair.first}_{pair.second}".replace(" ", "_")
-                    metric = dataclasses.replace(CORRELATION, name=f"{bound}_{both}_over_{pair.over}")
+                    metric = CORRELATION.named(f"{bound}_{both}_over_{pair.over}")
                     yield {**common, "count": pair.items, "metric": metric, "value": value}
 
     def _metric(self, metric: Metric) -> Metric:

@@ -15,8 +15,8 @@ from sinklab.policies.full import Full
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
+from sinklab.streaming.limits import require_integers
 from sinklab.streaming.quantized import BITS
-from sinklab.streaming.refusals import require_integers
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.evicted import SinkEvicted
 from sinklab.studies.depend.words import bos_name

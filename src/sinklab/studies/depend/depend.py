@@ -269,7 +269,7 @@ def _identity(loaded: LoadedModel, *, stored: bool) -> dict[str, object]:
     if not stored:
         return identity
     from sinklab.models.loading import hash_weights
-    from sinklab.streaming.fingerprint import fingerprint
+    from sinklab.streaming.traits import fingerprint
     from sinklab.studies.measure.probing import classes_of
 
     identity["weights"] = hash_weights(loaded.model)

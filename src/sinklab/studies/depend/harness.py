@@ -216,7 +216,7 @@ def run_harness(
         {
             "policy": condition.label,
             "bos": condition.bos,
-            "metric": dataclasses.replace(HARNESS_SCORE, name=scored.metric),
+            "metric": HARNESS_SCORE.named(scored.metric),
             "value": float(values.mean()),
             "count": len(values),
         }

@@ -18,7 +18,7 @@ from sinklab.models.losses import guess_warning, is_causal_lm
 from sinklab.results.metric import Row
 from sinklab.results.naming import counted
 from sinklab.results.progress import SinklabWarning
-from sinklab.streaming.refusals import most_slots
+from sinklab.streaming.limits import most_slots
 from sinklab.streaming.rotation import FixedPositions, read_rotations
 from sinklab.studies.cache.policy_plan import sinks_of_texts
 from sinklab.studies.depend.conditions import ConditionPlan

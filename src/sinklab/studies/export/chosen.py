@@ -11,7 +11,7 @@ from sinklab.registry import policies
 from sinklab.results.naming import counted
 from sinklab.results.summaries.cache import Comparison, IntegerChoice, PolicyEntry, QuantizedEntry
 from sinklab.results.summaries.shared import Difference
-from sinklab.streaming.refusals import require_integers
+from sinklab.streaming.limits import require_integers
 from sinklab.studies.export.base import ExportPlan
 
 __all__ = ["INTEGER_MARGIN", "plan_of", "require_advice"]

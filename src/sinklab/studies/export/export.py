@@ -41,7 +41,7 @@ def export(
     Examples:
         sinklab export build/cache --to llama.cpp,mlx-lm
         sinklab export build/cache --to vllm --policy window
-        sinklab export build/cache --to transformers --policy heavy_hitter --out build/serve
+        sinklab export build/cache --to transformers --policy blocks --out build/serve
     """
     from sinklab.results.file import check_file
     from sinklab.studies.export.chosen import plan_of

@@ -94,7 +94,7 @@ def measure(
     from sinklab.registry import spelled
     from sinklab.results.metric import definitions
     from sinklab.sinks.short_rows import few_queries_warning
-    from sinklab.streaming.refusals import narrowest
+    from sinklab.streaming.limits import narrowest
     from sinklab.studies.measure import probing
     from sinklab.studies.measure.display import display
 

@@ -16,6 +16,7 @@ from sinklab.jobs.scale import BASES, SCALES, Base, Scale, bases_at, is_natural
 from sinklab.results.environment import environment
 from sinklab.results.file import clear_partial
 from sinklab.results.folder import FolderLock, check_place, require_no_less
+from sinklab.results.metric import extremes_of
 from sinklab.results.run import Progress, Result, new_run_id, silent
 from sinklab.results.table import make_table, read_run, read_table, write_json, write_table, write_text
 from sinklab.studies.pathways.choosing import SELECTION_SEEDS, check_apart
@@ -144,7 +145,7 @@ def run_pathways(
         write_text(page(rows, words, rate, natural=natural), out / "pathways.md")
         for suffix in ("svg", "png"):
             write_figure(rows, figure_title(scale, design.base, len(seeds), rate), out / f"pareto.{suffix}", natural=natural)
-        write_json(record, out / "run.json")  # last: it is whole
+        write_json(record | {"extremes": extremes_of(table)}, out / "run.json")  # last: it is whole
         return Result(summary, table, record, given, display)
 
 

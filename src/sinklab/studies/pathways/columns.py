@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, catalogue
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, declared
 
 __all__ = [
     "COLUMNS",
@@ -125,7 +125,9 @@ class Column:
     @property
     def metric(self) -> Metric:
         """What it is, as declared where it is measured."""
-        return catalogue()[self.name].metric
+        metric = declared(self.name)
+        assert metric is not None
+        return metric
 
     def written(self, number: float) -> str:
         """A number of it; what rounds to zero has no sign."""

@@ -27,11 +27,11 @@ from sinklab.models.checkpoint import OwnCode
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
-from sinklab.results.metric import catalogue
+from sinklab.results.metric import declared, extremes_of
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.summaries.claims import ClaimOfModel
 from sinklab.results.table import make_table, write_json, write_table
-from sinklab.streaming.fingerprint import fingerprint
+from sinklab.streaming.traits import fingerprint
 from sinklab.studies.reproduce.display import display_models, display_parts
 from sinklab.studies.reproduce.engine import answer, kept_of, undeclared
 from sinklab.studies.reproduce.kept import ClaimAnswer, deciding_part
@@ -384,7 +384,7 @@ def _conclude(
     }
     table = _table(subjects, by_model, run_id)
     write_table(table, folder / "table.parquet")
-    write_json(record, folder / "run.json")
+    write_json(record | {"extremes": extremes_of(table)}, folder / "run.json")
     summary = answer(name, claim.source, CHECKPOINT, judgement, seeds=seeds, folder=folder, errors=failed)
     return Result({**summary, "models": models}, table, record, folder, _display)
 
@@ -417,7 +417,6 @@ def _of_model(subject: Subject, conclusion: Conclusion) -> ClaimOfModel:
 
 def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], run_id: str) -> pd.DataFrame:
     """One row is one number of one model on one draw; the label of the numbers is the intervention."""
-    known = catalogue()
     rows = [
         {
             "model": subject.name,
@@ -425,7 +424,7 @@ def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], 
             "operation": subject.operation,
             "corpus": subject.text.partition(",")[0],
             "intervention": label,
-            "metric": known[metric].metric if metric in known else undeclared(metric),
+            "metric": declared(metric) or undeclared(metric),
             "seed": seed,
             "value": value,
             "count": 1,

@@ -21,7 +21,7 @@ from sinklab.jobs.scale import SCALES, Base, Cost, Scale, bases_at, folder_name
 from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
-from sinklab.results.metric import FRACTION, Metric, catalogue
+from sinklab.results.metric import FRACTION, Metric, declared, extremes_of
 from sinklab.results.progress import duration
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import make_table, read_run, write_json, write_table
@@ -256,7 +256,7 @@ def _conclude(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Pat
     ]
     table, record = _table(request, numbers, run_id), _record(request, judgement, seeds, seconds, run_id, failed)
     write_table(table, folder / "table.parquet")
-    write_json(record, folder / "run.json")
+    write_json(record | {"extremes": extremes_of(table)}, folder / "run.json")
     summary = answer(
         request.name, request.claim.source, scale, judgement, base=request.shown_base, seeds=seeds, folder=folder, errors=failed
     )
@@ -321,7 +321,6 @@ def _numbers(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path
 
 
 def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd.DataFrame:
-    known = catalogue()
     operations = {
         label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in request.cells.items()
     }
@@ -330,7 +329,7 @@ def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd
             "model": label,
             "operation": operations.get(label, (None, None))[0],
             "corpus": operations.get(label, (None, None))[1],
-            "metric": known[metric].metric if metric in known else undeclared(metric),
+            "metric": declared(metric) or undeclared(metric),
             "seed": seed,
             "value": value,
             "count": 1,
@@ -344,7 +343,7 @@ def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd
 
 def undeclared(metric: str) -> Metric:
     """Stands for a number that the claim of another package declares nowhere."""
-    return dataclasses.replace(OF_A_CLAIM, name=metric)
+    return OF_A_CLAIM.named(metric)
 
 
 def _record(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.loading import load_model
 from sinklab.streaming.chat import Chat
@@ -102,6 +102,70 @@ class Told:
         return self.chat.tokenizer.decode(self.read)
 
 
+TEMPLATE = (
+    "{% for m in messages %}<bos>{{ m['role'] }}\n{{ m['content'] | trim }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
+)
+
+
+class TestChat:
+    @pytest.fixture
+    def plain(self, tokenizer):
+        return templated(tokenizer, TEMPLATE)
+
+    @pytest.mark.parametrize("end", [True, False], ids=["the model ends its turn", "its turn is cut"])
+    def test_turns_are_the_conversation(self, model, plain, end, monkeypatch):
+        """What has been read after three turns is what the template makes of all of them, with the model's own words."""
+        chat = Chat(model, system="be brief", tokenizer=plain, stop_ids=[1], policy={"name": "sink_window", "window": 80})
+        answer = [token for sign in "ok" for token in plain(sign, add_special_tokens=False)["input_ids"]] + [1] * end
+        read = []
+        original = Stream._read
+        monkeypatch.setattr(
+            Stream, "_read", lambda self, ids, valid: (read.extend(ids[0].tolist()), original(self, ids, valid))
+        )
+        for turn in ("one", "two", "three"):
+            source = chat.say(turn)
+            script = iter(answer)
+            monkeypatch.setattr(source, "_sampler", lambda logits: torch.tensor([next(script)]))  # noqa: B023
+            source.generate(len(answer))
+        messages = [{"role": "system", "content": "be brief"}]
+        for turn in ("one", "two", "three"):
+            messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": "ok"}]
+        whole = plain.apply_chat_template(messages, tokenize=False)
+        # The last answer is given out and not read; its last token, and what the template puts behind, are not there yet.
+        text = plain.decode(read)
+        assert whole.startswith(text)
+        assert whole[len(text) :] == ("<eos>\n" if end else "k<eos>\n")
+
+    def test_a_template_that_wants_a_user_keeps_its_head_too(self, model, plain):
+        plain.chat_template = "{% if messages[-1]['role'] == 'system' %}{{ raise_exception('no user') }}{% endif %}" + TEMPLATE
+        chat = Chat(model, system="be brief", tokenizer=plain)
+        chat.say("hello").generate(1)
+        held = chat.stream.reader.cache.describe(plain)
+        assert "".join(held.loc[held["pinned"], "text"]) == "<bos>system\nbe brief<eos>\n<bos>user\n"
+
+    def test_a_template_without_a_system_message_is_refused(self, model, plain):
+        """Where it takes none in front of the first turn either."""
+        plain.chat_template = "{% for m in messages %}{{ raise_exception('no role') }}{% endfor %}"
+        with pytest.raises(ConfigurationError, match=r"refuses the messages \(user\): no role"):
+            Chat(model, system="be brief", tokenizer=plain)
+        plain.chat_template = "{% for m in messages %}{{ m['role'] }}{% endfor %}"
+        with pytest.raises(ConfigurationError, match="leaves the system message out, also in front of the first turn"):
+            Chat(model, system="be brief", tokenizer=plain)
+
+    def test_without_a_template_turns_are_plain(self, model, tokenizer, monkeypatch):
+        chat = Chat(model, system="be brief", tokenizer=tokenizer, policy={"name": "sink_window", "window": 80})
+        assert chat.stream.stop == ("\nUser:",)
+        script = [*tokenizer("ok\nUser:", add_special_tokens=False)["input_ids"]]
+        tokens = iter(script)
+        source = chat.say("one")
+        monkeypatch.setattr(source, "_sampler", lambda logits: torch.tensor([next(tokens)]))
+        assert "".join(token.text for token in source) == "ok"
+        chat.say("two")
+        held = source.reader.cache.describe(tokenizer)
+        assert "".join(held.sort_values("token")["text"]) == ("<bos>be brief\n\nUser: one\nAssistant:ok\nUser: two\nAssistant:")
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_every_token_is_read_once(model, tokenizer, name, monkeypatch):
     """As the template writes it, with the model's own words, and the system message in front, pinned."""
@@ -181,8 +245,15 @@ def test_another_day(model, tokenizer, monkeypatch):
 
 
 def test_errors(model, tokenizer):
-    with pytest.raises(ConfigurationError, match="`rewrites` 'never' is neither 'read again' nor 'ignore'"):
-        Chat(model, tokenizer=tokenizer, rewrites="never")
+    for settings, said in (
+        ({"tokenizer": tokenizer, "rewrites": "never"}, "`rewrites` 'never' is neither 'read again' nor 'ignore'"),
+        ({"tokenizer": tokenizer, "keep": "x"}, "what a conversation keeps is its system message"),
+        ({}, "a conversation needs a tokenizer"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            Chat(model, **settings)
+    with pytest.raises(InputError, match="the turn is empty"):
+        Chat(model, tokenizer=tokenizer).say("  ")
 
 
 @pytest.mark.skipif("SINKLAB_REAL_MODELS" not in os.environ, reason="needs checkpoints of others: SINKLAB_REAL_MODELS")

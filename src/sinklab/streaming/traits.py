@@ -1,4 +1,4 @@
-"""Recurrent: layers that write no keys, beside those that a policy bounds.
+"""Traits: what a model has that its cache must know: states beside keys, learned tokens in front, a prefix, a bias by order.
 
 A layer of linear attention (Mamba, gated delta nets, short convolutions) sums the whole text up in a state of fixed size. It
 evicts nothing and needs no positions, so a policy bounds the layers of full attention, and the states are kept beside them. A
@@ -8,8 +8,11 @@ back. Other layers keep nothing at all: those of a feed-forward block alone, and
 
 from __future__ import annotations
 
+import hashlib
+import json
 import weakref
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,32 +20,111 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer
 
 from sinklab.attention.cache_argument import cache_argument
-from sinklab.attention.placement import input_device
+from sinklab.attention.placement import held, input_device
+from sinklab.errors import ConfigurationError
 from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS, layers_without_attention
 
 __all__ = [
-    "RecurrentLayer",
+    "columns_of",
     "continues_in_chunks",
+    "decoder_of",
+    "fingerprint",
     "fresh_cache",
+    "has_ordered_bias",
     "has_states",
     "hybrid_layers",
     "keyless_layers",
     "restore_states",
     "states_of",
+    "tokens_in_front",
+    "tokens_of_prefix",
 ]
 
 _MARGIN, _ROUNDING = 0.1, 1e-4
 """Largest distance from the state of a text read at once: over that of a state that has seen the second half of it alone, and
 over the state itself, for those that remember no more than that half. One that was not gone on from is as far as the former."""
 
+_VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
+"""Fields of a config that do not change what a model computes, or that the tensors tell better."""
+
+_SAMPLED = 8
+"""Tensors of a model that its fingerprint reads: enough to tell checkpoints of one training apart, in milliseconds."""
+
 _continues: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
-def keyless_layers(model: PreTrainedModel) -> dict[int, int]:
-    """Index of every layer that writes no keys of its own, as the config says, and how many states it keeps, most often one.
+def fingerprint(model: PreTrainedModel, *, rounded: bool = False) -> str:
+    """16 hexadecimal digits of a hash over the config and some of the weights: to which model a saved cache belongs.
 
-    A layer that keeps nothing has 0.
+    Eight tensors, spread over the model, are read at both ends: another checkpoint of the same architecture differs, and so
+    does another dtype.
+
+    Args:
+        rounded: round weights to bfloat16 first, so that a model in float32 and the same in bfloat16 have one fingerprint.
     """
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _VOLATILE}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    weights = sorted(model.named_parameters())
+    for name, weight in weights[:: max(1, len(weights) // _SAMPLED)]:
+        flat = held(model, name).flatten()
+        ends = torch.cat((flat[:256], flat[-256:])).cpu().contiguous()
+        if rounded and ends.is_floating_point():
+            ends = ends.to(torch.bfloat16)
+        digest.update(f"{name} {tuple(weight.shape)} {ends.dtype}".encode())
+        digest.update(ends.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The module whose forward is given the cache: the model without its head, or the decoder of an encoder-decoder."""
+    decoder = model.get_decoder() if model.config.is_encoder_decoder else model.base_model
+    return cast(PreTrainedModel, decoder)
+
+
+# --- tokens that are not of the text, or seen both ways -------------------------------------------------------------------
+
+
+def tokens_in_front(model: PreTrainedModel) -> int:
+    """Learned tokens that a model puts in front of every text, which its cache counts and its arguments do not."""
+    return int(getattr(model, "tokens_in_front", 0))  # SinkLM
+
+
+def tokens_of_prefix(model: PreTrainedModel) -> int:
+    """How many of the first tokens of a text see each other both ways."""
+    return int(getattr(model.config.get_text_config(), "prefix_length", 0) or 0)  # SinkLM
+
+
+def columns_of(valid: Tensor, count: int) -> int:
+    """Columns from the first one on in which every row of a boolean ``(rows, length)`` has ``count`` tokens.
+
+    Raises:
+        ConfigurationError: a row has fewer.
+    """
+    totals = valid.long().cumsum(dim=1)
+    if (fewest := int(totals[:, -1].min())) < count:
+        raise ConfigurationError(
+            f"the first {count} tokens of a text see each other both ways, and the cache is given {fewest} to begin with; give "
+            f"{count} or more at once"
+        )
+    return int((totals < count).sum(dim=1).max()) + 1
+
+
+def has_ordered_bias(model: PreTrainedModel) -> bool:
+    """Whether the scores of a model depend on the order of the keys in its cache."""
+    if getattr(getattr(model, "position", None), "biased", False):  # SinkLM
+        return True
+    if model.config.is_encoder_decoder:  # the family of T5: buckets of distances, counted in the cache
+        return any(getattr(module, "has_relative_attention_bias", False) for module in decoder_of(model).modules())
+    config = model.config.get_text_config()
+    # Nothing in a config says so in general: these are the families of transformers that build ALiBi from columns.
+    return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False))
+
+
+# --- states ---------------------------------------------------------------------------------------------------------------
+
+
+def keyless_layers(model: PreTrainedModel) -> dict[int, int]:
+    """Index of every layer that writes no keys of its own, as the config says, and how many states it keeps, 0 if none."""
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None) or []
     shared = getattr(config, "num_kv_shared_layers", None) or 0
@@ -105,11 +187,10 @@ def _states_behind(model: PreTrainedModel, pieces: Sequence[Tensor]) -> list[Ten
 
 def states_of(layer: object) -> dict[str, Tensor]:
     """The states of a layer of a cache by name; none before its first forward, and of a layer that has only keys."""
-    kinds = {kind: getattr(layer, f"{kind}_states", {}) for kind in ("conv", "recurrent")}
     return {
         f"{kind}_states.{index}": state
-        for kind, states in kinds.items()
-        for index, state in states.items()
+        for kind in ("conv", "recurrent")
+        for index, state in getattr(layer, f"{kind}_states", {}).items()
         if isinstance(state, Tensor)
     }
 
@@ -126,35 +207,3 @@ def restore_states(layer: LinearAttentionLayer, buffers: dict[str, Tensor]) -> N
         layer.device, layer.dtype = state.device, state.dtype
         if kind == "conv" and hasattr(layer, "conv_kernel_size"):
             layer.conv_kernel_size[int(index)] = state.shape[-1]
-
-
-class RecurrentLayer(LinearAttentionLayer):
-    """The states of one layer, none or several, with what a :class:`~sinklab.streaming.bounded.BoundedCache` asks of layers."""
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of the states; -1 before the first call."""
-        return next((len(state) for state in states_of(self).values()), -1)
-
-    def bytes_held(self) -> int:
-        """Bytes of the states."""
-        return sum(state.nbytes for state in states_of(self).values())
-
-    def move(self, steps: Tensor) -> None:
-        """Nothing: a state has no positions."""
-
-    def release(self) -> None:
-        """Give the states back: the next text has another number of rows."""
-        LinearAttentionLayer.__init__(self, number_of_states=self.number_of_states)
-
-    def state(self) -> dict[str, Tensor]:
-        """The tensors that a saved cache has of it."""
-        return states_of(self)
-
-    def restore(self, buffers: dict[str, Tensor]) -> None:
-        """Take over what :meth:`state` of another layer of this kind gave."""
-        restore_states(self, buffers)
-
-    def take(self, rows: Tensor) -> None:
-        """Rows of the batch are taken again, left out or reordered."""
-        self.reorder_cache(rows)

@@ -1,0 +1,183 @@
+"""Guo et al. 2024: heads that are active at triggers and dormant elsewhere, and what Adam has to do with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from sinklab.attention.session import attend
+from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
+from sinklab.jobs.effect import Difference, Numbers, Value
+from sinklab.jobs.scale import Scale
+from sinklab.jobs.trained import TrainedModel
+from sinklab.registry import claims
+from sinklab.results.metric import FRACTION, VALUE_RATIO, Metric
+from sinklab_claims.backcopy import NUMBERS, PAPER, HeadNumbers, Settings, numbers_of
+
+__all__ = ["backcopy_dormant", "backcopy_dormant_among_heads", "copy_head", "sgd_keeps_the_sink"]
+
+GUO = "Guo et al. 2024 (arXiv 2410.13835)"
+
+HALF = 0.5
+"""A majority of the weight: it decides whether a head is active or dormant."""
+
+LEARNED = 0.1
+"""Nats above the entropy of the language, at triggers, below which copying is learned."""
+
+SETTINGS: Mapping[Scale, Settings] = {"tiny": Settings(width=32, length=32, steps=2000), "small": Settings(), "60m": PAPER}
+"""One layer with one head; the paper's own sizes under the name of the scale that is for GPUs."""
+
+ONE_HEAD = {metric.name for metric in NUMBERS} - {"previous_weight", "residual_peak_inside"}
+THREE_LAYERS = ONE_HEAD - {"previous_weight_trigger", "knock_out_trigger_excess", "knock_out_other_excess"} | {
+    "residual_peak_inside"
+}
+"""What is kept of a model of one layer, and of one of three."""
+
+
+def measure(seed: int, scale: Scale) -> Numbers:
+    """The one head of the model, trained on a chain counted from the installed Python source."""
+    numbers = numbers_of(SETTINGS[scale], seed)
+    return {"softmax": {name: number for name, number in numbers.items() if name in ONE_HEAD}}
+
+
+@claims.register("backcopy_dormant")
+def backcopy_dormant() -> Claim:
+    """The head that copies behind triggers sleeps on BOS everywhere else, and BOS has a drained value.
+
+    Active and dormant by weights; what the head is worth without it is recorded beside them.
+    """
+    return Claim(
+        statement="On bigram-backcopy sequences the head copies behind triggers and is dormant elsewhere: its weight is on "
+        "BOS, whose value is small.",
+        source="guo2024",
+        reference=f"{GUO}, section 2",
+        published="One layer with one head: at triggers the weight is on the token before, elsewhere on BOS; the value of BOS "
+        "is near 0.",
+        presupposes=(Part("copying is learned", Value("trigger_excess", "softmax"), less_than=LEARNED),),
+        parts=(
+            Part("active at triggers", Value("previous_weight_trigger", "softmax"), more_than=HALF),
+            Part("dormant elsewhere", Value("bos_weight", "softmax"), more_than=HALF),
+            Part("off BOS at triggers", Difference("bos_weight", "softmax", "softmax", "bos_weight_trigger"), more_than=HALF),
+            Part("the value of BOS is drained", Value("value_ratio", "softmax"), less_than=HALF),
+        ),
+        measure=measure,
+        costs={"tiny": "minutes", "small": "minutes", "60m": "gpu"},
+    )
+
+
+# --- several heads and layers -------------------------------------------------------------------------------------------------
+
+METRICS = (
+    Metric(
+        "previous_at_trigger",
+        "weight",
+        "Mean weight of the copying head on the token before, of queries that are triggers.",
+        range=FRACTION,
+    ),
+    Metric(
+        "previous_elsewhere", "weight", "Mean weight of the copying head on the token before, of other queries.", range=FRACTION
+    ),
+    Metric("bos_at_trigger", "weight", "Mean weight of the copying head on BOS, of queries that are triggers.", range=FRACTION),
+    Metric("bos_elsewhere", "weight", "Mean weight of the copying head on BOS, of other queries.", range=FRACTION),
+    VALUE_RATIO,
+)
+
+TRIGGERS = "!?#"
+"""Those of the corpus ``bigram_backcopy``."""
+
+
+def copy_head(trained: TrainedModel) -> dict[str, float]:
+    """Weights of the head that looks at the token before most at triggers, on held-out rows. :data:`METRICS`."""
+    loaded, rows = trained.loaded, trained.rows(100)
+    assert loaded.tokenizer is not None  # trained on characters
+    triggers = torch.tensor([loaded.tokenizer.convert_tokens_to_ids(trigger) for trigger in TRIGGERS], device=rows.device)
+    probe = HeadNumbers(torch.isin(rows, triggers), trained.config.model.tokens_in_front)
+    with torch.no_grad(), attend(loaded.model, [probe]):
+        loaded.model(rows, use_cache=False)
+    means = [
+        {name: float(values[:, head].nanmean()) for name, values in numbers.items()}
+        for numbers in probe.heads.values()
+        for head in range(numbers["bos_weight"].shape[1])
+    ]
+    copies = max(means, key=lambda numbers: numbers["previous_weight_trigger"])
+    return {
+        "previous_at_trigger": copies["previous_weight_trigger"],
+        "previous_elsewhere": copies["previous_weight"],
+        "bos_at_trigger": copies["bos_weight_trigger"],
+        "bos_elsewhere": copies["bos_weight"],
+        "value_ratio": copies["value_ratio"],
+    }
+
+
+@claims.register("backcopy_dormant_among_heads")
+def backcopy_dormant_among_heads() -> Claim:
+    """In a model of several heads and layers: the head that copies behind triggers sleeps on BOS elsewhere.
+
+    The baseline of the smallest scale, whose text is of this kind; ``backcopy_dormant`` has the paper's model.
+    """
+    return Claim(
+        statement="Among several heads too, one copies behind triggers and is dormant elsewhere: its weight is on BOS, "
+        "whose value is small.",
+        source="guo2024",
+        reference=f"{GUO}, sections 2 and 3",
+        published="Shown for one layer with one head on such sequences, and for single heads of Llama 2 7B on text.",
+        presupposes=(Part("a head copies", Value("previous_at_trigger", BASELINE), more_than=HALF),),
+        parts=(
+            Part("it is dormant elsewhere", Value("bos_elsewhere", BASELINE), more_than=HALF),
+            Part(
+                "it leaves BOS at triggers", Difference("bos_elsewhere", BASELINE, BASELINE, "bos_at_trigger"), more_than=HALF
+            ),
+            Part("the value of BOS is drained", Value("value_ratio", BASELINE), less_than=HALF),
+        ),
+        variants=(Variant(BASELINE),),
+        read_outs=(copy_head,),
+        costs={"tiny": "minutes"},
+    )
+
+
+# --- SGD in the place of Adam -------------------------------------------------------------------------------------------------
+
+ADAM, SGD = "adamw", "sgd"
+
+LAYERS = 3
+"""Those of the models in which the paper swaps the optimiser."""
+
+SINK = 0.3
+"""Mean weight on BOS from which a head has its sink there: the threshold of Gu et al. 2024; even weights have 0.1."""
+
+
+def adam_and_sgd(seed: int, scale: Scale) -> Numbers:
+    """The head that copies, and the residual stream, of a model trained by each from the same initial weights."""
+    found = {
+        optimizer: numbers_of(dataclasses.replace(SETTINGS[scale], layers=LAYERS, optimizer=optimizer), seed)
+        for optimizer in (ADAM, SGD)
+    }
+    return {label: {name: of[name] for name in of if name in THREE_LAYERS} for label, of in found.items()}
+
+
+def _learns(optimizer: str) -> Part:
+    return Part(f"copying is learned by {optimizer}", Value("trigger_excess", optimizer), less_than=LEARNED)
+
+
+@claims.register("sgd_keeps_the_sink")
+def sgd_keeps_the_sink() -> Claim:
+    """Sinks, unlike outliers, are not Adam's; trained by SGD, a model has a sink as well.
+
+    The paper's own task and depth, on which SGD learns what Adam learns; of the head that copies, off triggers.
+    """
+    return Claim(
+        statement="Trained by SGD instead of Adam, a model that has learned the task has its sink too.",
+        source="guo2024",
+        reference=GUO,
+        published="From Adam to SGD residual peaks vanish and sinks stay, in models of three layers on bigram-backcopy.",
+        presupposes=(
+            _learns(ADAM),
+            _learns(SGD),
+            Part("there is a sink with adamw", Value("bos_weight", ADAM, FRACTION), more_than=SINK),
+        ),
+        parts=(Part("there is a sink with sgd", Value("bos_weight", SGD, FRACTION), more_than=SINK),),
+        measure=adam_and_sgd,
+        costs={"tiny": "minutes", "small": "hours", "60m": "gpu"},
+    )

@@ -1,0 +1,255 @@
+"""Bigram-backcopy by hand: counts, the trigger rule, the best prediction, the released model, and what its heads do."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sinklab.attention.session import attend
+from sinklab.corpora import bigram_backcopy
+from sinklab.errors import InputError
+from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab_claims import guo2024
+from sinklab_claims.backcopy import (
+    NUMBERS,
+    BackcopyProblem,
+    BigramChain,
+    HeadNumbers,
+    Settings,
+    estimate_chain,
+    evaluate,
+    knocked_out,
+    make_model,
+    only_letters,
+    risks,
+    train,
+)
+
+# "t" is the trigger; a goes to t or b, b always to a. Behind "at" comes a again.
+BY_HAND = BigramChain("tab", np.array([[0, 0.5, 0.5], [0.5, 0, 0.5], [0, 1, 0]]), np.array([0.2, 0.4, 0.4]), 1)
+
+
+def chain_of(seed: int = 0, size: int = 6, triggers: int = 2) -> BigramChain:
+    generator = np.random.default_rng(seed)
+    laws = generator.dirichlet(np.full(size, 0.5), size=size)
+    return BigramChain("tuabcd"[:size], laws, generator.dirichlet(np.ones(size)), triggers)
+
+
+PROBLEM = BackcopyProblem(chain_of(), 12)
+
+# --- the language -------------------------------------------------------------------------------------------------------------
+
+
+def test_counts_by_hand():
+    # Most frequent first: a 3 times, then b and c twice each in the order of their code points; z is rarer and taken out.
+    chain = estimate_chain(["abzca", "cba"], 3, 1)
+    assert chain.characters == "abc"
+    assert chain.marginal.tolist() == pytest.approx([3 / 7, 2 / 7, 2 / 7])
+    # Pairs: ab, bc, ca | cb, ba; none across the two texts.
+    assert chain.following.tolist() == [[0, 1, 0], [0.5, 0, 0.5], [0.5, 0.5, 0]]
+    assert chain.first.tolist() == [0, 0.5, 0.5]
+    # The budget ends in the middle of a text.
+    assert estimate_chain(["abccab", "bbbb"], 3, 1, budget=5).marginal.tolist() == [0.4, 0.4, 0.2]
+    assert only_letters("for i in range(10):\n    It's") == "for i in range it s"
+
+
+def test_entropy_by_hand():
+    # First character: a or b alike. Behind a: t or b alike. Behind b, and behind the trigger, no choice.
+    assert BY_HAND.entropies().tolist() == pytest.approx([0, math.log(2), 0, math.log(2)])
+
+
+def plain(task: BackcopyProblem, numbers: list[float]) -> list[int]:
+    """One sequence, character by character, as the rule says it."""
+    chain = task.chain
+    sequence = [chain.bos]
+    for number in numbers:
+        now = sequence[-1]
+        if now < chain.num_triggers:
+            sequence.append(sequence[-2])
+            continue
+        law = chain.first if now == chain.bos else chain.following[now]
+        sums = [sum(law[: token + 1]) for token in range(chain.size)]
+        sequence.append(next(token for token, total in enumerate(sums) if number < total))
+    return sequence
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sequences_are_those_of_the_plain_rule(seed):
+    task = BackcopyProblem(chain_of(seed), 20)
+    uniforms = torch.rand(50, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    assert task.from_uniforms(uniforms).tolist() == [plain(task, row) for row in uniforms.tolist()]
+
+
+def test_what_cannot_follow_is_never_drawn():
+    # The extreme numbers: 0 must not draw a first character of probability 0, nor the largest one below 1 a last.
+    task = BackcopyProblem(BigramChain("tab", BY_HAND.following, np.array([0.2, 0.8, 0.0]), 1), 6)
+    uniforms = torch.tensor([0.0, math.nextafter(1.0, 0.0)], dtype=torch.float64)[:, None].expand(-1, 6)
+    assert ["".join("tab^"[token] for token in row) for row in task.from_uniforms(uniforms).tolist()] == ["^atatat", "^ababab"]
+
+
+def test_the_best_prediction_has_no_excess():
+    chain, task = chain_of(2), BackcopyProblem(chain_of(2), 12)
+    read = task.draw(2000, torch.Generator().manual_seed(0))[:, :-1]
+    copied = torch.nn.functional.one_hot(read.roll(1, 1), chain.vocab_size)[..., : chain.size].double()
+    best = torch.where(task.is_trigger(read)[..., None], copied, torch.from_numpy(chain.laws())[read])
+    # exp(-200) is nothing in float64 beside 1; BOS is never predicted.
+    logits = torch.cat((best.log().clamp(min=-200), torch.full((*read.shape, 1), -200.0)), dim=-1)
+    assert float(task.excess(read, logits).abs().max()) < 1e-12
+
+
+def test_excess_by_hand():
+    excess = BackcopyProblem(BY_HAND, 4).excess(torch.tensor([[3, 1, 0, 1]]), torch.zeros(1, 4, 4))  # ^ a t a
+    # Uniform over four tokens: ln 4 less the entropy of the truth, which at the trigger is 0.
+    assert excess.tolist() == [pytest.approx([math.log(2), math.log(2), math.log(4), math.log(2)])]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BigramChain("tab", BY_HAND.following / 2, BY_HAND.marginal, 1), "probabilities that sum to 1"),
+        (lambda: BigramChain("tab", np.eye(3)[[0, 0, 1]], BY_HAND.marginal, 1), "nothing but triggers follows 'a'"),
+        (lambda: estimate_chain(["abc"], 4, 1), "has 3 different .*, and the task needs 4; take a text with more"),
+        (lambda: estimate_chain(["aabc"], 3, 1), "nothing follows 'c' in the text; take a longer text"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+# --- the model and its heads --------------------------------------------------------------------------------------------------
+
+
+def model_of() -> SinkLM:
+    return make_model(PROBLEM.chain.vocab_size, PROBLEM.length, width=16, layers=2, heads=2).eval()
+
+
+def test_the_model_starts_like_the_released_one():
+    model = make_model(100, 256, width=256).requires_grad_(False)
+    # Of 25,600 and more numbers: five standard errors of a standard deviation are below 3 %.
+    assert float(model.embed_tokens.weight.std()) == pytest.approx(1, rel=0.03)
+    assert float(model.position.table.std()) == pytest.approx(1, rel=0.03)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            bound = module.in_features**-0.5
+            assert float(module.weight.abs().max()) == pytest.approx(bound, rel=1e-3), name
+            assert float(module.weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.03), name
+    assert not any(name.endswith("proj.bias") for name, _ in model.named_parameters())
+    assert model.lm_head.weight is not model.embed_tokens.weight
+    assert torch.equal(make_model(100, 256, width=256).lm_head.weight, model.lm_head.weight)
+    assert not torch.equal(make_model(100, 256, width=256, seed=1).lm_head.weight, model.lm_head.weight)
+
+
+@torch.no_grad()
+def test_a_head_that_is_knocked_out_is_one_without_output():
+    model, tokens = model_of(), PROBLEM.draw(4)[:, :-1]
+    before = model(tokens, use_cache=False).logits
+    with knocked_out(model, 1, 0):
+        without = model(tokens, use_cache=False).logits
+    torch.testing.assert_close(model(tokens, use_cache=False).logits, before, rtol=0, atol=0)
+    model.layers[1].self_attn.o_proj.weight[:, :8] = 0
+    torch.testing.assert_close(model(tokens, use_cache=False).logits, without)
+    assert float((without - before).abs().max()) > 1e-3
+
+
+@torch.no_grad()
+def test_numbers_of_heads_are_those_of_plain_loops():
+    model = model_of()
+    tokens = PROBLEM.draw(5, torch.Generator().manual_seed(3))[:, :-1]
+    probe = HeadNumbers(PROBLEM.is_trigger(tokens))
+    with attend(model, [probe]):
+        states = model(tokens, output_hidden_states=True, use_cache=False).hidden_states
+    layer, head, inner = 1, 1, model.layers[1].self_attn
+    normed = model.layers[1].input_layernorm(states[1])
+    queries, keys, values = (
+        linear(normed).unflatten(-1, (2, 8))[:, :, head] for linear in (inner.q_proj, inner.k_proj, inner.v_proj)
+    )
+    scores = queries @ keys.mT / math.sqrt(8)
+    for row in range(len(tokens)):
+        found = {"bos_weight": [], "bos_weight_trigger": [], "previous_weight": [], "previous_weight_trigger": []}
+        for query in range(2, PROBLEM.length):
+            weights = torch.softmax(scores[row, query, : query + 1], -1)
+            trigger = "_trigger" if int(tokens[row, query]) < PROBLEM.chain.num_triggers else ""
+            found[f"bos_weight{trigger}"].append(float(weights[0]))
+            found[f"previous_weight{trigger}"].append(float(weights[query - 1]))
+        for name, numbers in found.items():
+            expected = sum(numbers) / len(numbers) if numbers else math.nan
+            # float32 sums of a dozen weights up to 1.
+            assert float(probe.heads[layer][name][row, head]) == pytest.approx(expected, abs=1e-5, nan_ok=True)
+    norms, inside = values.norm(dim=-1), states[1].norm(dim=-1)
+    torch.testing.assert_close(probe.heads[layer]["value_ratio"][:, head], norms[:, 0] / norms[:, 1:].mean(1))
+    torch.testing.assert_close(probe.residual[0], inside[:, 0] / inside[:, 1:].mean(1))
+
+
+@torch.no_grad()
+def test_what_is_read_of_a_model_is_of_the_head_that_triggers_miss_most():
+    model = model_of()
+    numbers = evaluate(model, PROBLEM, 8)
+    assert numbers.keys() == {metric.name for metric in NUMBERS}
+    tokens = PROBLEM.draw(8, torch.Generator().manual_seed(1_000_003))[:, :-1]
+    excess, triggers = PROBLEM.excess(tokens, model(tokens, use_cache=False).logits), PROBLEM.is_trigger(tokens)
+    by_row = [float(excess[row][triggers[row]].mean()) for row in range(8) if bool(triggers[row].any())]
+    assert numbers["trigger_excess"] == pytest.approx(sum(by_row) / len(by_row))
+    without = []
+    for layer in range(2):
+        for head in range(2):
+            with knocked_out(model, layer, head):
+                without.append(risks(model, PROBLEM, tokens))
+    assert (numbers["knock_out_trigger_excess"], numbers["knock_out_other_excess"]) == max(without)
+
+
+def test_training_is_that_of_its_seed():
+    few = Settings(steps=8, width=16, length=12, batch=4)
+    first, again, other = (train(few, PROBLEM, seed).lm_head.weight for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    broken = train(Settings(steps=50, width=16, length=12, batch=4, optimizer="sgd", sgd_rate=1e12), PROBLEM, 0)
+    assert not broken.training  # it diverged, and what is read of it is left out
+    assert "trigger_excess" not in evaluate(broken, PROBLEM, 4)
+
+
+# --- the claims ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_measured_has_all_numbers_that_are_judged(monkeypatch):
+    monkeypatch.setattr(guo2024, "SETTINGS", {"tiny": Settings(width=8, length=8, steps=2, batch=2)})
+    assert guo2024.measure(0, "tiny")["softmax"].keys() == guo2024.ONE_HEAD
+    found = guo2024.adam_and_sgd(0, "tiny")
+    assert found.keys() == {"adamw", "sgd"}
+    assert found["sgd"].keys() == guo2024.THREE_LAYERS
+    assert found["sgd"] != found["adamw"]
+    # Two steps at 0.03 and 1e-3 hardly move it.
+    assert found["sgd"]["bos_weight"] == pytest.approx(found["adamw"]["bos_weight"], abs=0.02)
+
+
+def test_copy_head_is_the_one_of_the_maps():
+    torch.manual_seed(0)
+    shape = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    positions = {"max_position_embeddings": 64, "position": {"name": "learned"}, "initializer_range": 0.3}
+    model, rows = SinkLM(SinkLMConfig(**shape, **positions)).eval(), torch.randint(1, 40, (8, 64))
+    rows[:, 0] = 0
+    tokenizer = SimpleNamespace(convert_tokens_to_ids=lambda token: 1 + guo2024.TRIGGERS.index(token))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = torch.stack(model(rows, output_attentions=True, use_cache=False).attentions, 1)  # (rows, layers, heads, q, k)
+    model.set_attn_implementation("sdpa")
+    triggers = ((rows >= 1) & (rows <= 3))[:, 2:]
+    previous = maps.diagonal(-1, -2, -1)[..., 1:] * triggers[:, None, None]
+    by_row = previous.sum(-1) / triggers.sum(-1)[:, None, None]
+    trained = SimpleNamespace(
+        config=SimpleNamespace(model=model.config.architecture),
+        loaded=SimpleNamespace(model=model, tokenizer=tokenizer),
+        rows=lambda samples: rows,
+    )
+    numbers = guo2024.copy_head(trained)
+    assert numbers["previous_at_trigger"] == pytest.approx(by_row.nanmean(0).max().item(), rel=1e-5)
+    assert numbers.keys() == {metric.name for metric in guo2024.METRICS}
+
+
+def test_triggers_are_those_of_the_corpus():
+    assert guo2024.TRIGGERS == bigram_backcopy.TRIGGERS
