@@ -67,7 +67,6 @@ TESTED: dict[str, tuple[str, ...]] = {
     "results/folder.py": ("results/test_run.py",),
     "results/run.py": ("results/test_run.py",),
     "results/store.py": ("results/test_run.py",),
-    "results/sources.py": ("results/test_sources.py",),
     "policies/base.py": ("policies/test_policy_rules.py", "policies/test_policy_checks.py"),
     "streaming/slot_table.py": (
         "policies/test_policy_checks.py",

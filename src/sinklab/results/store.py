@@ -32,9 +32,9 @@ class Store:
     """Entries in files of a folder, each there whole or not at all.
 
     An entry belongs to a name and to settings; the file is ``NAME-DIGEST.json``, or ``.safetensors`` if it has arrays, with
-    eight digits of the hash of the settings. It is found again only while the code behind it is the same: ``sources`` is what
-    :func:`~sinklab.results.sources.digest_of` says of everything that computed it. A trained model that numbers are computed
-    of is a setting: the hash of its weights.
+    eight digits of the hash of the settings. It is found again only by what has computed it: ``sources`` is the release of
+    sinklab, and the versions of the metrics above 1. A trained model that numbers are computed of is a setting: the hash of its
+    weights.
 
     Args:
         folder: made with the first entry; ``None`` keeps nothing.

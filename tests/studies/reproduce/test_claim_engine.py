@@ -14,12 +14,11 @@ from tests.studies.reproduce.made_results import numbers_of
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.claim import Claim, Part, Variant
 from sinklab.jobs.effect import Difference, Value
-from sinklab.results import sources
 from sinklab.results.table import read_run, read_table
 from sinklab.studies.reproduce import engine, work
 from sinklab.studies.reproduce.engine import plan_runs, reproduce
 from sinklab.studies.reproduce.kept import read_results
-from sinklab.studies.reproduce.work import Measurement, Reading, name_of, run_missing, sources_of
+from sinklab.studies.reproduce.work import Measurement, Reading, name_of, run_missing
 
 CALLS: list[int] = []
 
@@ -155,43 +154,6 @@ def test_what_other_code_has_measured_is_measured_again(claims: dict[str, Claim]
     reproduce(["made_up"], seeds=[0], out=tmp_path, progress=False)
     assert CALLS == [0, 0]
     assert json.loads(path.read_text())["sources"] == kept["sources"]
-
-
-def test_the_statement_of_a_claim_is_no_code_that_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "somewhere"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    source = 'def measure(seed, scale):\n    return {}\n\n\ndef stated():\n    return "%s"\n'
-
-    def code(text: str) -> str:
-        import importlib
-        import linecache
-        import sys
-
-        (package / "stated.py").write_text(text)
-        sys.modules.pop("somewhere.stated", None)
-        importlib.invalidate_caches()
-        linecache.clearcache()
-        for remembered in (sources._source, sources._imports, sources._digest, work._named_plugins):
-            remembered.cache_clear()
-        return sources_of(importlib.import_module("somewhere.stated").measure)
-
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
-    first = code(source % "a")
-    assert code(source % "another remark, longer") == first
-    assert code((source % "a").replace("{}", "{1: 2}")) != first
-
-
-def test_the_code_behind_numbers_reaches_to_the_probes_and_to_plug_ins_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(work, "digest_of", lambda *origins, without: asked.extend(sources.modules_behind(*origins)))
-    sources_of(work.function_of("sinks"))
-    assert {"sinklab.probes.sink_rate", "sinklab.jobs.trained"} <= set(asked)
-    asked.clear()
-    sources_of(work.claim_called("trigger_relu").measure)
-    assert {"sinklab.operations.relu", "sinklab.studies.trigger.lab", "sinklab.studies.theory.trigger_task"} <= set(asked)
-    assert not {"sinklab.operations.softpick", "sinklab.read_outs.int8"} & set(asked)
 
 
 def test_a_scale_without_a_cost_is_not_tested(claims: dict[str, Claim], tmp_path: Path) -> None:

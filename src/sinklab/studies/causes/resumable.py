@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.models.loading import hash_weights
-from sinklab.registry import operations
 from sinklab.results.progress import duration
 from sinklab.results.run import Progress
-from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
-from sinklab.sinks import Head, Sinks, find_sinks
+from sinklab.results.version import __version__
+from sinklab.sinks import Head, Sinks
 from sinklab.streaming.traits import fingerprint
 from sinklab.studies.causes.effects import Edited, Effects, HeadEdit, one_by_one
 from sinklab.studies.causes.engine import estimate, measure_effects
@@ -31,8 +30,6 @@ from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.texts import Texts
 from sinklab.studies.causes.threshold import SILENCED
-from sinklab.studies.causes.variants import make_variants
-from sinklab.studies.measure.probing import classes_of
 
 __all__ = ["Resumable"]
 
@@ -212,7 +209,7 @@ class Resumable:
         return (time.perf_counter() - began) / 2 * len(self.texts.samples) / len(part)
 
     def _key(self, state: str) -> tuple[dict[str, object], str]:
-        """What effects depend on besides the heads: the settings, and the digest of the code.
+        """What effects depend on besides the heads: the settings, and the release.
 
         Args:
             state: of the readout.
@@ -230,10 +227,7 @@ class Resumable:
             "readout": f"{type(self.texts.readout).__qualname__}{state}",
             "samples": _digest(*samples.inputs.values(), samples.domains, *targets),
         }
-        named = str(self.identity["operation"])
-        operation = [operations[named]] if named in operations else []
-        code = (measure_effects, one_by_one, make_variants, find_sinks, type(self.texts.readout))
-        return settings, digest_of(*code, *operation, *classes_of(self.model))
+        return settings, __version__
 
 
 def _digest(*tensors: Tensor) -> str:

@@ -17,8 +17,8 @@ from sinklab.policies.base import Policy
 from sinklab.policies.full import Full
 from sinklab.registry import policies
 from sinklab.results.metric import Metric, Row
-from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
+from sinklab.results.version import __version__
 from sinklab.studies.depend.clock import Clock
 from sinklab.studies.depend.conditions import Condition, ConditionPlan
 from sinklab.studies.depend.lm_eval import PolicyLM, TaskManager, evaluate, read_greedy
@@ -272,7 +272,7 @@ def _score_conditions(
             "policy": policies.settings(policy), "quantized": condition.quantized,
             "lm_eval": importlib.metadata.version("lm_eval"),
         }  # fmt: skip
-        sources = "" if store.folder is None else digest_of(run_harness, type(policy))
+        sources = __version__
         stored = store.get("lm_eval-scores", settings, sources)
         if stored is not None:
             evaluation = stored.record

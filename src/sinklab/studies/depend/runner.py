@@ -15,8 +15,8 @@ from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.registry import policies
 from sinklab.results.metric import Row
-from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
+from sinklab.results.version import __version__
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend.clock import Clock
 from sinklab.studies.depend.conditions import Condition, ConditionPlan
@@ -140,7 +140,7 @@ def run_task(
             "policy": policies.settings(policy),
             "quantized": condition.quantized,
         }
-        sources = "" if store.folder is None else digest_of(score_sheet, open_reader, type(task), type(policy))
+        sources = __version__
         stored = None if store.folder is None else store.get(f"{task.name}-scores", settings, sources)
         if stored is not None:
             scores[condition] = _unpacked(stored.arrays, sheets)

@@ -7,11 +7,8 @@ added, costs what is missing.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
-import functools
-import inspect
 import json
 import math
 import os
@@ -34,11 +31,11 @@ from sinklab.jobs.scale import Scale
 from sinklab.jobs.trained import TrainedModel
 from sinklab.jobs.watch import watching
 from sinklab.models.loading import load_model
-from sinklab.registry import Registry, claims, corpora, interventions, operations, policies, positions, probes, read_outs, tasks
+from sinklab.registry import claims, read_outs
 from sinklab.results.folder import from_outside
-from sinklab.results.sources import digest_of
 from sinklab.results.store import Store
 from sinklab.results.table import read_run
+from sinklab.results.version import __version__
 from sinklab.studies.reproduce.cells import open_store, train_cells
 
 __all__ = [
@@ -51,8 +48,8 @@ __all__ = [
     "name_of",
     "read_numbers",
     "run_missing",
-    "sources_of",
     "train_and_read",
+    "version_of",
 ]
 
 BATCH = 12
@@ -76,14 +73,11 @@ class Reading:
 
     def _key(self) -> tuple[str, dict[str, object], str]:
         run = read_run(self.folder)
-        model = run["config"]["model"]
-        # The model looks up its operation and its positions by their names, which no import statement says.
-        plugins = operations[model["operation"]["name"]], positions[model["position"].get("name", "rotary")]
         settings = {"run": run["run_id"], "weights": TrainedModel(self.folder, self.folder).weights}
-        return self.read_out, settings, sources_of(function_of(self.read_out), *plugins)
+        return self.read_out, settings, version_of(function_of(self.read_out))
 
     def cached(self) -> Numbers | None:
-        """What was read before, by the code as it is now; a run that has not ended as the read-out needs it has nothing."""
+        """What was read before, by this release; a run that has not ended as the read-out needs it has nothing."""
         entry = Store(self.folder / "read_outs").get(*self._key()) if self.readable() else None
         return None if entry is None else entry.record
 
@@ -110,7 +104,7 @@ class Measurement:
     def _key(self) -> tuple[str, dict[str, object], str]:
         measure = claim_called(self.claim).measure
         assert measure is not None  # whoever asks has looked
-        return self.claim, {"seed": self.seed, "scale": self.scale}, sources_of(measure)
+        return self.claim, {"seed": self.seed, "scale": self.scale}, version_of(measure)
 
     @property
     def batch(self) -> str:
@@ -161,10 +155,9 @@ class OfModel:
     tokens: str
 
     def _key(self) -> tuple[str, dict[str, object], str]:
-        plugins = (operations[self.operation],) if self.operation in operations else ()
-        sources = [sources_of(function, *plugins) for function in functions_of(self.claim)]
+        versions = [version_of(function) for function in functions_of(self.claim)]
         read = {"weights": self.revision, "config": self.config, "text": self.text, "tokens": self.tokens}
-        return self.claim, {"seed": self.seed, **read}, " ".join(sources)
+        return self.claim, {"seed": self.seed, **read}, " ".join(versions)
 
     @property
     def batch(self) -> str:
@@ -172,7 +165,7 @@ class OfModel:
         return f"{Path(self.model).name} {self.revision[-8:]} seed {self.seed}"
 
     def cached(self) -> Numbers | None:
-        """What was measured before, by the code as it is now: ``numbers``, and ``reason`` where the claim does not apply."""
+        """What was measured before, by this release: ``numbers``, and ``reason`` where the claim does not apply."""
         entry = Store(self.folder).get(*self._key())
         return None if entry is None else entry.record
 
@@ -243,43 +236,10 @@ def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
     raise ConfigurationError(f"claim {claim!r} has no read-out {function!r}")
 
 
-def sources_of(function: Callable[..., object], *plugins: type) -> str:
-    """The digest of the code behind a read-out or a measurement.
-
-    The function that states a claim is left out: to add a remark to a claim is no reason to measure it again. Plug-ins that the
-    file, or a private file beside it, names in a string are part of the code.
-    """
-    module = sys.modules[function.__module__]
-    stated = getattr(module, module.__name__.rpartition(".")[2], None)
-    without = [stated] if inspect.isfunction(stated) and stated is not function else []
-    return digest_of(function, *plugins, *_named_plugins(module.__name__), without=without)
-
-
-@functools.cache
-def _named_plugins(module: str) -> tuple[type, ...]:
-    """Plug-ins whose names stand as strings in a module or in the private modules beside it that it imports from."""
-    package, _, own = module.rpartition(".")
-    plugins: list[type] = []
-    waiting: list[ast.AST] = [ast.parse(inspect.getsource(sys.modules[module]))]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.FunctionDef) and node.name == own and package.endswith("claims"):
-            continue  # the statement of the claim
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}._"):
-            plugins += _named_plugins(str(node.module))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            plugins += [kind[node.value] for kind in _kinds_by_name().get(node.value, ())]
-        waiting += ast.iter_child_nodes(node)
-    return tuple(plugins)
-
-
-@functools.cache
-def _kinds_by_name() -> Mapping[str, Sequence[Registry[Any]]]:
-    """The registries that have a name, for kinds that code looks up by their names; asking them each time is slow."""
-    kinds = (operations, positions, policies, corpora, tasks, interventions, probes, read_outs)
-    names = {name for kind in kinds for name in kind}
-    listed = [(kind, set(kind)) for kind in kinds]
-    return {name: [kind for kind, of_kind in listed if name in of_kind] for name in names}
+def version_of(function: Callable[..., object]) -> str:
+    """What a kept number belongs to besides its settings: the release, and the versions of what is measured."""
+    metrics = getattr(sys.modules[function.__module__], "METRICS", ())
+    return " ".join([__version__, *(f"{metric.name} {metric.version}" for metric in metrics if metric.version > 1)])
 
 
 def read_numbers(folder: Path, wanted: Sequence[str]) -> dict[str, float]:

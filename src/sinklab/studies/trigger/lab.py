@@ -19,8 +19,8 @@ from sinklab.registry import operations, split_specs
 from sinklab.results.metric import STEPS, Row
 from sinklab.results.naming import counted
 from sinklab.results.run import Progress, Result, Run
-from sinklab.results.sources import digest_of
 from sinklab.results.table import finite, make_table, unpacked
+from sinklab.results.version import __version__
 from sinklab.studies.trigger.display import display
 from sinklab.studies.trigger.model import TriggerModel
 from sinklab.studies.trigger.problem import ToyProblem
@@ -245,8 +245,7 @@ def _trained(run: Run, problem: ToyProblem, operation: Operation, seed: int, nam
         return now()
     model = problem.build(operation, seed)
     settings = {"operation": operation.to_dict(), "seed": seed}
-    sources = digest_of(train, type(problem), type(operation), type(model.position))
-    stored = run.store.get(name, settings, sources)
+    stored = run.store.get(name, settings, __version__)
     if stored is not None:
         model.load_state_dict({key: torch.tensor(values) for key, values in stored.arrays.items()})
         steps, outcome, error, seconds = stored.record
@@ -254,5 +253,5 @@ def _trained(run: Run, problem: ToyProblem, operation: Operation, seed: int, nam
     training = now()
     record = [training.steps, training.outcome, finite(training.error), training.seconds]
     arrays = {key: values.numpy() for key, values in training.model.state_dict().items()}
-    run.store.put(name, settings, sources, record, arrays)
+    run.store.put(name, settings, __version__, record, arrays)
     return training
