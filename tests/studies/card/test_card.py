@@ -290,7 +290,7 @@ def test_a_run_of_another_kind_shows_its_numbers(tmp_path):
         table = make_table(rows, model="org/model", operation="softmax", corpus="book", bos=1, probe="entropy")  # type: ignore[arg-type]
         made.finish(table=table, show=lambda summary: [], config={"corpus": "book", "samples": 3})
     card = ModelCard(run("card", tmp_path / "run", "--yaml").stdout)
-    assert "| entropy | 1.50 nats |" in card.text
+    assert "| entropy | 1.50 | nats |" in card.text
     assert {result.metric_type: result.metric_value for result in card.data.eval_results} == {"entropy": 1.5, "gu2024": 25.0}
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from sinklab.errors import InputError
 from sinklab.report.runs import IndexedRun, index_run
-from sinklab.results.blocks import Block, Facts, Grid, Heading, Say, markdown, number
+from sinklab.results.blocks import Block, Facts, Grid, Heading, Say, markdown
 from sinklab.results.run import Listing
 from sinklab.results.sections import sections
 from sinklab.results.table import read_run
 from sinklab.studies.arguments import command
 from sinklab.studies.card.numbers import CardNumber, metrics_of_run
-from sinklab.studies.card.reproduction import command_of, probe_settings, public_name, public_spec
+from sinklab.studies.card.reproduction import command_of, public_name
 
 __all__ = ["Card", "card", "card_of", "front_matter"]
 
@@ -30,9 +30,6 @@ TASKS = {"next token": "text-generation", "masked token": "fill-mask", "target t
 
 OF_DECODERS = ("cache", "depend", "pretrain")
 """Commands that serve models of the next token alone."""
-
-MOST_ROWS = 20
-"""Numbers of a run that has no blocks of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,24 +117,11 @@ def _blocks(kind: str, summary: Mapping[str, Any], run: IndexedRun, record: Mapp
     if run.finding:
         yield Say(run.finding)
     about = [(name, run.settings[name]) for name in ("corpus", "samples", "seed", "dtype") if name in run.settings]
-    if run.numbers:
-        under = _settings_of_metrics(record)
-        numbers = list(run.numbers.items())[:MOST_ROWS]
-        rows = [[name + under.get(name.partition(" · ")[0], ""), number(value), unit] for name, (value, unit) in numbers]
-        yield Grid(["measurement", "value", "unit"], rows)
+    numbers = metrics_of_run(kind, record, summary, run)
+    if numbers:
+        yield Grid(["measurement", "value", "unit"], [[one.title, one.value, one.unit] for one in numbers])
+    if about:
         yield Facts([(name, public_name(text)) for name, text in about])
-
-
-def _settings_of_metrics(record: Mapping[str, Any]) -> dict[str, str]:
-    """Metric to the settings that its probe had, as ``" (sink_rate:threshold=0.2)"``; none of a probe without settings."""
-    from sinklab.registry import spelled
-
-    probes = {str(probe["name"]): public_spec(spelled(probe)) for probe in probe_settings(record) if len(probe) > 1}
-    return {
-        str(metric["metric"]): f" ({probes[metric['probe']]})"
-        for metric in record.get("definitions") or []
-        if metric.get("probe") in probes
-    }
 
 
 def _public(text: str) -> str:

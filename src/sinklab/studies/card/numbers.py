@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from sinklab.registry import spelled
 from sinklab.report.runs import IndexedRun
-from sinklab.studies.card.reproduction import public_spec
+from sinklab.studies.card.reproduction import probe_settings, public_spec
 
 __all__ = ["CardNumber", "metrics_of_run"]
 
@@ -38,8 +39,20 @@ def metrics_of_run(kind: str, record: Summary, summary: Summary, run: IndexedRun
     """The numbers of a run; those of its table where its command is not known here."""
     if kind in KINDS:
         return list(KINDS[kind](record, summary))
-    numbers = list(run.numbers.items())[:MOST_NUMBERS]
-    return [CardNumber(name, name, value, unit or "1") for name, (value, unit) in numbers]
+    under, numbers = _settings_of_metrics(record), list(run.numbers.items())[:MOST_NUMBERS]
+    return [
+        CardNumber(name, name + under.get(name.partition(" · ")[0], ""), value, unit or "1") for name, (value, unit) in numbers
+    ]
+
+
+def _settings_of_metrics(record: Summary) -> dict[str, str]:
+    """Metric to the settings that its probe had, as ``" (sink_rate:threshold=0.2)"``; none of a probe without settings."""
+    probes = {str(probe["name"]): public_spec(spelled(probe)) for probe in probe_settings(record) if len(probe) > 1}
+    return {
+        str(metric["metric"]): f" ({probes[metric['probe']]})"
+        for metric in record.get("definitions") or []
+        if metric.get("probe") in probes
+    }
 
 
 def _audit(record: Summary, summary: Summary) -> Iterator[CardNumber]:
