@@ -23,9 +23,9 @@ from tests.command_line import CliRunner
 from tests.conftest import make_sinklm, make_tokenizer
 
 from sinklab.cli.app import app
-from sinklab.studies.pathways.choosing import SELECTION_SEEDS
-from sinklab.studies.reproduce.scales import CONFIGS
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.pathways.runs import SELECTION_SEEDS
+from sinklab_claims.reproduce.cells import CONFIGS
 
 __all__ = ["LINES", "main"]
 

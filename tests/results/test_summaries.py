@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 import pytest
 
 from sinklab.report import schema
-from sinklab.results.summaries import cache, causes, certificate, origin, shared
+from sinklab.results.summaries import cache, certificate, origin, shared
 
 WRITTEN: dict[type[schema.Record], type] = {
     schema.Interval: shared.Difference,
@@ -19,17 +19,6 @@ WRITTEN: dict[type[schema.Record], type] = {
     schema.Cache: cache.Comparison,
     schema.CertifiedHead: certificate.CertifiedHead,
     schema.Certificate: certificate.Certificate,
-    schema.Undecided: causes.Undecided,
-    schema.Effect: causes.Effect,
-    schema.Labelled: causes.Labelled,
-    schema.ExaminedHead: causes.ExaminedHead,
-    schema.ExaminedGroup: causes.ExaminedGroup,
-    schema.MinimalEffect: causes.MinimalEffect,
-    schema.Shown: causes.Strongest,
-    schema.Arrangement: causes.Arrangement,
-    schema.Location: causes.SinkLocation,
-    schema.MetricsSideBySide: causes.MetricsSideBySide,
-    schema.Causes: causes.CausesSummary,
     schema.OriginEdit: origin.OriginEdit,
     schema.OriginUnit: origin.OriginUnit,
     schema.OriginNorms: origin.OriginNorms,
@@ -81,11 +70,11 @@ def test_a_page_checks_what_is_written(checked):
 def test_every_class_of_the_schema_is_compared():
     kinds = {kind for kind in vars(schema).values() if isinstance(kind, type) and issubclass(kind, schema.Record)}
     of_audit = {schema.Sink, schema.SinkPlaces, schema.Condition, schema.Audit}
-    assert kinds - set(WRITTEN) == {schema.Record, schema.CausesRun, schema.OriginRun, *of_audit}
+    assert kinds - set(WRITTEN) == {schema.Record, schema.OriginRun, *of_audit}
 
 
 def test_a_difference_is_noticed():
     assert plain(float | None) != plain(float)
     assert present(float | None) is float
-    assert plain(list[schema.Undecided]) == (list, causes.Undecided)
+    assert plain(list[schema.LeftOut]) == (list, cache.LeftOut)
     assert plain(Annotated[list[int], "two of them"]) == plain(NotRequired[list[int]]) != plain(list[str])

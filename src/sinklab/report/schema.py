@@ -12,9 +12,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sinklab.errors import InputError, ResultError
-from sinklab.results.summaries.causes import Label
 
-__all__ = ["require_audit", "require_causes", "require_kind", "require_origin"]
+__all__ = ["require_audit", "require_kind", "require_origin"]
 
 
 class Record(BaseModel):
@@ -156,107 +155,6 @@ class Certificate(Record):
     sink_position: int | str
 
 
-class Undecided(Record):
-    """Why a head has no label in a domain."""
-
-    why: str
-    texts: int | None
-
-
-class Effect(Record):
-    """A change of the loss with its bounds."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class Labelled(Record):
-    """A head or a group with its label."""
-
-    label: Label
-    domains: dict[str, str]
-    needs_sink: dict[str, str] = Field(default_factory=dict)
-    undecided: dict[str, Undecided] = Field(default_factory=dict)
-    sink_weight: float | None
-    value_ratio: float | None
-    effects: dict[str, dict[str, Effect]]
-
-
-class ExaminedHead(Labelled):
-    """A head with its label."""
-
-    layer: Annotated[int, Field(ge=0, lt=2**16)]
-    head: Annotated[int, Field(ge=0, lt=2**16)]
-    within: dict[str, dict[str, str]] = Field(default_factory=dict)
-
-
-class ExaminedGroup(Labelled):
-    """Heads that were edited at once."""
-
-    name: str
-    alone: dict[str, int]
-    beyond_alone: dict[str, dict[str, Interval]]
-
-
-class MinimalEffect(Record):
-    """Where the minimal effect is from."""
-
-    text: str
-
-
-class Shown(Record):
-    """What an attention map says of a token: a weight, in which head, on which token."""
-
-    weight: float
-    head: str
-    token: int | None
-    position: int | None
-
-
-class Arrangement(Record):
-    """The model, or the text, changed so that the sink can move."""
-
-    strongest: list[Shown]
-    first_token_at: int | None
-    at_place: list[float | None]
-    at_first_token: list[float | None]
-    loss: Interval | None
-
-
-class Location(Record):
-    """Where the sink goes when it is hidden."""
-
-    head: str
-    heads: list[str]
-    place: int | str
-    conditions: dict[str, Arrangement]
-    left_out: dict[str, str]
-
-
-class MetricsSideBySide(Record):
-    """Numbers of each head side by side."""
-
-    heads: dict[str, dict[str, float | None]]
-
-
-class Causes(Record):
-    """What the heads do with the sink."""
-
-    text: str
-    counts: dict[str, int]
-    heads: Annotated[list[ExaminedHead], Field(min_length=1)]
-    domains: list[str]
-    unit: str
-    groups: list[ExaminedGroup] = Field(default_factory=list)
-    minimal_effect: float
-    minimal_effect_from: MinimalEffect | None = None
-    texts: int
-    level: float
-    read_outs: Annotated[MetricsSideBySide | None, BeforeValidator(_if_it_has("heads"))] = None
-    location: Annotated[Location | None, BeforeValidator(_if_it_has("head"))] = None
-
-
 class OriginEdit(Record):
     """What one edit does."""
 
@@ -357,15 +255,7 @@ class Audit(Record):
     text: list[str] | None = None
     cache: Annotated[Cache | None, BeforeValidator(_if_it_has("policies"))] = None
     certificate: Annotated[Certificate | None, BeforeValidator(_if_it_has("heads"))] = None
-    causes: Annotated[Causes | None, BeforeValidator(_if_it_has("heads"))] = None
     origin: Annotated[Origins | None, BeforeValidator(_if_it_has("origins"))] = None
-
-
-class CausesRun(Causes):
-    """``summary.json`` of ``sinklab causes``."""
-
-    model: str
-    operation: str | None
 
 
 class OriginRun(Origins):
@@ -409,11 +299,6 @@ def require_audit(summary: dict[str, Any], path: Path) -> None:
         ResultError: naming the field, what it holds and what is expected.
     """
     _require(Audit, summary, path)
-
-
-def require_causes(summary: dict[str, Any], path: Path) -> None:
-    """The same of ``sinklab causes``."""
-    _require(CausesRun, summary, path)
 
 
 def require_origin(summary: dict[str, Any], path: Path) -> None:

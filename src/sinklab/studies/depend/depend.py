@@ -82,7 +82,7 @@ def depend(
     index is the share of the score above chance that is lost when the sink is hidden.
 
     Several values of --bos or --cache-bits make a grid: one factor at a time differs from the reference, each with the sink
-    visible and hidden; --cross takes every combination. docs/scores-that-depend-on-the-sink.md has the rules.
+    visible and hidden; --cross takes every combination. docs/scores.md has the rules.
 
     Args:
         tasks: From 'sinklab list tasks', optionally with settings: needle:corpus=FILE; or lm_eval:TASK.

@@ -65,7 +65,7 @@ class Located:
     """What was found.
 
     Attributes:
-        summary: for ``summary.json``; docs/origin.md.
+        summary: for ``summary.json``; docs/explain.md#where-a-sink-is-born.
         rows: of the long table.
     """
 

@@ -64,7 +64,7 @@ def find_origin(
     Covers every sink, and every position whose norm stands out although no head has a sink there. Reports the block and
     sublayer in which its norm jumps (or from which its key's scores come), the channels that carry it, the neurons, heads or
     experts that write them and how much of it, and the weights behind these. The units are then silenced, set to the mean of
-    other positions and resampled, compared with as many random units of the same layer. docs/origin.md has the definitions and
+    other positions and resampled, compared with as many random units of the same layer. docs/explain.md#where-a-sink-is-born has the definitions and
     their limits.
 
     embedded:softmax takes some 20 seconds of one core.

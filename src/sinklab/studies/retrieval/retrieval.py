@@ -48,7 +48,7 @@ def retrieval(
     """Train one head to look up a key at one token and to be silent elsewhere, and measure where its weight goes.
 
     Off the trigger a softmax head has to park its weight, and parks it on BOS. relu:power=0 is undivided ReLU, which solves the
-    task exactly; ReLU divided by a number of keys provably cannot. docs/retrieval.md has the proofs.
+    task exactly; ReLU divided by a number of keys provably cannot. docs/theory.md#key-query-retrieval-at-a-trigger has the proofs.
 
     Args:
         target: What the trigger answers: the value of the token that it asks for, or all of it.

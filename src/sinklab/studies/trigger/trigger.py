@@ -55,7 +55,7 @@ def trigger(
 
     Shows for every operation and seed the number of steps, the largest error, and the weight on BOS at all other tokens. Not to
     reach the tolerance within the limit of steps is a result. The task and the stop rule are those of Ran-Milo 2026
-    (arXiv 2603.11487); relu without settings is the paper's, which divides by i - 1. docs/trigger.md explains the columns.
+    (arXiv 2603.11487); relu without settings is the paper's, which divides by i - 1. docs/theory.md#the-trigger-task explains the columns.
 
     Args:
         layers: Number of layers; more than one adds residual connections.
