@@ -7,6 +7,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pandas as pd
 import torch
@@ -22,26 +23,29 @@ from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.recompute import Recompute
 from sinklab.registry import policies as policy_registry
-from sinklab.results.metric import LOSS, Coordinates, Metric, Row
-from sinklab.results.run import Progress, silent
-from sinklab.results.summaries.cache import Comparison, LeftOut, PolicyEntry, Size
-from sinklab.results.summaries.shared import Difference
+from sinklab.results.metric import Row
+from sinklab.results.progress import Progress, silent
+from sinklab.results.record import to_json
+from sinklab.results.sections import Context
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import Decoding, decoding, estimate, losses
 from sinklab.streaming.rotation import read_rotations
-from sinklab.studies.cache.policy_plan import each_once, label, left_out_row, plan_policies, scored_from
-from sinklab.studies.cache.recommendation import Recommendation, recommend
+from sinklab.studies.cache.found import Comparison, Difference, LeftOut, PolicyEntry, Size, policy_rows
+from sinklab.studies.cache.plan import (
+    checked_budgets,
+    default_length,
+    each_once,
+    label,
+    long_texts,
+    plan_policies,
+    scored_from,
+)
+from sinklab.studies.cache.recommendation import recommend
 
-__all__ = ["compared", "require_next_token"]
+__all__ = ["compared", "policies_section", "require_next_token"]
 
 SUMMARY_VERSION = 1
-LOSS_BY_POSITION = Metric(
-    "loss_by_position", "nats", "Mean next-token loss over the texts of the tokens predicted from here on, up to the next row."
-)
-DECODING_SPEED = Metric("decoding_tokens_per_second", "tokens/s", "Tokens decoded one by one over the time that this took.")
-READING_SPEED = Metric("reading_tokens_per_second", "tokens/s", "Tokens of a text read at once over the time that this took.")
-BYTES_HELD = Metric("bytes_held", "bytes", "Bytes of keys and values that the cache of one text holds in the end.")
 BUCKETS = 24
 """Points of the curve of loss against position."""
 
@@ -50,6 +54,10 @@ STRETCH = 4
 
 STEPS, WARM_UP = 128, 16
 """Single tokens that are timed, and those before them that are not, at most one for four of these."""
+
+IN_AUDIT: dict[str, Any] = {"names": ("full", "recompute", "window", "sink_window", "pinned"), "sinks": (0, 1, 4), "steps": 32}
+LARGEST_CACHE, LONGEST_TEXT, TEXTS = 256, 2048, 4
+"""What the section of an audit measures: at most so many tokens held, of so long and so many texts."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,6 +82,28 @@ def require_next_token(loaded: LoadedModel) -> None:
         )
 
 
+def policies_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The section of an audit: one size and few texts, to be quick; ``{"refused": why}`` where it cannot be had."""
+    loaded, names = context.loaded, [name for name in IN_AUDIT["names"] if name in policy_registry]
+    sinks: Sequence[int] = IN_AUDIT["sinks"]
+    try:
+        require_next_token(loaded)
+        budget = max(max(sinks) + 1, min(checked_budgets(loaded, None, sinks)[-1], LARGEST_CACHE))
+        length = max(4 * budget, min(default_length(loaded, [budget]), LONGEST_TEXT))
+        texts = long_texts(context.corpus, loaded.encoder, tokens=length, documents=TEXTS, seed=context.seed, bos=context.bos)
+        found, rows = compared(
+            loaded, texts, names=names, budgets=[budget], sinks=sinks, corpus=context.corpus.label, bos=context.bos,
+            found=context.sinks, steps=IN_AUDIT["steps"], progress=context.progress,
+        )  # fmt: skip
+    except (ConfigurationError, InputError, UnsupportedModelError) as error:
+        return {"refused": str(error)}, make_table([])
+    table = make_table(
+        rows, run_id=context.run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
+        corpus=context.corpus.label, bos=int(context.bos), seed=context.seed,
+    )  # fmt: skip
+    return to_json(found), table
+
+
 def compared(
     loaded: LoadedModel,
     rows: Tensor,
@@ -83,14 +113,12 @@ def compared(
     sinks: Sequence[int],
     corpus: str,
     bos: bool,
-    run_id: str,
-    seed: int,
     found: Sinks | None = None,
     steps: int = STEPS,
     briefly: bool = False,
     progress: Progress = silent,
-) -> tuple[Comparison, pd.DataFrame]:
-    """Summary and long table of a comparison.
+) -> tuple[Comparison, list[Row]]:
+    """A comparison, with the rows of the long table.
 
     Args:
         rows: texts, int64 ``(documents, tokens)``.
@@ -110,37 +138,45 @@ def compared(
             f"a window of {held:,} tokens covers the {length:,} tokens of a text, so nothing is ever evicted and all policies "
             f"are one; choose a smaller `windows` or more `tokens` than {held + 2}"
         )
-    trained = trained_length(loaded.model)
-    first = scored_from(loaded, length, held)
+    trained, first = trained_length(loaded.model), scored_from(loaded, length, held)
     left_out: list[LeftOut] = []
     measured: list[_Measured] = []
     # Once each: settings that are given may be those that a name alone stands for, among others.
     plan = each_once(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly))
     for number, (policy, budget) in enumerate(plan, start=1):
-        stage = f"{number}/{len(plan)} {label(policy)}"
-        report = functools.partial(progress, stage)
         try:
             if not policy.bounded and length > (trained or length):
                 _require_positions(loaded, length)
+            report = functools.partial(progress, f"{number}/{len(plan)} {label(policy)}")
             measured.append(_measure(loaded.model, rows, policy, budget, first, report))
         except (ConfigurationError, UnsupportedModelError) as error:
-            left_out.append({**left_out_row(policy.name, str(error)), "label": label(policy)})
+            left_out.append(LeftOut(policy.name, label(policy), str(error)))
     if not measured:
-        raise UnsupportedModelError(
-            f"no policy can be had with {loaded.name}; {left_out[0]['policy'] if left_out else 'none'}: "
-            f"{left_out[0]['reason'] if left_out else 'nothing was asked for'}"
-        )
+        why = f"{left_out[0].policy}: {left_out[0].reason}" if left_out else "nothing was asked for"
+        raise UnsupportedModelError(f"no policy can be had with {loaded.name}; {why}")
     warm_up = min(WARM_UP, max(1, steps // 4))
     steps = max(1, min(steps, length - warm_up - 1))
     timed = decoding(
         loaded.model, rows[:1], [entry.policy for entry in measured], steps=steps, warm_up=min(warm_up, length - steps - 1),
         progress=functools.partial(progress, "decoding"),
     )  # fmt: skip
-    summary = _summary(loaded, rows, measured, timed, left_out, first, trained, budgets, corpus, bos)
-    return summary, _table(summary, _counts(measured, length), loaded, corpus, bos, run_id, seed)
-
-
-# --- one policy ---------------------------------------------------------------------------------------------------------------
+    edges = _edges(length)
+    points = list(itertools.pairwise(edges))
+    known = [~entry.losses.isnan() for entry in measured]
+    counts = [[int(one[:, start - 1 : stop - 1].sum()) for start, stop in points] for one in known]
+    measured = _all_completed(measured, first, edges)
+    scored = [entry.losses[:, first - 1 :] for entry in measured]
+    references = _references(measured, scored, budgets)
+    entries = [
+        _policy_entry(entry, part, references, speed, int(one[:, first - 1 :].sum()), points)
+        for entry, part, speed, one in zip(measured, scored, timed, known, strict=True)
+    ]
+    comparison = Comparison(
+        SUMMARY_VERSION, loaded.name, loaded.revision, loaded.operation, corpus, int(bos), len(rows), length,
+        hash_tokens(rows), first, trained, [list(pair) for pair in points], entries, left_out,
+        **_advice(loaded, measured, references, left_out, trained),
+    )  # fmt: skip
+    return comparison, list(policy_rows(comparison, counts))
 
 
 def _require_positions(loaded: LoadedModel, length: int) -> None:
@@ -163,85 +199,35 @@ def _measure(
     report: Callable[[int, int], None],
 ) -> _Measured:
     started = time.perf_counter()
-    if policy.name == "recompute":
+    if isinstance(policy, Recompute):
         token_losses, read = _recomputed(model, rows, policy, first, report)
     else:
         token_losses, read = losses(model, rows, policy, progress=report), rows.numel()
-    seconds = time.perf_counter() - started
-    return _Measured(policy, budget, token_losses, read / seconds)
+    return _Measured(policy, budget, token_losses, read / (time.perf_counter() - started))
 
 
 def _recomputed(
-    model: PreTrainedModel, rows: Tensor, policy: Policy, first: int, report: Callable[[int, int], None] | None
+    model: PreTrainedModel, rows: Tensor, policy: Recompute, first: int, report: Callable[[int, int], None] | None
 ) -> tuple[Tensor, int]:
     """Losses at stretches of tokens from ``first`` on; what such a policy sees is its window, wherever the reading began.
 
     Where it reads blocks, a stretch is one of them long or several, since the first token of a block sees least, and reading
     begins where a block does.
     """
-    assert isinstance(policy, Recompute)
     length, stretch = rows.shape[1], -(-STRETCH // policy.every) * policy.every
     token_losses = torch.full((len(rows), length - 1), torch.nan)
-    points = itertools.pairwise(_edges(length))
-    stretches = [range(max(first, begin, stop - stretch), stop) for begin, stop in points if stop > first]
+    points = [(begin, stop) for begin, stop in itertools.pairwise(_edges(length)) if stop > first]
     read = 0
-    for number, (start, stop) in enumerate(((part.start, part.stop) for part in stretches), start=1):
+    for number, (begin, stop) in enumerate(points, start=1):
+        start = max(first, begin, stop - stretch)
         before = max(0, start - policy.max_held(length))
         before -= before % policy.every
         part = losses(model, rows[:, before:stop], policy, first=start - before)
         token_losses[:, start - 1 : stop - 1] = part
         read += part.numel()
         if report is not None:
-            report(number, len(stretches))
+            report(number, len(points))
     return token_losses, read
-
-
-# --- what is reported ---------------------------------------------------------------------------------------------------------
-
-
-def _summary(
-    loaded: LoadedModel,
-    rows: Tensor,
-    measured: list[_Measured],
-    timed: list[Decoding],
-    left_out: list[LeftOut],
-    first: int,
-    trained: int | None,
-    budgets: Sequence[int],
-    corpus: str,
-    bos: bool,
-) -> Comparison:
-    length = rows.shape[1]
-    edges = _edges(length)
-    counts = [int((~entry.losses[:, first - 1 :].isnan()).sum()) for entry in measured]
-    measured = _all_completed(measured, first, edges)
-    scored = [entry.losses[:, first - 1 :] for entry in measured]
-    references = _references(measured, scored, budgets)
-    entries = [
-        _policy_entry(entry, part, references, speed, count, edges)
-        for entry, part, speed, count in zip(measured, scored, timed, counts, strict=True)
-    ]
-    advice = _advice(references, length, trained)
-    return {
-        "summary_version": SUMMARY_VERSION,
-        "model": loaded.name,
-        "revision": loaded.revision,
-        "operation": loaded.operation,
-        "corpus": corpus,
-        "bos": int(bos),
-        "documents": len(rows),
-        "tokens": length,
-        "token_sha256": hash_tokens(rows),
-        "scored_from": first,
-        "trained_length": trained,
-        "positions": [list(pair) for pair in itertools.pairwise(edges)],
-        "policies": entries,
-        "left_out": left_out,
-        "sinks_needed": advice.needed if advice else None,
-        "better_pinned": advice.better if advice else None,
-        "recommended": _recommended(measured, advice) if advice else None,
-        "recommendation": _advised(loaded, advice) if advice else _no_advice(references.by_sinks, left_out),
-    }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -284,59 +270,87 @@ def _references(measured: Sequence[_Measured], scored: Sequence[Tensor], budgets
 
 
 def _policy_entry(
-    entry: _Measured, part: Tensor, references: _References, speed: Decoding, count: int, edges: Sequence[int]
+    entry: _Measured,
+    part: Tensor,
+    references: _References,
+    speed: Decoding,
+    count: int,
+    points: Sequence[tuple[int, int]],
 ) -> PolicyEntry:
-    """What the summary says of a policy.
+    """What is reported of a policy.
 
     Args:
         part: its losses of the scored tokens, ``(documents, scored)``; the very tensor, if it is one of the references.
         count: losses that were measured.
     """
-    policy, loss = entry.policy, estimate(part)
-    return {
-        "policy": policy.name,
-        "label": label(policy),
-        "num_sinks": _num_sinks(policy),
-        "window": getattr(policy, "window", None),
-        "held": policy.max_held(edges[-1]),
-        "budget": entry.budget,
-        "settings": policy_registry.settings(policy),
-        "loss": loss.mean,
-        "loss_low": loss.low,
-        "loss_high": loss.high,
-        "scored_tokens": count,
-        "against_window": _difference(part, references.by_sinks.get(entry.budget or -1, {}).get(0)),
-        "against_recompute": _difference(part, references.recompute.get(entry.budget)),
-        "against_full": _difference(part, references.full),
-        "decoded_tokens": speed.steps,
-        "tokens_per_second": speed.tokens_per_second,
-        "reading_tokens_per_second": entry.reading,
-        "bytes_held": speed.bytes_held,
-        "loss_by_position": [_mean(entry.losses[:, start - 1 : stop - 1]) for start, stop in itertools.pairwise(edges)],
-    }
+    policy, loss, size = entry.policy, estimate(part), entry.budget
+    by_position = [float(entry.losses[:, start - 1 : stop - 1].nanmean()) for start, stop in points]
+    return PolicyEntry(
+        policy=policy.name,
+        label=label(policy),
+        num_sinks=_num_sinks(policy),
+        window=getattr(policy, "window", None),
+        held=policy.max_held(points[-1][1]),
+        budget=size,
+        settings=policy_registry.settings(policy),
+        loss=loss.mean,
+        loss_low=loss.low,
+        loss_high=loss.high,
+        scored_tokens=count,
+        against_window=_difference(part, references.by_sinks.get(size or -1, {}).get(0)),
+        against_recompute=_difference(part, references.recompute.get(size)),
+        against_full=_difference(part, references.full),
+        decoded_tokens=speed.steps,
+        tokens_per_second=speed.tokens_per_second,
+        reading_tokens_per_second=entry.reading,
+        bytes_held=speed.bytes_held,
+        loss_by_position=[None if mean != mean else mean for mean in by_position],
+    )
 
 
-def _advice(references: _References, length: int, trained: int | None) -> Recommendation | None:
-    """What is recommended; ``None`` without a size that was measured both with sinks and without."""
+def _difference(part: Tensor, other: Tensor | None) -> Difference | None:
+    if other is None or other is part:
+        return None
+    difference = estimate(part - other)
+    return Difference(difference.mean, difference.low, difference.high)
+
+
+def _advice(
+    loaded: LoadedModel,
+    measured: Sequence[_Measured],
+    references: _References,
+    left_out: Sequence[LeftOut],
+    trained: int | None,
+) -> dict[str, Any]:
+    """What is recommended; nothing without a size that was measured both with sinks and without."""
     usable = {budget: sizes for budget, sizes in references.by_sinks.items() if 0 in sizes and len(sizes) > 1}
     if not usable:
-        return None
-    recomputed = {budget: part for budget, part in references.recompute.items() if budget is not None}
-    return recommend(
-        usable,
-        recompute=recomputed,
-        full=references.full,
-        pinned=references.pinned,
-        length=length,
-        trained_length=trained,
-    )
+        have = sorted({number for sizes in references.by_sinks.values() for number in sizes})
+        refused = dict.fromkeys(entry.reason for entry in left_out if entry.policy in ("window", "sink_window"))
+        measured_with = f"{', '.join(map(str, have))} sinks" if have else "neither"
+        why = f"No recommendation: it takes a window without sinks and one with some, and measured were {measured_with}."
+        if not have and refused:
+            why = "No recommendation: a window cannot be measured with this model."
+        return {"sinks_needed": None, "recommended": None, "recommendation": why}
+    advice = recommend(usable, pinned=references.pinned, trained_length=trained)
+    pins = next((entry.policy for entry in measured if advice.better == label(entry.policy)), None)
+    size = Size(advice.num_sinks, advice.window)
+    if isinstance(pins, Pinned):
+        size = Size(len(pins.pinned), pins.window, list(pins.pinned))
+    warning = guess_warning(loaded.model, advice.loss.mean)
+    return {
+        "sinks_needed": advice.needed, "better_pinned": advice.better, "recommended": size,
+        "recommendation": advice.sentence, "notes": [*advice.notes, *([warning] if warning else [])],
+    }  # fmt: skip
 
 
 def _all_completed(measured: Sequence[_Measured], first: int, edges: Sequence[int]) -> list[_Measured]:
     """The same, with losses of all tokens for re-computation too, where there is a window of its size to add differences to."""
     windows: dict[int, Tensor] = {}
     for entry in measured:
-        if entry.budget and _is_window(entry.policy) and (entry.budget not in windows or entry.policy.positions == "in_cache"):
+        # Others than a window without sinks, under either name, may pin no token and see something else.
+        plain = entry.policy.name in ("window", "sink_window") and _num_sinks(entry.policy) == 0
+        if entry.budget and plain and (entry.budget not in windows or entry.policy.positions == "in_cache"):
             windows[entry.budget] = entry.losses
     return [
         dataclasses.replace(entry, losses=_completed(entry.losses, windows[entry.budget], first, edges))
@@ -360,45 +374,10 @@ def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[i
     return result
 
 
-def _advised(loaded: LoadedModel, advice: Recommendation) -> str:
-    warning = guess_warning(loaded.model, advice.loss.mean)
-    return f"{advice.sentence} {warning}".rstrip()
-
-
-def _recommended(measured: Sequence[_Measured], advice: Recommendation) -> Size:
-    pins = next((entry.policy for entry in measured if advice.better == label(entry.policy)), None)
-    if isinstance(pins, Pinned):
-        return {"num_sinks": len(pins.pinned), "window": pins.window, "pinned": list(pins.pinned)}
-    return {"num_sinks": advice.num_sinks, "window": advice.window}
-
-
-def _no_advice(by_sinks: dict[int, dict[int, Tensor]], left_out: Sequence[LeftOut]) -> str:
-    have = sorted({number for sizes in by_sinks.values() for number in sizes})
-    refused = dict.fromkeys(entry["reason"] for entry in left_out if entry["policy"] in ("window", "sink_window"))
-    if not have and refused:
-        return f"No recommendation: a window cannot be measured with this model. {'; '.join(refused)}."
-    return (
-        "No recommendation: it takes a window without sinks and one with some, and measured were "
-        f"{', '.join(map(str, have)) + ' sinks' if have else 'neither'}."
-    )
-
-
 def _edges(length: int) -> list[int]:
     """Positions of tokens at which the points of the curve begin, and the end."""
     points = min(BUCKETS, length - 1)
     return [1 + (length - 1) * point // points for point in range(points + 1)]
-
-
-def _counts(measured: Sequence[_Measured], length: int) -> list[list[int]]:
-    """Tokens of every point of the curve that were scored, of all texts together, for each policy."""
-    points = list(itertools.pairwise(_edges(length)))
-    scored = (~entry.losses.isnan() for entry in measured)
-    return [[int(known[:, start - 1 : stop - 1].sum()) for start, stop in points] for known in scored]
-
-
-def _is_window(policy: Policy) -> bool:
-    """Whether it is a window without sinks, under either name; others may pin no token and see something else."""
-    return policy.name in ("window", "sink_window") and _num_sinks(policy) == 0
 
 
 def _num_sinks(policy: Policy) -> int | None:
@@ -406,39 +385,3 @@ def _num_sinks(policy: Policy) -> int | None:
         return len(policy.pinned)
     number = getattr(policy, "num_sinks", None)
     return number if isinstance(number, int) else None
-
-
-def _difference(part: Tensor, other: Tensor | None) -> Difference | None:
-    if other is None or other is part:
-        return None
-    difference = estimate(part - other)
-    return {"mean": difference.mean, "low": difference.low, "high": difference.high}
-
-
-def _mean(part: Tensor) -> float | None:
-    mean = float(part.nanmean())
-    return None if mean != mean else mean
-
-
-def _table(
-    summary: Comparison, counts: Sequence[Sequence[int]], loaded: LoadedModel, corpus: str, bos: bool, run_id: str, seed: int
-) -> pd.DataFrame:
-    """The long table of a comparison; ``counts`` as :func:`_counts` gives them."""
-    rows: list[Row] = []
-    for entry, by_point in zip(summary["policies"], counts, strict=True):
-        of_policy: Coordinates = {"policy": entry["label"]}
-        for number, metric, count in (
-            (entry["loss"], LOSS, entry["scored_tokens"]),
-            (entry["tokens_per_second"], DECODING_SPEED, entry["decoded_tokens"]),
-            (entry["reading_tokens_per_second"], READING_SPEED, 1),
-            (entry["bytes_held"], BYTES_HELD, 1),
-        ):
-            rows.append({**of_policy, "metric": metric, "value": float(number), "count": count})
-        for (start, _), value, scored in zip(summary["positions"], entry["loss_by_position"], by_point, strict=True):
-            if value is not None:
-                columns: Coordinates = {"query_position": start - 1, "count": scored}
-                rows.append({**of_policy, "metric": LOSS_BY_POSITION, "value": value, **columns})
-    return make_table(
-        rows, run_id=run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus,
-        bos=int(bos), seed=seed, probe="cache_policies",
-    )  # fmt: skip

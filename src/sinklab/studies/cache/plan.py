@@ -1,23 +1,27 @@
-"""Which policies are compared: every registered one at equal size, with sizes that suit the model."""
+"""What is compared: every registered policy at equal size, with sizes that suit the model, on long texts of a corpus."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from sinklab.attention.token_text import token_text
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.corpora.base import PASSAGES_IN_VAIN, Corpus, Encoder, TextCorpus
+from sinklab.corpora.text_file import TextFile
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
 from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
 from sinklab.registry import policies as policy_registry
-from sinklab.results.summaries.cache import LeftOut
+from sinklab.results.requirements import require_memory
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.streaming.limits import most_slots
+from sinklab.studies.cache.found import LeftOut
 
 __all__ = [
     "checked_budgets",
@@ -25,7 +29,7 @@ __all__ = [
     "default_length",
     "each_once",
     "label",
-    "left_out_row",
+    "long_texts",
     "plain",
     "plan_policies",
     "require_one_name",
@@ -130,7 +134,7 @@ def plan_policies(
     if "pinned" in bounded:
         pinned, reason = _positions_to_pin(loaded, rows, found)
         if reason:
-            left_out.append(left_out_row("pinned", reason))
+            left_out.append(LeftOut("pinned", "pinned", reason))
             bounded.remove("pinned")
     # The two ends first: what it would be with the window computed anew, and without anything but a window.
     bounded.sort(key=lambda name: (name != "recompute", name != "window", name != "sink_window", name))
@@ -142,7 +146,7 @@ def plan_policies(
                 try:
                     yield policy_registry[name](**settings) if settings else _sized(policy_registry[name](), budget), budget
                 except ConfigurationError as error:
-                    left_out.append(left_out_row(name, str(error)))
+                    left_out.append(LeftOut(name, name, str(error)))
 
 
 def _of_spec(spec: str, budgets: Sequence[int], left_out: list[LeftOut]) -> Iterator[tuple[Policy, int | None]]:
@@ -156,14 +160,18 @@ def _of_spec(spec: str, budgets: Sequence[int], left_out: list[LeftOut]) -> Iter
         # Its size is given: it is compared at that one, if others are.
         held = _held(policy)
         if held not in budgets:
-            left_out.append(left_out_row(policy.name, _not_among(spec, held, budgets)))
+            reason = (
+                f"{spec} holds {held:,} tokens before the query, and policies are compared at equal sizes, which are "
+                f"{' and '.join(map(str, budgets))}; give {held} among `windows`, or leave its size open"
+            )
+            left_out.append(LeftOut(policy.name, policy.name, reason))
             return
         budgets = [held]
     for budget in budgets:
         try:
             yield _sized(policy, budget, settings.keys()), budget
         except ConfigurationError as error:
-            left_out.append(left_out_row(policy.name, str(error)))
+            left_out.append(LeftOut(policy.name, policy.name, str(error)))
 
 
 def _positions_to_pin(loaded: LoadedModel, rows: Tensor, sinks: Sinks | None) -> tuple[list[int], str]:
@@ -173,17 +181,14 @@ def _positions_to_pin(loaded: LoadedModel, rows: Tensor, sinks: Sinks | None) ->
     except UnsupportedModelError as error:  # its attention cannot be seen, which no other policy needs
         return [], str(error)
     positions = sinks.positions_in_text
-    return positions, _nothing_to_pin(sinks) if positions == list(range(len(positions))) else ""
-
-
-def _nothing_to_pin(sinks: Sinks) -> str:
-    if sinks.positions_in_text:
-        return "sinks were found at the first tokens alone, which sink_window keeps just as well"
+    if positions != list(range(len(positions))):
+        return positions, ""
+    if positions:
+        return positions, "sinks were found at the first tokens alone, which sink_window keeps just as well"
     if sinks.main is None:
-        return "no sink was found, so there is nothing to pin"
-    if sinks.positions:
-        return f"the sink is {sinks.main.name}, which every policy keeps"
-    return f"the sink is {sinks.main.name}, which has no position of its own that could be pinned"
+        return positions, "no sink was found, so there is nothing to pin"
+    kept = "which every policy keeps" if sinks.positions else "which has no position of its own that could be pinned"
+    return positions, f"the sink is {sinks.main.name}, {kept}"
 
 
 def _settings(
@@ -210,19 +215,6 @@ def _held(policy: Policy) -> int:
     return policy.max_held(_FOREVER) - 1
 
 
-def _not_among(spec: str, held: int, budgets: Sequence[int]) -> str:
-    """Why a policy whose settings make its size is not compared."""
-    return (
-        f"{spec} holds {held:,} tokens before the query, and policies are compared at equal sizes, which are "
-        f"{' and '.join(map(str, budgets))}; give {held} among `windows`, or leave its size open"
-    )
-
-
-def left_out_row(name: str, reason: str) -> LeftOut:
-    """Why a policy is not compared."""
-    return {"policy": name, "label": name, "reason": reason}
-
-
 def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
     """The policy that holds ``budget`` tokens and the query: its sizes in the proportions that they have.
 
@@ -239,11 +231,13 @@ def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
             f"policy {policy.name!r} has no settings by which it could be given the size of the others, {budget:,} tokens "
             f"before the query; it holds {held}"
         )
-    each = _tokens_of_one(policy, sizes)
-    fixed = held - each * sum(sizes.values())
-    scale = (budget - fixed) / (each * sum(sizes.values()))
+    try:  # by how much it holds less when sizes are one less: a size may be that of several blocks
+        less = dataclasses.replace(policy, **{name: size - 1 for name, size in sizes.items()})  # type: ignore[arg-type]
+        each = max(1, (held - _held(less)) // len(sizes))
+    except ConfigurationError:  # its sizes are multiples of something
+        each = 1
+    scale = (budget - held + each * sum(sizes.values())) / (each * sum(sizes.values()))
     sizes = {name: max(1, int(value * scale)) for name, value in sizes.items()}
-    last = list(sizes)[-1]
     for _ in range(2):
         try:
             sized = dataclasses.replace(policy, **sizes)  # type: ignore[arg-type]
@@ -252,20 +246,11 @@ def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
                 f"policy {policy.name!r} cannot be made to hold {budget:,} tokens and the query: {error}; give its other sizes "
                 "too"
             ) from error
-        over = sized.max_held(_FOREVER) - 1 - budget
+        over = _held(sized) - budget
         if not over:
             return sized
-        sizes[last] -= over // each  # what rounding has left
+        sizes[list(sizes)[-1]] -= over // each  # what rounding has left
     raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget:,} tokens and the query; {sizes} does not")
-
-
-def _tokens_of_one(policy: Policy, sizes: Mapping[str, int]) -> int:
-    """By how many tokens a policy holds less when a size is one less: by that one, or by one of each of several blocks."""
-    try:
-        less = dataclasses.replace(policy, **{name: size - 1 for name, size in sizes.items()})  # type: ignore[arg-type]
-    except ConfigurationError:  # its sizes are multiples of something
-        return 1
-    return max(1, (_held(policy) - _held(less)) // len(sizes))
 
 
 def sized_policy(spec: str, budget: int, numbers: Sequence[int]) -> Policy:
@@ -336,3 +321,64 @@ def label(policy: Policy) -> str:
     """Name and sizes of a policy."""
     described = policy.describe()
     return described if described.startswith(policy.name) else f"{policy.name} {described}"
+
+
+def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, seed: int, bos: bool) -> Tensor:
+    """The beginnings of up to ``documents`` texts, int64 ``(documents, tokens)``; no two share a token.
+
+    A text file is cut into consecutive pieces; of a corpus with documents those of its held-out part are taken, in their order,
+    which have enough tokens; other corpora are drawn from.
+
+    Args:
+        bos: put the beginning-of-sequence token at position 0; a text then gives ``tokens - 1`` of its own.
+
+    Raises:
+        InputError: no text is long enough.
+        ConfigurationError: fewer than 2 tokens or 1 document.
+    """
+    if tokens < 2 or documents < 1:
+        raise ConfigurationError(f"`tokens` must be at least 2 and `documents` at least 1, got {tokens} and {documents}")
+    require_memory(16 * tokens, f"`tokens` {tokens}")
+    if type(text).documents is Corpus.documents:
+        with calling(seq_len="tokens", samples="documents"):
+            return text.sample(encoder, seq_len=tokens, samples=documents, seed=seed, bos=bos)
+    own = tokens - bos
+    if isinstance(text, TextFile):
+        ids = encoder.encode(text.text)
+        rows = [ids[start : start + own] for start in range(0, len(ids) - own + 1, own)][:documents]
+        longest = len(ids)
+    else:
+        rows, longest = _beginnings(text, encoder, own, documents)
+    if not rows:
+        raise InputError(
+            f"corpus {text.name!r} ({text.identity.source}) is too short: its longest text has {longest:,} tokens and {own:,} "
+            "are wanted; lower `tokens`, or " + text.more
+        )
+    result = torch.tensor(rows, dtype=torch.int64)
+    return torch.nn.functional.pad(result, (1, 0), value=encoder.bos_token_id) if bos else result
+
+
+def _beginnings(text: Corpus, encoder: Encoder, length: int, number: int) -> tuple[list[list[int]], int]:
+    rows: list[list[int]] = []
+    longest = in_vain = 0
+    patience = text.patience if isinstance(text, TextCorpus) else PASSAGES_IN_VAIN
+    for document in text.documents("held_out"):
+        ids = _first_ids(encoder, document, length)
+        longest = max(longest, len(ids))
+        if len(ids) == length:
+            rows.append(ids)
+            in_vain = 0
+        else:
+            in_vain += 1
+        if len(rows) == number or in_vain >= patience:
+            break
+    return rows, longest
+
+
+def _first_ids(encoder: Encoder, document: str, length: int) -> list[int]:
+    """Up to ``length`` first ids; no more of the text is encoded than is likely to be needed."""
+    part = document[: 8 * length]
+    ids = encoder.encode(part)
+    if len(ids) <= length and len(part) < len(document):
+        ids = encoder.encode(document)
+    return ids[:length]
