@@ -9,7 +9,6 @@ from tests.report.synthetic import a_place, sinks_found
 from sinklab import from_weights
 from sinklab.studies.audit.found import SinksFound, finding, place_and_token
 
-
 LONG = "x" * 200
 NULL = a_place(None, kind="null", name="the null score")
 FOLLOWED = a_place(None, kind="token", name="“.” wherever it stands", text=".", sinking=1)
