@@ -10,15 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from sinklab.studies.audit.display import display
+from sinklab.studies.audit.show import show
 from tests.command_line import CliRunner
 from tests.conftest import make_sinklm, make_tokenizer
 
 import sinklab
 from sinklab.cli import wait_without_spinning
 from sinklab.cli.app import app
+from sinklab.cli.catalogue import describe, every_metric
 from sinklab.cli.derive import folder_name
-from sinklab.cli.describe import describe, every_metric
 from sinklab.models.loading import wrap_model
 from sinklab.registry import KINDS
 from sinklab.results.progress import bars
@@ -398,26 +398,10 @@ def test_progress_is_silent_where_nobody_watches(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_markup_in_what_users_name_is_shown_as_it_is(capsys):
-    summary = {
-        "model": "[red]model[/red]",
-        "operation": "softmax",
-        "kind": "text",
-        "loss_kind": "next token",
-        "bos_name": "BOS",
-        "num_heads": 1,
-        "corpus": "c",
-        "bos": 1,
-        "samples": 1,
-        "seq_len": 2,
-        "loss": None,
-        "sink_rate_gu2024": 50.0,
-        "threshold": 0.3,
-        "sink_positions": [{"position": 0, "token": "[bold]\n", "rate": 50.0}],
-        "conditions": [{}],
-    }
-    Result(summary, make_table([]), {"kind": "audit"}, Path("[r]"), display).show()
+def test_markup_in_what_users_name_is_shown_as_it_is(audits, capsys):
+    folder, _ = audits
+    summary = read_run(folder / "softmax", "summary.json") | {"model": "[red]model[/red]", "loss": None}
+    Result(summary, make_table([]), {"kind": "audit"}, Path("[r]"), shows=show).show()
     printed = capsys.readouterr().out
     assert "[red]model[/red]" in printed
-    assert "“[bold]↵”" in printed
     assert "not defined for this model" in printed

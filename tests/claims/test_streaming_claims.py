@@ -16,7 +16,7 @@ from sinklab.errors import UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims, tasks
 from sinklab.streaming.perplexity import losses
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.reproduce.store import claim_called
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from sinklab.read_outs.outliers import outliers
 from sinklab.read_outs.robustness import NOISE, STRETCH, in_other_language, robustness, with_false_sink, with_noise
 from sinklab.read_outs.sinks import sinks
 from sinklab.read_outs.window import window
-from sinklab.training.rows import TextRows
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import TextRows, token_losses
 
 SHAPES = [
     {},

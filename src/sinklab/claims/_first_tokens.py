@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sinklab.results.metric import Metric
-from sinklab.training.windowed import limited_attention, token_losses
+from sinklab.training.rows import limited_attention, token_losses
 from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["LEFT", "LOSS", "METRICS", "SAME", "first_tokens"]

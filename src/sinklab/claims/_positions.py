@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sinklab.models.lengths import learned_positions
+from sinklab.models.positions import learned_positions
 from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = ["not_learned", "not_rotary", "scheme_of"]

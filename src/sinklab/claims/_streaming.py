@@ -14,7 +14,7 @@ from sinklab.models.embedded import embedded_called, embedded_path
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.policies.base import Policy
 from sinklab.streaming.perplexity import losses
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import Cost, Measure, OfCheckpoint, Scale
 from sinklab_claims.contract.effect import Numbers
 from sinklab_claims.contract.trained import Checkpoint

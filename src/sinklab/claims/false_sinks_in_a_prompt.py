@@ -15,7 +15,7 @@ from sinklab.claims.bos_removed import no_bos
 from sinklab.read_outs._attention import batches, first_rows, look
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Difference, Value
 from sinklab_claims.contract.trained import MeasuredModel

@@ -24,9 +24,8 @@ from sinklab.sinks import SinkFinder
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.initial import build_model
-from sinklab.training.optimizers import make_optimizer
+from sinklab.training.optimizers import make_optimizer, make_schedule
 from sinklab.training.process import chosen_dtype, compiles, default_cache
-from sinklab.training.schedules import make_schedule
 from sinklab.training.trainer import RowOrder
 from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Numbers, Value

@@ -20,7 +20,7 @@ from sinklab.interventions.zero_value import ZeroValue
 from sinklab.read_outs._attention import batches
 from sinklab.registry import claims, read_outs
 from sinklab.results.metric import Metric
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint

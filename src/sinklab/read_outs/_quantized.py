@@ -28,8 +28,8 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.linear_maps import linear_map
 from sinklab.attention.names import named_modules
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.models.grids import Grid, RunningGrid, symmetric_grid
-from sinklab.models.norms import Norm
+from sinklab.models.block import Norm
+from sinklab.models.integer_linear import Grid, RunningGrid, symmetric_grid
 from sinklab.operations._sigma_linear import SigmaLinear
 from sinklab.training.rows import TextRows
 

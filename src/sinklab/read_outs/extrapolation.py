@@ -10,7 +10,7 @@ from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["FACTOR", "METRICS", "extrapolation"]

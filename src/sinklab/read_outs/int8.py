@@ -12,9 +12,8 @@ from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.read_outs._quantized import quantized
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
-from sinklab.training.rows import TextRows
+from sinklab.training.rows import TextRows, token_losses
 from sinklab.training.trainer import stack
-from sinklab.training.windowed import token_losses
 from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "calibration_batches", "int8", "quantization_gap"]

@@ -8,8 +8,7 @@ from torch import Tensor
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
-from sinklab.training.rows import TextRows
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import TextRows, token_losses
 from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "NOISE", "STRETCH", "robustness"]

@@ -7,7 +7,7 @@ import torch
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
-from sinklab.training.windowed import token_losses, windowed_losses
+from sinklab.training.rows import token_losses, windowed_losses
 from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "SINKS", "window"]

@@ -17,7 +17,7 @@ from sinklab.attention.forward_arguments import takes_cache
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS
-from sinklab.models.lengths import trained_length
+from sinklab.models.positions import trained_length
 from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.policies.base import BoundedPolicy, Policy, PolicySpec, SlotPolicy
 from sinklab.policies.per_head import PerHead

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
-from sinklab.models.grids import affine_grid
+from sinklab.models.integer_linear import affine_grid
 from sinklab.results.requirements import require_memory
 from sinklab.streaming.layer import HybridMixin, LatentMixin, SlotLayer
 from sinklab.streaming.rotation import Rotation

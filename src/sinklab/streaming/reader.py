@@ -12,8 +12,8 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from sinklab.attention.forward_arguments import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.lengths import learned_positions
 from sinklab.models.losses import is_causal_lm
+from sinklab.models.positions import learned_positions
 from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.policies.per_head import PerHead

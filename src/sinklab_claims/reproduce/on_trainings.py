@@ -208,7 +208,7 @@ def plan_runs(
     cells = {cell.name: cell for request in requests for cell in request.cells.values()}
     plan = open_store(out / "runs" / scale, cells, (cache or default_cache()).expanduser().absolute(), progress=progress)
     left = [name for name in sorted(cells, key=lambda name: cells[name].init_from is not None) if plan.outcome(name) is None]
-    return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name} --no-driver" for name in left]
+    return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name}" for name in left]
 
 
 def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Base | None = None) -> list[_Request]:

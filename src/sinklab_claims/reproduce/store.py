@@ -24,8 +24,7 @@ from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, DoesNotApply, UnsupportedModelError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
-from sinklab.jobs.processes import run_processes, serve
-from sinklab.jobs.watch import watching
+from sinklab.jobs.processes import run_processes, serve, watching
 from sinklab.models.loading import load_model
 from sinklab.registry import read_outs
 from sinklab.results.folder import from_outside
@@ -331,7 +330,7 @@ def run_missing(
         return {}
     commands = {
         name: [
-            *(sys.executable, "-m", "sinklab_claims.reproduce.store", str(cache)),
+            *("sinklab_claims.reproduce.store", str(cache)),
             json.dumps([[type(task).__name__, dataclasses.asdict(task)] for task in batch], default=str),
         ]
         for name, batch in batches.items()
@@ -349,7 +348,6 @@ def run_missing(
             retries=0,
             watch=watch,
             environments={name: {"OMP_NUM_THREADS": "1"} for name in commands},
-            forked=not torch.cuda.is_available(),
         )
 
 

@@ -16,7 +16,7 @@ from sinklab.cli.pages import compare
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
-from sinklab.models.lengths import short_target_warning
+from sinklab.models.positions import short_target_warning
 from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
 from sinklab.sinks import find_sinks

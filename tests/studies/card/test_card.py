@@ -326,6 +326,7 @@ def test_the_settings_of_probes_are_said(checkpoint, tmp_path, monkeypatch):
         ({"kind": "trigger"}, "is a run of trigger, which says nothing about one model"),
         ({"kind": "pretrain", "status": "failed", "name": "tiny"}, "holds a run of pretrain that is failed"),
         ({"kind": "measure"}, "is a run of measure that says nothing about a model as a whole"),
+        ({"kind": "cache"}, "summary.json: cache is not what this version writes"),
     ],
 )
 def test_bad_input(tmp_path, record, message):

@@ -28,7 +28,7 @@ from sinklab.read_outs._attention import attention_numbers
 from sinklab.read_outs.norms import norms
 from sinklab.registry import claims
 from sinklab.results.blocks import markdown
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Value
 from sinklab_claims.contract.trained import LONGEST, Checkpoint, kind_of, not_about

@@ -79,10 +79,9 @@ def audit(
     from sinklab.studies.audit.measurement import measure_audit, write_arrays
     from sinklab.studies.audit.page import frame_report, write_report
     from sinklab.studies.audit.show import show
-    from sinklab.studies.measure.probing import writes
 
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
-    with Run("audit", **vars(output), settings=settings, writes=writes(model)) as run:
+    with Run("audit", **vars(output), settings=settings) as run:
         named_corpus = None if corpus == AUTO else resolve_corpus(corpus)
         loaded = reading_part(loading.open(model))
         text = named_corpus or default_corpus(loaded)

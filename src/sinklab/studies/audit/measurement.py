@@ -26,7 +26,7 @@ from sinklab.corpora.samples import Kind, Samples
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_two_sided, loss_kind
-from sinklab.models.processor import kind_of
+from sinklab.models.tokenizer import kind_of
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as probe_registry
 from sinklab.report.maps import PICTURES_FILE

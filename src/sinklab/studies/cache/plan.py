@@ -12,8 +12,8 @@ from sinklab.attention.token_text import token_text
 from sinklab.corpora.base import PASSAGES_IN_VAIN, Corpus, Encoder, TextCorpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
+from sinklab.models.positions import trained_length
 from sinklab.policies.base import Policy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
