@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from sinklab.studies.audit.show import show
 from tests.command_line import CliRunner
 from tests.conftest import make_sinklm, make_tokenizer
 
@@ -24,6 +23,7 @@ from sinklab.registry import KINDS
 from sinklab.results.progress import bars
 from sinklab.results.run import Result
 from sinklab.results.table import make_table, read_run, read_table
+from sinklab.studies.audit.show import show
 from sinklab.studies.measure.measure import measure
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12"]

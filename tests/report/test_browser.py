@@ -413,7 +413,7 @@ def test_the_policy_stops_what_escaping_would_miss(browser: Any, folder: Path, t
 
 
 def test_missing_parts_are_said(browser: Any, tmp_path: Path) -> None:
-    omit = {"sink_rate", "attention_received", "hidden_norm", "query_key_angle", "conditions", "definitions", "sink_positions"}
+    omit = {"sink_rate", "attention_received", "hidden_norm", "query_key_angle"}
     visit = Visit(browser, write_report(write_audit(tmp_path / "a", layers=2, seq_len=16, omit=omit, maps=False)))
     for selector, words in (
         ("#grid-tools", "The sink rate was not measured per head"),

@@ -16,9 +16,9 @@ from sinklab.cli.pages import compare
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
-from sinklab.models.positions import short_target_warning
 from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
+from sinklab.models.positions import short_target_warning
 from sinklab.sinks import find_sinks
 from sinklab.studies.audit.compare import comparison_findings, comparison_table, write_comparison
 from sinklab.studies.audit.folder import read_audit

@@ -12,9 +12,9 @@ from sinklab.attention.call import Part
 from sinklab.corpora import _reading
 from sinklab.corpora.samples import Samples
 from sinklab.models.layer_kinds import attending_layers, layers_without_attention
-from sinklab.models.positions import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
+from sinklab.models.positions import length_warnings
 from sinklab.results.naming import counted, front_warning, head_numbering
 from sinklab.results.record import from_json
 from sinklab.sinks import Sink, Sinks
