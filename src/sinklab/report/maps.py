@@ -157,7 +157,11 @@ def picture_data(folder: Path) -> dict[str, Any] | None:
         with safe_open(path, framework="numpy") as file:
             about = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
             pictures, received, norms = (file.get_tensor(name) for name in ("pictures", "received", "norms"))
-        if not len(pictures) == len(received) == len(norms) or not received.shape[-1] == norms.shape[-1] == len(about["names"]):
+        if (
+            pictures.ndim != 4
+            or not len(pictures) == len(received) == len(norms)
+            or not received.shape[-1] == norms.shape[-1] == len(about["names"])
+        ):
             raise ValueError(f"pictures {pictures.shape}, received {received.shape} and norms {norms.shape} differ")
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ResultError(f"{path} cannot be read: {error}; audit again") from error

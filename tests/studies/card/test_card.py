@@ -93,7 +93,6 @@ def test_the_card_of_an_audit(runs):
     summary = read_run(runs / "audit", "summary.json")
     assert f"{summary['loss']:.3f} nats per token" in printed
     assert "3 samples of 12 tokens" in printed
-    assert all(line.startswith(("#", "-", "```", "sinklab", "|")) for line in printed.splitlines() if line)
 
 
 @pytest.mark.parametrize("kind", ["cache", "audit"])
@@ -191,16 +190,15 @@ def test_the_command_has_the_corpus_of_all_tasks(checkpoint, tmp_path, monkeypat
 
 
 def test_the_command_measures_what_the_comparison_did_and_no_more(checkpoint, tmp_path, monkeypatch):
-    """By default some policies are taken at the largest size alone; budgets per head are measured too if they were."""
+    """By default some policies are taken at the largest size alone."""
     sizes = ["--corpus", "random_tokens", "--tokens", "100", "--documents", "2", "--window", "8,20", "--sinks", "0,1"]
-    run("cache", checkpoint, *sizes, "--per-head", "random", "--export", "llama.cpp", "--out", tmp_path / "first")
+    run("cache", checkpoint, *sizes, "--export", "llama.cpp", "--out", tmp_path / "first")
     words = shlex.split(run("card", tmp_path / "first").stdout.split("```")[1].removeprefix("console\n"))
     (tmp_path / checkpoint.name).symlink_to(checkpoint)
     monkeypatch.chdir(tmp_path)
     run(*words[1:], "--out", tmp_path / "again")
     first, again = (read_run(tmp_path / name, "summary.json") for name in ("first", "again"))
     assert [entry["label"] for entry in again["policies"]] == [entry["label"] for entry in first["policies"]]
-    assert again["per_head"] == first["per_head"]
     assert [entry["engine"] for entry in again["exports"]] == ["llama.cpp"]
 
 

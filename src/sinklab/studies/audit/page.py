@@ -59,7 +59,7 @@ def write_report(folder: Path) -> Path:
         ResultError: the summary, the table or the maps do not follow their schema.
     """
     folder = Path(folder)
-    studies = sections()
+    studies = {name: section for name, section in sections().items() if name != "certificate"}  # which is no command
     kind = require_kind(read_run(folder), folder, "audit", *studies)
     if kind in studies:
         return write_blocks_page(folder, studies[kind].title, studies[kind].lead, studies[kind].blocks)

@@ -101,7 +101,8 @@ def _loss(found: AuditFound) -> str:
         return "none: no sample has a class" if found.loss_kind == "class" else "not defined for this model"
     if found.bits_per_byte is not None:
         return f"{found.loss:.3f} {loss_unit(found)}, {found.bits_per_byte:.3f} bits per byte"
-    return f"{found.loss:.3f} {loss_unit(found)} ({found.loss_definition})"
+    what = "" if found.loss_kind == "next token" else f" ({found.loss_definition})"
+    return f"{found.loss:.3f} {loss_unit(found)}{what}"
 
 
 def _elsewhere(found: AuditFound) -> Iterator[Row]:

@@ -37,7 +37,8 @@ def display(result: Result) -> Iterator[Block]:
     yield Grid(headings, shown, text=4 + len(parts))
     facts = [("tier", "; ".join(sorted(result.table["tier"].dropna().unique())))]
     facts += [("table", "" if result.folder is None else str(result.folder / "table.parquet"))]
-    yield Facts([fact for fact in facts if fact[1]])
+    if facts := [fact for fact in facts if fact[1]]:
+        yield Facts(facts)
 
 
 def _has_each(rows: pd.DataFrame, name: str) -> bool:
