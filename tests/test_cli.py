@@ -146,12 +146,11 @@ class TestMeasure:
     def test_prints_each_metric_over_the_heads(self, checkpoint):
         result = run("measure", checkpoint, *QUICK, "--probe", "entropy", "--probe", "sink_rate")
         lines = {tuple(line.split()[:2]): line.split() for line in result.stdout.splitlines()}
-        assert lines["probe", "metric"][2:] == ["of", "values", "mean", "min", "max", "unit"]
-        assert lines["sink_rate", "gu2024"][2:5] == ["position", "0", "4"]
-        assert lines["sink_rate", "gu2024"][-1] == "percent"
+        assert lines["probe", "metric"][2:] == ["of", "unit", "values", "mean", "min", "max"]
+        assert lines["sink_rate", "gu2024"][2:6] == ["position", "0", "percent", "4"]
         entropy = lines["entropy", "entropy"]
-        assert entropy[2:5] == ["all", "positions", "4"]
-        mean, smallest, largest = map(float, entropy[5:8])
+        assert entropy[2:6] == ["all", "positions", "nats", "4"]
+        mean, smallest, largest = map(float, entropy[6:9])
         # Random weights of two layers attend almost evenly: the mean of ln(1) … ln(12) is ln(12!) / 12 = 1.666.
         assert smallest <= mean <= largest <= 1.6656 + 1e-3
         assert mean > 1.6

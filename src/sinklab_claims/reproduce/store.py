@@ -223,12 +223,9 @@ def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
 
 
 def version_of(functions: Sequence[Callable[..., object]]) -> str:
-    """Of sinklab, and of the metrics that the modules of functions declare, where one is not the first."""
+    """Of sinklab, and of the metrics that functions declare, where one is not the first."""
     declared: dict[str, Metric] = {
-        metric.name: metric
-        for function in functions
-        for metric in getattr(sys.modules[function.__module__], "METRICS", ())
-        if metric.version > 1
+        metric.name: metric for function in functions for metric in getattr(function, "metrics", ()) if metric.version > 1
     }
     return " ".join([__version__, *(f"{name}={metric.version}" for name, metric in sorted(declared.items()))])
 
