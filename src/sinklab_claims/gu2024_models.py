@@ -98,7 +98,7 @@ def norms_of_softmax(seed: int, scale: Scale) -> Numbers:
 
 def norms_of_both(seed: int, scale: Scale) -> Numbers:
     """The same of both embedded models."""
-    return norms_of_softmax(seed, scale) | {SIGMOID: numbers_of("sigmoid", seed, scale, "sinks", "norms")}
+    return {**norms_of_softmax(seed, scale), SIGMOID: numbers_of("sigmoid", seed, scale, "sinks", "norms")}
 
 
 @claims.register("norms_of_a_deeper_model")
