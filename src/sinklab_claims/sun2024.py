@@ -44,8 +44,8 @@ def edited(trained: MeasuredModel) -> dict[str, float]:
     """
     massive = massive_activations(trained.loaded.model, _samples(trained))
     numbers = {
-        "largest": max(peak.value for peak in massive.peaks),
-        "times_median": max(peak.times_median for peak in massive.peaks),
+        "largest": max(peak["value"] for peak in massive.peaks),
+        "times_median": max(peak["times_median"] for peak in massive.peaks),
         "massive": float(len(massive.found)) if (massive.least, massive.times_median) == SUN else 0.0,
     }
     if massive.found:
