@@ -19,7 +19,7 @@ from synthetic import HOSTILE, TableMaker, a_part, a_place, write_audit
 from sinklab.errors import InputError, ResultError
 from sinklab.report.page import environment, facts_of
 from sinklab.results.blocks import percent
-from sinklab.results.frame import framed
+from sinklab.results.html import framed
 from sinklab.results.naming import display_token
 from sinklab.results.record import to_json
 from sinklab.results.table import write_table
