@@ -24,7 +24,6 @@ FOLDERS = {
     "measure": ["nowhere", "--probe", "entropy"],
     "cache": ["nowhere"],
     "causes": ["nowhere"],
-    "denoise": ["nowhere"],
     "origin": ["nowhere"],
     "quantize": ["nowhere"],
     "depend": ["nowhere"],

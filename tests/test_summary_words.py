@@ -13,7 +13,6 @@ from sinklab.results.intervals import Interval
 from sinklab.studies.cache import recommendation
 from sinklab.studies.causes import three_metrics
 from sinklab.studies.causes.finding import bounds
-from sinklab.studies.denoise import words as denoise_words
 from sinklab.studies.origin import words as origin_words
 
 AT_BOS = {"position": 0, "token": "<s>", "token_share": 1.0, "rate": 16.0, "mean_weight": 0.01, "heads": []}
@@ -122,12 +121,11 @@ def test_what_is_rounded_to_nothing_has_no_sign():
     said = [
         recommendation._signed(interval),
         policies._signed(bounds(interval)),
-        denoise_words._nats({"mean": -1e-5, "low": None, "high": None}),
         origin_words._percents(bounds(interval)),
         three_metrics.Correlation("one", "other", "heads", -1e-5, -1e-5, 2e-5, 9),
     ]
     said[-1] = three_metrics.ThreeMetrics([], {}, [], {}, [said[-1]], [], [], 0.3, 0.01, 9, "nats").statement
     assert said == [
-        "0.000 [0.000, 0.000]", "+0.000 [0.000, 0.000]", "0.000 nats", "0 [0, 0] %",
+        "0.000 [0.000, 0.000]", "+0.000 [0.000, 0.000]", "0 [0, 0] %",
         "one and other over 9 heads: rho +0.00 [+0.00, +0.00], no clear relation.",
     ]  # fmt: skip
