@@ -11,10 +11,11 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from sinklab.claims import _streaming, cliff_at_the_cache_size, stable_over_long_texts
 from sinklab.claims._first_tokens import first_tokens
+from sinklab.claims._lines import line_stream
 from sinklab.claims._streaming import draw, keep
 from sinklab.errors import UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.registry import claims, tasks
+from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
 from sinklab.studies.reproduce.work import claim_called
 from sinklab.training.windowed import token_losses
@@ -118,11 +119,10 @@ def test_tokens_late_in_a_stream_are_those_at_the_start_of_texts(bos, number):
 
 def test_no_line_lies_where_a_cache_holds_a_part_of_it():
     loaded = _streaming.opened("embedded:softmax")
-    task = tasks.make({"name": "line_lookup", "back": cliff_at_the_cache_size.LINES, "shares": ()})
     found = {
         question.distance
-        for sheet in task.sheets(loaded.encoder, budget=160, rows=1, seed=0, bos=True)
-        for question in sheet.questions
+        for back in cliff_at_the_cache_size.LINES
+        for question in line_stream(loaded.encoder, back, budget=160, rows=1, seed=0, bos=True)[1]
         if question.start > 160
     }
     assert found == {72, 122, 147, 222, 272}

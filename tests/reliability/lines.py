@@ -96,7 +96,7 @@ MODELS = (
 CORPORA = ("text.txt", "empty.txt", "blank.txt", "one.txt", "model", "missing.txt")
 RECIPES = ("tiny", "good.py", "good.py:good", "good.py:x", "raises.py", "leaves.py", "run", "run/run.json", "model", "x.yaml")
 POLICIES = ("full", "1+8", "0+8", "8+0", "-1+8", "99999999999+8", "8")
-TASKS = ("passkey", "needle", "long_text", "lm_eval:x", "lm_eval:")
+TASKS = ("passkey", "multi_turn", "long_text", "lm_eval:x", "lm_eval:")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -181,14 +181,14 @@ def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
     """A row and metrics for each task, on what it was measured, and a line that measures the same without the folders."""
     book = tmp_path / "book.txt"
     book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
-    tasks = f"long_text:contexts=[1.0,2.0],corpus={book},question_stream"
+    tasks = f"long_text:contexts=[1.0,2.0],corpus={book},passkey:distances=[]"
     run(
         "depend",
         checkpoint,
         "--task",
         tasks,
         "--window",
-        "60",
+        "70",
         "--policies",
         "full",
         "--items",
@@ -200,14 +200,14 @@ def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
     first = read_run(tmp_path / "first", "summary.json")
     results = ModelCard(text).data.eval_results
     long_text = first["tasks"][0]
-    assert {result.dataset_name for result in results} == {"long_text, question_stream"}
-    assert {result.metric_type for result in results} <= {"sink_dependence", "log_likelihood", "choice"}
+    assert {result.dataset_name for result in results} == {"long_text, passkey"}
+    assert {result.metric_type for result in results} <= {"sink_dependence", "log_likelihood", "acc"}
     scores = {entry["policy"]: entry["score"]["mean"] for entry in long_text["policies"]}
     values = {result.metric_name: result.metric_value for result in results}
-    assert values["long_text under 4+56, nats per token"] == scores["4+56"]
-    assert values["long_text under 0+60, nats per token"] == scores["0+60"]
+    assert values["long_text under 4+66, nats per token"] == scores["4+66"]
+    assert values["long_text under 0+70, nats per token"] == scores["0+70"]
     assert f"| long_text | {long_text['verdict']} | {long_text['difference']['mean']:+.3f} " in text
-    assert "3 items of long_text, 3 items of question_stream, one BOS in front, seed 0." in text
+    assert "3 items of long_text, 3 items of passkey, 1 BOS token in front, seed 0." in text
     assert str(tmp_path) not in text
     words = shlex.split(text.split("```")[1].removeprefix("console\n"))
     assert words[:3] == ["sinklab", "depend", checkpoint.name]
@@ -223,7 +223,7 @@ def test_sentences_on_one_task_with_several_texts_have_no_folders(checkpoint, tm
     for name, count in (("a", 400), ("b", 40)):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(lines[:count]))
     tasks = [part for name in "ab" for part in ("--task", f"long_text:corpus={tmp_path / name}.txt,contexts=[1.0,2.0]")]
-    run("depend", checkpoint, *tasks, "--window", "60", "--policies", "full", "--items", "3", "--out", tmp_path / "out")
+    run("depend", checkpoint, *tasks, "--window", "70", "--policies", "full", "--items", "3", "--out", tmp_path / "out")
     summary, card = read_run(tmp_path / "out", "summary.json"), json.loads(run("card", tmp_path / "out", "--json").stdout)
     assert all(str(tmp_path) in task["sentence"] for task in summary["tasks"])
     assert any(str(tmp_path) in warning for warning in summary["warnings"])
@@ -236,8 +236,8 @@ def test_the_command_has_the_corpus_of_all_tasks(checkpoint, tmp_path, monkeypat
     """And a name with a space and a comma in it, which a shell and a list of tasks could divide."""
     book = tmp_path / "my, book.txt"
     book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
-    settings = ["--window", "60", "--policies", "full", "--items", "3"]
-    tasks = ["--task", "long_text:contexts=[1.0,2.0],question_stream"]
+    settings = ["--window", "70", "--policies", "full", "--items", "3"]
+    tasks = ["--task", "long_text:contexts=[1.0,2.0],passkey:distances=[]"]
     run("depend", checkpoint, *tasks, "--corpus", book, *settings, "--out", tmp_path / "first")
     text = run("card", tmp_path / "first").stdout
     assert str(tmp_path) not in text
@@ -271,8 +271,8 @@ def test_the_command_measures_what_the_comparison_did_and_no_more(checkpoint, tm
             "long_text:contexts=[1.0,2.0],corpus=book.txt,scored=8",
         ),
         ("lm_eval:/data/me/tasks:mine", "lm_eval:tasks:mine"),
-        ("needle:corpus=org/texts", "needle:corpus=org/texts"),
-        ('needle:corpus="/data/me/my, \\u00e9 book.txt",scored=8', 'needle:corpus="my, \\u00e9 book.txt",scored=8'),
+        ("long_text:corpus=org/texts", "long_text:corpus=org/texts"),
+        ('long_text:corpus="/data/me/my, \\u00e9 book.txt",scored=8', 'long_text:corpus="my, \\u00e9 book.txt",scored=8'),
         ("/data/me/book.txt", "book.txt"),
         ("sink_window", "sink_window"),
     ],
@@ -347,33 +347,6 @@ def test_the_command_has_the_sections_of_an_audit(checkpoint, tmp_path):
     words = shlex.split(run("card", tmp_path / "audit").stdout.split("```")[1].removeprefix("console\n"))
     assert {"--origin", "--certificate", "--no-cache"} <= set(words)
     assert "--causes" not in words
-
-
-def test_the_card_of_a_denoising(tmp_path):
-    """A loss of masked tokens is one of a state, and there is none of the model as a whole."""
-    states = [
-        {"masked": 100 - 2.0 * step, "sink_rate": 1.5 * step, "loss": None if step == 50 else 10 - step / 8}
-        for step in range(51)
-    ]
-    summary = {
-        "model": "org/model", "operation": "softmax", "corpus": "random_tokens", "samples": 6, "seq_len": 40, "steps": 50,
-        "order": "left", "fill": "text", "threshold": 0.3, "by_step": states, "notes": [], "text": "It wanders.",
-    }  # fmt: skip
-    with Run("denoise", out=tmp_path / "run", settings={"steps": 50, "order": "left"}) as made:
-        rows = [{"metric": "masked_token_loss", "value": 10 - step / 8, "unit": "nats", "step": step} for step in range(50)]
-        table = make_table(rows, model="org/model", operation="softmax", corpus="random_tokens", probe="denoise")  # type: ignore[arg-type]
-        about = {"name": "random_tokens", "settings": {"name": "random_tokens"}}
-        made.finish(table=table, summary=summary, display=lambda result: [], corpus=about)
-    card = ModelCard(run("card", tmp_path / "run", "--yaml").stdout)
-    lines = [line for line in card.text.splitlines() if line.startswith("| ")][2:]
-    assert len(lines) == 20
-    assert lines[0] == "| 100.0 | 0.0 | 10.000 |"
-    assert lines[-1] == "| 0.0 | 75.0 | – |"
-    results = card.data.eval_results
-    assert {result.task_type for result in results} == {"fill-mask"}
-    losses = [result for result in results if result.metric_type == "masked_token_loss"]
-    assert (len(losses), losses[0].metric_name) == (19, "loss of masked tokens, 100.0 % of the tokens masked, nats")
-    assert "sinklab denoise org/model --steps=50 --order=left --corpus=random_tokens" in card.text
 
 
 def test_a_run_of_another_kind_shows_its_numbers(tmp_path):
@@ -458,7 +431,7 @@ def test_bad_input(tmp_path, record, message):
         ("python_source", "python_source"),
         ("org/data.v2", "org/data.v2"),
         ("my text (final).txt", "my-text-final-.txt"),
-        ("long_text, question_stream", "long_text-question_stream"),
+        ("long_text, passkey", "long_text-passkey"),
         ("Bücher", "B-cher"),
         ("…", "other"),
         ("", "other"),

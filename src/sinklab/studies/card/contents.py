@@ -15,11 +15,11 @@ from sinklab.report.origin import HEADINGS as EDIT_HEADINGS
 from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows, sampled_line
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, samples_of, sinks_of
+from sinklab.results.blocks import interval
 from sinklab.results.naming import counted
 from sinklab.results.summaries.cache import Comparison
 from sinklab.results.table import read_run
 from sinklab.studies.card.reproduction import command_of, probe_settings, public_name, public_spec
-from sinklab.studies.depend.words import bos_name, index_text
 
 __all__ = ["card_of"]
 
@@ -165,24 +165,8 @@ def _causes(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     return ["label", "heads", "layer.head"], rows, limits, numbers
 
 
-def _denoise(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
-    rows, numbers = [], []
-    states = summary["by_step"]
-    last, shown = len(states) - 1, min(len(states), MOST_ROWS) - 1  # evenly, the first and the last among them
-    for state in (states[row * last // shown] for row in range(shown + 1)):
-        where, loss = f"{state['masked']:.1f} % of the tokens masked", state["loss"]
-        rows.append([f"{state['masked']:.1f}", f"{state['sink_rate']:.1f}", "–" if loss is None else f"{loss:.3f}"])
-        numbers.append(CardNumber("denoising_sink_rate", f"heads with a sink, {where}", float(state["sink_rate"]), "percent"))
-        if loss is not None:
-            numbers.append(CardNumber("masked_token_loss", f"loss of masked tokens, {where}", float(loss), "nats"))
-    filled = "with the tokens of the text" if summary["fill"] == "text" else "as the model writes"
-    limits = [
-        f"{samples_of(summary)} of {public_name(str(summary['corpus']))} in {counted(summary['steps'], 'step')}, filled in by "
-        f"{summary['order']}, {filled}; a head has a sink where a key has more than {summary['threshold']:g} of its rows on "
-        "average. Numbers by state have no interval here.",
-        *summary["notes"],
-    ]
-    return ["tokens masked, %", "heads with a sink, %", "loss, nats per masked token"], rows, limits, numbers
+def _index(dependence: Summary) -> str:
+    return str(dependence.get("refused")) if "mean" not in dependence else interval(dependence, places=3)
 
 
 def _depend(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
@@ -191,7 +175,7 @@ def _depend(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
         task, unit, pair = public_spec(outcome["task"]), outcome["unit"], (outcome["with_sinks"], outcome["without"])
         mean, low, high = (f"{outcome['difference'][end]:+.3f}" for end in ("mean", "low", "high"))
         difference = f"{mean} [{low}, {high}]{'' if unit == 'fraction' else f' {unit}'}"
-        rows.append([task, outcome["verdict"], difference, index_text(outcome["dependence"])])
+        rows.append([task, outcome["verdict"], difference, _index(outcome["dependence"])])
         items.append(f"{counted(outcome['items'], 'item')} of {task}")
         if "mean" in outcome["dependence"]:
             title = f"{task}: index of dependence, {pair[0]} against {pair[1]}"
@@ -202,8 +186,8 @@ def _depend(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
             if entry["policy"] in pair
         ]
     limits = [
-        f"{', '.join(items)}, {bos_name(summary['bos'])} in front, seed {record['config'].get('seed')}. The difference is that "
-        f"of {pair[0]} (first tokens + window) less {pair[1]}, which hold as many tokens; intervals over items, "
+        f"{', '.join(items)}, {counted(summary['bos'], 'BOS token')} in front, seed {record['config'].get('seed')}. The difference "
+        f"is that of {pair[0]} (first tokens + window) less {pair[1]}, which hold as many tokens; intervals over items, "
         f"{100 * summary['level']:.4g} %.",
         *(summary.get("warnings") or ()),
     ]
@@ -290,7 +274,7 @@ def _settings_of_metrics(record: Summary) -> dict[str, str]:
 
 
 KINDS: dict[str, Callable[[Summary, Summary, IndexedRun], Filled]] = {
-    "audit": _audit, "cache": _cache, "causes": _causes, "denoise": _denoise, "depend": _depend, "origin": _origin,
+    "audit": _audit, "cache": _cache, "causes": _causes, "depend": _depend, "origin": _origin,
     "pretrain": _pretrain, "quantize": _quantize,
 }  # fmt: skip
 """Command to what a card says of its runs."""
@@ -307,8 +291,6 @@ def _advice(kind: str, summary: Summary) -> str:
 def _task(kind: str, summary: Summary) -> str:
     if kind in OF_DECODERS:
         return "text-generation"
-    if kind == "denoise":
-        return "fill-mask"
     predicted = str(summary.get("loss_kind") or summary.get("loss_of"))
     task = TASKS.get(predicted)
     if task is None and predicted.partition(",")[0] == "class":  # behind a comma: whose, where samples have none

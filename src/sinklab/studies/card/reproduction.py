@@ -18,7 +18,6 @@ FUNCTIONS = {
     "audit": "sinklab.studies.audit.audit:audit",
     "cache": "sinklab.studies.cache.cache:compare_policies",
     "causes": "sinklab.studies.causes.causes:find_causes",
-    "denoise": "sinklab.studies.denoise.denoise:denoise",
     "depend": "sinklab.studies.depend.depend:depend",
     "measure": "sinklab.studies.measure.measure:measure",
     "origin": "sinklab.studies.origin.origin:find_origin",
@@ -151,7 +150,7 @@ def _written(settings: object) -> str | None:
 
 
 def public_spec(text: str) -> str:
-    """A name with settings, ``needle:corpus=/data/me/book.txt``, without the folders of the machine in them."""
+    """A name with settings, ``long_text:corpus=/data/me/book.txt``, without the folders of the machine in them."""
     name, colon, settings = text.partition(":")
     return public_name(name) + colon + _VALUE.sub(lambda match: _public_value(match[0]), settings)
 
