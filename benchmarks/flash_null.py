@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from _timing import Bar, best_times, exit_with
 from torch import Tensor
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape, Inputs, Operation
 from sinklab.attention.paths.table import compute
 from sinklab.registry import operations
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from _timing import Bar, best_times, exit_with, peak_extra_memory
 
-from sinklab.attention.inputs import Inputs
+from sinklab.attention.operation import Inputs
 from sinklab.attention.paths.table import compute
 from sinklab.registry import operations
 

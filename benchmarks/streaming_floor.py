@@ -15,7 +15,7 @@ from _timing import Bar, best_times, exit_with
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from sinklab.attention.inputs import Inputs
+from sinklab.attention.operation import Inputs
 from sinklab.attention.paths import decode
 from sinklab.attention.seam import register_operation
 from sinklab.operations.softmax import Softmax

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from _timing import Bar, best_times, exit_with
 from torch import Tensor
 
-from sinklab.attention.inputs import Inputs
+from sinklab.attention.operation import Inputs
 from sinklab.attention.paths import decode as path_decode
 from sinklab.operations.softmax import Softmax
 from sinklab.policies.sink_window import SinkWindow

@@ -22,8 +22,8 @@ from sinklab.policies.pinned import Pinned
 from sinklab.report.words import finding
 from sinklab.results.intervals import LEAST_SHARE
 from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
+from sinklab.sinks.finding import SinkWeights
 from sinklab.sinks.places import Hits, enough_documents, places
-from sinklab.sinks.weights import SinkWeights
 from sinklab.studies.measure.from_weights import from_weights
 
 LOUD = 7

@@ -11,8 +11,7 @@ from _bench import Bench
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape, Inputs, Operation
 from sinklab.attention.paths.table import choose, compute
 from sinklab.registry import operations
 

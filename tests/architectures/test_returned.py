@@ -14,8 +14,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from sinklab import attend, audit, from_weights, measure
-from sinklab.attention.given import row_tolerance
-from sinklab.attention.returned import TIER, ReturnedSession, attend_returned, bytes_of_weights, uses_returned
+from sinklab.attention.returned import TIER, ReturnedSession, attend_returned, bytes_of_weights, row_tolerance, uses_returned
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.hidden_norm import HiddenNorm

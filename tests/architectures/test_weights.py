@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import sinklab.attention.describe as describe_module
+import sinklab.attention.forward as describe_module
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.session import attend
 from sinklab.attention.visibility import Everything

@@ -7,10 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import HeadShape
+from sinklab.attention.operation import HeadShape, Inputs
 from sinklab.attention.paths import blocks as path_blocks
-from sinklab.attention.paths import row_blocks, row_plan
+from sinklab.attention.paths import row_blocks
 from sinklab.attention.paths.table import compute
 from sinklab.errors import ConfigurationError
 from sinklab.operations.sigmoid import Sigmoid
@@ -41,7 +40,7 @@ def words(value):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of 16 rows: fifty tokens are then several whole blocks and a ragged one."""
-    monkeypatch.setattr(row_plan, "_FEW", 16)
+    monkeypatch.setattr(row_blocks, "_FEW", 16)
     monkeypatch.setattr(path_blocks, "_BLOCK_SCORES", 4096)
 
 
@@ -372,7 +371,7 @@ def test_no_tensor_has_the_size_of_the_score_matrix():
 def test_counts_are_those_of_the_mask():
     for visible in masks().values():
         whole = visible.expand(2, 4, 50, 50)
-        plan = row_plan.RowPlan(*tensors()[:2], visible[(None,) * (4 - visible.ndim)], False, torch.float64)
+        plan = row_blocks.RowPlan(*tensors()[:2], visible[(None,) * (4 - visible.ndim)], False, torch.float64)
         for sample in range(2):
             found = torch.zeros(4, 50, 50, dtype=torch.bool)
             counts = torch.zeros(4, 50, 1, dtype=torch.float64)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import HeadShape
+from sinklab.attention.operation import HeadShape, Inputs
 from sinklab.attention.paths import decode as path_decode
 from sinklab.attention.paths.table import choose, compute
 from sinklab.attention.seam import register_operation

@@ -14,7 +14,7 @@ import torch
 from tests.conftest import make_sinklm
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sinklab.attention.inputs import Inputs
+from sinklab.attention.operation import Inputs
 from sinklab.attention.paths import flash as path_flash
 from sinklab.attention.paths.table import choose, compute, set_attention_path
 from sinklab.attention.probe import Probe

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import Operation
+from sinklab.attention.operation import Inputs, Operation
 from sinklab.attention.paths import flex as path_flex
 from sinklab.attention.paths.table import choose, compute
 from sinklab.errors import ConfigurationError

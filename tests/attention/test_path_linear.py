@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from sinklab.attention.inputs import Inputs
+from sinklab.attention.operation import Inputs
 from sinklab.attention.paths import linear as path_linear
 from sinklab.attention.paths.table import choose, compute
 from sinklab.errors import ConfigurationError

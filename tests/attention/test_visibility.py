@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinklab.attention import visibility
-from sinklab.attention.some_heads import ByHead, OfHeads
+from sinklab.attention.editing import ByHead, OfHeads
 from sinklab.attention.statistics.tiles import plan_tiles
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.interventions.hide_key import Without

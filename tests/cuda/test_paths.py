@@ -10,8 +10,7 @@ import dataclasses
 import pytest
 import torch
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import HeadShape
+from sinklab.attention.operation import HeadShape, Inputs
 from sinklab.attention.paths.table import PATHS, choose, compute, obstacle
 from sinklab.registry import operations
 

@@ -12,8 +12,8 @@ from edited_runs import ROUNDING, Spy, head_outputs, logits
 
 from sinklab import attend
 from sinklab.attention.editing import edited_outputs
-from sinklab.attention.random_rotation import random_rotation
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.interventions._random_rotation import random_rotation
 from sinklab.interventions.add_score import AddScore
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.insert_bos import InsertBos

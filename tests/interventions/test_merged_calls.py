@@ -10,10 +10,9 @@ import torch
 
 from sinklab import attend
 from sinklab.attention.call import AttentionCall, Site
-from sinklab.attention.editing import Editing, edited_outputs
+from sinklab.attention.editing import Editing, edited_outputs, of_heads
 from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.probe import Probe
-from sinklab.attention.some_heads import of_heads
 from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal
 from sinklab.errors import ContractError

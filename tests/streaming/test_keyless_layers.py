@@ -26,7 +26,7 @@ from tests.streaming.decoders import (
     text,
 )
 
-from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.forward_arguments import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.layer import RecurrentLayer, SlotLayer

@@ -99,7 +99,7 @@ class AttentionCall:
             and not of several residual streams.
         projection: weight of the output projection ``(hidden_size, num_heads * value_dim)``; only when a probe needs it.
         heads: numbers that its heads have in the module, where it was cut down to some; ``None`` for all of them in order.
-        has_scores: whether :meth:`scores` are scores; false where only weights are known (:mod:`sinklab.attention.given`).
+        has_scores: whether :meth:`scores` are scores; false where only weights are known (:mod:`sinklab.attention.returned`).
     """
 
     site: Site

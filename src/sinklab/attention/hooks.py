@@ -15,10 +15,10 @@ from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.cache_argument import given_cache, returned_cache
 from sinklab.attention.call import LayerOutput, Site, run_name
 from sinklab.attention.editing import Editing
 from sinklab.attention.forward import Forward
+from sinklab.attention.forward_arguments import given_cache, returned_cache
 from sinklab.errors import SessionError, UnsupportedModelError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What an attention operation is: a frozen dataclass that turns scores into weights, and weights into head outputs."""
+"""Operation: how queries, keys and values become head outputs, its learned parameters, and one call as paths receive it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import TIE
 
 __all__ = [
+    "ATTRIBUTE",
     "EMPTY",
     "ROW_SUM",
     "SHARE_OF_ROW",
     "HeadShape",
+    "Inputs",
     "Operation",
+    "OperationState",
     "State",
     "beyond_digits",
+    "bind",
     "is_largest",
     "leaves_digits",
     "repeat_groups",
     "row_share",
+    "state_of",
 ]
 
 State = Mapping[str, Tensor]
@@ -293,3 +298,122 @@ def beyond_digits(log_sum_exp: Tensor) -> Tensor:
     """Where :func:`leaves_digits` finds too few, boolean, same shape: without a wait for the device."""
     beyond = log_sum_exp.abs() > _LARGEST_ROUNDING / torch.finfo(log_sum_exp.dtype).eps
     return beyond & (log_sum_exp != float("-inf"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Inputs:
+    """One call as a path receives it.
+
+    Attributes:
+        queries: ``(batch, num_heads, q_len, head_dim)``; keys and values ``(batch, num_kv_heads, kv_len, …)``, not repeated.
+        visible: boolean, broadcastable to ``(batch, num_heads, q_len, kv_len)``; ``None`` when ``causal`` says it all.
+        causal: query ``i`` sees keys ``0 … i``; together with ``visible`` always False.
+        scaling: factor on the scores.
+        state: parameters of the operation.
+        softcap, bias, dropout: the host model's own; see :meth:`Operation.head_outputs`.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    visible: Tensor | None
+    causal: bool
+    scaling: float
+    state: State = dataclasses.field(default_factory=lambda: EMPTY)
+    softcap: float | None = None
+    bias: Tensor | None = None
+    dropout: float = 0.0
+
+    @property
+    def q_len(self) -> int:
+        """Number of queries."""
+        return self.queries.shape[2]
+
+    @property
+    def kv_len(self) -> int:
+        """Number of keys."""
+        return self.keys.shape[2]
+
+    def mask(self) -> Tensor | None:
+        """``visible``, or the causal rule as a boolean ``(q_len, kv_len)``; ``None`` when every key is visible."""
+        if not self.causal:
+            return self.visible
+        return torch.ones(self.q_len, self.kv_len, dtype=torch.bool, device=self.queries.device).tril()
+
+    def plain_scores(self) -> str | None:
+        """Why a path that forms scores by itself cannot serve the call, or ``None``."""
+        if self.softcap is not None:
+            return "the model caps its scores"
+        if self.bias is not None:
+            return "the model adds a bias to its scores"
+        return "attention dropout is on" if self.dropout else None
+
+
+ATTRIBUTE = "operation_state"
+"""Name of the submodule; parameters are saved as ``<attention module>.operation_state.<name>``."""
+
+
+class OperationState(nn.Module):
+    """Parameters of one operation in one attention layer, under the names that :meth:`Operation.parameters` gives them."""
+
+    def __init__(self, operation: Operation, shape: HeadShape) -> None:
+        super().__init__()
+        self.operation, self.shape = operation, shape
+        for name, value in operation.parameters(shape).items():
+            self.register_parameter(name, nn.Parameter(value))
+        self.layer_input: Tensor | None = None
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initial values again, for the parameters that were not read from a checkpoint."""
+        for name, value in self.operation.parameters(self.shape).items():
+            parameter = getattr(self, name)
+            if not getattr(parameter, "_is_hf_initialized", False):
+                parameter.copy_(value)
+
+    def read(self, layer_input: Tensor | None = None) -> State:
+        """What the operation is given: its parameters and, if it needs it, what entered the layer.
+
+        Raises:
+            ConfigurationError: the operation needs the layer's input and nobody passed it.
+        """
+        state: dict[str, Tensor] = {name: value for name, value in self._parameters.items() if value is not None}
+        if self.operation.needs_layer_input:
+            given = self.layer_input if layer_input is None else layer_input
+            if given is None:
+                raise ConfigurationError(
+                    f"operation {self.operation.name!r} reads what enters the attention layer, and nothing was "
+                    "passed; attach it with sinklab.attach(model, operation)"
+                )
+            state["layer_input"] = given
+        return state
+
+
+def bind(module: nn.Module, operation: Operation, shape: HeadShape) -> None:
+    """Give an attention module its operation: the settings, the learned parameters, and prepared projections."""
+    module.operation = operation  # type: ignore[assignment]
+    operation.prepare(module)
+    state = OperationState(operation, shape)
+    if operation.needs_layer_input or len(list(state.parameters())):
+        setattr(module, ATTRIBUTE, state)
+
+
+def state_of(module: nn.Module, operation: Operation, layer_input: Tensor | None = None) -> State:
+    """State of ``operation`` on ``module``; empty for an operation without parameters.
+
+    Raises:
+        ConfigurationError: the operation has parameters and the module does not carry them.
+    """
+    own = getattr(module, ATTRIBUTE, None)
+    if isinstance(own, OperationState) and own.operation == operation:
+        return own.read(layer_input)
+    cls = type(operation)
+    learned = cls.parameters is not Operation.parameters or operation.needs_layer_input
+    # Learned numbers may also sit in the projections or in front of the sequence; a module that is bound has been given them.
+    elsewhere = cls.prepare is not Operation.prepare or operation.tokens_in_front > 0
+    if learned or (elsewhere and getattr(module, "operation", None) != operation):
+        raise ConfigurationError(
+            f"operation {operation.name!r} has learned parameters, which {type(module).__name__} does not carry; attach it "
+            f"first: sinklab.attach(model, {operation.name!r})"
+        )
+    return EMPTY

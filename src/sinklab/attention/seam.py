@@ -24,10 +24,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.output_capturing import _active_collector
 
 from sinklab.attention.host_arguments import KEYWORDS, FurtherKeywords, read_mask, read_sink_scores, unknown_keywords
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import Operation
+from sinklab.attention.operation import Inputs, Operation, state_of
 from sinklab.attention.paths.table import compute
-from sinklab.attention.state import state_of
 from sinklab.attention.visibility import Everything
 from sinklab.errors import UnsupportedModelError
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy, off_seam_modules, require_module
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
-from sinklab.attention.describe import describe_call
 from sinklab.attention.editing import Editing
+from sinklab.attention.forward import describe_call
 from sinklab.attention.hooks import ModelHooks
 from sinklab.attention.intervention import Intervention, described
 from sinklab.attention.maps import AttentionMaps

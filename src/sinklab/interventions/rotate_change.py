@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.intervention import HeadIntervention
-from sinklab.attention.random_rotation import random_rotation
+from sinklab.interventions._random_rotation import random_rotation
 from sinklab.registry import interventions
 
 __all__ = ["RotateChange"]

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sinklab.attention.cache_argument import CACHE, given_cache
-from sinklab.attention.operation import HeadShape, Operation
-from sinklab.attention.state import bind
+from sinklab.attention.forward_arguments import CACHE, given_cache
+from sinklab.attention.operation import HeadShape, Operation, bind
 from sinklab.models.feed_forward import FeedForward
 from sinklab.models.model_config import SinkLMConfig
 from sinklab.models.norms import NORMS, Norm

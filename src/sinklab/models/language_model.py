@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMi
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from sinklab.attention.cache_argument import CACHE
+from sinklab.attention.forward_arguments import CACHE
+from sinklab.attention.operation import OperationState
 from sinklab.attention.seam import implementation_name, register_operation
-from sinklab.attention.state import OperationState
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.block import SinkLMLayer
 from sinklab.models.masking import Layout, fold_bias, lay_out, make_mask

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -25,6 +25,7 @@ from sinklab.attention.anatomy import model_inside
 from sinklab.attention.names import bare_parts, core_module
 from sinklab.attention.placement import held, input_device, weights_of
 from sinklab.attention.ranks import ranks_of
+from sinklab.attention.returned import uses_returned
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-__all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "num_parameters", "wrap_model"]
+__all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "num_parameters", "opened", "require_as_it_is", "wrap_model"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -463,3 +464,63 @@ def _operation(model: PreTrainedModel) -> str:
         return implementation.removeprefix(implementation_name(""))
     # gpt-oss, MiMo, Granite-SWA and others name their learned sink logits alike.
     return "softmax with sink logit" if any(key.endswith(".sinks") for key, _ in model.named_parameters()) else "softmax"
+
+
+def opened(model: str | LoadedModel | PreTrainedModel, **options: Any) -> LoadedModel:
+    """The model, loaded if it was named.
+
+    Args:
+        options: of :func:`~sinklab.models.loading.load_model`.
+
+    Raises:
+        ConfigurationError: the model is in memory, and an option asks for what it is not.
+    """
+    if isinstance(model, str):
+        loaded = load_model(model, **options)
+        if uses_returned(loaded.model) and loaded.model.config._attn_implementation != "eager":
+            del loaded  # Falcon on sdpa is not causal while its weights are asked for
+            loaded = load_model(model, **options, attn_implementation="eager")
+        return loaded
+    loaded = model if isinstance(model, LoadedModel) else wrap_model(model)
+    require_as_it_is(loaded, **options)
+    return loaded
+
+
+def require_as_it_is(
+    placed: LoadedModel | Tensor,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    **placing: object,
+) -> None:
+    """Refuse options of loading that ask of a model in memory for what it is not, and would have no effect.
+
+    Args:
+        placed: the model; of a module that is none of transformers, a parameter of it.
+        trust_remote_code: a permission, which asks for nothing.
+        placing: ``device_map`` and what belongs to it.
+
+    Raises:
+        ConfigurationError: one does; says what the model is.
+    """
+    known = placed.revision if isinstance(placed, LoadedModel) else None
+    without_effect = {
+        "device": None if device == "auto" or _is_at(placed.device, device) else device,
+        "dtype": None if dtype == "auto" or f"torch.{dtype}" == str(placed.dtype) else dtype,
+        "revision": None if revision == known else revision,
+        **placing,
+    }
+    for name, value in without_effect.items():
+        if value is not None:
+            to_do = f"load it so, load_model(…, {name}={value!r})" if isinstance(placed, LoadedModel) else "make it so yourself"
+            raise ConfigurationError(
+                f"`{name}` {value} has no effect on a model in memory, which is {placed.dtype} on {placed.device}: {to_do}, or "
+                "leave it out"
+            )
+
+
+def _is_at(device: torch.device, name: str) -> bool:
+    """Whether a device is the one of a name, ``cuda`` being any of its kind."""
+    return name in (str(device), device.type)

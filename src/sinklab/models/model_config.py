@@ -8,7 +8,7 @@ from typing import Self
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from sinklab.attention.cache_argument import CACHE
+from sinklab.attention.forward_arguments import CACHE
 from sinklab.errors import ConfigurationError
 from sinklab.models.architecture import Architecture
 

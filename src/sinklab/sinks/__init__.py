@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from sinklab.sinks.finder import SinkFinder
+from sinklab.sinks.finding import SinkWeights, find_sinks, weigh_sinks
 from sinklab.sinks.value import Head, Sink, SinkPlace, Sinks
-from sinklab.sinks.weights import SinkWeights
 
 if TYPE_CHECKING:
     from sinklab.sinks.finder import SinkFinder

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import Cache, EncoderDecoderCache, PreTrainedModel
 
-from sinklab.attention.cache_argument import given_cache
+from sinklab.attention.forward_arguments import given_cache
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy, Policy, Positions, SlotPolicy

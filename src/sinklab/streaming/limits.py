@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.cache_argument import takes_cache
+from sinklab.attention.forward_arguments import takes_cache
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.operation import state_of
 from sinklab.attention.placement import input_device
-from sinklab.attention.state import state_of
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
 from sinklab.policies.base import BoundedPolicy
 from sinklab.policies.per_head import PerHead

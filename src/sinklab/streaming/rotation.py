@@ -26,10 +26,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.cache_argument import cache_argument
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, state_of
 from sinklab.attention.placement import input_device
-from sinklab.attention.state import ATTRIBUTE, state_of
 from sinklab.errors import UnsupportedModelError
 from sinklab.streaming.traits import fresh_cache, has_states, tokens_in_front, tokens_of_prefix
 

@@ -192,7 +192,7 @@ class Loading(Options):
         Raises:
             ConfigurationError: it is in memory, and an option asks for what it is not.
         """
-        from sinklab.studies.measure.probing import opened
+        from sinklab.models.loading import opened
 
         return opened(model, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 

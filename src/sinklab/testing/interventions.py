@@ -12,8 +12,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from sinklab.attention.cache_argument import cache_argument, returned_cache
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
+from sinklab.attention.forward_arguments import cache_argument, returned_cache
 from sinklab.attention.intervention import HeadIntervention, Heads, HiddenIntervention, InputIntervention, Intervention
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend

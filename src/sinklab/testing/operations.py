@@ -9,9 +9,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from sinklab.attention.cache_argument import cache_argument, returned_cache
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import HeadShape, Operation, repeat_groups
+from sinklab.attention.forward_arguments import cache_argument, returned_cache
+from sinklab.attention.operation import HeadShape, Inputs, Operation, repeat_groups
 from sinklab.attention.paths.table import PATHS, compute, obstacle
 from sinklab.errors import ContractError, SinklabError
 from sinklab.registry import operations

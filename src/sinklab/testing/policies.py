@@ -12,7 +12,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.cache_argument import cache_argument
+from sinklab.attention.forward_arguments import cache_argument
 from sinklab.errors import ContractError, SinklabError
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.policies.full import Full

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from sinklab.attention.lean import lean_arguments
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError

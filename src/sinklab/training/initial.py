@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import PreTrainedTokenizerBase
 
-from sinklab.attention.state import ATTRIBUTE
+from sinklab.attention.operation import ATTRIBUTE
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.architecture import Architecture
 from sinklab.models.block import SinkLMLayer

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape, Operation, bind
 from sinklab.attention.seam import register_operation
-from sinklab.attention.state import bind
 from sinklab.operations.key_bias import KeyBias
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import Operation, repeat_groups
+from sinklab.attention.operation import Inputs, Operation, repeat_groups
 from sinklab.attention.paths.row_blocks import kernel_key, row_attention
 
 __all__ = ["head_outputs", "obstacle", "worthwhile"]

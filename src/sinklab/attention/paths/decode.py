@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import Operation
+from sinklab.attention.operation import Inputs, Operation
 
 __all__ = ["head_outputs", "obstacle", "worthwhile"]
 

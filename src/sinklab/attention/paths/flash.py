@@ -25,8 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import Operation
+from sinklab.attention.operation import Inputs, Operation
 from sinklab.errors import ConfigurationError
 
 __all__ = ["head_outputs", "obstacle", "worthwhile"]

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import Operation
+from sinklab.attention.operation import Inputs, Operation
 from sinklab.attention.paths.feature_kernel import FeatureKernel
 
 __all__ = ["head_outputs", "obstacle", "worthwhile"]

@@ -8,8 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import Operation
+from sinklab.attention.operation import Inputs, Operation
 from sinklab.attention.paths import blocks, decode, flash, flex, linear
 from sinklab.errors import ConfigurationError
 

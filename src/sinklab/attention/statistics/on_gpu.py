@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.operation import beyond_digits
-from sinklab.attention.statistics.agreement import agrees
+from sinklab.attention.statistics.blocked import agrees
 from sinklab.attention.statistics.gpu_kernels import INSTALLED, column_kernel, row_kernel
 from sinklab.attention.statistics.tiles import bucket_starts, counts_if_all_count, known_counts, visible_counts
 from sinklab.attention.visibility import Band

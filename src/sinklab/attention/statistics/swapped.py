@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.statistics.agreement import agrees
+from sinklab.attention.statistics.blocked import agrees
 from sinklab.attention.statistics.tiles import bucket_starts, visible_counts
 from sinklab.attention.visibility import Causal, Everything
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Site
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.intervention import HeadIntervention, Intervention, Place
-from sinklab.attention.lean import lean_arguments
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError

@@ -130,7 +130,7 @@ def find_causes(
     from torch import nn
     from transformers import PreTrainedModel
 
-    from sinklab.models.loading import LoadedModel
+    from sinklab.models.loading import LoadedModel, opened, require_as_it_is
     from sinklab.models.wrappers import unwrapped
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
@@ -138,7 +138,7 @@ def find_causes(
     from sinklab.studies.causes.display import display
     from sinklab.studies.causes.measurement import examine, facts_of, texts_of_budget
     from sinklab.studies.causes.texts import Texts
-    from sinklab.studies.measure.probing import opened, require_as_it_is, uses_bos
+    from sinklab.studies.measure.probing import uses_bos
 
     request = Request(
         heads=parse_heads(heads), together=together, sink=parse_sink(sink), budget=budget, level=level,

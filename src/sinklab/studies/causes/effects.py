@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from typing_extensions import TypeVar
 
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.intervention import HeadIntervention
-from sinklab.attention.lean import lean_arguments
 from sinklab.attention.session import attend
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.editing import Editing
+from sinklab.attention.editing import Editing, of_heads
 from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.attention.session import attend
-from sinklab.attention.some_heads import of_heads
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head

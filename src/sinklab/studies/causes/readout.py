@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.lean import lean_arguments
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.losses import LossKind, cross_entropies, loss_kind, tokens_at_once
 from sinklab.studies.causes.replay_logits import LogitMap, TokenChanges

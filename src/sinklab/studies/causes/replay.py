@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, run_of
-from sinklab.attention.lean import lean_arguments
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.placement import held
 from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.accumulate import documents_of
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics, run_of
-from sinklab.attention.lean import lean_arguments
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError

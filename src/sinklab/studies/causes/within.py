@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
-from sinklab.attention.lean import lean_arguments
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.sinks import Head, Sinks
-from sinklab.sinks.weights import share_of_sink
+from sinklab.sinks.finding import share_of_sink
 from sinklab.studies.causes.effects import Effects
 from sinklab.studies.causes.evidence import least_texts
 from sinklab.studies.causes.labels import RULES, HeadLabel, label_heads, overall

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import Site
-from sinklab.attention.given import UNAVAILABLE, Fault, GivenCall, RowSums, find_fault, given_call, reach
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import Probe
+from sinklab.attention.returned import UNAVAILABLE, Fault, GivenCall, RowSums, find_fault, given_call, reach
 from sinklab.attention.session import table_of
 from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal, Dense, Everything, Visibility, Window
@@ -47,7 +47,7 @@ _HINTS = {
     "sum": "and not to 1: give row_sums='null_mass' if the rest goes to no key (a learned sink logit), row_sums='any' if rows "
     "have no fixed sum (sigmoid), `attention_mask` if the row is padding, `tolerance` if the weights were rounded",
 }
-"""What to do about a :class:`~sinklab.attention.given.Fault`, by kind."""
+"""What to do about a :class:`~sinklab.attention.returned.Fault`, by kind."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,14 +7,13 @@ import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention.lean import lean_arguments
+from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.operation import Operation
 from sinklab.attention.placement import input_device, placement_of
 from sinklab.attention.probe import Probe, named_twice
@@ -24,7 +23,7 @@ from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import HELD, Encoder
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
-from sinklab.models.loading import LoadedModel, load_model, wrap_model
+from sinklab.models.loading import LoadedModel, opened
 from sinklab.models.losses import IGNORED, cross_entropies, is_two_sided
 from sinklab.models.media import has_own_length
 from sinklab.registry import probes as probe_registry
@@ -70,66 +69,6 @@ class Seen:
 
     session: Session
     loss: float | None
-
-
-def opened(model: str | LoadedModel | PreTrainedModel, **options: Any) -> LoadedModel:
-    """The model, loaded if it was named.
-
-    Args:
-        options: of :func:`~sinklab.models.loading.load_model`.
-
-    Raises:
-        ConfigurationError: the model is in memory, and an option asks for what it is not.
-    """
-    if isinstance(model, str):
-        loaded = load_model(model, **options)
-        if uses_returned(loaded.model) and loaded.model.config._attn_implementation != "eager":
-            del loaded  # Falcon on sdpa is not causal while its weights are asked for
-            loaded = load_model(model, **options, attn_implementation="eager")
-        return loaded
-    loaded = model if isinstance(model, LoadedModel) else wrap_model(model)
-    require_as_it_is(loaded, **options)
-    return loaded
-
-
-def require_as_it_is(
-    placed: LoadedModel | Tensor,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    **placing: object,
-) -> None:
-    """Refuse options of loading that ask of a model in memory for what it is not, and would have no effect.
-
-    Args:
-        placed: the model; of a module that is none of transformers, a parameter of it.
-        trust_remote_code: a permission, which asks for nothing.
-        placing: ``device_map`` and what belongs to it.
-
-    Raises:
-        ConfigurationError: one does; says what the model is.
-    """
-    known = placed.revision if isinstance(placed, LoadedModel) else None
-    without_effect = {
-        "device": None if device == "auto" or _is_at(placed.device, device) else device,
-        "dtype": None if dtype == "auto" or f"torch.{dtype}" == str(placed.dtype) else dtype,
-        "revision": None if revision == known else revision,
-        **placing,
-    }
-    for name, value in without_effect.items():
-        if value is not None:
-            to_do = f"load it so, load_model(…, {name}={value!r})" if isinstance(placed, LoadedModel) else "make it so yourself"
-            raise ConfigurationError(
-                f"`{name}` {value} has no effect on a model in memory, which is {placed.dtype} on {placed.device}: {to_do}, or "
-                "leave it out"
-            )
-
-
-def _is_at(device: torch.device, name: str) -> bool:
-    """Whether a device is the one of a name, ``cuda`` being any of its kind."""
-    return name in (str(device), device.type)
 
 
 def writes(model: str | LoadedModel | PreTrainedModel, tp: str | None = None) -> bool:

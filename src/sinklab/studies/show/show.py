@@ -57,11 +57,11 @@ def show(
     from sinklab.attention.maps import AttentionMaps
     from sinklab.models.drawing import reading_part
     from sinklab.models.lengths import length_warnings, require_positions
-    from sinklab.models.loading import LoadedModel, wrap_model
+    from sinklab.models.loading import LoadedModel, opened, require_as_it_is, wrap_model
     from sinklab.models.wrappers import unwrapped
     from sinklab.report.heads import Shown
     from sinklab.results.intervals import require_threshold
-    from sinklab.studies.measure.probing import opened, require_as_it_is, run_probes
+    from sinklab.studies.measure.probing import run_probes
     from sinklab.studies.show.content import longest, samples_of
 
     require_threshold(threshold, "`threshold`")

@@ -9,10 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.inputs import Inputs
-from sinklab.attention.operation import HeadShape, Operation
+from sinklab.attention.operation import HeadShape, Inputs, Operation, bind, state_of
 from sinklab.attention.paths.table import compute
-from sinklab.attention.state import bind, state_of
 from sinklab.errors import ConfigurationError
 from sinklab.positions.base import PositionScheme, Rotation
 from sinklab.registry import positions as schemes
