@@ -50,7 +50,6 @@ LINES: dict[str, Sequence[str]] = {
     "depend": ("depend llama --task long_text:corpus=random_tokens --window 16 --sinks 4 --items 2 --out depend",),
     "trigger": ("trigger --operation softmax --seeds 0 --cap 5 --samples 20 --out trigger",),
     "retrieval": ("retrieval --operation softmax --seeds 0 --cap 5 --samples 20 --out retrieval",),
-    "backcopy": ("backcopy --operation softmax --seeds 0 --steps 4 --samples 8 --out backcopy",),
     "pretrain": (
         f"pretrain tiny {STEPS} --set training.gradient_checkpointing=true --out pretrain",
         f"pretrain tiny {STEPS} --set training.gradient_checkpointing=true --out pretrain --resume",

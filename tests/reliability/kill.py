@@ -88,10 +88,6 @@ ENTRIES = {
     "depend": Entry((MODEL, "--task", "long_text:corpus={inputs}/text.txt", "--window", "24", "--items", "3", *OUT)),
     "trigger": Entry(("--operation", "softmax,relu", "--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
     "retrieval": Entry(("--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
-    "backcopy": Entry(
-        ("--corpus", "{inputs}/text.txt", "--seeds", "0..1", "--steps", "4", "--samples", "8", "--operation", "softmax", *OUT),
-        goes_on=True,
-    ),
     "pathways": Entry(
         ("--operations", "softmax_plus_one", "--seeds", "0", "--jobs", "2", "--store", "{work}/store", *OUT),
         workers=True,

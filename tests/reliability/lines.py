@@ -24,7 +24,6 @@ __all__ = ["QUICK", "Option", "commands", "line"]
 
 QUICK: dict[str, list[str]] = {
     "audit": ["model", "--samples=2", "--seq-len=8", "--corpus=text.txt", "--no-cache", "--out=out"],
-    "backcopy": ["--operation=softmax", "--seeds=0", "--steps=1", "--samples=2", "--corpus=text.txt"],
     "cache": ["model", "--tokens=48", "--window=8", "--documents=1", "--corpus=text.txt", "--policies=window", "--sinks=1"],
     "card": ["audit"],
     "causes": ["model", "--texts=12", "--heads=0.0", "--seq-len=8", "--domain=text.txt"],

@@ -409,7 +409,6 @@ def test_the_card_of_an_older_run_has_the_settings_too(checkpoint, tmp_path):
     ("record", "message"),
     [
         ({"kind": "claim", "claim": "x"}, "is a run of claim, which says nothing about one model"),
-        ({"kind": "backcopy"}, "is a run of backcopy, which says nothing about one model"),
         ({"kind": "retrieval"}, "is a run of retrieval, which says nothing about one model"),
         ({"kind": "trigger"}, "is a run of trigger, which says nothing about one model"),
         ({"kind": "pretrain", "status": "failed", "name": "tiny"}, "holds a run of pretrain that is failed"),
