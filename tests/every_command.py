@@ -48,8 +48,10 @@ LINES: dict[str, Sequence[str]] = {
     "quantize": (f"quantize llama {QUICK} --samples 6 --calibration 2 --schemes w2a8,w4a16 --residual --out quantize",),
     "origin": ("origin llama --corpus random_tokens --samples 3 --seq-len 12 --controls 1 --out origin",),
     "depend": ("depend llama --task long_text:corpus=random_tokens --window 16 --sinks 4 --items 2 --out depend",),
-    "trigger": ("trigger --operation softmax --seeds 0 --cap 5 --samples 20 --out trigger",),
-    "retrieval": ("retrieval --operation softmax --seeds 0 --cap 5 --samples 20 --out retrieval",),
+    "trigger": (
+        "trigger --operation softmax --seeds 0 --cap 5 --samples 20 --out trigger",
+        "trigger --task retrieval --operation softmax --seeds 0 --cap 5 --samples 20 --out retrieval",
+    ),
     "pretrain": (
         f"pretrain tiny {STEPS} --set training.gradient_checkpointing=true --out pretrain",
         f"pretrain tiny {STEPS} --set training.gradient_checkpointing=true --out pretrain --resume",

@@ -26,7 +26,6 @@ FOLDERS = {
     "quantize": ["nowhere"],
     "depend": ["nowhere"],
     "trigger": ["--seeds", "0"],
-    "retrieval": ["--seeds", "0"],
     "pretrain": ["tiny"],
     "sweep": ["tiny"],
     "pathways": ["--operations", "softpick", "--seeds", "0"],
@@ -123,8 +122,8 @@ def test_a_command_that_always_goes_on_names_no_option_that_it_lacks(checkpoint,
     monkeypatch.setattr("sinklab.studies.depend.measurement.outcome", lambda *_: signal.raise_signal(signal.SIGINT))
     small = ["--task", "passkey:distances=[]", "--window", "70", "--policies", "full", "--sinks", "4", "--items", "2"]
     done = CliRunner().invoke(app, ["depend", str(checkpoint), *small, "--out", str(tmp_path / "out"), "--overwrite"])
-    kept = f"what was computed is kept in {tmp_path / 'out' / 'store'}"
-    assert done.stderr.endswith(f"interrupted; {kept}: the same command without --overwrite goes on from there\n")
+    kept = f"what was computed is kept in {tmp_path / '.out.partial' / 'store'}"
+    assert done.stderr.endswith(f"interrupted; {kept}: the same command goes on from there\n")
 
 
 @pytest.mark.parametrize(

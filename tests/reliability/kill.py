@@ -87,7 +87,6 @@ ENTRIES = {
     "origin": Entry((MODEL, *FEW, "--controls", "1", *OUT)),
     "depend": Entry((MODEL, "--task", "long_text:corpus={inputs}/text.txt", "--window", "24", "--items", "3", *OUT)),
     "trigger": Entry(("--operation", "softmax,relu", "--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
-    "retrieval": Entry(("--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
     "pathways": Entry(
         ("--operations", "softmax_plus_one", "--seeds", "0", "--jobs", "2", "--store", "{work}/store", *OUT),
         workers=True,

@@ -43,7 +43,6 @@ QUICK: dict[str, list[str]] = {
     "quantize": ["model", "--samples=4", "--calibration=1", "--seq-len=8", "--corpus=text.txt", "--schemes=w8a8"],
     "report": ["audit"],
     "reproduce": ["learning_rate", "--plan"],
-    "retrieval": ["--operation=relu:power=0", "--seeds=0", "--cap=2", "--samples=2", "--batch=2"],
     "show": ["sink_rate"],
     "stream": ["model", "--prompt=import os", "--max-new-tokens=2", "--window=8"],
     "sweep": [

@@ -115,10 +115,6 @@ COMMANDS = {
         "sinklab.studies.reproduce.reproduce:reproduce",
         "Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.",
     ),
-    "retrieval": Command(
-        "sinklab.studies.retrieval.retrieval:retrieval",
-        "Train one head to look up a key at one token and to be silent elsewhere, and measure where its weight goes.",
-    ),
     "show": Command("sinklab.cli.catalogue:show", "Say what a plug-in or a metric is: definition, parameters, papers."),
     "stream": Command(
         "sinklab.studies.stream.stream:stream",

@@ -409,7 +409,6 @@ def test_the_card_of_an_older_run_has_the_settings_too(checkpoint, tmp_path):
     ("record", "message"),
     [
         ({"kind": "claim", "claim": "x"}, "is a run of claim, which says nothing about one model"),
-        ({"kind": "retrieval"}, "is a run of retrieval, which says nothing about one model"),
         ({"kind": "trigger"}, "is a run of trigger, which says nothing about one model"),
         ({"kind": "pretrain", "status": "failed", "name": "tiny"}, "holds a run of pretrain that is failed"),
         ({"kind": "measure"}, "is a run of measure that says nothing about a model as a whole"),

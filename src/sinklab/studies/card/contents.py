@@ -26,8 +26,8 @@ __all__ = ["card_of"]
 Summary: TypeAlias = Mapping[str, Any]
 """``summary.json`` or ``run.json``, of whatever command."""
 
-NO_MODEL = ("claim", "sweep", "pathways", "reproduce", "trigger", "retrieval")
-"""Commands whose runs are about several models; of the last two, about toys that are trained for one problem."""
+NO_MODEL = ("claim", "sweep", "pathways", "reproduce", "trigger")
+"""Commands whose runs are about several models; of the last, about toys that are trained for one problem."""
 
 MOST_ROWS = 20
 """Rows of a card; the rest is in the table of the run."""

@@ -22,10 +22,8 @@ from sinklab.studies.pathways.operations import Pathway
 from sinklab.studies.reproduce import work
 from sinklab.studies.reproduce.cells import make_cells
 from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU
-from sinklab.studies.trigger.evaluation import evaluate
 from sinklab.studies.trigger.expressible import obstacle
 from sinklab.studies.trigger.lab import label_of, run_lab
-from sinklab.studies.trigger.maps import write_maps
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.config import PretrainingConfig
 
@@ -346,9 +344,6 @@ def trigger_numbers(
             problem,
             trained,
             seeds,
-            evaluate=evaluate,
-            obstacle=obstacle,
-            picture=write_maps,
             samples=SAMPLES_OF_TRIGGER,
             anyway=False,
             out=folder,
