@@ -110,8 +110,8 @@ def outcome(prepared: Prepared, scored: Scored, contenders: Contenders, level: f
     return Outcome(
         task=prepared.label, metric=scored.metric, unit=unit, axis=axis, documents=len(prepared.item), items=len(without),
         window=contenders.budget, with_sinks=contenders.with_sinks, without=contenders.without, chance=chance,
-        minimal_effect=minimal_effect, verdict=verdict.verdict,
-        sentence=f"{prepared.label} depends on the sink tokens: {verdict.verdict}.", reason=verdict.reason, difference=verdict.difference,
+        minimal_effect=minimal_effect, verdict=verdict.verdict, reason=verdict.reason, difference=verdict.difference,
+        sentence=f"{prepared.label} depends on the sink tokens: {verdict.verdict}.",
         dependence=NoIndex(index) if isinstance(index, str) else index, policies=shown, curves=points,
     )  # fmt: skip
 
