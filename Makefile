@@ -5,11 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$(v) 2>/dev/null)) python3)
 # One OpenMP thread for each of two workers: spinning threads on shared cores cost more than they bring.
-# A worker takes files whole, in the order of tests/conftest.py: the long ones first.
-PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# A worker takes files whole.
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-gpu test-versions wheel-check release kill mutants bench bench-gpu embedded emergence reproduce docs site fuzz lint format types check clean
+.PHONY: help install demo test test-thorough test-slow test-gpu test-versions wheel-check release kill mutants bench bench-gpu embedded emergence reproduce docs site fuzz lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,8 +30,11 @@ demo: install  ## audit the embedded softmax model offline (report in build/demo
 	$(BIN)/sinklab causes embedded:softmax --heads 4.0,5.0 --corpus python_source,bigrams --texts 256 --seq-len 64 \
 	  --no-experiments --out build/demo-causes --overwrite
 
-test: install  ## the test suite without the slow and the GPU tests
+test: install  ## the tests that every change must pass: units, contracts, oracles, every command once
 	$(PYTEST)
+
+test-thorough: install  ## what make check adds: all families, reliability, pages, notebooks, the site, wheels, the browser
+	$(PYTEST) -m 'thorough and not slow and not gpu'
 
 test-slow: install  ## the slow tests too (minutes each)
 	$(PYTEST) -m 'not gpu'
@@ -58,8 +61,8 @@ bench: install  ## every benchmark, as ratios measured in the same run; fails wh
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/import_time.py
 
-bench-gpu: install  ## every benchmark for a GPU, some minutes; writes docs/benchmarks-cuda.md (training: benchmarks/cuda/training.py)
-	$(BIN)/python benchmarks/cuda/run.py --out build/bench-gpu --write docs/benchmarks-cuda.md
+bench-gpu: install  ## every benchmark for a GPU, some minutes; writes docs/gpu.md#benchmarks-on-a-gpu (training: benchmarks/cuda/training.py)
+	$(BIN)/python benchmarks/cuda/run.py --out build/bench-gpu --write docs/gpu.md#benchmarks-on-a-gpu
 
 embedded: SEEDS = 0 1 2
 embedded: install  ## train the embedded models, by default those that are shipped (an hour and a half on one core; resumes; SEEDS="3 4" for others)
@@ -91,9 +94,12 @@ fuzz: install  ## two thousand drawn command lines and 500 damaged checkpoints a
 	$(BIN)/python -m tests.reliability.fuzz --lines 2000
 	$(BIN)/python -m tests.reliability.checkpoints --mutations 500
 
-lint: install  ## formatting and lint, changing nothing
+LINES = 64000
+lint: install  ## formatting and lint, changing nothing, and the budget of lines
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@lines=$$(find src -name '*.py' -exec cat {} + | wc -l); echo "src has $$lines lines of $(LINES): $$(($(LINES) - lines)) left"; \
+	  test $$lines -le $(LINES) || { echo "who adds takes away: what can go?" >&2; exit 1; }
 
 format: install  ## format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -102,7 +108,7 @@ format: install  ## format and fix what can be fixed
 types: install  ## the type checker
 	$(BIN)/mypy
 
-check: lint types site test  ## what CI runs
+check: lint types site test test-thorough  ## what CI runs, but for the wheels in fresh environments
 
 clean:  ## remove .venv, build and caches (trained checkpoints in build/embedded too)
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis src/sinklab.egg-info

@@ -11,11 +11,10 @@ from _timing import Bar, exit_with
 from sinklab.corpora.python_source import PythonSource
 from sinklab.models.loading import load_model
 from sinklab.sinks import find_sinks
-from sinklab.studies.causes.effects import Effects, one_by_one
+from sinklab.studies.causes.effects import Effects, make_variants, one_by_one
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
-from sinklab.studies.causes.variants import make_variants
 
 TEXTS, LENGTH = 16, 256
 

@@ -22,7 +22,7 @@ def main() -> None:
         print(f"{head['layer']}.{head['head']} {head['label']}, weight on the sink {head['sink_weight']:.2f}")
         for name, effect in effects.items():
             print(f"   {name}: {effect['mean']:+.3f} [{effect['low']:+.3f}, {effect['high']:+.3f}] nats")
-    print(found.summary["text"])
+    found.show()
 
     # Anything that runs on tensors: inputs, the positions that are scored, targets, and what is read off the outputs. These
     # weights are random, so that nothing should be found.

@@ -77,21 +77,38 @@ def make_sinklm(operation: dict | None = None, vocab_size: int = 300, window: in
     return SinkLM(config).eval()
 
 
-FIRST = (
-    "claims/test_smoke.py",
-    "jobs/test_ray_cluster.py",
-    "jobs/test_sweep.py",
-    "studies/pathways/test_pathway_runs.py",
-    "claims/test_streaming_claims.py",
-    "training/test_train.py",
-    "training/test_distributed.py",
+FAMILIES = frozenset(
+    ["llama", "gpt2", "gemma3", "gpt_oss", "t5", "bert", "vit", "whisper", "bloom", "bamba", "deepseek_v3", "falcon"]
 )
-"""Files of few tests that take long."""
+"""Families of `make test`, which differ in how they compute attention; `make check` has all of the zoo."""
+
+THOROUGH = (
+    "tests/reliability/",
+    "tests/report/test_browser.py",
+    "tests/test_docs.py",
+    "tests/test_blocks.py",
+    "tests/test_site.py",
+    "tests/test_tutorials.py",
+    "tests/test_versions.py",
+    "tests/test_wheel.py",
+)
+"""Files of `make check` alone: attempts to break the tool, pages, notebooks, the site, versions and wheels."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Long files come first, so that no worker is left alone with one at the end (xdist would begin with the most tests)."""
-    items.sort(key=lambda item: not item.path.as_posix().endswith(FIRST))
+    """Mark what `make check` runs and `make test` does not (before -m is applied)."""
+    for item in items:
+        if item.nodeid.startswith(THOROUGH) or _family(item) not in FAMILIES | {None}:
+            item.add_marker(pytest.mark.thorough)
+
+
+def _family(item):
+    """The family of the zoo that a test is about, if it is about one."""
+    if not item.nodeid.startswith("tests/architectures/"):
+        return None
+    values = getattr(getattr(item, "callspec", None), "params", {}).values()
+    return next((value.id for value in values if hasattr(value, "backends")), None)
 
 
 @pytest.fixture(scope="module", autouse=True)

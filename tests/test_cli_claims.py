@@ -6,22 +6,23 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 from tests.command_line import CliRunner
-from tests.studies.reproduce.made_results import NUMBERS, PARTS, write_claim
+from tests.studies.reproduce.made_results import PARTS, write_claim
 
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, UnknownNameError
-from sinklab.jobs.verdict import Conclusion, judge
 from sinklab.registry import claims
 from sinklab.results.progress import duration
 from sinklab.results.run import Result
-from sinklab.studies.reproduce import engine
-from sinklab.studies.reproduce.reproduce import chosen
-from sinklab.studies.reproduce.scales import SECONDS_OF_A_TRAINING
-from sinklab.studies.reproduce.stated import stated
+from sinklab_claims.reproduce import on_trainings
+from sinklab_claims.reproduce.cells import SECONDS_OF_A_TRAINING
+from sinklab_claims.reproduce.claims import stated
+from sinklab_claims.reproduce.reproduce import chosen
+from sinklab_claims.verdict.records import answer
 
 NAME = "repeated_token_laws"
 
@@ -57,24 +58,23 @@ class TestClaims:
         (row,) = json.loads(run("claims", NAME, "--results", "mine", "--scale", "60m", "--json").stdout)
         assert row["verdict"] in (None, "not tested at this scale")
         printed = run("claims", NAME, "--results", "mine").stdout
-        assert "at scale tiny: reproduced  -30.5 [" in printed
+        assert "reproduced  −30.5 [" in printed
         assert "points  (3 seeds; evidence: toy)" in printed
-        assert printed.endswith("verdicts from mine\n")
+        assert printed.endswith("Verdicts from mine.\n")
 
     def test_what_was_found_on_the_other_base_stands_below_and_is_not_the_verdict(self, tmp_path):
-        write_claim(tmp_path / "mine" / "small-bos" / "weight_decay", parts=PARTS[:1], scale="small", base="bos")
-        asked = ("claims", "weight_decay", "--results", "mine", "--scale", "small")
+        write_claim(tmp_path / "mine" / "small-bos" / "learning_rate", parts=PARTS[:1], scale="small", base="bos")
+        asked = ("claims", "learning_rate", "--results", "mine", "--scale", "small")
         (row,) = json.loads(run(*asked, "--json").stdout)
         assert (row["verdict"], row["base"], row["seeds"]) == (None, None, [])
         assert (row["other_base"]["verdict"], row["other_base"]["base"]) == ("reproduced", "bos")
-        printed = run(*asked).stdout
-        assert "at scale small: not run yet" in printed
-        assert "at scale small, with BOS, other than in the source: reproduced  -30.5 [" in printed
-        assert "with BOS: reproduced" in run("claims", "--results", "mine", "--scale", "small").stdout
-        write_claim(tmp_path / "mine" / "small" / "weight_decay", parts=PARTS[:1], scale="small", base="no-bos")
+        printed = " ".join(run(*asked).stdout.split())
+        assert "at small not run yet" in printed
+        assert "small, with BOS reproduced −30.5 [" in printed
+        assert "with BOS: reproduced" in " ".join(run("claims", "--results", "mine", "--scale", "small").stdout.split())
+        write_claim(tmp_path / "mine" / "small" / "learning_rate", parts=PARTS[:1], scale="small", base="no-bos")
         (row,) = json.loads(run(*asked, "--json").stdout)
         assert (row["verdict"], row["base"], row["other_base"]["base"]) == ("reproduced", "no-bos", "bos")
-        assert "at scale small, no BOS: reproduced" in run(*asked).stdout
         (row,) = json.loads(run("claims", NAME, "--json").stdout)
         assert row["other_base"] is None
 
@@ -82,14 +82,14 @@ class TestClaims:
         (row,) = json.loads(run("claims", "number_of_sinks", "--scale", "checkpoint", "--json").stdout)
         assert {model["name"]: model["verdict"] for model in row["models"]}["shibatch/tiny1m"] == "reproduced"
         printed = run("claims", "number_of_sinks", "--scale", "checkpoint").stdout
-        assert "shibatch/tiny1m: reproduced  0.1" in printed
+        assert "shibatch/tiny1m" in printed
         (row,) = json.loads(run("claims", "learning_rate", "--scale", "checkpoint", "--json").stdout)
         assert (row["cost"], row["verdict"]) == (None, "not applicable")
 
     def test_results_beside_the_user_come_before_those_of_the_package(self, tmp_path):
         assert "the results that come with sinklab" in run("claims", NAME).stdout
         write_claim(tmp_path / "sinklab-claims" / "tiny" / NAME, parts=PARTS[:1])
-        assert run("claims", NAME).stdout.endswith("verdicts from sinklab-claims\n")
+        assert run("claims", NAME).stdout.endswith("Verdicts from sinklab-claims.\n")
 
     @pytest.mark.parametrize(
         ("arguments", "complaint"),
@@ -138,45 +138,43 @@ class TestChosen:
 class TestReproduce:
     @pytest.fixture
     def asked(self, monkeypatch):
-        """What the command asks of the engine, which answers with made-up results."""
+        """What the command asks of the on_trainings, which answers with made-up results."""
         asked = {}
 
         def reproduce(names, *, out, **settings):
             asked.update(names=names, out=out, **settings)
             found = []
             for name in names:
-                if name == "trigger_relu":
-                    judgement = Conclusion("not tested at this scale", (), (), "the claim can be run at small only")
-                    found.append(made(engine.answer(name, "gu2024", "tiny", judgement), None))
-                    continue
-                folder = out / "tiny" / name
-                write_claim(folder, parts=PARTS[:2])
-                errors = ["baseline-seed0: killed"] if name == "learning_rate" else []
-                judgement = judge(PARTS[:2], (), NUMBERS)
-                about = {"seeds": settings["seeds"], "folder": folder, "errors": errors}
-                found.append(made(engine.answer(name, "gu2024", "tiny", judgement, **about), folder))
+                folder = None if name == "trigger_relu" else out.absolute() / "tiny" / name
+                record = write_claim(
+                    folder or out.absolute() / "elsewhere" / name,
+                    parts=PARTS[:2],
+                    scale="tiny",
+                    seeds=list(settings["seeds"]),
+                    errors=["baseline-seed0: killed"] if name == "learning_rate" else [],
+                )
+                if folder is None:
+                    reason = "the claim can be run at small only"
+                    record = replace(record, verdict="not tested at this scale", parts=[], reason=reason)
+                found.append(Result(answer(record, folder), pd.DataFrame(), {"kind": "claim"}, folder))
             return found
 
-        def made(summary, folder):
-            return Result(summary, pd.DataFrame(), {"kind": "claim"}, folder, engine._display)
-
-        monkeypatch.setattr(engine, "reproduce", reproduce)
+        monkeypatch.setattr(on_trainings, "reproduce", reproduce)
         return asked
 
-    def test_one_claim_is_shown_part_by_part_and_drawn(self, asked, tmp_path):
+    def test_one_claim_is_shown_part_by_part(self, asked, tmp_path):
         printed = run("reproduce", NAME, "--seeds", "0..4", "--jobs", "1").stdout
         assert (asked["names"], asked["scale"], list(asked["seeds"]), asked["jobs"]) == ([NAME], "tiny", [0, 1, 2, 3, 4], 1)
-        assert "the sink is gone: reproduced" in printed
-        assert "claimed: less than -5" in printed
-        for file in ("claims.html", f"tiny/{NAME}/figure.png", f"tiny/{NAME}/table.parquet"):
+        assert "the sink is gone" in printed
+        assert "less than -5" in printed
+        for file in ("claims.html", f"tiny/{NAME}/table.parquet"):
             assert (tmp_path / "sinklab-claims" / file).is_file()
             assert file in printed.replace("\n", "")
 
     def test_several_are_one_table_and_a_scale_that_cannot_be_is_a_verdict(self, asked):
         printed = run("reproduce", NAME, "trigger_relu").stdout
         assert f"{NAME}" in printed
-        assert "not tested at this scale" in printed
-        assert "trigger_relu: the claim can be run at small only" in printed
+        assert "trigger_relu  the claim can be run at small only" in printed
 
     def test_json(self, asked):
         first, second = json.loads(run("reproduce", NAME, "trigger_relu", "--json").stdout)
@@ -190,20 +188,21 @@ class TestReproduce:
 
     def test_what_all_take_together_is_said_before(self, asked):
         said = run("reproduce", "learning_rate", "--seeds", "0..3", status=1).stderr.replace("\n", " ")
-        cells = engine._request("learning_rate", "tiny", range(4)).cells
+        cells = on_trainings._request("learning_rate", "tiny", range(4)).cells
         time = duration(len(cells) * SECONDS_OF_A_TRAINING["tiny"])
         assert f"claims: 1, trainings: {len(cells)}, measurements: 0, in all {time} of one core" in said
         assert re.search(
-            r"trainings: 12,.* in all about 1\.9 hours of one core", engine.foreseen(["learning_rate"], "small", [0, 1, 2])
+            r"trainings: 12,.* in all about 1\.9 hours of one core",
+            on_trainings.foreseen(["learning_rate"], "small", [0, 1, 2]),
         )
-        assert "in all about" not in engine.foreseen(["learning_rate"], "60m", [0, 1, 2])
-        at_medium = engine.foreseen(["emergence"], "medium", [0, 1, 2])
+        assert "in all about" not in on_trainings.foreseen(["learning_rate"], "60m", [0, 1, 2])
+        at_medium = on_trainings.foreseen(["emergence"], "medium", [0, 1, 2])
         assert "in all about 3 minutes of one data-centre GPU; without a GPU about 24.2 hours of one core; " in at_medium
-        assert "in all about 80 seconds of one core" in engine.foreseen(["repeated_token_laws"], "tiny", range(8))
+        assert "in all about 80 seconds of one core" in on_trainings.foreseen(["repeated_token_laws"], "tiny", range(8))
 
     def test_claims_that_share_trainings_are_foreseen_with_them_once(self):
-        alone = [len(engine._request(name, "tiny", [0]).cells) for name in ("learning_rate", "weight_decay")]
-        both = re.search(r"trainings: (\d+)", engine.foreseen(["learning_rate", "weight_decay"], "tiny", [0]))
+        alone = [len(on_trainings._request(name, "tiny", [0]).cells) for name in ("learning_rate", "sink_moves_to_bias")]
+        both = re.search(r"trainings: (\d+)", on_trainings.foreseen(["learning_rate", "sink_moves_to_bias"], "tiny", [0]))
         assert int(both[1]) == sum(alone) - 1  # the baseline
 
     def test_going_on_is_said(self, asked, tmp_path):

@@ -91,11 +91,6 @@ def test_derived_parts_are_fresh(refresh, path):
     assert refresh.refreshed(text) == text, "run: make docs"
 
 
-def test_figures_are_those_of_the_kept_results(refresh):
-    for file, draw in refresh.FIGURES.items():
-        assert (ROOT / file).read_text(encoding="utf-8") == draw(), f"{file} is stale, run: make docs"
-
-
 def test_the_verdicts_that_come_with_the_package_are_those_of_the_kept_results(refresh):
     assert refresh.RECORD.read_text(encoding="utf-8") == refresh.record(), "run: make docs"
 
@@ -181,8 +176,8 @@ def test_the_readme_is_read_in_two_minutes():
 PRINTS = {
     ("README.md", 0): r"^$",
     ("README.md", 1): r"\n?4\+120: 1\d\d of 125 tokens",
-    ("docs/measuring.md", 0): r"layer +head +value\n",
-    ("docs/measuring.md", 1): r"MeasuredWeights\(4 layers, 1 sample, 8 heads.*; no sink\)\ntorch\.Size\(\[1, 8, 4096\]\)",
+    ("docs/measure.md", 0): r"layer +head +value\n",
+    ("docs/measure.md", 1): r"MeasuredWeights\(4 layers, 1 sample, 8 heads.*; no sink\)\ntorch\.Size\(\[1, 8, 4096\]\)",
 }
 
 
@@ -217,7 +212,7 @@ def test_the_examples_of_the_interventions_print_what_they_say(capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "model", "out"), [("README.md", "softmax", "demo"), ("docs/measuring.md", "sigmoid", "demo-sigmoid")]
+    ("page", "model", "out"), [("README.md", "softmax", "demo"), ("docs/measure.md", "sigmoid", "demo-sigmoid")]
 )
 def test_the_summaries_are_those_that_an_audit_prints(page, model, out, tmp_path, monkeypatch):
     """Word for word; numbers within a tenth, because the text is the source of the Python that runs this."""

@@ -7,13 +7,7 @@ import types
 import torch
 
 from sinklab import from_weights
-from sinklab.report import policies
 from sinklab.report.words import sink_column, sink_name, verdict
-from sinklab.results.intervals import Interval
-from sinklab.studies.cache import recommendation
-from sinklab.studies.causes import three_metrics
-from sinklab.studies.causes.finding import bounds
-from sinklab.studies.origin import words as origin_words
 
 AT_BOS = {"position": 0, "token": "<s>", "token_share": 1.0, "rate": 16.0, "mean_weight": 0.01, "heads": []}
 
@@ -113,19 +107,3 @@ def test_a_window_is_named_whatever_else_is_said():
     assert said in page(summary | quiet)
     assert "Take samples of at most 32 tokens (--seq-len)." in page(summary | quiet).replace("`", "")
     assert "Take samples" not in page(summary | quiet | {"kind": "pictures"})  # whose size is the model's
-
-
-def test_what_is_rounded_to_nothing_has_no_sign():
-    """An interval from -0.0001 to 0.0002 is written as one from 0.000, and not from "-0.000"."""
-    interval = Interval(-1e-5, -1e-5, 2e-5)
-    said = [
-        recommendation._signed(interval),
-        policies._signed(bounds(interval)),
-        origin_words._percents(bounds(interval)),
-        three_metrics.Correlation("one", "other", "heads", -1e-5, -1e-5, 2e-5, 9),
-    ]
-    said[-1] = three_metrics.ThreeMetrics([], {}, [], {}, [said[-1]], [], [], 0.3, 0.01, 9, "nats").statement
-    assert said == [
-        "0.000 [0.000, 0.000]", "+0.000 [0.000, 0.000]", "0 [0, 0] %",
-        "one and other over 9 heads: rho +0.00 [+0.00, +0.00], no clear relation.",
-    ]  # fmt: skip

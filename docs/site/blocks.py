@@ -20,28 +20,28 @@ NOT_RUN = "# not run by the tests: "
 RUN_BY = {
     "CONTRIBUTING.md": "tests/test_docs.py",
     "README.md": "tests/test_docs.py",
-    "docs/arrays.md": "tests/test_docs.py",
+    "docs/measure.md#weights-queries-and-keys-that-you-already-have": "tests/test_docs.py",
     "docs/backcopy.md": "tests/test_blocks.py",
-    "docs/causes.md": "tests/studies/causes/test_causes_run.py",
-    "docs/choosing-a-policy.md": "tests/test_blocks.py",
+    "docs/explain.md#what-a-sink-is-for-labels-from-causes": "tests/studies/causes/test_causes_run.py",
+    "docs/stream.md#choosing-a-cache-policy": "tests/test_blocks.py",
     "docs/footguns.md": "tests/architectures/test_footguns.py",
     "docs/interventions.md": "tests/test_docs.py",
-    "docs/large-models.md": "tests/test_blocks.py",
-    "docs/measuring.md": "tests/test_docs.py",
-    "docs/notebooks.md": "tests/test_blocks.py",
+    "docs/measure.md#models-bigger-than-one-device": "tests/test_blocks.py",
+    "docs/measure.md": "tests/test_docs.py",
+    "docs/installation.md#in-a-notebook": "tests/test_blocks.py",
     "docs/operations.md": "tests/test_blocks.py",
-    "docs/origin.md": "tests/test_blocks.py",
+    "docs/explain.md#where-a-sink-is-born": "tests/test_blocks.py",
     "docs/policies.md": "tests/policies/test_policy_page.py",
-    "docs/pretraining.md": "tests/test_blocks.py",
+    "docs/train.md#pre-training": "tests/test_blocks.py",
     "docs/quantisation.md": "tests/test_blocks.py",
-    "docs/reference-sinks.md": "tests/test_references.py",
-    "docs/report.md": "tests/test_blocks.py",
-    "docs/results.md": "tests/test_blocks.py",
-    "docs/retrieval.md": "tests/test_blocks.py",
-    "docs/scores-that-depend-on-the-sink.md": "tests/tasks/test_task_contracts.py",
-    "docs/streaming.md": "tests/streaming/test_stream.py",
+    "docs/measure.md#reference-sinks": "tests/test_references.py",
+    "docs/reference.md#the-report": "tests/test_blocks.py",
+    "docs/reference.md#results": "tests/test_blocks.py",
+    "docs/theory.md#key-query-retrieval-at-a-trigger": "tests/test_blocks.py",
+    "docs/scores.md": "tests/tasks/test_task_contracts.py",
+    "docs/stream.md": "tests/streaming/test_stream.py",
     "docs/theory.md": "tests/test_blocks.py",
-    "docs/trigger.md": "tests/test_blocks.py",
+    "docs/theory.md#the-trigger-task": "tests/test_blocks.py",
 }
 """Page to the test that runs its Python blocks."""
 
@@ -118,7 +118,7 @@ def why_not(line: str) -> str | None:
 
 
 def account() -> str:
-    """What is run and what is not, counted, as a part of docs/checked.md."""
+    """What is run and what is not, counted, as a part of docs/reliability.md#what-of-these-pages-is-tested."""
     blocks, lines = list(python_blocks()), list(console_lines())
     run = [block for block in blocks if block.reason is None]
     done = [line for line in lines if line.reason is None]

@@ -122,7 +122,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """All names, sorted; nothing is imported."""
-        return sorted(self._files() | self._marked().keys() | self._entry_points().keys() | self._objects.keys())
+        return sorted(self._files() | self.marked().keys() | self._entry_points().keys() | self._objects.keys())
 
     def summary(self, name: str) -> str:
         """First sentence of the docstring of the plug-in's file, or of what is marked in the file of a package; it is parsed,
@@ -134,8 +134,8 @@ class Registry(Generic[T]):
         self._require(name)
         if name in self._files():
             docstring = _file_docstring((self._folder() / f"{name}.py").read_text(encoding="utf-8"))
-        elif name in self._marked():
-            docstring = self._marked()[name].docstring()
+        elif name in self.marked():
+            docstring = self.marked()[name].docstring()
         else:
             docstring = self[name].__doc__
         return " ".join((docstring or "").split("\n\n")[0].split())
@@ -153,8 +153,8 @@ class Registry(Generic[T]):
             module = f"sinklab.{self.plural}.{name}"
             if name in points:
                 module = points[name].value.partition(":")[0]
-            elif name in self._marked():
-                module = self._marked()[name].module
+            elif name in self.marked():
+                module = self.marked()[name].module
             try:
                 importlib.import_module(module)
             except (Exception, SystemExit) as error:  # whatever a file of somebody else does
@@ -291,7 +291,7 @@ class Registry(Generic[T]):
         stems = {name.removesuffix(".py") for name in os.listdir(self._folder()) if name.endswith(".py")} - BESIDES
         return {stem for stem in stems if not stem.startswith("_")}
 
-    def _marked(self) -> dict[str, Marked]:
+    def marked(self) -> dict[str, Marked]:
         """Those in the files of other packages, by name."""
         found: dict[str, Marked] = {}
         for folder in packages():

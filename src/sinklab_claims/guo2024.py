@@ -8,13 +8,12 @@ from collections.abc import Mapping
 import torch
 
 from sinklab.attention.session import attend
-from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
-from sinklab.jobs.effect import Difference, Numbers, Value
-from sinklab.jobs.scale import Scale
-from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, VALUE_RATIO, Metric
 from sinklab_claims.backcopy import NUMBERS, PAPER, HeadNumbers, Settings, numbers_of
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Scale, Variant
+from sinklab_claims.contract.effect import Difference, Numbers, Value
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["backcopy_dormant", "backcopy_dormant_among_heads", "copy_head", "sgd_keeps_the_sink"]
 

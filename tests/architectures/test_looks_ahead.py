@@ -11,11 +11,11 @@ from sinklab import audit
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
 from sinklab.errors import SessionError
-from sinklab.jobs.checkpoint import kind_of
 from sinklab.models.loading import wrap_model
 from sinklab.models.losses import is_causal_lm, loss_kind
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.studies.measure.probing import looking_at
+from sinklab_claims.contract.trained import kind_of
 
 from .harness import assert_identical, forward
 from .zoo import VOCAB, Entry, build, grouped, shape

@@ -11,14 +11,12 @@ import torch
 from sinklab.claims._embedded import embedded_model
 from sinklab.claims.repeated_token_laws import measure, of_checkpoint
 from sinklab.errors import ConfigurationError, DoesNotApply
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim
-from sinklab.jobs.scale import SCALES
-from sinklab.jobs.verdict import judge
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
-from sinklab.studies.reproduce.cells import configure
-from sinklab.studies.reproduce.scales import base_called, base_config
+from sinklab_claims.contract.claim import SCALES, Claim
+from sinklab_claims.contract.trained import Checkpoint
+from sinklab_claims.reproduce.cells import base_called, base_config, configure
+from sinklab_claims.verdict.rule import judge
 
 
 def verdict(claim: Claim, numbers: dict[str, dict[str, float]]) -> str:

@@ -12,8 +12,8 @@ from sinklab.claims import random_first_tokens
 from sinklab.claims.fixed_token import TOKEN
 from sinklab.claims.window_attention import ExcessOfOldest, excess_weights
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.studies.reproduce.scales import base_config
 from sinklab.training.rows import RandomPositions
+from sinklab_claims.reproduce.cells import base_config
 
 
 def test_fixed_token_is_no_special_one():

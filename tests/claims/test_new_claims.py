@@ -20,10 +20,9 @@ from sinklab.errors import DoesNotApply
 from sinklab.interventions.hide_key import HideKey
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.read_outs.carried import carried
-from sinklab.studies.reproduce.cells import configure
-from sinklab.studies.reproduce.scales import base_config
 from sinklab.training.rows import TextRows
 from sinklab.training.windowed import token_losses
+from sinklab_claims.reproduce.cells import base_config, configure
 
 SHAPE = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 IDS = torch.arange(2, 40)

@@ -1,6 +1,6 @@
 """A dozen claims by hand: published numbers reproduce them, one turned round refutes them, without a premise none is tested.
 
-That any part of any claim can come out either way is the contract (:func:`sinklab.testing.check_claim`).
+That any part of any claim can come out either way is the contract (:func:`sinklab_claims.testing.check_claim`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import math
 
 import pytest
 
-from sinklab.jobs.verdict import PLAIN, judge
 from sinklab.registry import claims
-from sinklab.studies.reproduce.cells import configure, resolved_changes
-from sinklab.studies.reproduce.published import Published, published_effect, published_effects
-from sinklab.studies.reproduce.scales import base_config
-from sinklab.studies.reproduce.work import claim_called
+from sinklab_claims.reproduce.cells import base_config, configure, resolved_changes
+from sinklab_claims.reproduce.store import claim_called
+from sinklab_claims.verdict.records import PLAIN, Published, published_effect, published_effects
+from sinklab_claims.verdict.rule import judge
 
 RATE, STAR, LOSS = "sink_rate", "sink_rate_star", "held_out_loss"
 WINDOW, SINKS, ANEW = (math.log(perplexity) for perplexity in (5158.07, 5.40, 5.43))

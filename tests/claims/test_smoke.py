@@ -9,12 +9,12 @@ from tests.jobs.conftest import read_here, run_here
 from tests.studies.reproduce.made_results import numbers_of
 
 from sinklab.jobs import driver
-from sinklab.jobs.claim import Claim, Part, Variant
-from sinklab.jobs.effect import Difference
-from sinklab.jobs.verdict import judge
 from sinklab.registry import claims
-from sinklab.studies.reproduce import work
-from sinklab.studies.reproduce.engine import reproduce
+from sinklab_claims.contract.claim import Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference
+from sinklab_claims.reproduce import store as work
+from sinklab_claims.reproduce.on_trainings import reproduce
+from sinklab_claims.verdict.rule import judge
 
 STEPS = {
     **{"training.steps": 200, "training.save_every": 200, "training.evaluate_every": 200, "schedule.warmup_steps": 50},

@@ -17,8 +17,8 @@ from sinklab.errors import UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
-from sinklab.studies.reproduce.work import claim_called
 from sinklab.training.windowed import token_losses
+from sinklab_claims.reproduce.store import claim_called
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------
 

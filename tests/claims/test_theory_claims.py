@@ -15,9 +15,8 @@ from sinklab.claims.entropy_bound import LENGTHS, NORMS, measure, trained_rows
 from sinklab.claims.massive_mean_against_zero import edited
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.studies.reproduce.cells import resolved_changes
-from sinklab.studies.reproduce.scales import base_config
-from sinklab.studies.reproduce.work import claim_called
+from sinklab_claims.reproduce.cells import base_config, resolved_changes
+from sinklab_claims.reproduce.store import claim_called
 
 
 def test_rates_of_the_gates_change_the_operation_alone():

@@ -9,7 +9,7 @@ from tests.training.conftest import cache, finished, run, text
 
 from sinklab.errors import SinklabError
 from sinklab.jobs.cell import run_cell
-from sinklab.studies.reproduce import work
+from sinklab_claims.reproduce import store
 
 __all__ = ["cache", "cells_of", "finished", "read_here", "run", "run_here", "text"]
 
@@ -36,8 +36,8 @@ def run_here(plan, names, *, jobs, retries, watch):
 def read_here(commands, log, outcome, **options):
     """What ``run_processes`` does with the commands for read-outs and measurements, in this process."""
     for name, (_, _, module, folder, batch) in commands.items():
-        assert module == work.__name__
+        assert module == store.__name__
         with contextlib.redirect_stderr(io.StringIO()):
-            work._work(Path(folder), batch)
+            store._work(Path(folder), batch)
         assert outcome(name) == "done"
     return {}

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from sinklab.configuration import with_overrides
-from sinklab.jobs.trained import TrainedModel
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.training.train import run_training
+from sinklab_claims.contract.trained import TrainedModel
 
 SHORT = (
     *("training.steps=12", "training.save_every=12", "training.log_every=2", "training.evaluate_every=12"),

@@ -41,6 +41,6 @@ def test_no_two_read_outs_share_a_metric():
 def test_the_page_has_every_metric(name):
     parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     part = next((part for part in parts if part.startswith(f"`{name}`")), None)
-    assert part is not None, f"docs/read-outs.md has no part '## `{name}`'"
+    assert part is not None, f"docs/claims.md#read-outs has no part '## `{name}`'"
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| .* \| \d+ \|$", part, flags=re.MULTILINE)
     assert rows == [(one.name, one.text.replace("|", chr(92) + "|"), one.unit) for one in metrics_of(name).values()]

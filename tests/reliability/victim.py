@@ -20,21 +20,17 @@ import transformers
 
 import sinklab.cli
 import sinklab.jobs.driver
-import sinklab.report.claims_page
 import sinklab.report.curves
 import sinklab.streaming.stream
 import sinklab.studies.audit.measurement
 import sinklab.studies.audit.page
 import sinklab.studies.causes.measurement
-import sinklab.studies.pathways.benchmark
-import sinklab.studies.reproduce.cells
-import sinklab.studies.reproduce.engine
 import sinklab.studies.trigger.lab
 import sinklab.training.train
 from sinklab.configuration import with_overrides
-from sinklab.studies.pathways import benchmark, choosing, cost, runs
-from sinklab.studies.reproduce import cells
-from sinklab.studies.reproduce.scales import base_config
+from sinklab_claims.pathways import compare, cost, runs
+from sinklab_claims.reproduce import cells
+from sinklab_claims.reproduce.cells import base_config
 
 __all__ = ["WRITES", "run_line"]
 
@@ -76,11 +72,11 @@ def run_line(
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115  of the whole process
-    for module in (cells, benchmark):
+    for module in (cells, compare):
         module.base_config = small_config
-    choosing.FACTORS = runs.FACTORS = (0.5, 1.0)
+    runs.FACTORS = (0.5, 1.0)
     whole = cost.costs
-    benchmark.costs = lambda *given, **named: whole(*given, **named, rounds=2, long=64)
+    compare.costs = lambda *given, **named: whole(*given, **named, rounds=2, long=64)
     below = str(work)
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:

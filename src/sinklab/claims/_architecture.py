@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.claim import BASELINE, Changes, Part, Variant
-from sinklab.jobs.effect import Difference, Value
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import BASELINE, Changes, Part, Variant
+from sinklab_claims.contract.effect import Difference, Value
 
 __all__ = [
     "ELU",

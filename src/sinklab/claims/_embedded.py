@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from sinklab.claims._streaming import model_of, opened
 from sinklab.corpora import resolve_corpus
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.scale import Cost, Scale
 from sinklab.registry import read_outs
+from sinklab_claims.contract.claim import Cost, Scale
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = ["COSTS", "EVIDENCE", "embedded_model", "numbers_of"]
 

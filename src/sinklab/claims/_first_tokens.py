@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.results.metric import Metric
 from sinklab.training.windowed import limited_attention, token_losses
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["LEFT", "LOSS", "METRICS", "SAME", "first_tokens"]
 

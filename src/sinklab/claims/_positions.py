@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.checkpoint import Checkpoint
 from sinklab.models.lengths import learned_positions
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = ["not_learned", "not_rotary", "scheme_of"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.claim import BASELINE, Changes, Part, Variant
-from sinklab.jobs.effect import Value
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import BASELINE, Changes, Part, Variant
+from sinklab_claims.contract.effect import Value
 
 __all__ = ["GATED", "HALF", "OUTLIERS", "SAME", "UNQUANTISABLE", "clipped"]
 

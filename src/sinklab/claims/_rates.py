@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from sinklab.jobs.claim import BASELINE, Part, Times, Variant
-from sinklab.jobs.effect import Difference
-from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs.training import numbers_of_table
 from sinklab.results.metric import Metric
+from sinklab_claims.contract.claim import BASELINE, Part, Times, Variant
+from sinklab_claims.contract.effect import Difference
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["BASE", "COLLAPSED", "HARM", "LARGE", "METRICS", "TOO_LARGE", "TOO_LARGE_SIGMA", "course", "is_too_large"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from sinklab.jobs.claim import Variant
-from sinklab.jobs.trained import TrainedModel
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import Variant
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["ALONG", "AtStep", "along_the_way", "steps_kept"]
 

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from sinklab.corpora import resolve_corpus
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Measure, OfCheckpoint
-from sinklab.jobs.effect import Numbers
-from sinklab.jobs.scale import Cost, Scale
 from sinklab.models.embedded import embedded_called, embedded_path
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.policies.base import Policy
 from sinklab.streaming.perplexity import losses
 from sinklab.training.windowed import token_losses
+from sinklab_claims.contract.claim import Cost, Measure, OfCheckpoint, Scale
+from sinklab_claims.contract.effect import Numbers
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = [
     "COSTS",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sinklab.jobs.scale import Scale
 from sinklab.results.metric import Metric
 from sinklab.studies.trigger.trigger import trigger
+from sinklab_claims.contract.claim import Scale
 
 __all__ = ["DEEP", "METRICS", "SOLVED", "trained_numbers"]
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Ratio, Value
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.sinks import find_sinks
 from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Ratio, Value
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel
 
 __all__ = ["METRICS", "bos_removed", "no_bos", "without_bos"]
 
@@ -52,7 +53,7 @@ def without_bos(trained: MeasuredModel) -> dict[str, float]:
     sink = find_sinks(model, samples.inputs, place=trained.front)
     with torch.no_grad():
         located = location(model, samples, sink)
-    head, by_name = located.heads.index(located.head), {condition.name: condition for condition in located.conditions}
+    head, by_name = located.heads.index(located.head), located.conditions
     numbers = {
         "sink_rate_without": attention_numbers(model, rows[:, 1:], trained.front)["sink_rate"],
         "strongest": by_name["as it is"].at_place[head],
@@ -65,7 +66,7 @@ def without_bos(trained: MeasuredModel) -> dict[str, float]:
         change = by_name[of].loss
         assert change is not None, "only the texts as they are have no change"
         numbers[f"loss_{name}"] = change.mean
-    return {name: float(number) for name, number in numbers.items()}
+    return {name: math.nan if number is None else float(number) for name, number in numbers.items()}
 
 
 def no_bos(checkpoint: Checkpoint) -> str:

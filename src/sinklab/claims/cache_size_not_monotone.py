@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._streaming import DRAWS, MODELS, NOT_OF_TRAININGS, LongTexts, at_scale, keep, on_checkpoint
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Numbers, Rise
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Numbers, Rise
 
 __all__ = ["cache_size_not_monotone"]
 

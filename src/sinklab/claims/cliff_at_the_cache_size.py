@@ -5,14 +5,13 @@ from __future__ import annotations
 from sinklab.claims._lines import line_stream, right_digits
 from sinklab.claims._streaming import MODELS, model_of, opened
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Numbers, Value
-from sinklab.jobs.scale import Scale
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.streaming.reader import open_reader
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part, Scale
+from sinklab_claims.contract.effect import Numbers, Value
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = ["METRICS", "cliff_at_the_cache_size", "of_checkpoint"]
 

@@ -7,14 +7,13 @@ import torch
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
-from sinklab.jobs.effect import Numbers, Value
-from sinklab.jobs.scale import Scale
-from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.theory.entropy_bound import entropy_bound as least_entropy
 from sinklab.studies.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Scale, Variant
+from sinklab_claims.contract.effect import Numbers, Value
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "entropy_bound", "trained_rows"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._rates import BASE, COLLAPSED, TOO_LARGE, course, is_too_large
-from sinklab.jobs.claim import BASELINE, Claim, Part
-from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, Part
+from sinklab_claims.contract.effect import Difference, Value
 
 __all__ = ["entropy_collapse"]
 

@@ -12,13 +12,13 @@ from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.probe import Watcher
 from sinklab.claims._architecture import has_sink, position
 from sinklab.claims.bos_removed import no_bos
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Difference, Value
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import batches, first_rows, look
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.training.windowed import token_losses
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "Behind", "false_sinks", "false_sinks_in_a_prompt"]
 

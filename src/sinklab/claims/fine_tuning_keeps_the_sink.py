@@ -8,16 +8,16 @@ import torch
 
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.jobs.claim import BASELINE, Claim, Part, Times, Variant
-from sinklab.jobs.effect import Difference
-from sinklab.jobs.trained import TrainedModel
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import claims
 from sinklab.results.metric import PERCENTAGE, Metric
 from sinklab.results.table import unpacked
-from sinklab.studies.reproduce.scales import base_called
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Times, Variant
+from sinklab_claims.contract.effect import Difference
+from sinklab_claims.contract.trained import TrainedModel
+from sinklab_claims.reproduce.cells import base_called
 
 __all__ = ["METRICS", "fine_tuning_keeps_the_sink", "on_the_first_text", "tune"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import has_no_sink, has_sink
-from sinklab.jobs.claim import Claim, Variant
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Variant
 
 __all__ = ["FIXED", "TOKEN", "fixed", "fixed_token"]
 

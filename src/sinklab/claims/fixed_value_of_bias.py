@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import KEY_BIAS, LONG_VALUE, SHORT_VALUE, SINK, UNCHANGED, has_sink
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Difference
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Part
+from sinklab_claims.contract.effect import Difference
 
 __all__ = ["fixed_value_of_bias"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink
 from sinklab.claims._gates import ELEMENT_WISE
-from sinklab.jobs.claim import BASELINE, Claim, Part, Times, Variant
-from sinklab.jobs.effect import Difference, Ratio
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Times, Variant
+from sinklab_claims.contract.effect import Difference, Ratio
 
 __all__ = ["gates_in_a_trained_model"]
 

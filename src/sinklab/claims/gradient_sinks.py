@@ -13,16 +13,15 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.claims._architecture import has_sink
 from sinklab.claims._snapshots import ALONG, along_the_way
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Numbers, Ratio, Value
-from sinklab.jobs.trained import MeasuredModel, TrainedModel
 from sinklab.models.losses import cross_entropies
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.read_outs._attention import look
 from sinklab.registry import claims, read_outs
 from sinklab.results.metric import Metric
 from sinklab.results.table import unpacked
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Numbers, Ratio, Value
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
 
 __all__ = ["METRICS", "gradient_numbers", "gradient_sinks", "gradients", "of_checkpoint"]
 

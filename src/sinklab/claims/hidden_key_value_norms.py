@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_massive, has_sink
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Difference, Value
 
 __all__ = ["hidden_key_value_norms", "stands_out"]
 

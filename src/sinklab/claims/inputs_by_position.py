@@ -6,9 +6,9 @@ import dataclasses
 
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink, position
 from sinklab.claims._positions import not_learned
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Ratio
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Ratio
 
 __all__ = ["inputs_by_position"]
 

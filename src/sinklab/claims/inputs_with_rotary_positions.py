@@ -5,8 +5,8 @@ from __future__ import annotations
 from sinklab.claims._architecture import UNCHANGED, has_no_sink, has_sink, position
 from sinklab.claims._positions import not_rotary
 from sinklab.claims.inputs_by_position import keeps_half
-from sinklab.jobs.claim import Claim, OnCheckpoint
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, OnCheckpoint
 
 __all__ = ["inputs_with_rotary_positions"]
 

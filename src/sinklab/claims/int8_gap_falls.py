@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._quantisation import GATED, OUTLIERS, SAME, UNQUANTISABLE
-from sinklab.jobs.claim import BASELINE, Claim, Part, Variant
-from sinklab.jobs.effect import Difference
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference
 
 __all__ = ["int8_gap_falls"]
 

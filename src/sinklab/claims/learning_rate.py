@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import SINK, UNCHANGED
-from sinklab.jobs.claim import Claim, Part, Times, Variant
-from sinklab.jobs.effect import Extreme, Slope
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Part, Times, Variant
+from sinklab_claims.contract.effect import Extreme, Slope
 
 __all__ = ["learning_rate"]
 

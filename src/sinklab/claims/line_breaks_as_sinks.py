@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sinklab.claims._streaming import DRAWS, MARGIN, MODELS, NOT_OF_TRAININGS, LongTexts, at_scale, keep, on_checkpoint
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Difference, Numbers, Value
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, LOSS, Metric
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Difference, Numbers, Value
 
 __all__ = ["METRICS", "line_breaks_as_sinks"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sinklab.claims._streaming import COSTS, DRAWS, LAST, MARGIN, MODELS, LongTexts, at_scale, keep, on_checkpoint
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Difference, Numbers
 from sinklab.registry import claims
 from sinklab.results.metric import LOSS, Metric
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Difference, Numbers
 
 __all__ = ["METRICS", "long_streams"]
 

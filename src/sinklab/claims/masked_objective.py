@@ -13,10 +13,6 @@ from transformers import PreTrainedModel
 
 from sinklab.attention.session import attend
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Numbers, Value
-from sinklab.jobs.scale import Scale
 from sinklab.models.language_model import SinkLM
 from sinklab.models.losses import IGNORED, cross_entropies, hide_tokens, loss_kind
 from sinklab.probes.attention_received import AttentionReceived
@@ -32,6 +28,9 @@ from sinklab.training.optimizers import make_optimizer
 from sinklab.training.process import chosen_dtype, compiles, default_cache
 from sinklab.training.schedules import make_schedule
 from sinklab.training.trainer import RowOrder
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part, Scale
+from sinklab_claims.contract.effect import Numbers, Value
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = ["METRICS", "masked_objective", "measure", "of_checkpoint"]
 

@@ -17,14 +17,13 @@ from sinklab.claims._architecture import has_sink
 from sinklab.claims._embedded import embedded_model
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Numbers, Ratio, Value
-from sinklab.jobs.scale import Scale
 from sinklab.read_outs._attention import batches
 from sinklab.registry import claims, read_outs
 from sinklab.results.metric import Metric
 from sinklab.training.windowed import token_losses
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale
+from sinklab_claims.contract.effect import Numbers, Ratio, Value
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = ["METRICS", "Shares", "mass_thrown_on_content", "measure", "of_checkpoint"]
 

@@ -12,8 +12,8 @@ from sinklab.claims._architecture import (
     has_massive,
     has_no_massive,
 )
-from sinklab.jobs.claim import Claim
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim
 
 __all__ = ["massive_activations_need_a_sink"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Value
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.models.losses import is_causal_lm
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.causes.massive import SUN, massive_activations
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Value
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "edited", "massive_mean_against_zero"]
 
@@ -40,8 +40,8 @@ def edited(trained: MeasuredModel) -> dict[str, float]:
     """
     massive = massive_activations(trained.loaded.model, _samples(trained))
     numbers = {
-        "largest": max(peak["value"] for peak in massive.peaks),
-        "times_median": max(peak["times_median"] for peak in massive.peaks),
+        "largest": max(peak.value for peak in massive.peaks),
+        "times_median": max(peak.times_median for peak in massive.peaks),
         "massive": float(len(massive.found)) if (massive.least, massive.times_median) == SUN else 0.0,
     }
     if massive.found:

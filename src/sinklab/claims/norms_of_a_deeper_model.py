@@ -5,10 +5,9 @@ from __future__ import annotations
 from sinklab.claims._architecture import has_sink
 from sinklab.claims._embedded import COSTS, EVIDENCE, numbers_of
 from sinklab.claims.hidden_key_value_norms import stands_out
-from sinklab.jobs.claim import Claim
-from sinklab.jobs.effect import Numbers
-from sinklab.jobs.scale import Scale
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Scale
+from sinklab_claims.contract.effect import Numbers
 
 __all__ = ["measure", "norms_of_a_deeper_model"]
 

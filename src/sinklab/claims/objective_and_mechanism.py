@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import SIGMOID, SINK, UNCHANGED
 from sinklab.claims._gates import HEAD_WISE
-from sinklab.jobs.claim import Claim, Part, Variant
-from sinklab.jobs.effect import Difference, Value
 from sinklab.read_outs.carried import TOKENS
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference, Value
 
 __all__ = ["objective_and_mechanism"]
 

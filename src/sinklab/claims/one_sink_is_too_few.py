@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sinklab.claims._first_tokens import LEFT, LOSS, first_tokens
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part, Variant
-from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = ["begins_alike", "one_sink_is_too_few"]
 

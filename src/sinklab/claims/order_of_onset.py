@@ -6,9 +6,6 @@ from collections.abc import Mapping
 
 from sinklab.claims._architecture import has_sink
 from sinklab.claims._snapshots import ALONG, along_the_way
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Ratio
-from sinklab.jobs.trained import MeasuredModel, TrainedModel
 from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.read_outs._attention import first_rows, look
 from sinklab.read_outs.norms import norms
@@ -17,6 +14,9 @@ from sinklab.read_outs.window import window
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.results.table import unpacked
+from sinklab_claims.contract.claim import Claim, Part
+from sinklab_claims.contract.effect import Ratio
+from sinklab_claims.contract.trained import MeasuredModel, TrainedModel
 
 __all__ = ["LEAST", "METRICS", "half_way", "onsets", "order_of_onset"]
 

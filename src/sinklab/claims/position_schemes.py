@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink, position
-from sinklab.jobs.claim import Claim
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim
 
 __all__ = ["position_schemes"]
 

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from sinklab.claims._architecture import SINK
-from sinklab.jobs.claim import Claim, Part, Variant
-from sinklab.jobs.effect import Difference, Extreme
-from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import attention_numbers, first_rows
 from sinklab.registry import claims
 from sinklab.results.metric import PERCENTAGE, Metric
+from sinklab_claims.contract.claim import Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference, Extreme
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "NO_BOS", "as_trained", "random_first_tokens"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sinklab.claims._architecture import UNCHANGED
 from sinklab.claims._first_tokens import LOSS, first_tokens
 from sinklab.claims._streaming import LAST, LongTexts, keep, on_checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Difference, Numbers
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Difference, Numbers
 
 __all__ = ["recomputation_equals_sinks"]
 

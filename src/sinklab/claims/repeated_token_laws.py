@@ -10,14 +10,13 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._positions import not_rotary
 from sinklab.errors import DoesNotApply
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Numbers, Value
-from sinklab.jobs.scale import Scale
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
+from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part, Scale
+from sinklab_claims.contract.effect import Numbers, Value
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = ["METRICS", "measure", "of_checkpoint", "repeated_token_laws"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._architecture import KEY_VALUE_BIAS, SINK, UNCHANGED, has_no_sink, has_sink, operation
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Difference
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Part
+from sinklab_claims.contract.effect import Difference
 
 __all__ = ["shared_biases"]
 

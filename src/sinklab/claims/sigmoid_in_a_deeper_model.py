@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import has_massive, has_no_massive, has_no_sink, has_sink
 from sinklab.claims._embedded import COSTS, EVIDENCE, numbers_of
-from sinklab.jobs.claim import Claim
-from sinklab.jobs.effect import Numbers
-from sinklab.jobs.scale import Scale
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Scale
+from sinklab_claims.contract.effect import Numbers
 
 __all__ = ["measure", "sigmoid_in_a_deeper_model"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sinklab.claims.bos_removed import no_bos, without_bos
 from sinklab.claims.fixed_token import FIXED, METRICS_AT, TOKEN
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
-from sinklab.jobs.effect import Difference, Numbers, Value
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.effect import Difference, Numbers, Value
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = ["moved", "sink_is_a_role"]
 

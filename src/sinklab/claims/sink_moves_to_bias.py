@@ -11,8 +11,8 @@ from sinklab.claims._architecture import (
     has_no_sink,
     has_sink,
 )
-from sinklab.jobs.claim import Claim
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim
 
 __all__ = ["sink_moves_to_bias"]
 

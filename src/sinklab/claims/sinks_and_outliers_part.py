@@ -11,13 +11,13 @@ from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED, has_sink, operation
 from sinklab.interventions.clamp_activation import ClampActivation
 from sinklab.interventions.hide_key import HideKey
-from sinklab.jobs.checkpoint import Checkpoint
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
-from sinklab.jobs.effect import Numbers, Ratio, Value
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.read_outs._attention import FIRST_ATTENTION, FirstToken, batches, first_rows
 from sinklab.registry import claims, read_outs
 from sinklab.results.table import unpacked
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.effect import Numbers, Ratio, Value
+from sinklab_claims.contract.trained import Checkpoint
 
 __all__ = ["edited", "sinks_and_outliers_part"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sinklab.claims._architecture import UNCHANGED, has_sink, operation
 from sinklab.claims._gates import ELEMENT_WISE
-from sinklab.jobs.claim import BASELINE, Claim, Part
-from sinklab.jobs.effect import Difference, Trend, Value
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, Part
+from sinklab_claims.contract.effect import Difference, Trend, Value
 
 __all__ = ["softpick_table"]
 

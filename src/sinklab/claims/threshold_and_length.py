@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from sinklab.claims._architecture import UNCHANGED, position
 from sinklab.claims.fixed_token import FIXED
 from sinklab.claims.learning_rate import QUARTER
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part
-from sinklab.jobs.effect import Effect, Extreme, Numbers, Value
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.read_outs._attention import SAMPLES, look
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Effect, Extreme, Numbers, Value
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "SameOrder", "rates", "threshold_and_length"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 
 from sinklab.claims._trigger import DEEP, SOLVED, trained_numbers
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Extreme, Numbers, Value
-from sinklab.jobs.scale import Scale
 from sinklab.registry import claims
 from sinklab.studies.theory.trigger_bounds import relu_solution
 from sinklab.studies.theory.trigger_task import trigger_batch
+from sinklab_claims.contract.claim import Claim, Part, Scale
+from sinklab_claims.contract.effect import Extreme, Numbers, Value
 
 __all__ = ["trigger_relu"]
 

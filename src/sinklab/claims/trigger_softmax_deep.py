@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from sinklab.claims._trigger import DEEP, SOLVED, trained_numbers
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Numbers, Value
-from sinklab.jobs.scale import Scale
 from sinklab.registry import claims
 from sinklab.studies.trigger.evaluation import SINK
+from sinklab_claims.contract.claim import Claim, Part, Scale
+from sinklab_claims.contract.effect import Numbers, Value
 
 __all__ = ["trigger_softmax_deep"]
 

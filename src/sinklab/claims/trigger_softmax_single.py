@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._trigger import SOLVED, trained_numbers
-from sinklab.jobs.claim import Claim, Part
-from sinklab.jobs.effect import Numbers, Trend, Value
-from sinklab.jobs.scale import Scale
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import Claim, Part, Scale
+from sinklab_claims.contract.effect import Numbers, Trend, Value
 
 __all__ = ["trigger_softmax_single"]
 

@@ -11,12 +11,12 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.claims._architecture import UNCHANGED, has_sink
-from sinklab.jobs.claim import BASELINE, Changes, Claim, Part, Variant
-from sinklab.jobs.effect import Value
-from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import BASELINE, Changes, Claim, Part, Variant
+from sinklab_claims.contract.effect import Value
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "ExcessOfOldest", "excess_weights", "window_attention"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sinklab.claims._first_tokens import LOSS, first_tokens
-from sinklab.jobs.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
-from sinklab.jobs.effect import Difference, Value
 from sinklab.registry import claims
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.effect import Difference, Value
 
 __all__ = ["window_fails_sinks_restore"]
 

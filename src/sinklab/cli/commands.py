@@ -70,7 +70,7 @@ COMMANDS = {
         "Label what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.",
     ),
     "claims": Command(
-        "sinklab.studies.reproduce.claims:claims",
+        "sinklab_claims.reproduce.claims:claims",
         "List published statements about sinks that can be run, with source, cost and last verdict.",
     ),
     "compare": Command("sinklab.cli.pages:compare", "Put audits side by side."),
@@ -95,7 +95,7 @@ COMMANDS = {
         "Find where each sink is born, what writes it, and what disappears without it: attention, spike, loss.",
     ),
     "pathways": Command(
-        "sinklab.studies.pathways.pathways:pathways",
+        "sinklab_claims.pathways.pathways:pathways",
         "Train operations that let a head do nothing, and measure what each costs and distorts.",
     ),
     "plot": Command(
@@ -112,7 +112,7 @@ COMMANDS = {
     ),
     "report": Command("sinklab.cli.pages:report", "Make report.html again from the files of an audit; needs no model."),
     "reproduce": Command(
-        "sinklab.studies.reproduce.reproduce:reproduce",
+        "sinklab_claims.reproduce.reproduce:reproduce",
         "Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.",
     ),
     "show": Command("sinklab.cli.catalogue:show", "Say what a plug-in or a metric is: definition, parameters, papers."),
@@ -140,7 +140,7 @@ def find_commands() -> Mapping[str, Command]:
     """
     commands = dict(COMMANDS)
     for point in entry_points("commands"):
-        if point.name in commands:
+        if point.name in commands and commands[point.name].place != point.value:
             raise ContractError(f"two commands are called {point.name!r}; one of them is {point.value}")
         commands[point.name] = Command(point.value)
     return dict(sorted(commands.items()))

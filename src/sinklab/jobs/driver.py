@@ -17,10 +17,9 @@ from rich.table import Table
 from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
-from sinklab.jobs.effect import Value
+from sinklab.jobs.estimate import SEEDS, estimate_metric
 from sinklab.jobs.grid import Cell, cell_key, make_cells, short_label
 from sinklab.jobs.local import default_jobs, run_local
-from sinklab.jobs.verdict import SEEDS
 from sinklab.jobs.watch import watching
 from sinklab.results.folder import FolderLock, check_place, from_outside, is_partial
 from sinklab.results.run import Result, new_run_id
@@ -429,5 +428,5 @@ def _spread(name: str, values: list[float]) -> dict[str, object]:
     """Values over seeds; of three or more also their mean and its interval, which is ``None`` where a few are all alike."""
     if len(values) < SEEDS:
         return {"values": values}
-    estimate = Value(name, "").estimate(values)
+    estimate = estimate_metric(name, values)
     return {"values": values, "mean": estimate.middle, "interval": estimate.interval and list(estimate.interval)}

@@ -15,17 +15,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from sinklab.results.intervals import mean_interval
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, declared
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
     "LEAST_FOR_A_MEDIAN",
+    "SEEDS",
     "Estimate",
     "Method",
     "estimate_counts",
+    "estimate_kind",
     "estimate_mean",
     "estimate_median",
+    "estimate_metric",
     "estimate_ratio",
     "estimate_share",
     "on_arcsine_scale",
@@ -46,6 +50,14 @@ LEAST_FOR_A_MEDIAN = 6
 """Fewest values between whose extremes the median of a population lies in 95 % of draws: all miss it with a chance of 2**-5."""
 
 
+DIVERGED = Metric(
+    "diverged", "fraction", "1 for a training that diverged, else 0; of several the share.", outcome=True, range=FRACTION
+)
+
+SEEDS = 3
+"""Fewest seeds with which an interval or a verdict is given."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """A middle with its interval.
@@ -61,6 +73,40 @@ class Estimate:
     interval: tuple[float, float] | None
     method: Method
     standardized: float | None = None
+
+
+def estimate_metric(name: str, values: Sequence[float], level: float = 0.95) -> Estimate:
+    """What values of a metric say together, by its declaration; of one that is declared nowhere that of a mean.
+
+    Outcomes are counted. A number that is a ratio (a norm over that of others) is one. Rates are what is declared to lie from 0
+    to the whole, and not what the values at hand happen to.
+
+    Args:
+        values: of three seeds or more.
+    """
+    metric = declared(name)
+    if metric is None:
+        return estimate_mean(values, level)
+    return estimate_kind(values, level, unit=metric.unit, range=metric.range, outcome=metric.outcome)
+
+
+def estimate_kind(
+    values: Sequence[float], level: float, *, unit: str, range: tuple[float, float], outcome: bool, paired: bool = False
+) -> Estimate:
+    """The same by the kind of number.
+
+    Args:
+        paired: whether the values are differences of two numbers of one seed.
+    """
+    if outcome and all(value in (-1.0, 0.0, 1.0) for value in values):
+        return estimate_counts(values, level, paired=paired)
+    if unit == "ratio" and not paired:
+        return estimate_ratio(values, level)
+    if range in (FRACTION, PERCENTAGE):
+        least, whole = range
+        # In it but for rounding, which a root of the share does not bear.
+        return estimate_share([min(max(value, least), whole) for value in values], whole, level)
+    return estimate_mean(values, level)
 
 
 def estimate_mean(values: Sequence[float], level: float = 0.95) -> Estimate:

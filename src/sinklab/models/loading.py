@@ -134,7 +134,7 @@ def load_model(
         trust_remote_code: run model code that comes with the checkpoint.
         attn_implementation: ``eager``, ``sdpa``, …, or ``sinklab_<operation>``; the model's own choice if ``None``.
         device_map: spread the model over devices, main memory and disk: ``"auto"``, or the place of every module; in place of
-            ``device``. Computed by accelerate, see docs/large-models.md.
+            ``device``. Computed by accelerate, see docs/measure.md#models-bigger-than-one-device.
         max_memory: the most that each place may hold, with a device map that is worked out: ``{0: "20GiB", "cpu": "64GiB"}`` or
             ``"0=20GiB,cpu=64GiB"``.
         offload_folder: directory for weights that go to the disk in another form than the checkpoint's.

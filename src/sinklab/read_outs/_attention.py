@@ -15,7 +15,6 @@ from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.operation import SHARE_OF_ROW, is_largest, row_share
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.entropy import ENTROPY
 from sinklab.probes.null_mass import NULL_MASS, NullMass
 from sinklab.probes.sink_rate import SinkRate
@@ -24,6 +23,7 @@ from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
 from sinklab.training.rows import TextRows
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = [
     "ATTENTION",

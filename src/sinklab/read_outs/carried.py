@@ -12,11 +12,11 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.operation import row_share
 from sinklab.attention.probe import Watcher
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import THRESHOLD, first_text, look, sum_by_document
 from sinklab.registry import read_outs
 from sinklab.results.intervals import just_above
 from sinklab.results.metric import PERCENTAGE, Metric
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "TOKENS", "CarriedRate", "carried"]
 

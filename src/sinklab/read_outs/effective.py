@@ -10,11 +10,11 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.probe import Watcher
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import THRESHOLD, first_text, look, sum_by_document
 from sinklab.registry import read_outs
 from sinklab.results.intervals import just_above
 from sinklab.results.metric import PERCENTAGE, Metric
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "EffectiveWeight", "effective"]
 

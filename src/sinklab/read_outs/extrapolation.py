@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from sinklab.errors import InputError
-from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import batches
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.windowed import token_losses
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["FACTOR", "METRICS", "extrapolation"]
 

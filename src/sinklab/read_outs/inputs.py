@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import SAMPLES, SEQ_LEN, attention_numbers
 from sinklab.registry import read_outs
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "inputs"]
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 from transformers import PreTrainedModel
 
-from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.read_outs._quantized import quantized
 from sinklab.registry import read_outs
@@ -16,6 +15,7 @@ from sinklab.results.metric import Metric
 from sinklab.training.rows import TextRows
 from sinklab.training.trainer import stack
 from sinklab.training.windowed import token_losses
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "calibration_batches", "int8", "quantization_gap"]
 

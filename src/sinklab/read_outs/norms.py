@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from sinklab.attention.probe import Probe
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.key_norm import KeyNorm
 from sinklab.probes.massive_activation import MassiveActivation
@@ -20,6 +19,7 @@ from sinklab.registry import read_outs
 from sinklab.results.intervals import just_above
 from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "norms"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.probes.outliers import KURTOSIS, LAYER_KURTOSIS, LAYER_MAX_INF_NORM, MAX_INF_NORM, Outliers
 from sinklab.read_outs._attention import first_text, look
 from sinklab.registry import read_outs
 from sinklab.results.table import unpacked
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "outliers"]
 

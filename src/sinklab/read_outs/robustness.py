@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.training.rows import TextRows
 from sinklab.training.windowed import token_losses
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "NOISE", "STRETCH", "robustness"]
 

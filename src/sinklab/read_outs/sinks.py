@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import ATTENTION, attention_numbers, first_text
 from sinklab.registry import read_outs
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "sinks"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from sinklab.jobs.trained import TrainedModel
 from sinklab.registry import read_outs
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
+from sinklab_claims.contract.trained import TrainedModel
 
 __all__ = ["METRICS", "numbers_of_table", "training"]
 

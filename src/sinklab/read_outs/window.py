@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from sinklab.jobs.trained import MeasuredModel
 from sinklab.read_outs._attention import LEAST_ROWS, TOKENS, batches
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.training.windowed import token_losses, windowed_losses
+from sinklab_claims.contract.trained import MeasuredModel
 
 __all__ = ["METRICS", "SINKS", "window"]
 

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sinklab.errors import InputError, ResultError
-from sinklab.results.summaries.causes import Label
 
-__all__ = ["require_audit", "require_causes", "require_kind", "require_origin"]
+__all__ = ["require_audit", "require_kind"]
 
 
 class Record(BaseModel):
@@ -80,55 +79,6 @@ class Interval(Record):
     high: float | None = None
 
 
-class Policy(Record):
-    """What a model loses under a cache policy."""
-
-    policy: str
-    label: str
-    num_sinks: int | None
-    window: int | None = None
-    budget: int | None
-    loss: float
-    loss_low: float | None
-    loss_high: float | None
-    scored_tokens: int
-    against_window: Interval | None = None
-    against_recompute: Interval | None = None
-    tokens_per_second: float
-    bytes_held: float
-    loss_by_position: list[float | None]
-
-
-class Advice(Record):
-    """The policy that is recommended; ``pinned`` are the sinks' positions where they are not the first ones."""
-
-    num_sinks: int
-    window: int
-    pinned: list[int] | None = None
-
-
-class LeftOut(Record):
-    """A policy that was not measured."""
-
-    policy: str
-    reason: str
-
-
-class Cache(Record):
-    """The comparison of cache policies."""
-
-    policies: Annotated[list[Policy], Field(min_length=1)]
-    positions: list[Range]
-    documents: int
-    tokens: int
-    scored_from: int
-    corpus: str
-    recommendation: str
-    recommended: Advice | None = None
-    trained_length: int | None = None
-    left_out: list[LeftOut] | None = None
-
-
 class CertifiedHead(Record):
     """A head whose output was bounded."""
 
@@ -156,188 +106,6 @@ class Certificate(Record):
     sink_position: int | str
 
 
-class Undecided(Record):
-    """Why a head has no label in a domain."""
-
-    why: str
-    texts: int | None
-
-
-class Effect(Record):
-    """A change of the loss with its bounds."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class Labelled(Record):
-    """A head or a group with its label."""
-
-    label: Label
-    domains: dict[str, str]
-    needs_sink: dict[str, str] = Field(default_factory=dict)
-    undecided: dict[str, Undecided] = Field(default_factory=dict)
-    sink_weight: float | None
-    value_ratio: float | None
-    effects: dict[str, dict[str, Effect]]
-
-
-class ExaminedHead(Labelled):
-    """A head with its label."""
-
-    layer: Annotated[int, Field(ge=0, lt=2**16)]
-    head: Annotated[int, Field(ge=0, lt=2**16)]
-    within: dict[str, dict[str, str]] = Field(default_factory=dict)
-
-
-class ExaminedGroup(Labelled):
-    """Heads that were edited at once."""
-
-    name: str
-    alone: dict[str, int]
-    beyond_alone: dict[str, dict[str, Interval]]
-
-
-class MinimalEffect(Record):
-    """Where the minimal effect is from."""
-
-    text: str
-
-
-class Shown(Record):
-    """What an attention map says of a token: a weight, in which head, on which token."""
-
-    weight: float
-    head: str
-    token: int | None
-    position: int | None
-
-
-class Arrangement(Record):
-    """The model, or the text, changed so that the sink can move."""
-
-    strongest: list[Shown]
-    first_token_at: int | None
-    at_place: list[float | None]
-    at_first_token: list[float | None]
-    loss: Interval | None
-
-
-class Location(Record):
-    """Where the sink goes when it is hidden."""
-
-    head: str
-    heads: list[str]
-    place: int | str
-    conditions: dict[str, Arrangement]
-    left_out: dict[str, str]
-
-
-class MetricsSideBySide(Record):
-    """Numbers of each head side by side."""
-
-    heads: dict[str, dict[str, float | None]]
-
-
-class Causes(Record):
-    """What the heads do with the sink."""
-
-    text: str
-    counts: dict[str, int]
-    heads: Annotated[list[ExaminedHead], Field(min_length=1)]
-    domains: list[str]
-    unit: str
-    groups: list[ExaminedGroup] = Field(default_factory=list)
-    minimal_effect: float
-    minimal_effect_from: MinimalEffect | None = None
-    texts: int
-    level: float
-    read_outs: Annotated[MetricsSideBySide | None, BeforeValidator(_if_it_has("heads"))] = None
-    location: Annotated[Location | None, BeforeValidator(_if_it_has("head"))] = None
-
-
-class OriginEdit(Record):
-    """What one edit does."""
-
-    edit: str
-    on: str
-    what: str
-    loss: Interval | None
-    weight: float | None
-    weight_kept: Interval | None
-    spike: float
-    spike_kept: Interval
-
-
-class OriginUnit(Record):
-    """A neuron, head or neuron of an expert."""
-
-    unit: int
-    name: str
-    along: float
-    size: float
-
-
-class OriginNorms(Record):
-    """Norms by block."""
-
-    place: list[float]
-    others: list[float]
-
-
-class OriginWeight(Record):
-    """A part of a parameter."""
-
-    unit: int
-    parameter: str
-    part: str
-    role: str
-    norm: float
-    times_median: float
-    channel: int
-    value: float
-    rank: int
-
-
-class OriginHead(Record):
-    """What a head gives to the place."""
-
-    layer: int
-    head: int
-    weight: float | None
-    uniform: float | None
-    edited: dict[str, float | None]
-
-
-class Origin(Record):
-    """Where one sink is born."""
-
-    place: str
-    kind: str
-    block: int | None
-    norms: OriginNorms
-    norm: float | None
-    rest: float | None
-    units: list[OriginUnit]
-    unit_kind: str | None
-    weights: list[OriginWeight]
-    weight: float | None
-    spike: float
-    edits: list[OriginEdit]
-    heads: list[OriginHead]
-    verdict: str
-
-
-class Origins(Record):
-    """The origins of all sinks."""
-
-    samples: int
-    controls: int
-    origins: list[Origin]
-    notes: list[str]
-
-
 class Audit(Record):
     """``summary.json`` of an audit."""
 
@@ -355,21 +123,7 @@ class Audit(Record):
     conditions: list[Condition] | None = None
     finding: str | None = None
     text: list[str] | None = None
-    cache: Annotated[Cache | None, BeforeValidator(_if_it_has("policies"))] = None
     certificate: Annotated[Certificate | None, BeforeValidator(_if_it_has("heads"))] = None
-    causes: Annotated[Causes | None, BeforeValidator(_if_it_has("heads"))] = None
-    origin: Annotated[Origins | None, BeforeValidator(_if_it_has("origins"))] = None
-
-
-class CausesRun(Causes):
-    """``summary.json`` of ``sinklab causes``."""
-
-    model: str
-    operation: str | None
-
-
-class OriginRun(Origins):
-    """``summary.json`` of ``sinklab origin``."""
 
     model: str
     operation: str | None
@@ -409,16 +163,6 @@ def require_audit(summary: dict[str, Any], path: Path) -> None:
         ResultError: naming the field, what it holds and what is expected.
     """
     _require(Audit, summary, path)
-
-
-def require_causes(summary: dict[str, Any], path: Path) -> None:
-    """The same of ``sinklab causes``."""
-    _require(CausesRun, summary, path)
-
-
-def require_origin(summary: dict[str, Any], path: Path) -> None:
-    """The same of ``sinklab origin``."""
-    _require(OriginRun, summary, path)
 
 
 def _require(kind: type[Record], summary: dict[str, Any], path: Path) -> None:

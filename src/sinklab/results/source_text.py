@@ -18,7 +18,7 @@ def file_of(plural: str, name: str) -> Path:
     Raises:
         ContractError: there is none.
     """
-    if (marked := KINDS[plural]._marked().get(name)) is not None:
+    if (marked := KINDS[plural].marked().get(name)) is not None:
         return marked.file
     outside = (point.value.partition(":")[0] for point in entry_points(plural) if point.name == name)
     for module in (f"sinklab.{plural}.{name}", *outside):

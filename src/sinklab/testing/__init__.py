@@ -12,7 +12,6 @@ Beside them stand :mod:`reference sinks <sinklab.testing.references>`: pinned mo
 any tool against.
 """
 
-from sinklab.testing.claims import check_claim
 from sinklab.testing.interventions import check_intervention
 from sinklab.testing.operations import check_operation
 from sinklab.testing.policies import check_policy
@@ -22,7 +21,6 @@ from sinklab.testing.tasks import check_task
 
 __all__ = [
     "Reference",
-    "check_claim",
     "check_intervention",
     "check_operation",
     "check_policy",

@@ -15,7 +15,7 @@ from sinklab.attention.seam import register_operation
 from sinklab.operations.key_bias import KeyBias
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
-from sinklab.sinks import Sinks, find_sinks
+from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.studies.causes.samples import Samples, token_samples
 from sinklab.studies.theory.trigger_bounds import softmax_solution
 from sinklab.studies.theory.trigger_task import trigger_batch
@@ -24,6 +24,11 @@ from sinklab.studies.theory.trigger_task import trigger_batch
 def sinks_of(model: nn.Module, samples: Samples, **settings: Any) -> Sinks:
     """The sinks on some samples, by domain."""
     return find_sinks(model, samples.inputs, groups=samples.groups(), **settings)
+
+
+def by_name(sinks: Sinks) -> dict[str, Head]:
+    """Heads as the rows of an experiment look them up."""
+    return {str(one): one for one in sinks.heads}
 
 
 BOS, WORDS, HALF = 0, 24, 11

@@ -41,7 +41,7 @@ def test_heads_of_a_hybrid_are_said_to_be_of_its_layers_of_attention():
     model = build(ZOO["qwen3_next"])
     quick = {"domains": ["random_tokens"], "texts": 10, "seq_len": 10, "sink": 0, "bos": "none", "experiments": False}
     found = find_causes(model, **quick)
-    assert "Of 4 layers 1 has attention (3), and heads are numbered by it alone: 0.0 is the" in found.summary["text"]
+    assert "Of 4 layers 1 has attention (3), and heads are numbered by it alone: 0.0 is the" in found.summary["notes"][0]
     with pytest.raises(ConfigurationError, match=r"written layer\.head from 0\.0 \(model\.layers\.3\.self_attn\) to 0\.3"):
         find_causes(model, heads=[(3, 0)], **quick)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import json
 import re
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
 from tests.studies.causes.planted import planted
 from tokenizers import Tokenizer
@@ -31,25 +29,21 @@ from transformers import (
 )
 
 from sinklab import find_causes
-from sinklab.cli.app import app
 from sinklab.corpora.base import Encoder
 from sinklab.corpora.random_tokens import RandomTokens
 from sinklab.corpora.records import Records
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.models.loading import load_model, wrap_model
-from sinklab.results.progress import duration
 from sinklab.results.table import read_run, read_table
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes import measurement as causes_measure
 from sinklab.studies.causes import resumable
 from sinklab.studies.causes.effects import HeadEdit, one_by_one
 from sinklab.studies.causes.engine import measure_effects
-from sinklab.studies.causes.labels import LABELS
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples, token_samples
-from sinklab.studies.causes.texts import _padded, texts_of, usual_length
-from sinklab.studies.causes.words import sentences
+from sinklab.studies.causes.texts import _padded, texts_of
 
 QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 24, "sink": 0}
 """Random weights have no sink, so a place is named; ten texts are enough for the twenty hypotheses of four heads."""
@@ -57,14 +51,11 @@ QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 24, "sink": 0}
 
 @pytest.fixture(scope="module")
 def result(checkpoint, tmp_path_factory):
-    said = []
-    out = tmp_path_factory.mktemp("causes") / "out"
-    found = find_causes(str(checkpoint), **QUICK, out=out, say=said.append)
-    return found, said
+    return find_causes(str(checkpoint), **QUICK, out=tmp_path_factory.mktemp("causes") / "out")
 
 
 def test_files_and_summary(result):
-    found, said = result
+    found = result
     assert sorted(path.name for path in found.folder.iterdir()) == ["report.html", "run.json", "summary.json", "table.parquet"]
     assert list(found.folder.parent.iterdir()) == [found.folder]  # what a killed run would need is gone
     assert json.loads((found.folder / "summary.json").read_text()) == found.summary
@@ -86,14 +77,10 @@ def test_files_and_summary(result):
     assert {"heads", "correlations"} <= set(found.summary["read_outs"])
     assert "as it is" in found.summary["location"]["conditions"]
     assert "zero_value" in found.summary["key_bias"]["losses"]
-    line, within = said
-    assert re.fullmatch(r"\d heads? that rests? at some positions, measured there and elsewhere, takes? .+", within)
-    what = f"4 heads × {len(found.summary['variants'])} interventions × 10 texts and the experiments on the sink"
-    assert line.startswith(f"{what} take ")
 
 
 def test_the_table_has_the_means_of_the_effects(result):
-    found, _ = result
+    found = result
     table = read_table(found.folder / "table.parquet")
     assert set(table["probe"]) == {"causes", "causes_read_outs", "causes_location", "causes_key_bias"}
     effects = table[(table["probe"] == "causes") & (table["metric"] == "loss_change")]
@@ -107,7 +94,7 @@ def test_the_table_has_the_means_of_the_effects(result):
 
 
 def test_the_run_record_says_what_was_done(result):
-    found, _ = result
+    found = result
     run = read_run(found.folder)
     assert run["kind"] == "causes"
     assert run["config"]["heads"] == "all"
@@ -120,14 +107,14 @@ def test_the_run_record_says_what_was_done(result):
 
 
 def test_the_same_seed_gives_the_same_numbers(result, checkpoint):
-    found, _ = result
+    found = result
     again = find_causes(str(checkpoint), **QUICK)
     assert again.summary == found.summary
     assert again.folder is None
 
 
 def test_a_killed_run_goes_on_where_it_was(result, checkpoint, tmp_path, monkeypatch):
-    found, _ = result
+    found = result
     real, calls = resumable.measure_effects, []
 
     def killed(model, samples, readout, variants, heads, **options):
@@ -137,14 +124,13 @@ def test_a_killed_run_goes_on_where_it_was(result, checkpoint, tmp_path, monkeyp
         return real(model, samples, readout, variants, heads, **options)
 
     monkeypatch.setattr(resumable, "measure_effects", killed)
-    out, said = tmp_path / "out", []
+    out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         find_causes(str(checkpoint), **QUICK, out=out)
     assert not out.exists()
-    again = find_causes(str(checkpoint), **QUICK, out=out, say=said.append)
+    again = find_causes(str(checkpoint), **QUICK, out=out)
     assert calls[:3] == [["0.0", "0.1"], ["1.0", "1.1"], ["1.0", "1.1"]]
     assert {len(heads) for heads in calls[3:]} == {1}, "heads that rest at some positions, there and elsewhere"
-    assert said[0].endswith("; 2 of 4 heads are there from an earlier run")
     assert again.summary == found.summary
     assert list(tmp_path.iterdir()) == [out]
 
@@ -179,10 +165,9 @@ def test_what_another_model_left_is_not_taken(checkpoint, tmp_path, monkeypatch)
     with pytest.raises(ZeroDivisionError):
         find_causes(str(checkpoint), **QUICK, out=out)
     monkeypatch.undo()
-    said = []
-    other = find_causes(str(checkpoint), **{**QUICK, "seq_len": 20}, out=out, say=said.append)
-    assert "earlier run" not in said[0]
+    other = find_causes(str(checkpoint), **{**QUICK, "seq_len": 20}, out=out)
     assert other.record["config"]["positions"] == 20
+    assert other.summary == find_causes(str(checkpoint), **{**QUICK, "seq_len": 20}).summary
 
 
 def test_what_another_configuration_of_the_same_weights_left_is_not_taken(own_checkpoint, tmp_path, monkeypatch):
@@ -198,78 +183,8 @@ def test_what_another_configuration_of_the_same_weights_left_is_not_taken(own_ch
     assert other["clean_loss"] != alone["clean_loss"]
 
 
-class Weighted(NextToken):
-    """The loss times a factor, from logits."""
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def loss(self, outputs, samples):
-        return self.factor * super().loss(outputs, samples)
-
-    def compare_hidden(self, *given):
-        return None
-
-
-@dataclasses.dataclass(frozen=True)
-class Held(NextToken):
-    """Holds a value."""
-
-    value: object
-
-
-def test_what_another_readout_of_the_same_class_left_is_not_taken(checkpoint, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    tokens = torch.randint(2, 300, (10, 12), generator=torch.Generator().manual_seed(1))
-    options = {
-        "samples": token_samples([("words", tokens)]), "sink": 0, "heads": [(0, 0)], "minimal_effect": 0.01,
-        "experiments": False, "out": out,
-    }  # fmt: skip
-
-    def killed(factor):
-        with monkeypatch.context() as patched:
-            patched.setattr(causes_measure, "label_heads", lambda *given, **options: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                find_causes(str(checkpoint), readout=Weighted(factor), **options, overwrite=True)
-
-    def clean_loss(factor, **more):
-        said = []
-        found = find_causes(str(checkpoint), readout=Weighted(factor), say=said.append, **{**options, **more})
-        return found.summary["clean_loss"]["words"], any("interventions" in line for line in said)
-
-    alone, _ = clean_loss(1.0, out=None)
-    killed(1.0)
-    other, measured = clean_loss(10.0)
-    assert measured
-    assert other == pytest.approx(10 * alone, rel=1e-6)
-    killed(10.0)
-    assert clean_loss(10.0, overwrite=True) == (other, False)  # of the same one they are taken
-
-
-def test_readouts_are_told_apart_by_what_they_hold_or_not_stored():
-    def enclosing(factor):
-        class Enclosing(NextToken):
-            def loss(self, outputs, samples):
-                return factor * super().loss(outputs, samples)
-
-        return Enclosing()
-
-    assert resumable._state(NextToken()) == resumable._state(ClassLogits()) == ""
-    held = [
-        torch.arange(3), torch.arange(3.0), torch.arange(4), torch.tensor(1.0), np.arange(3), [1, 2], (1, 2), [[1], 2],
-        {"a": 1}, {"a": 1.0}, 1, 1.0, True, "1", None, torch.zeros(3, dtype=torch.bfloat16),
-    ]  # fmt: skip
-    states = [resumable._state(Held(value)) for value in held]
-    assert None not in states
-    assert len(set(states)) == len(held)
-    assert resumable._state(Held(torch.arange(3))) == states[0]
-    for unknown in (lambda: 1, {1, 2}, torch.nn.Linear(1, 1), [object()]):
-        assert resumable._state(Held(unknown)) is None
-    assert resumable._state(enclosing(2.0)) is None
-
-
 def test_some_heads_in_any_order(result, checkpoint, tmp_path):
-    found, _ = result
+    found = result
     some = find_causes(str(checkpoint), **QUICK, heads=[(1, 1), (0, 0), (1, 0)], out=tmp_path / "out")
     by_head = {(head["layer"], head["head"]): head for head in found.summary["heads"]}
     assert {(head["layer"], head["head"]) for head in some.summary["heads"]} == {(1, 1), (0, 0), (1, 0)}
@@ -281,7 +196,7 @@ def test_some_heads_in_any_order(result, checkpoint, tmp_path):
 
 
 def test_sinks_that_were_found_elsewhere_are_not_looked_for(result, checkpoint):
-    found, _ = result
+    found = result
     options = {name: value for name, value in QUICK.items() if name != "sink"}
     given = Sinks.at(0)
     again = find_causes(str(checkpoint), **options, sinks=given)
@@ -301,7 +216,7 @@ def test_two_domains_and_no_sink(checkpoint):
     assert "redirect" not in head["effects"]
     assert {"random_tokens", "repeated_token"} == set(found.summary["clean_loss"])
     assert "key-bias evidence" in found.summary["key_bias"]["refused"]
-    assert found.summary["text"].startswith("The model is read as one without a sink. ")
+    assert found.summary["sink"]["place"] is None
 
 
 def test_a_domain_that_is_predicted_worse_than_by_a_guess_is_named(checkpoint):
@@ -310,16 +225,17 @@ def test_a_domain_that_is_predicted_worse_than_by_a_guess_is_named(checkpoint):
     with torch.no_grad():
         model.model.get_output_embeddings().weight *= 100
     said = find_causes(model, **{**QUICK, "domains": ["random_tokens"]}, heads=[(0, 1)], experiments=False).summary
-    assert f"A loss of {said['clean_loss']['random_tokens']:.3f} nats on random_tokens is above that of a guess" in said["text"]
+    assert (
+        f"A loss of {said['clean_loss']['random_tokens']:.3f} nats on random_tokens is above that of a guess"
+        in said["notes"][0]
+    )
 
 
 def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
     """Not the pooled ones; each as one gets it from a run on that domain alone. Experiments are left out."""
     options = {**QUICK, "experiments": False, "heads": [(1, 0)]}
-    said = []
-    both = find_causes(str(checkpoint), **{**options, "domains": ["random_tokens", "repeated_token"]}, say=said.append)
+    both = find_causes(str(checkpoint), **{**options, "domains": ["random_tokens", "repeated_token"]})
     (head,) = both.summary["heads"]
-    assert said[0].startswith("1 head × 5 interventions × 20 texts take ")
     assert [both.summary[name] for name in ("read_outs", "location", "key_bias", "massive", "spread")] == [None] * 5
     for domain in ("random_tokens", "repeated_token"):
         (alone,) = find_causes(str(checkpoint), **{**options, "domains": [domain]}).summary["heads"]
@@ -329,37 +245,22 @@ def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
     assert len(set(head["sink_weights"].values())) == 2
 
 
-def test_how_long_it_takes_is_tried_out_for_those_who_are_told(checkpoint, monkeypatch):
-    tried = []
-    for name in ("estimate", "estimate_experiments"):
-        known = getattr(resumable, name)
-        monkeypatch.setattr(resumable, name, lambda *args, known=known, **more: tried.append(1) or known(*args, **more))
-    find_causes(str(checkpoint), **QUICK)
-    assert tried == []
-    said = []
-    find_causes(str(checkpoint), **QUICK, say=said.append)
-    assert re.fullmatch(r"\d heads × .* take .*", said[0])
-    told = len(tried)
-    assert told >= 2  # of the heads, of the experiments, and of heads that rest at some positions
-    command = ["causes", str(checkpoint), "--corpus", "random_tokens", "--texts", "10", "--seq-len", "24", "--sink", "0"]
-    assert CliRunner().invoke(app, [*command, "--quiet"]).stderr == ""
-    assert len(tried) == told
-
-
 def test_texts_have_room_in_the_model(tokenizer):
     """Longer ones than a table of positions are refused, and ones longer than it was trained on are said to be that."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     model = RobertaForCausalLM(RobertaConfig(**sizes, max_position_embeddings=34, is_decoder=True)).eval()
     loaded = wrap_model(model, tokenizer)
-    assert usual_length(loaded) == 32  # RoBERTa counts its positions from 2 on
+    quick = {name: value for name, value in QUICK.items() if name != "seq_len"}
+    found = find_causes(loaded, **quick, experiments=False)
+    assert found.record["config"]["positions"] == 32  # RoBERTa counts its positions from 2 on
     with pytest.raises(ConfigurationError, match="has embeddings for 32 positions and a text has 33 tokens"):
         find_causes(loaded, **QUICK | {"seq_len": 33})
     model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=20)).eval()
     said = "The samples have {} tokens and the model was made for 20"
     for length in (20, 21):
-        text = find_causes(wrap_model(model, tokenizer), **QUICK | {"seq_len": length}).summary["text"]
-        assert (said.format(length) in text) == (length > 20)
+        notes = find_causes(wrap_model(model, tokenizer), **QUICK | {"seq_len": length}, experiments=False).summary["notes"]
+        assert any(said.format(length) in note for note in notes) == (length > 20)
 
 
 def test_a_masked_model_is_scored_at_masked_tokens(tokenizer):
@@ -482,13 +383,12 @@ def test_an_encoder_from_python():
             {"texts": 4},
             r"4 texts .* too few: 20 hypotheses .* take 9 texts or more.*`texts`, `heads`, `level`\)",
         ),
-        ({"sink": None}, "`sink` None must be auto, a position from 0, null or none"),
         ({"sink": 0.5}, r"`sink` 0\.5 must be auto, a position from 0, null or none"),
         ({"heads": [(0, 0), (2, 1)]}, r"`heads` 2\.1: there is no such head; the model has 2 layers of 2 heads, .* to 1\.1"),
         ({"heads": []}, "`heads` names no head"),
-        ({"budget": "slow"}, "`budget` 'slow' must be fast or full"),
+        ({"budget": "slow"}, "`budget`.*slow.*must be fast or full"),
         ({"level": 0.0}, "`level` 0 must lie between 0 and 1"),
-        ({"minimal_effect": 0.0}, "`minimal_effect` 0 must be above 0"),
+        ({"minimal_effect": 0.0}, "`minimal_effect` 0.0 must be auto or above 0"),
         ({"threshold": 1.0}, "`threshold` 1 must lie between 0 and 1"),
         ({"batch_size": 1}, "`batch_size` must be at least 2, got 1: a head is given its output of another text of the batch"),
         ({"domains": []}, "name at least one corpus"),
@@ -546,7 +446,7 @@ def test_a_null_score_as_the_sink():
     assert isinstance(loaded.encoder, Encoder)
     found = find_causes(loaded, **{**QUICK, "sink": "auto"})
     assert found.summary["sink"]["place"] == "null"
-    assert found.summary["text"].startswith("The sink is the null score. ")
+    assert found.summary["sink"]["name"] == "the null score"
 
 
 def test_the_example_of_the_document_runs(capsys):
@@ -557,66 +457,26 @@ def test_the_example_of_the_document_runs(capsys):
     assert "goes with the token" in capsys.readouterr().out
 
 
-HEADS = [
-    {"layer": 3, "head": number, "label": label, "domains": {"text": label}, "needs_sink": {"text": needs}}
-    for number, (label, needs) in enumerate(
-        (("semantic", "yes"), ("semantic", "no"), ("dormant", "yes"), ("undecided", "undecided"))
-    )
-]
+def test_effects_by_a_readout_of_ones_own_are_not_kept(checkpoint, tmp_path, monkeypatch):
+    """Those by another one of its class would look the same."""
 
+    class Doubled(NextToken):
+        def loss(self, outputs, samples):
+            return 2 * super().loss(outputs, samples)
 
-def test_sentences():
-    counts = dict.fromkeys(LABELS, 0) | {"semantic": 2, "dormant": 1, "undecided": 1}
-    facts = {"counts": counts, "heads": HEADS, "sink": {"place": 0}, "texts": 16, "level": 0.05}
-    facts["mirrored"] = {"text": 0}
-    assert sentences({**facts, "texts_needed": 40}) == (
-        "The sink is position 0. "
-        "Of 4 heads, 2 say something about the text that the model misses, on every domain (semantic) and 1 is silent through "
-        "its sink and needs it to be silent (dormant). None is constant, broadcast, unneeded, switch, broadcast-switch or "
-        "mixed. Whatever their labels, 3.0 and 3.2 need their sink: the attention that it takes costs more on other keys than "
-        "on none. 1 is undecided with 16 texts at a false discovery rate of 0.05; about 40 texts of a domain would decide half "
-        "of those for which this can be estimated, each with a probability of 80 %."
-    )
-    counts = dict.fromkeys(LABELS, 0) | {"undecided": 4}
-    undecided = {**facts, "counts": counts, "heads": HEADS[3:] * 4, "sink": {"place": "null"}}
-    assert sentences({**undecided, "texts_needed": None, "mirrored": {"text": 2}}) == (
-        "The sink is the null score. No label can be given to any of 4 heads. For 2, every way of silencing them lowers the "
-        "loss, and none is semantic there. With random weights both kinds of head are equally common, and so they may be on "
-        "texts that the model does not know. 4 are undecided with 16 texts at a false discovery rate of 0.05; how many "
-        "texts would decide them cannot be estimated: their effects fit no label, or are too near the minimal effect."
-    )
+        def compare_hidden(self, *given):
+            return None
 
-
-def test_sentences_say_on_which_domains_a_head_needs_its_sink():
-    needs = ({"code": "yes", "noise": "no"}, {"code": "yes", "noise": "yes"}, {"code": "no", "noise": "undecided"})
-    heads = [
-        {"layer": 5, "head": number, "label": "undecided", "needs_sink": need, "domains": {}}
-        for number, need in enumerate(needs)
-    ]
-    counts = dict.fromkeys(LABELS, 0) | {"undecided": 3}
-    facts = {"counts": counts, "heads": heads, "sink": {"place": 0}, "mirrored": {"code": 0, "noise": 0}}
-    text = sentences({**facts, "texts": 128, "texts_needed": 100, "level": 0.05})
-    assert " Whatever their labels, 5.0 (on code) and 5.1 need their sink: " in text
-    # 64 of each domain were measured, so that 100 of one are more.
-    assert (
-        " 3 are undecided with 128 texts of 2 domains together at a false discovery rate of 0.05; about 100 texts of " in text
-    )
-
-
-def test_sentences_say_where_silence_helps():
-    head = {"layer": 5, "head": 0, "label": "switch", "needs_sink": {}, "domains": {"code": "semantic", "noise": "dormant"}}
-    counts = dict.fromkeys(LABELS, 0) | {"switch": 1}
-    facts = {"counts": counts, "heads": [head], "sink": {"place": 0}, "mirrored": {"code": 0, "noise": 1}}
-    assert sentences(facts).endswith(
-        "For 1, every way of silencing it lowers the loss on noise, and none is semantic there. With random weights both kinds "
-        "of head are equally common, and so they may be on texts that the model does not know."
-    )
-
-
-def test_durations():
-    assert [duration(seconds) for seconds in (3, 42, 100, 3600, 9000)] == [
-        "less than ten seconds", "about 40 seconds", "about 2 minutes", "about 60 minutes", "about 2.5 hours",
-    ]  # fmt: skip
+    tokens = torch.randint(2, 300, (10, 12), generator=torch.Generator().manual_seed(1))
+    options = {"samples": token_samples([("words", tokens)]), "sink": 0, "heads": [(0, 0)], "experiments": False}
+    kept = []
+    monkeypatch.setattr("sinklab.results.store.Store.put", lambda store, *given: kept.append(store.folder is not None))
+    doubled = find_causes(str(checkpoint), readout=Doubled(), **options, out=tmp_path / "out").summary
+    assert not any(kept)
+    find_causes(str(checkpoint), readout=NextToken(), **options, out=tmp_path / "other")
+    assert any(kept)
+    plain = find_causes(str(checkpoint), readout=NextToken(), **options).summary
+    assert doubled["clean_loss"]["words"] == pytest.approx(2 * plain["clean_loss"]["words"], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["trigger", "key bias", "sigmoid"])

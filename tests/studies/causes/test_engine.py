@@ -22,9 +22,9 @@ from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.sinks import Head, find_sinks
 from sinklab.studies.causes import engine
-from sinklab.studies.causes._runs import change, of_all, text_losses
 from sinklab.studies.causes.effects import HeadEdit, one_by_one
-from sinklab.studies.causes.engine import REPLAYED, estimate, measure_effects
+from sinklab.studies.causes.engine import REPLAYED, measure_effects
+from sinklab.studies.causes.experiment import change, of_all, text_losses
 from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples, whole_samples
 from sinklab.testing import tiny_models
@@ -273,7 +273,6 @@ def test_a_module_that_calls_attention_several_times_in_a_run_goes_one_by_one():
         "layers.0.self_attn": REPLAYED,
         "layers.1.self_attn": "it calls the attention function 2 times in one run",  # a trial has two samples
     }
-    assert estimate(model, samples, NextToken(), variants, heads) > 0
 
 
 class Aside(nn.Module):
@@ -364,13 +363,6 @@ def test_the_model_is_left_as_it_was():
     assert torch.equal(model(**samples.inputs).logits, before)
 
 
-def test_estimate_is_a_time():
-    model, samples = sinklm(), texts()
-    few = estimate(model, samples, NextToken(), usual(samples)[:2], heads_of([0, 1]), batch_size=2)
-    assert 0 < few < 60
-    assert 0 < estimate(model, samples, NextToken(), [], []) < 60
-
-
 def test_errors():
     model, samples = sinklm(), texts()
     variants = usual(samples)
@@ -378,8 +370,6 @@ def test_errors():
         measure_effects(model, samples, NextToken(), variants, [Head(3, 0)])
     with pytest.raises(ConfigurationError, match=r"layers\.1\.self_attn has no head 4; expected 0 to 3"):
         measure_effects(model, samples, NextToken(), variants, heads_of([0, 1], 5)[5:])
-    with pytest.raises(ConfigurationError, match="batch_size must be 1 or more, got 0"):
-        measure_effects(model, samples, NextToken(), variants, heads_of([0]), batch_size=0)
     with pytest.raises(UnsupportedModelError, match="no null score"):
         measure_effects(model, samples, NextToken(), usual(samples, "null"), heads_of([0]))
 

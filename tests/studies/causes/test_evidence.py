@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import scipy.stats
 
 from sinklab.errors import ConfigurationError, MeasurementError
-from sinklab.results.intervals import CHANCE, mean_over_items, means_over_items
+from sinklab.results.intervals import CHANCE, mean_over_items
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import Effects
 from sinklab.studies.causes.evidence import Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
-from sinklab.studies.causes.reasons import Claim, _needed
+from sinklab.studies.causes.labels import _Decided
 
 SEEDED = np.random.default_rng(5)
 
@@ -94,9 +92,9 @@ def test_texts_that_are_foretold_decide_in_four_of_five_cases(above):
     for _ in range(400):
         values = generator.normal(bound + generator.uniform(low, high), spread, size=4096)[None]
         first = Evidence(values[:, :seen], bound, above)
-        claim = Claim("zero" if above else "zero costs nothing", first, mean_over_items(values[0, :seen]), 0)
+        decided = _Decided([{"claim": first}], {"label": ("claim",)}, critical)
         for chance, found in came_true.items():
-            needed = _needed([claim], critical, chance)
+            needed = decided._needed("label", 0, 0, chance)
             if first.p[0] > critical and needed is not None and needed <= values.shape[1]:
                 found.append(bool(Evidence(values[:, :needed], bound, above).p[0] <= critical))
     assert len(came_true[CHANCE]) > 60
@@ -130,19 +128,11 @@ def test_all_contrasts_by_hand():
     shown = contrasts_of(found)
     assert shown.keys() == found.keys()
     for name, (contrast,) in shown.items():
-        assert contrast.interval == mean_over_items(found[name].values[0]), name
+        interval = mean_over_items(found[name].values[0])
+        assert (contrast.mean, contrast.low, contrast.high) == (interval.mean, interval.low, interval.high), name
         assert contrast.p == found[name].p[0]
-    assert shown["redirect"][0].interval.mean == pytest.approx(0.6)
-    assert shown["redirect"][0].interval.low < 0.6 < shown["redirect"][0].interval.high
-
-
-def test_intervals_of_many_rows_are_those_of_each(monkeypatch):
-    monkeypatch.setattr("sinklab.results.intervals.ROWS", 3)
-    rows = SEEDED.normal(size=(7, 12)) * np.array([[1.0], [0.0], [1e-6], [5.0], [1.0], [1.0], [1.0]])
-    for row, interval in zip(rows, means_over_items(rows, scale=1.0), strict=True):
-        one = mean_over_items(row, scale=1.0)
-        # Means of the same draws, added up in another order.
-        assert dataclasses.astuple(interval) == pytest.approx(dataclasses.astuple(one), rel=1e-12, abs=1e-15)
+    assert shown["redirect"][0].mean == pytest.approx(0.6)
+    assert shown["redirect"][0].low < 0.6 < shown["redirect"][0].high
 
 
 def test_benjamini_hochberg_by_hand():
@@ -187,9 +177,3 @@ def test_a_domain_of_one_text_is_refused():
     effects.clean_loss[1:] = np.nan
     with pytest.raises(ConfigurationError, match=r"domain 'domain 0': 1 text has scored positions, and intervals need two"):
         evidence_of(effects, 0, 0.01)
-
-
-def test_a_cost_that_rounds_to_nothing_has_no_sign_of_its_own() -> None:
-    evidence = Evidence(np.array([[-3e-6, -1e-6, -2e-6]]), 0.01, above=False)
-    claim = Claim("zero_value costs nothing", evidence, mean_over_items(evidence.values[0]), 0)
-    assert str(claim).endswith("costs +0.0000 [+0.0000, +0.0000]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 
 import pytest
 import torch
@@ -12,14 +11,13 @@ from tests.studies.causes.planted import planted, sinks_of
 from sinklab.errors import ConfigurationError
 from sinklab.results.store import Store
 from sinklab.studies.causes import resumable
+from sinklab.studies.causes.effects import make_variants
 from sinklab.studies.causes.engine import measure_effects
-from sinklab.studies.causes.labels import label_heads
+from sinklab.studies.causes.labels import _candidates, _where_it_rests, label_heads, switches_within
 from sinklab.studies.causes.measurement import examine
 from sinklab.studies.causes.readout import NextToken, SquaredError
 from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.texts import Texts
-from sinklab.studies.causes.variants import make_variants
-from sinklab.studies.causes.within import candidates, switches_within, where_it_rests
 
 NAMES = ("trigger", "induction", "two domains", "broadcast", "constant", "key bias", "sigmoid")
 
@@ -55,7 +53,7 @@ def test_every_head_gets_the_label_that_was_planted(name):
 def test_and_so_it_does_with_the_full_budget():
     known, _, labels = labelled("constant", 7, budget="full")
     assert [label.label for label in labels] == known.labels
-    assert {"mean", "rotated", "redirect control - redirect"} <= set(labels[0].evidence)
+    assert {"mean", "rotated", "redirect control - redirect"} <= set(labels[0].effects)
 
 
 @pytest.mark.parametrize("name", ["trigger", "broadcast", "key bias"])
@@ -69,10 +67,10 @@ def test_noise_on_the_weights_makes_no_label_wrong(name):
 
 def test_a_switch_is_told_by_its_domains():
     _, _, (label,) = labelled("trigger", 0)
-    assert label.by_domain == {"other": "dormant", "trigger": "semantic"}
+    assert label.domains == {"other": "dormant", "trigger": "semantic"}
     _, _, labels = labelled("two domains", 0)
-    assert labels[0].by_domain == {"repeated": "semantic", "fresh": "dormant"}
-    assert labels[1].by_domain == {"repeated": "dormant", "fresh": "dormant"}
+    assert labels[0].domains == {"repeated": "semantic", "fresh": "dormant"}
+    assert labels[1].domains == {"repeated": "dormant", "fresh": "dormant"}
 
 
 def test_value_norms_part_a_broadcast_from_a_no_op():
@@ -112,9 +110,9 @@ def test_which_heads_need_their_sink():
 def test_a_switch_within_a_text_is_found():
     """The induction head speaks in the second half of a text and rests in the first; the no-op rests always."""
     known, sink, labels = labelled("induction", 0)
-    variants, heads = make_variants(sink, known.samples), candidates(labels, sink, known.samples, level=0.05)
+    variants, heads = make_variants(sink, known.samples), _candidates(labels, sink, known.samples, 0.05)
     assert heads == [labels[0].head]  # the others are silent everywhere
-    (rests,) = where_it_rests(known.model, known.samples, sink, heads, batch_size=64)
+    (rests,) = _where_it_rests(known.model, known.samples, sink, heads, batch_size=64)
     # Words 1 to 11 come for the first time, 12 to 22 again; the last one has no target.
     assert bool(rests[:, 1:12].all())
     assert not rests[:, 12:].any()
@@ -125,18 +123,16 @@ def test_a_switch_within_a_text_is_found():
             for head, parted in halves.items()
         }
 
-    found = switches_within(
-        known.model, known.samples, sink, labels, heads, measure, level=0.05, minimal_effect=0.01, batch_size=64
-    )
+    found = switches_within(known.model, known.samples, sink, labels, measure, level=0.05, minimal_effect=0.01, batch_size=64)
     assert found[0].within == {"repeated": {"at rest": "dormant", "elsewhere": "semantic"}}
     assert [label.label for label in found] == ["switch", "dormant", "unneeded"]
     assert found[1:] == labels[1:]
 
 
-def test_what_is_looked_at_within_texts_is_announced_and_kept(tmp_path, monkeypatch):
+def test_what_is_looked_at_within_texts_is_kept(tmp_path, monkeypatch):
     """It takes a head as long again as all its edits, so that a run that is killed behind it does not begin anew."""
     known, _, _ = labelled("induction", 0)
-    texts, request, said, measured = Texts(known.samples, NextToken(), []), Request(minimal_effect=0.01), [], []
+    texts, request, measured = Texts(known.samples, NextToken(), []), Request(minimal_effect=0.01), []
     real = resumable.measure_effects
 
     def counted(model, samples, readout, variants, heads, **options):
@@ -144,11 +140,10 @@ def test_what_is_looked_at_within_texts_is_announced_and_kept(tmp_path, monkeypa
         return real(model, samples, readout, variants, heads, **options)
 
     monkeypatch.setattr(resumable, "measure_effects", counted)
-    asked = {"identity": {"operation": "softmax"}, "store": Store(tmp_path), "say": said.append}
+    asked = {"identity": {"operation": "softmax"}, "store": Store(tmp_path)}
     found = examine(known.model, texts, request, **asked)
-    assert found.summary["heads"][0]["within"] == {"repeated": {"at rest": "dormant", "elsewhere": "semantic"}}
+    assert found.found.heads[0].within == {"repeated": {"at rest": "dormant", "elsewhere": "semantic"}}
     assert measured == [(1, [0, 1, 2]), (2, [0])]
-    assert re.fullmatch(r"1 head that rests at some positions, measured there and elsewhere, takes .*", said[1])
     again = examine(known.model, texts, request, **asked)
-    assert again.summary == found.summary
-    assert (len(measured), len(said)) == (2, 2), "all of it was kept"
+    assert again.found == found.found
+    assert len(measured) == 2, "all of it was kept"

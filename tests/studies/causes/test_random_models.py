@@ -9,11 +9,11 @@ from tests.studies.causes.planted import sinks_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.studies.causes.effects import make_variants
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.labels import label_heads, mirrored
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
-from sinklab.studies.causes.variants import make_variants
 
 WORDS, LENGTH, TEXTS = 40, 16, 32
 SHAPE = {

@@ -10,9 +10,16 @@ import torch
 import transformers
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.studies.causes import replay_logits
-from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken, OutputDivergence, SquaredError, readout_for
-from sinklab.studies.causes.replay_logits import LogitMap
+from sinklab.studies.causes import readout as readouts
+from sinklab.studies.causes.readout import (
+    ClassLogits,
+    LogitMap,
+    MaskedToken,
+    NextToken,
+    OutputDivergence,
+    SquaredError,
+    readout_for,
+)
 from sinklab.studies.causes.samples import Samples, token_samples, whole_samples
 from sinklab.testing import tiny_models
 
@@ -78,8 +85,8 @@ def test_squared_error_by_hand():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("readout", [NextToken(), MaskedToken()])
 def test_changes_from_hidden_states_are_those_from_logits(monkeypatch, readout, bias, offset):
-    monkeypatch.setattr(replay_logits, "COLUMNS", 16)  # several tiles in both directions
-    monkeypatch.setattr(replay_logits, "TILE", 64)
+    monkeypatch.setattr(readouts, "COLUMNS", 16)  # several tiles in both directions
+    monkeypatch.setattr(readouts, "TILE", 64)
     generator = torch.Generator().manual_seed(0)
     vocabulary, width, samples = 50, 6, 3
 

@@ -10,12 +10,11 @@ from tests.conftest import make_sinklm
 from sinklab import attend
 from sinklab.attention.probe import Watcher
 from sinklab.sinks import find_sinks
+from sinklab.studies.causes.effects import make_variants
 from sinklab.studies.causes.engine import measure_effects
-from sinklab.studies.causes.labels import label_heads
+from sinklab.studies.causes.labels import _where_it_rests, label_heads, split, switches_within
 from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples, token_samples, whole_samples
-from sinklab.studies.causes.variants import make_variants
-from sinklab.studies.causes.within import split, switches_within, where_it_rests
 
 TEXTS = 12
 
@@ -23,7 +22,7 @@ TEXTS = 12
 def rests_of(model, samples):
     """Every head of self-attention, and where it rests."""
     sinks = find_sinks(model, samples.inputs, place=0)
-    return dict(zip(sinks.heads, where_it_rests(model, samples, sinks, sinks.heads, batch_size=5), strict=True))
+    return dict(zip(sinks.heads, _where_it_rests(model, samples, sinks, sinks.heads, batch_size=5), strict=True))
 
 
 def labels_with_halves(model, samples, readout):
@@ -36,7 +35,9 @@ def labels_with_halves(model, samples, readout):
     def measure(halves):
         return {head: measure_effects(model, parted, readout, variants, [head]) for head, parted in halves.items()}
 
-    return labels, switches_within(model, samples, sinks, labels, sinks.heads, measure, **asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sinklab.studies.causes.labels._candidates", lambda *given: list(sinks.heads))
+        return labels, switches_within(model, samples, sinks, labels, measure, **asked)
 
 
 def classifier():
@@ -84,8 +85,8 @@ def test_heads_of_an_encoder_have_no_halves_whatever_the_lengths(target):
     assert encoder == [None, None]
     assert [own.shape for own in decoder] == [(TEXTS, target)] * 2
     labels, found = labels_with_halves(model, samples, MaskedToken())
-    assert [label.by_domain for label in found if label.head.module.startswith("encoder")] == [
-        label.by_domain for label in labels if label.head.module.startswith("encoder")
+    assert [label.domains for label in found if label.head.module.startswith("encoder")] == [
+        label.domains for label in labels if label.head.module.startswith("encoder")
     ]
 
 

@@ -11,9 +11,9 @@ from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.results.run import Result
-from sinklab.studies.pathways import benchmark
-from sinklab.studies.pathways.display import display
-from sinklab.studies.pathways.judging import judged
+from sinklab_claims.pathways import compare
+from sinklab_claims.pathways.judging import judged
+from sinklab_claims.pathways.show import show
 
 GOOD = {"held_out_loss": 2.0, "effective_sink_rate": 0.0, "sink_rate": 0.0, "hidden_ratio": 1.0} | {
     "window_gap": 0.001,
@@ -37,26 +37,21 @@ def made(monkeypatch):
         summary = {
             "rows": [row.to_dict() for row in rows],
             "cannot": {"sigmoid": "why"},
-            "paragraph": "In words.",
-            "statements": {"Loss": "It is [low].", "Time": "It is short."},
             "errors": asked.get("fail", []),
         }
-        return Result(summary, pd.DataFrame(), {"kind": "pathways"}, options["out"], display)
+        return Result(summary, pd.DataFrame(), {"kind": "pathways"}, options["out"], shows=show)
 
-    monkeypatch.setattr(benchmark, "run_pathways", run)
+    monkeypatch.setattr(compare, "run_pathways", run)
     return asked
 
 
-def test_the_table_and_the_paragraph(made):
+def test_the_table(made):
     result = invoke("--operations", "softpick,sigmoid:normalize=true", "--seeds", "0..1", "--out", "there")
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert lines[0].split() == ["mean", "over", "seeds", "softmax", "softpick"]
-    assert lines[1].split() == ["low-distortion", "reference", "yes"]
-    assert lines[2].split() == ["loss", "beside", "softmax", "–", "equivalent"]
-    assert lines[3].split() == ["loss", "(nats)", "2.000", "2.000"]
-    assert "\nIn words.\n\nLoss  It is [low].\n\nTime  It is short.\n" in result.stdout
-    assert lines[-1] == "table  there/table.parquet"
+    assert result.stdout.startswith("Low-distortion: softpick, of 1 operations beside softmax.")
+    softmax, softpick = (line.split() for line in result.stdout.splitlines() if line.startswith("soft"))
+    assert (softmax[1], softpick[1:3]) == ("reference", ["yes", "equivalent:"])
+    assert "sigmoid, trigger task" in result.stdout
     assert made["operations"] == [{"name": "softpick"}, {"name": "sigmoid", "normalize": True}]
     assert made["seeds"] == [0, 1]
     assert made["store"] == Path("sinklab-claims")
@@ -74,7 +69,6 @@ def test_the_seeds_of_the_scale(made):
 
 def test_json_is_all_there_is_on_stdout(made):
     printed = json.loads(invoke("--json").stdout)
-    assert printed["paragraph"] == "In words."
     assert printed["cannot"] == {"sigmoid": "why"}
     softpick = printed["rows"][1]
     assert softpick["low_distortion"] == "yes"
@@ -89,7 +83,6 @@ def test_failures_are_told_and_give_status_1(made):
     result = invoke()
     assert result.exit_code == 1
     assert "failed: cell x: it died" in result.stderr
-    assert "In words." in result.stdout
 
 
 @pytest.mark.parametrize(

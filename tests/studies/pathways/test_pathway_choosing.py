@@ -10,12 +10,11 @@ import pytest
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
-from sinklab.studies.pathways import matching, runs
-from sinklab.studies.pathways.benchmark import design_of, own_base
-from sinklab.studies.pathways.choosing import FACTORS, SELECTION_SEEDS, Choice
-from sinklab.studies.pathways.matching import TOLERANCE, matched_widths, parameters_of
-from sinklab.studies.pathways.operations import pathways_of
-from sinklab.studies.reproduce import work
+from sinklab.results.progress import duration
+from sinklab_claims.pathways import operations, runs
+from sinklab_claims.pathways.compare import design_of, own_base
+from sinklab_claims.pathways.operations import TOLERANCE, matched_widths, parameters_of, pathways_of
+from sinklab_claims.pathways.runs import FACTORS, SELECTION_SEEDS, Choice
 
 SEEDS = SELECTION_SEEDS["tiny"]
 
@@ -30,15 +29,14 @@ def test_the_lowest_mean_decides():
     found = choice(2.3, 2.2, (2.2, 2.0), (1.9, 2.25), 2.4)
     assert found.factor == 2.0  # 2.075, where the scale's rate has 2.1, although its second seed is the better one
     assert found.end == ""
-    assert found.spread == pytest.approx(2.4 - 2.075)
-    assert found.numbers == {"chosen_factor": 2.0, "rate_range": found.spread, "rate_diverged": 0.0}
+    assert found.numbers == {"chosen_factor": 2.0, "rate_range": pytest.approx(2.4 - 2.075), "rate_diverged": 0.0}
 
 
 def test_a_rate_at_which_one_training_diverges_is_out():
     found = choice(2.3, 2.2, 2.1, 2.0, (1.0, None))
     assert (found.factor, found.end) == (2.0, "")  # what diverges bounds the range
-    assert found.diverged == pytest.approx(0.1)
-    assert found.spread == pytest.approx(0.3)
+    assert found.numbers["rate_diverged"] == pytest.approx(0.1)
+    assert found.numbers["rate_range"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(("losses", "end"), [((2.3, 2.2, 2.1, 2.0, 1.9), "highest"), ((1.9, 2.0, 2.1, 2.2, 2.3), "lowest")])
@@ -53,11 +51,6 @@ def test_without_all_trainings_nothing_is_chosen():
     assert found.factor is None
     assert found.numbers == {}
     assert choice(None, None, None, None, None).factor is None
-
-
-def test_choices_survive_json():
-    found = choice(2.3, 2.2, 2.1, 2.0, (1.0, None))
-    assert Choice.of_dict(found.to_dict()) == found
 
 
 def test_the_seeds_of_the_selection_are_not_evaluated():
@@ -111,8 +104,8 @@ def test_the_choice_sees_nothing_but_its_own_seeds(asked, monkeypatch, tmp_path)
             return {"diverged": 0.0, "held_out_loss": 2.0 - 0.1 * factor if gated else 2.0 + abs(factor - 1)}
         return {"diverged": 0.0, "held_out_loss": 1.0 + factor if gated else 1.9}
 
-    monkeypatch.setattr(work, "train_and_read", train)
-    monkeypatch.setattr(work, "read_numbers", numbers)
+    monkeypatch.setattr(runs.work, "train_and_read", train)
+    monkeypatch.setattr(runs.work, "read_numbers", numbers)
     found = runs.train_and_read(asked, store=tmp_path, cache=tmp_path, jobs=1, retries=0, ray=None, progress=False)
     assert {cell.config.training.seed for cell in stages[0].values()} == set(SEEDS)
     assert {cell.config.training.seed for cell in stages[1].values()} == {0, 1, 2, 3}
@@ -129,8 +122,8 @@ def test_a_selection_that_is_not_whole_is_an_error(asked, monkeypatch, tmp_path)
     def train(cells, read, **options):
         return SimpleNamespace(folder=tmp_path, outcome=lambda name: None if "seed1000" in name else "finished"), {}
 
-    monkeypatch.setattr(work, "train_and_read", train)
-    monkeypatch.setattr(work, "read_numbers", lambda folder, read_outs: {"diverged": 0.0, "held_out_loss": 2.0})
+    monkeypatch.setattr(runs.work, "train_and_read", train)
+    monkeypatch.setattr(runs.work, "read_numbers", lambda folder, read_outs: {"diverged": 0.0, "held_out_loss": 2.0})
     found = runs.train_and_read(asked, store=tmp_path, cache=tmp_path, jobs=1, retries=0, ray=None, progress=False)
     assert found.errors == [
         f"{label}: no learning rate is chosen, since 5 trainings of the selection are missing; run it again"
@@ -140,25 +133,14 @@ def test_a_selection_that_is_not_whole_is_an_error(asked, monkeypatch, tmp_path)
 
 
 def test_how_much_it_is(asked):
-    # 2 operations at 5 rates on 2 seeds; 8 evaluated and 6 with ALiBi; 8 more at the scale's rate at most.
-    # 34 (or 42) trainings of 17 s and 8 models of 21 s for read-outs and the trigger task.
+    # 2 operations at 5 rates on 2 seeds; 8 evaluated, 8 at the scale's rate and 6 with ALiBi, of 17 s; 8 models of 21 s.
     assert runs.foreseen(asked) == (
-        "2 operations, base bos: 20 trainings to choose learning rates, then 14 to 22 to evaluate them, and 8 of the trigger "
-        "task; about 12 to 15 minutes of one core; what is there already is not done again"
+        "2 operations, base bos: at most 42 trainings, 20 of them to choose learning rates; and 8 of the trigger task; "
+        f"{duration(42 * 17 + 8 * 21)} of one core; what is there already is not done again"
     )
-
-
-@pytest.mark.parametrize(
-    ("scale", "seeds", "words"),
-    [
-        # Trainings of 17 s and models of 6 s for read-outs.
-        ("tiny", 1, "1 training at 1 times the learning rate of the scale; about 1 minute of one core"),
-        ("tiny", 60, "60 trainings at 1 times the learning rate of the scale; about 23 minutes of one core"),
-    ],
-)
-def test_one_of_a_thing_is_no_several(asked, scale, seeds, words):
-    one = dataclasses.replace(asked, pathways=asked.pathways[:1], scale=scale, seeds=list(range(seeds)), rate=1.0)
-    assert runs.foreseen(one) == f"1 operation, base bos: {words}; what is there already is not done again"
+    one = dataclasses.replace(asked, pathways=asked.pathways[:1], seeds=[0], rate=1.0)
+    assert runs.foreseen(one).startswith("1 operation, base bos: at most 1 training; about ")
+    assert "of one data-centre GPU" in runs.foreseen(dataclasses.replace(asked, scale="medium"))
 
 
 def test_parameters_are_matched():
@@ -181,6 +163,6 @@ def test_parameters_that_cannot_be_matched_are_refused(monkeypatch):
         ConfigurationError, match=r"operation gated has \+16,384 parameters beside the .* compare it at another"
     ):
         matched_widths(pathways_of([{"name": "gated"}]), config)
-    monkeypatch.setattr(matching, "TOLERANCE", 0.0005)  # less than half of a unit of width
+    monkeypatch.setattr(operations, "TOLERANCE", 0.0005)  # less than half of a unit of width
     with pytest.raises(ConfigurationError, match="operation gated has"):
         matched_widths(pathways_of([{"name": "gated"}]), backcopy_tiny())

@@ -7,8 +7,8 @@ import torch
 
 from sinklab.errors import ConfigurationError
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
-from sinklab.studies.pathways import cost
-from sinklab.studies.pathways.operations import pathways_of
+from sinklab_claims.pathways import cost
+from sinklab_claims.pathways.operations import pathways_of
 
 
 def test_quartiles_by_hand():

@@ -7,13 +7,12 @@ import re
 import pytest
 
 from sinklab.errors import ConfigurationError, UnknownNameError
-from sinklab.jobs.claim import BASELINE, Variant
 from sinklab.registry import operations
-from sinklab.studies.pathways import runs
-from sinklab.studies.pathways.benchmark import own_base
-from sinklab.studies.pathways.operations import PUBLISHED, pathways_of
-from sinklab.studies.reproduce.cells import make_cells
-from sinklab.studies.reproduce.scales import base_config
+from sinklab_claims.contract.claim import BASELINE, Variant
+from sinklab_claims.pathways import runs
+from sinklab_claims.pathways.compare import own_base
+from sinklab_claims.pathways.operations import PUBLISHED, pathways_of
+from sinklab_claims.reproduce.cells import base_config, make_cells
 
 
 def test_the_twelve():

@@ -11,17 +11,16 @@ import torch
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import run_cell
-from sinklab.jobs.trained import TrainedModel
 from sinklab.read_outs import extrapolation as extrapolation_file
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import read_outs
-from sinklab.results.table import make_table, read_run, read_table, write_json, write_table
-from sinklab.studies.pathways import again, benchmark, choosing, cost, runs
-from sinklab.studies.pathways.columns import TABLES
-from sinklab.studies.pathways.operations import pathways_of
-from sinklab.studies.reproduce import cells, work
+from sinklab.results.table import make_table, read_run, read_table, write_table
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.rows import TextRows
+from sinklab_claims.contract.trained import TrainedModel
+from sinklab_claims.pathways import compare, cost, runs
+from sinklab_claims.pathways.operations import pathways_of
+from sinklab_claims.reproduce import cells, store
 
 
 def test_columns_are_put_together_by_hand():
@@ -138,7 +137,7 @@ def short(monkeypatch):
             "data": config.data.model_copy(update={"max_tokens": 10_000, "held_out_rows": 16}),
         }
     )
-    for module in (cells, benchmark):
+    for module in (cells, compare):
         monkeypatch.setattr(module, "base_config", lambda scale, base=None: config)
 
     def train(plan, names, **options):
@@ -151,40 +150,24 @@ def short(monkeypatch):
             reading.take(TrainedModel(reading.folder, cache))
         return {}
 
-    for module in (choosing, runs):
-        monkeypatch.setattr(module, "FACTORS", (1.0,))
-    monkeypatch.setitem(choosing.SELECTION_SEEDS, "tiny", (1000,))
-    monkeypatch.setattr(work, "train_cells", train)
-    monkeypatch.setattr(work, "run_missing", read)
-    monkeypatch.setattr(benchmark, "costs", lambda *given, **named: cost.costs(*given, **named, rounds=2, long=64))
+    monkeypatch.setattr(runs, "FACTORS", (1.0,))
+    monkeypatch.setitem(runs.SELECTION_SEEDS, "tiny", (1000,))
+    monkeypatch.setattr(store, "train_cells", train)
+    monkeypatch.setattr(store, "run_missing", read)
+    monkeypatch.setattr(compare, "costs", lambda *given, **named: cost.costs(*given, **named, rounds=2, long=64))
 
 
 def test_the_whole_comparison(tmp_path, short):
     out, said = tmp_path / "out", []
-    result = benchmark.run_pathways(
-        [{"name": "softmax_plus_one"}],
-        seeds=[0],
-        out=out,
-        store=tmp_path / "store",
-        cache=tmp_path / "cache",
-        problem=TriggerProblem(cap=2),
-        progress=False,
-        say=said.append,
-    )
+    given = {"seeds": [0], "out": out, "store": tmp_path / "store", "cache": tmp_path / "cache", "progress": False}
+    result = compare.run_pathways([{"name": "softmax_plus_one"}], problem=TriggerProblem(cap=2), say=said.append, **given)
     rows = result.summary["rows"]
     assert [row["label"] for row in rows] == ["softmax", "softmax_plus_one"]
     assert result.summary["errors"] == []
     columns = {
         *("held_out_loss", "effective_sink_rate", "sink_rate", "kurtosis", "int8_gap", "window_gap", "distortion", "noise_gap"),
-        *(
-            "scale_rate_loss",
-            "scale_rate_sink",
-            "scale_rate_window",
-            "tuning_gain",
-            "chosen_factor",
-            "rate_range",
-            "longer_gap",
-        ),
+        *("scale_rate_loss", "scale_rate_sink", "scale_rate_window", "tuning_gain", "chosen_factor", "rate_range"),
+        "longer_gap",
     }
     for row in rows:
         assert columns <= set(row["numbers"])
@@ -201,35 +184,31 @@ def test_the_whole_comparison(tmp_path, short):
         assert read_run(tmp_path / "store" / "runs" / "tiny" / cell)["data"]["held_out"]["sha256"] == run["held_out_sha256"]
     assert (run["protocol"], run["base"], run["selection_seeds"]) == (2, "no-bos", [1000])
     assert run["operations"]["softmax_plus_one"]["intermediate_size"] == 128
-    assert said == [runs.foreseen(benchmark.design_of([{"name": "softmax_plus_one"}], [0], "tiny", None))]
+    assert said == [runs.foreseen(compare.design_of([{"name": "softmax_plus_one"}], [0], "tiny", None))]
     written = (out / "pathways.md").read_text()
-    again.judge_again(out)
-    assert (out / "pathways.md").read_text() == written
+    assert written.count("| softmax") == 2 * written.count("| operation |")
+    for changed, message in (
+        ({"scale": "small"}, "holds the comparison with scale tiny, and this one has small; choose another"),
+        ({"base": "bos"}, "holds the comparison with base no-bos, and this one has bos; choose another"),
+        ({"rate": 0.5}, "holds the comparison with rate None, and this one has 0.5; choose another"),
+        ({"seeds": [1]}, "with `operations` softmax_plus_one and `seeds` 0, which would be lost"),
+    ):
+        with pytest.raises(InputError, match=message):
+            compare.run_pathways([], **given | changed)
     assert read_run(out) == run
-    with pytest.raises(InputError, match="holds the comparison at the scale tiny, and this one is at small; choose another"):
-        benchmark.run_pathways([], seeds=[0], scale="small", out=out, store=tmp_path / "store")
-    with pytest.raises(InputError, match="with `operations` softmax_plus_one and `seeds` 0, which would be lost"):
-        benchmark.run_pathways([], seeds=[1], out=out, store=tmp_path / "store")
-    assert read_run(out) == run
-    with pytest.raises(InputError, match="holds the comparison on base no-bos, and this one is on bos; choose another"):
-        benchmark.run_pathways([], seeds=[0], base="bos", out=out, store=tmp_path / "store")
-    write_json({**run, "protocol": 1}, out / "run.json")
-    with pytest.raises(InputError, match="is of protocol 1 and today's is 2, which needs other trainings; it stays as it was"):
-        again.judge_again(out)
-    assert (out / "pathways.md").read_text().count("| `softmax") == 2 * (1 + len(TABLES))
-    assert {path.name for path in out.glob("pareto.*")} == {"pareto.svg", "pareto.png"}
 
 
-def test_one_rate_for_all_is_not_searched_for(tmp_path, short):
+def test_one_rate_for_all_is_not_searched_for_and_one_that_was_ended_while_it_wrote_goes_on(tmp_path, short, monkeypatch):
     """Half of the scale's rate: as many trainings as operations and seeds, and no column of another training."""
     out = tmp_path / "out"
     given = {"seeds": [0], "out": out, "store": tmp_path / "store", "cache": tmp_path / "cache", "progress": False}
-    result = benchmark.run_pathways([{"name": "softmax_plus_one"}], rate=0.5, problem=TriggerProblem(cap=2), **given)
-    run = read_run(out)
+
+    def compared():
+        return compare.run_pathways([{"name": "softmax_plus_one"}], rate=0.5, problem=TriggerProblem(cap=2), **given)
+
+    result, run = compared(), read_run(out)
     assert (run["rate"], run["rates"], run["selection_seeds"]) == (0.5, {}, [])
     assert set(run["cells"]) == set(run["trainings"]) == {"chosen"}
-    assert run["trainings"]["chosen"]["what"].startswith("trained at 0.5 times the learning rate of the scale")
-    assert "as many parameters as softmax's, 0.5 times the rate of the scale) is" in run["definition"]
     trained = {path.name for path in (tmp_path / "store" / "runs" / "tiny").iterdir() if (path / "run.json").is_file()}
     assert trained == {run["cells"]["chosen"][label]["0"] for label in ("softmax", "softmax_plus_one")}
     usual = run["config"]["optimizer"]["learning_rate"]
@@ -239,25 +218,20 @@ def test_one_rate_for_all_is_not_searched_for(tmp_path, short):
         assert {"held_out_loss", "window_gap", "distortion"} <= set(row["numbers"])
         assert not {"scale_rate_loss", "tuning_gain", "chosen_factor", "longer_gap", "trigger_solved"} & set(row["numbers"])
         assert set(row["bounds_at_one_rate"]) == {"loss", "sink", "window"} - ({"loss"} if row["label"] == "softmax" else set())
-    written = (out / "pathways.md").read_text()
-    again.judge_again(out)
-    assert (out / "pathways.md").read_text() == written
-    for other, here in ((None, "rates of their own"), (1.0, "the rate 1")):
-        with pytest.raises(InputError, match=f"holds the comparison at the rate 0.5, and this one is at {here}; choose"):
-            benchmark.run_pathways([], rate=other, **given)
-
-
-def test_what_is_said_before_trainings_at_one_rate():
-    asked = benchmark.design_of([{"name": "softmax_plus_one"}], [0, 1, 2], "small", None, 0.5)
-    minutes = round((6 * 560 + 6 * 6) / 60)
-    assert runs.foreseen(asked) == (
-        "2 operations, base no-bos: 6 trainings at 0.5 times the learning rate of the scale; about "
-        f"{minutes} minutes of one core; what is there already is not done again"
-    )
-    asked = benchmark.design_of([{"name": "softmax_plus_one"}], [0, 1, 2], "medium", None, 0.5)
-    assert "trainings take about 6 minutes of one data-centre GPU; without a GPU about 48 hours of one core; " in (
-        runs.foreseen(asked)
-    )
+    # The table is the first file; behind it come the page and the record.
+    with monkeypatch.context() as full:
+        full.setattr(compare, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+        with pytest.raises(OSError, match="No space left"):
+            compared()
+    assert not (out / "run.json").exists(), "it would speak of other numbers than the table"
+    (out / ".sinklab-0123.partial").write_text("half")
+    assert compared().record["run_id"] != run["run_id"]
+    assert not (out / ".sinklab-0123.partial").exists()
+    (out / "run.json").unlink()
+    mine = make_table([{"metric": "m", "value": 1.0, "unit": "weight", "probe": "mine"}])
+    write_table(mine, out / "table.parquet")
+    with pytest.raises(InputError, match="out holds something else than a comparison of pathways; choose another with `out`"):
+        compared()
 
 
 @pytest.mark.parametrize(
@@ -273,28 +247,5 @@ def test_what_is_said_before_trainings_at_one_rate():
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(options, message, tmp_path):
     with pytest.raises(ConfigurationError, match=message):
-        benchmark.run_pathways(**options, out=tmp_path / "out", store=tmp_path / "store")
+        compare.run_pathways(**options, out=tmp_path / "out", store=tmp_path / "store")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_one_that_was_ended_while_it_wrote_goes_on(tmp_path, short, monkeypatch):
-    """Without the trigger task the table is the first file; behind it come the page, the figures and the record."""
-    out, given = tmp_path / "out", {"seeds": [0], "rate": 0.5, "cache": tmp_path / "cache", "progress": False}
-
-    def compare():
-        return benchmark.run_pathways([], out=out, store=tmp_path / "store", problem=TriggerProblem(cap=2), **given)
-
-    first = compare().record["run_id"]
-    with monkeypatch.context() as full:
-        full.setattr(benchmark, "write_figure", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
-        with pytest.raises(OSError, match="No space left"):
-            compare()
-    assert not (out / "run.json").exists(), "it would speak of other numbers than the table"
-    (out / ".sinklab-0123.partial").write_text("half")
-    assert compare().record["run_id"] != first
-    assert not (out / ".sinklab-0123.partial").exists()
-    (out / "run.json").unlink()
-    mine = make_table([{"metric": "m", "value": 1.0, "unit": "weight", "probe": "mine"}])
-    write_table(mine, out / "table.parquet")
-    with pytest.raises(InputError, match="out holds something else than a comparison of pathways; choose another with `out`"):
-        compare()

@@ -1,13 +1,15 @@
-"""A made-up result of a claim, as a folder: what figures, pages and commands are tested on."""
+"""A made-up result of a claim, as a folder: what pages and commands are tested on."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from sinklab.jobs.claim import Part
-from sinklab.jobs.effect import Difference, Value
-from sinklab.jobs.verdict import judge
+from sinklab.results.record import from_json, to_json
 from sinklab.results.table import make_table, write_json, write_table
+from sinklab_claims.contract.claim import Part
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.verdict.records import ClaimFound
+from sinklab_claims.verdict.rule import judge
 
 NUMBERS = {
     seed: {"baseline": {"sink_rate": 30.0 + seed}, "sigmoid <b>": {"sink_rate": 0.5 * seed, "loss": 2.0 + seed / 100}}
@@ -20,7 +22,7 @@ PARTS = (
 )
 
 
-def write_claim(folder: Path, parts=PARTS, numbers=None, **changed) -> dict:
+def write_claim(folder: Path, parts=PARTS, numbers=None, **changed) -> ClaimFound:
     numbers = NUMBERS if numbers is None else numbers
     found = judge(parts, (), numbers)
     record = {
@@ -28,7 +30,7 @@ def write_claim(folder: Path, parts=PARTS, numbers=None, **changed) -> dict:
         "source": "gu2024",
         "reference": "Gu et al. 2024 (arXiv 2410.10781), table 4", "published": "18.18 and 0.44.", "scale": folder.parent.name,
         "cost": "minutes", "seeds": list(numbers), "verdict": found.verdict, "reason": found.reason, "evidence": "",
-        "parts": [finding.to_dict() for finding in found.findings], "presupposes": [], "conditions": {},
+        "parts": [to_json(finding.record()) for finding in found.findings], "presupposes": [], "conditions": {},
         "environment": {"hardware": {"device": "cpu", "name": "made up", "cpu_count": 2}},
         "created": "2026-01-01T00:00:00+00:00",
     } | changed  # fmt: skip
@@ -41,7 +43,7 @@ def write_claim(folder: Path, parts=PARTS, numbers=None, **changed) -> dict:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(record, folder / "run.json")
     write_table(make_table(rows, run_id="0", probe="claim", version=1), folder / "table.parquet")
-    return record
+    return from_json(ClaimFound, record, folder)
 
 
 def numbers_of(table) -> dict:

@@ -1,4 +1,4 @@
-"""The engine and its workers, with a claim made for the test: what is kept, what is done again, and what is written down."""
+"""Claims on trainings, with one made for the test: what is kept, what is done again, and what is written down."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import pytest
 from tests.studies.reproduce.made_results import numbers_of
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs.claim import Claim, Part, Variant
-from sinklab.jobs.effect import Difference, Value
+from sinklab.results.metric import Metric
 from sinklab.results.table import read_run, read_table
-from sinklab.studies.reproduce import engine, work
-from sinklab.studies.reproduce.engine import plan_runs, reproduce
-from sinklab.studies.reproduce.kept import read_results
-from sinklab.studies.reproduce.work import Measurement, Reading, name_of, run_missing
+from sinklab.results.version import __version__
+from sinklab_claims.contract.claim import Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.reproduce import on_trainings, store
+from sinklab_claims.reproduce.on_trainings import plan_runs, reproduce
+from sinklab_claims.reproduce.store import Measurement, Reading, name_of, run_missing, version_of
+from sinklab_claims.verdict.records import read_results
 
 CALLS: list[int] = []
 
@@ -51,8 +53,8 @@ def made_up(**changes: Any) -> Claim:
 def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Claim]:
     """Claims by name, in place of the registered ones; measured in this process."""
     known = {"made_up": made_up()}
-    monkeypatch.setattr(work, "claim_called", lambda name: known[name])
-    monkeypatch.setattr(engine, "claim_called", lambda name: known[name])
+    monkeypatch.setattr(store, "claim_called", lambda name: known[name])
+    monkeypatch.setattr(on_trainings, "claim_called", lambda name: known[name])
 
     def here(readings: Any, measurements: Any, **_: Any) -> dict[str, str]:
         for measurement in measurements:
@@ -60,7 +62,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Claim]:
                 measurement.take()
         return {}
 
-    monkeypatch.setattr(work, "run_missing", here)
+    monkeypatch.setattr(store, "run_missing", here)
     CALLS.clear()
     return known
 
@@ -105,20 +107,20 @@ def test_a_result_is_not_replaced_by_one_of_fewer_seeds(claims: dict[str, Claim]
 
 
 def test_an_interruption_says_where_what_was_measured_is_kept(claims: dict[str, Claim], tmp_path, monkeypatch) -> None:
-    measured, some = work.run_missing, [0]
+    measured, some = store.run_missing, [0]
     kept = f"what was trained and measured is kept in {tmp_path}: the same command goes on from there"
 
     def stops(readings: Any, measurements: Any, **options: Any) -> dict[str, str]:
         measured(readings, measurements[: some[0]], **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work, "run_missing", stops)
+    monkeypatch.setattr(store, "run_missing", stops)
     for some[0], notes in ((0, []), (1, [kept])):
         with pytest.raises(KeyboardInterrupt) as caught:
             reproduce(["made_up"], out=tmp_path, progress=False)
         assert getattr(caught.value, "__notes__", []) == notes
-    monkeypatch.setattr(work, "run_missing", measured)
-    monkeypatch.setattr(engine, "write_table", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(store, "run_missing", measured)
+    monkeypatch.setattr(on_trainings, "write_table", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left") as full:
         reproduce(["made_up"], out=tmp_path, progress=False)
     assert full.value.__notes__ == [kept]
@@ -128,7 +130,7 @@ def test_the_result_on_the_base_of_the_source_is_that_of_the_claim(claims: dict[
     variants, given = (Variant("baseline"),), {"seeds": [0], "out": tmp_path, "progress": False}
     part = Part("it is learned", Value("held_out_loss", "baseline"), less_than=2.0)
     claims["both"] = made_up(measure=None, evidence={}, variants=variants, parts=(part,), bases=("no-bos", "bos"))
-    monkeypatch.setattr(work, "train_cells", lambda *_, **__: {})
+    monkeypatch.setattr(store, "train_cells", lambda *_, **__: {})
     (own,) = reproduce(["both"], **given)
     (other,) = reproduce(["both"], base="bos", **given)
     assert (own.folder, own.record["base"]) == (tmp_path / "tiny" / "both", "no-bos")
@@ -138,22 +140,28 @@ def test_the_result_on_the_base_of_the_source_is_that_of_the_claim(claims: dict[
     cells = [result.record["conditions"]["baseline"]["cells"]["0"] for result in (own, other)]
     assert cells[0] != cells[1]
     # Which of the two is newer is a matter of the second in which each was written.
-    assert sorted(kept.record["base"] for kept in read_results(tmp_path)) == ["bos", "no-bos"]
+    assert sorted(kept.record.base for kept in read_results(tmp_path)) == ["bos", "no-bos"]
     (measured,) = reproduce(["made_up"], **given)
     assert measured.record["base"] is None
     with pytest.raises(ConfigurationError, match="'made_up' is run on bos at scale tiny, and `base` is 'no-bos'"):
         reproduce(["made_up"], base="no-bos", **given)
 
 
-def test_what_other_code_has_measured_is_measured_again(claims: dict[str, Claim], tmp_path: Path) -> None:
+def test_what_another_version_has_measured_is_measured_again(claims: dict[str, Claim], tmp_path: Path) -> None:
     reproduce(["made_up"], seeds=[0], out=tmp_path, progress=False)
     (path,) = (tmp_path / "measured" / "tiny").iterdir()
     kept = json.loads(path.read_text())
-    path.write_text(json.dumps({**kept, "sources": "0123456789abcdef"}))
+    path.write_text(json.dumps({**kept, "sources": "0.0.1"}))
     assert Measurement(tmp_path / "measured" / "tiny", "made_up", 0, "tiny").cached() is None
     reproduce(["made_up"], seeds=[0], out=tmp_path, progress=False)
     assert CALLS == [0, 0]
     assert json.loads(path.read_text())["sources"] == kept["sources"]
+
+
+def test_numbers_belong_to_the_version_and_to_definitions_that_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = (Metric("old", "nats", "One."), Metric("new", "nats", "Two.", version=3))
+    monkeypatch.setattr(sys.modules[measure.__module__], "METRICS", metrics, raising=False)
+    assert version_of([measure]) == f"{__version__} new=3"
 
 
 def test_a_scale_without_a_cost_is_not_tested(claims: dict[str, Claim], tmp_path: Path) -> None:

@@ -23,22 +23,22 @@ from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
-from sinklab.jobs.checkpoint import LONGEST, Checkpoint, kind_of, not_about
-from sinklab.jobs.claim import Part
-from sinklab.jobs.effect import Value
-from sinklab.jobs.needed import needed_seeds
-from sinklab.jobs.verdict import judge_model, judge_models, judge_part
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.read_outs._attention import attention_numbers
 from sinklab.read_outs.norms import norms
 from sinklab.registry import claims
-from sinklab.report.claims_page import effect_words, write_claims_page
-from sinklab.studies.reproduce import checkpoints
-from sinklab.studies.reproduce.checkpoints import parse_model, reproduce_on
-from sinklab.studies.reproduce.display import display
-from sinklab.studies.reproduce.kept import read_results, summary_of
-from sinklab.studies.reproduce.work import OfModel, _work, claim_called
+from sinklab.results.blocks import markdown
 from sinklab.training.windowed import token_losses
+from sinklab_claims.contract.claim import Part
+from sinklab_claims.contract.effect import Value
+from sinklab_claims.contract.trained import LONGEST, Checkpoint, kind_of, not_about
+from sinklab_claims.reproduce import on_checkpoints
+from sinklab_claims.reproduce.on_checkpoints import parse_model, reproduce_on
+from sinklab_claims.reproduce.show import show_results, write_claims_page
+from sinklab_claims.reproduce.store import OfModel, _work, claim_called
+from sinklab_claims.verdict.forecast import needed_seeds
+from sinklab_claims.verdict.records import read_results, summary_of
+from sinklab_claims.verdict.rule import judge_model, judge_models, judge_part
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 FAST = "repeated_token_laws"
@@ -58,7 +58,7 @@ def here(monkeypatch):
                 task.take(Checkpoint(load_model(task.model), resolve_corpus(task.corpus), task.seed))
         return {}
 
-    monkeypatch.setattr(checkpoints, "run_missing", run)
+    monkeypatch.setattr(on_checkpoints, "run_missing", run)
     return taken
 
 
@@ -197,8 +197,7 @@ def test_that_there_are_such_models_is_shown_by_one_and_refuted_by_none():
     assert (found.verdict, part.model, part.mean, part.interval) == ("reproduced", "b", alone_b.mean, alone_b.interval)
     assert part.interval[0] > some.more_than
     assert part.by_seed == pytest.approx({"a": 0.2, "b": 2.1, "c": 1.5})
-    assert part.to_dict()["model"] == "b"
-    assert effect_words(part.to_dict()).endswith(" of b")
+    assert part.record().model == "b"
     falls = Part("it falls", RISES.effect, less_than=1, of_some=True)
     assert some_of({"a": (0.5, 0.6, 0.7), "b": does_not, "c": shows}, falls).findings[0].model == "b"
     none = some_of({"a": does_not, "b": does_not, "c": does_not, "d": open_}, some)
@@ -208,7 +207,7 @@ def test_that_there_are_such_models_is_shown_by_one_and_refuted_by_none():
         "claim is that there are such models",
     )
     assert none.findings[0].model == "d"
-    assert needed_seeds(none.findings[0].to_dict()) is None  # any model that comes may be the one
+    assert needed_seeds(none.findings[0].record()) is None  # any model that comes may be the one
     assert some_of({"a": open_}, some).reason == (
         "'it rises': the model does not show it, which refutes nothing: the claim is that there are such models"
     )
@@ -249,7 +248,7 @@ def test_the_same_weights_are_measured_anew_under_another_configuration_or_token
     (other / file).write_text(json.dumps(changed))
     assert load_model(str(other)).revision == load_model(str(llama)).revision
     about = {"corpora": [str(text)], "seeds": [0], "out": tmp_path / "out", "progress": False}
-    reproduce_on([f"one={llama}", f"other={other}"], ["zero_sink", FAST], **about)
+    reproduce_on([f"one={llama}", f"other={other}"], ["inputs_by_position", FAST], **about)
     assert {model for model, _, _ in here} == {str(llama), str(other)}
     assert len(here) == 4
 
@@ -266,7 +265,7 @@ def test_one_model_on_two_texts_is_read_on_each(llama, text, tmp_path, monkeypat
     """Both are one batch, since it is named by model and draw; each task brings its text."""
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join(f"{number} + {number} = {2 * number}" for number in range(400)))
-    tasks = [OfModel(tmp_path, FAST, 0, str(llama), "r", "softmax", str(path), "t", "c", "h") for path in (text, other, text)]
+    tasks = [OfModel(tmp_path, FAST, 0, str(llama), "r", str(path), "t", "c", "h") for path in (text, other, text)]
     assert len({task.batch for task in tasks}) == 1
     read: list[torch.Tensor] = []
     monkeypatch.setattr(OfModel, "take", lambda task, checkpoint: read.append(checkpoint.rows(4, 32)))
@@ -276,10 +275,10 @@ def test_one_model_on_two_texts_is_read_on_each(llama, text, tmp_path, monkeypat
     assert all(torch.equal(one, wanted) for one, wanted in zip(read, expected, strict=True))
 
 
-def test_models_against_claims_are_kept_under_their_public_names(here, llama, checkpoint, vit, text, tmp_path, capsys):
+def test_models_against_claims_are_kept_under_their_public_names(here, llama, checkpoint, vit, text, tmp_path):
     models = [f"nobody/llama={llama}", f"nobody/vit={vit}"]
     about = {"corpora": [str(text)], "out": tmp_path / "out", "progress": False}
-    laws, zero = reproduce_on(models, [FAST, "zero_sink"], **about)
+    laws, zero = reproduce_on(models, [FAST, "inputs_by_position"], **about)
     assert len(here) == 6  # two claims, three draws; of the model of images nothing is measured
     first, second = laws.summary["models"]
     assert (first["name"], first["verdict"], first["kind"]) == ("nobody/llama", "agrees with the proof", "decoder")
@@ -290,23 +289,21 @@ def test_models_against_claims_are_kept_under_their_public_names(here, llama, ch
     )
     assert laws.summary["verdict"] == "inconclusive"  # of one model nothing follows about models
     assert zero.summary["verdict"] == "not applicable"
-    assert "its attention is softmax" in zero.summary["models"][0]["reason"]
+    assert zero.summary["models"][0]["reason"].startswith("it has rotary")
     assert set(laws.table["model"]) == {"nobody/llama"}
     assert len(laws.table) == 9
-    kept = {one.record["claim"]: summary_of(one.record) for one in read_results(tmp_path / "out")}
+    kept = {one.record.claim: summary_of(one.record) for one in read_results(tmp_path / "out")}
     assert [model["verdict"] for model in kept[FAST]["models"]] == ["agrees with the proof", "not applicable"]
     assert kept[FAST]["scale"] == "checkpoint"
     written = [path.read_text() for path in (tmp_path / "out" / "checkpoint").glob("*/run.json")]
     assert len(written) == 2
     assert not any(str(llama) in record or str(text.parent) in record for record in written)
-    page = write_claims_page([(one.folder, one.record) for one in read_results(tmp_path / "out")], tmp_path / "claims.html")
-    shown = page.read_text(encoding="utf-8")
-    assert '<th scope="col">nobody/llama</th><th scope="col">nobody/vit</th><th scope="col">over models</th>' in shown
-    assert "<td>nobody/vit</td>" in shown
-    assert "nobody/llama: no weight is outside of its bounds" in shown
+    page = write_claims_page(read_results(tmp_path / "out"), tmp_path / "claims.html").read_text(encoding="utf-8")
+    for shown in ("nobody/llama", "nobody/vit", "over models", "nobody/llama: no weight is outside of its bounds"):
+        assert shown in page
     here.clear()
-    reproduce_on(models, [FAST, "zero_sink"], seeds=(0, 1, 2, 3), **about)
-    assert here == [(str(llama), FAST, 3), (str(llama), "zero_sink", 3)]  # the rest was kept
+    reproduce_on(models, [FAST, "inputs_by_position"], seeds=(0, 1, 2, 3), **about)
+    assert here == [(str(llama), FAST, 3), (str(llama), "inputs_by_position", 3)]  # the rest was kept
     kept = (tmp_path / "out" / "checkpoint" / FAST / "run.json").read_text()
     with pytest.raises(InputError, match=r"holds a result with `seeds` 3 and `models` nobody/vit, which would be lost"):
         reproduce_on(models[:1], [FAST], **about)
@@ -318,16 +315,11 @@ def test_models_against_claims_are_kept_under_their_public_names(here, llama, ch
     ):
         reproduce_on(models, [FAST], seeds=(0, 1, 2, 3), **{**about, "corpora": (str(other),)})
     assert (tmp_path / "out" / "checkpoint" / FAST / "run.json").read_text() == kept
-    laws.show()
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "nobody/llama nobody/vit over models" in shown
-    assert f"{FAST}: nobody/vit: it reads images, and the claim is about tokens of a text" in shown
-    both = dataclasses.replace(laws, summary={"page": "claims.html"}, listed=[laws.summary, zero.summary], display=display)
-    both.show()
-    shown = " ".join(capsys.readouterr().out.split())
-    assert laws.summary["reason"].startswith("'no weight is outside of its bounds'")
-    assert f"{FAST}, over models: {laws.summary['reason']}" in shown
-    assert "zero_sink, over models" not in shown  # it applies to none, which is said above
+    found = [one.record for one in read_results(tmp_path / "out")]
+    shown = markdown(show_results(found))
+    assert "| claim | nobody/llama | nobody/vit | over models |" in shown
+    assert "nobody/vit: it reads images, and the claim is about tokens of a text" in shown
+    assert f"- **{FAST}**: 'no weight is outside of its bounds'" in shown
 
 
 def test_the_bounds_hold_where_keys_are_shared_and_can_fail(llama, text):
@@ -403,7 +395,7 @@ def test_names_of_models(tmp_path):
     with pytest.raises(ConfigurationError, match="NAME=DIR"):
         parse_model("=somewhere")
     with pytest.raises(InputError):
-        checkpoints.opened_subject("x", str(tmp_path / "nowhere"), "python_source", [claim_called(FAST)])
+        on_checkpoints.opened_subject("x", str(tmp_path / "nowhere"), "python_source", [claim_called(FAST)])
 
 
 def test_a_text_that_the_tokenizer_cannot_read_is_said(here, llama, tmp_path):
@@ -425,7 +417,7 @@ def test_draws_of_a_short_text_are_said_to_be_much_alike(llama, tmp_path):
     for count in (118, 8000):
         path = tmp_path / f"{count}.txt"
         path.write_text("\n".join(lines[:count]))
-        said[count] = checkpoints.alike_draws(loaded, resolve_corpus(str(path)), "samples", (0, 1))
+        said[count] = on_checkpoints.alike_draws(loaded, resolve_corpus(str(path)), "samples", (0, 1))
     assert said[8000] == ""
     found = re.fullmatch(
         r"(\d+) of 100 rows of seed 1 share half or more with one of seed 0 or one before them, so that intervals over draws "
@@ -434,7 +426,7 @@ def test_draws_of_a_short_text_are_said_to_be_much_alike(llama, tmp_path):
     )
     assert found
     assert 50 < int(found[1]) <= 100
-    assert checkpoints.alike_draws(loaded, resolve_corpus(str(tmp_path / "118.txt")), "samples", (0,)) == ""
+    assert on_checkpoints.alike_draws(loaded, resolve_corpus(str(tmp_path / "118.txt")), "samples", (0,)) == ""
 
 
 # --- known answers ------------------------------------------------------------------------------------------------------------
@@ -463,5 +455,5 @@ def test_a_llama_of_others_has_its_sink_with_bos_and_none_without(tmp_path):
 def test_claims_on_checkpoints_need_no_training():
     on_models = [name for name in claims if claim_called(name).checkpoint is not None]
     assert len(on_models) >= 18
-    task = OfModel(Path("x"), FAST, 0, "org/model", "sha256-0123456789", "softmax", "python_source", "text", "", "")
+    task = OfModel(Path("x"), FAST, 0, "org/model", "sha256-0123456789", "python_source", "text", "", "")
     assert task.batch == "model 23456789 seed 0"

@@ -73,8 +73,8 @@ def audit(
     Args:
         cache: Also read a few long texts under cache policies: what a window loses without the sinks, and with them.
         certificate: Certify on a few samples which heads could not be silent without their sink (docs/theory.md).
-        causes: Find out what every head does with the sink, by interventions (docs/causes.md); takes a minute or more.
-        origin: Find out where the sinks are born, and what depends on that (docs/origin.md).
+        causes: Find out what every head does with the sink, by interventions (docs/explain.md#what-a-sink-is-for-labels-from-causes); takes a minute or more.
+        origin: Find out where the sinks are born, and what depends on that (docs/explain.md#where-a-sink-is-born).
         out: Output directory; it appears complete or not at all.
 
     In Python:

@@ -70,7 +70,7 @@ def certified(
         summary: of the same audit: its threshold, operation, corpus and whether weights sum to one.
 
     Returns:
-        What ``summary.json`` has under ``certificate`` (docs/results.md), ``{"refused": why}`` where the model cannot be
+        What ``summary.json`` has under ``certificate`` (docs/reference.md#results), ``{"refused": why}`` where the model cannot be
         certified; rows of the long table; and the probe that made them, none if refused.
     """
     if summary.get("parts"):

@@ -9,8 +9,10 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from sinklab.report.words import bos_words, finding, loss_unit, mostly, samples_of, token_there
+from sinklab.results.blocks import Say
 from sinklab.results.naming import counted, quote
 from sinklab.results.run import Result
+from sinklab.results.sections import sections
 
 __all__ = ["display"]
 
@@ -87,9 +89,8 @@ def _forced(certificate: Mapping[str, Any] | None) -> str:
 
 def _causes(causes: Mapping[str, Any] | None) -> str:
     """What the heads do with the sink, or why it is not known though it was asked for."""
-    if causes is None:
-        return ""
-    return str(causes["text"]) if "heads" in causes else f"not examined: {causes['refused']}"
+    first = next(iter(sections()["causes"].blocks(causes)), None) if causes else None
+    return "" if not isinstance(first, Say) else f"not examined: {first.text}" if first.small else first.text
 
 
 def _origin(origin: Mapping[str, Any] | None) -> str:

@@ -79,7 +79,7 @@ def summarize(
     Returns:
         ``model, operation, loss, loss_kind, loss_definition, bits_per_byte, reading, warnings, sinks, sink_rate_gu2024,
         sink_positions, sink_tokens, sink_role, null_mass, definitions, conditions, finding, text`` and what the run was made
-        with; documented in docs/results.md.
+        with; documented in docs/reference.md#results.
     """
     main = conditions[0]
     kind = loss_kind(loaded.model)

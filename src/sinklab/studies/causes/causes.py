@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import (
-    Bos,
-    CorpusSource,
-    Device,
-    DeviceMap,
-    Dtype,
-    MaxMemory,
-    OffloadFolder,
-    Out,
-    Overwrite,
-    Progress,
-    Revision,
-    Seed,
-    Threshold,
-    TrustRemoteCode,
-    command,
-)
-from sinklab.studies.causes.request import Request, parse_heads, parse_sink
+from sinklab.studies.arguments import Bos, CorpusSource, Loading, Output, command
+from sinklab.studies.causes.request import Request
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,40 +27,21 @@ __all__ = ["find_causes"]
 def find_causes(
     model: str | LoadedModel | PreTrainedModel | nn.Module,
     *,
-    heads: str | Sequence[tuple[int, int] | Sequence[tuple[int, int]]] | None = "all",
-    together: bool = False,
-    sink: int | str = "auto",
-    sinks: Sinks | None = None,
+    request: Request = Request(),
     domains: Annotated[Sequence[CorpusSource], "--corpus", "--domains"] = ("python_source",),
     texts: int | None = None,
     seq_len: int | None = None,
-    budget: Literal["fast", "full"] = "fast",
-    level: float = 0.05,
-    minimal_effect: float | Literal["auto"] = "auto",
-    threshold: Threshold = 0.3,
-    experiments: bool = True,
+    bos: Bos = "auto",
+    sinks: Sinks | None = None,
     samples: Samples | None = None,
     readout: Readout | None = None,
-    seed: Seed = 0,
-    bos: Bos = "auto",
-    batch_size: int = 16,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    device_map: DeviceMap = None,
-    max_memory: MaxMemory = None,
-    offload_folder: OffloadFolder = None,
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    say: Callable[[str], None] | None = None,
-    progress: Progress | None = None,
+    loading: Loading = Loading(),
+    output: Output = Output(),
 ) -> Result:
     """Label what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.
 
-    Edits one head at a time, or several at once, and measures the loss again. The duration is shown before it starts;
-    embedded:softmax takes 80 seconds of one core with --no-experiments. With an output directory, an interrupted run continues
-    where it was.
+    Edits one head at a time, or several at once, and measures the loss again; embedded:softmax takes 80 seconds of one core
+    with --no-experiments. With an output directory, an interrupted run continues where it was.
 
     - semantic: silencing the head costs loss, and so does replacing its output by that on another text.
     - constant: silencing it costs loss, replacing its output by that on another text does not.
@@ -85,7 +51,7 @@ def find_causes(
     - switch: semantic on some domains, or at some positions, and dormant on the others.
     - undecided: anything else at the error rate asked for; the reason is shown.
 
-    Beside the label stands whether the head needs its sink. docs/causes.md has the rules.
+    Beside the label stands whether the head needs its sink. docs/explain.md#what-a-sink-is-for-labels-from-causes has the rules.
 
     Args:
         model: embedded:softmax, embedded:sigmoid, a directory, or a hub id.
@@ -109,7 +75,6 @@ def find_causes(
         seed: Seed of texts and controls; the same seed gives the same numbers.
         batch_size: Texts in a forward pass.
         out: Directory for report.html, summary.json, table.parquet and run.json, which appear complete or not at all.
-        say: called with a sentence: how long it will take. Without it the duration is not estimated.
 
     In Python:
         ``model`` may be one in memory, and with ``samples`` any module; ``heads`` may be pairs of layer and head, and lists of
@@ -130,67 +95,59 @@ def find_causes(
     from torch import nn
     from transformers import PreTrainedModel
 
-    from sinklab.models.loading import LoadedModel, opened, require_as_it_is
+    from sinklab.models.loading import LoadedModel, require_as_it_is
     from sinklab.models.wrappers import unwrapped
+    from sinklab.report.page import write_blocks_page
+    from sinklab.results.record import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
-    from sinklab.studies.audit.page import write_report
-    from sinklab.studies.causes.display import display
-    from sinklab.studies.causes.measurement import examine, facts_of, texts_of_budget
-    from sinklab.studies.causes.texts import Texts
+    from sinklab.studies.causes.measurement import examine, facts_of
+    from sinklab.studies.causes.show import SECTION
+    from sinklab.studies.causes.texts import Texts, texts_of_budget
     from sinklab.studies.measure.probing import uses_bos
 
-    request = Request(
-        heads=parse_heads(heads), together=together, sink=parse_sink(sink), budget=budget, level=level,
-        minimal_effect=minimal_effect, threshold=threshold, seed=seed, batch_size=batch_size, experiments=experiments,
-    )  # fmt: skip
-    request.check()
     if (samples is None) != (readout is None):
         raise ConfigurationError(
             "samples and readout go together: inputs of your own, and what is read off the outputs for them"
         )
     require_sinks(sinks)
-    if sinks is not None and sink != "auto":
-        raise ConfigurationError(f"`sink` {sink} and `sinks` both say where the sink is; give one of them")
+    if sinks is not None and request.sink != "auto":
+        raise ConfigurationError(f"`sink` {request.sink} and `sinks` both say where the sink is; give one of them")
     settings = {**request.to_dict(), "bos": bos} | ({} if sinks is None else {"sinks": sinks.to_dict()})
-    with Run("causes", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+    with Run("causes", out=output.out, overwrite=output.overwrite, settings=settings, progress=output.progress) as run:
         loaded: LoadedModel | None = None
-        loading: dict[str, Any] = {
-            "device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code,
-            "device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder,
-        }  # fmt: skip
-        inside = unwrapped(model) if samples is None else model
-        if isinstance(inside, (str, LoadedModel, PreTrainedModel)):
-            loaded = opened(model, **loading)
+        module = unwrapped(model) if samples is None else model
+        if isinstance(module, (str, LoadedModel, PreTrainedModel)):
+            loaded = loading.open(model)
+            module = loaded.model
         elif samples is None:
             raise ConfigurationError(
-                f"{type(inside).__name__} is no model of transformers, so it is not known what to feed it; give samples and "
+                f"{type(module).__name__} is no model of transformers, so it is not known what to feed it; give samples and "
                 "readout"
             )
         else:
-            require_as_it_is(next(inside.parameters(), torch.zeros(0)), **loading)
-            inside.eval()  # as a model of transformers is put: dropout would be taken for an effect
+            require_as_it_is(next(module.parameters(), torch.zeros(0)), **dataclasses.asdict(loading))
+            module.eval()  # as a model of transformers is put: dropout would be taken for an effect
+        assert isinstance(module, nn.Module)
         with_bos: int | None = None
         if samples is not None and readout is not None:
-            domain_texts = Texts(samples, readout, [{"domain": name} for name in samples.domain_names])
+            inputs = Texts(samples, readout, [{"domain": name} for name in samples.domain_names])
         else:
             assert loaded is not None
             with_bos = int(uses_bos(loaded.encoder, bos))
-            domain_texts = texts_of_budget(loaded, domains, budget, texts=texts, seq_len=seq_len, seed=seed, bos=bool(with_bos))
-        module = loaded.model if loaded is not None else inside
-        assert isinstance(module, nn.Module)
+            inputs = texts_of_budget(
+                loaded, domains, request.budget, texts=texts, seq_len=seq_len, seed=request.seed, bos=bool(with_bos)
+            )
         facts = facts_of(module, loaded)
-        examined = examine(
-            module, domain_texts, request, identity=facts, sinks=sinks, store=run.store, say=say, progress=run.progress
-        )
+        examined = examine(module, inputs, request, identity=facts, sinks=sinks, store=run.store, progress=run.progress)
         return run.finish(
-            summary={**facts, **examined.summary},
-            table=make_table(examined.rows, run_id=run.id, seed=seed, bos=with_bos, **facts),
-            display=display,
-            page=write_report,
+            summary={**facts, **to_json(examined.found)},
+            table=make_table(examined.rows, run_id=run.id, seed=request.seed, bos=with_bos, **facts),
+            show=SECTION.blocks,
+            page=lambda folder: write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks),
             loaded=loaded or next(module.parameters(), torch.zeros(0)),
-            config={"texts": domain_texts.of_each, "positions": domain_texts.samples.domains.shape[1]},
+            config={"texts": inputs.of_each, "positions": inputs.samples.domains.shape[1]},
             model={**facts, "class": type(module).__name__},
-            domains=domain_texts.record,
+            domains=inputs.record,
             measured=examined.record,
         )

@@ -13,29 +13,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.editing import Editing, of_heads
+from sinklab.attention.editing import Editing, edited_outputs, of_heads
 from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError, MeasurementError
+from sinklab.errors import MeasurementError
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import CLEAN, Effects, HeadEdit, one_by_one
-from sinklab.studies.causes.engine_call import SharedHead
 from sinklab.studies.causes.readout import Changes, Readout
-from sinklab.studies.causes.recording import Recording
-from sinklab.studies.causes.replay import Replay
+from sinklab.studies.causes.replay import Recording, Replay
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["REPLAYED", "estimate", "measure_effects"]
+__all__ = ["REPLAYED", "measure_effects"]
 
 REPLAYED = "replayed"
 """What :attr:`Effects.record` says of a module whose heads did not go one by one."""
@@ -76,11 +74,10 @@ def measure_effects(
         Effects whose ``record`` says for every attention module that it was replayed, or why not.
 
     Raises:
-        ConfigurationError: a layer or head that the model has not, or a batch size below 1.
+        ConfigurationError: a layer or head that the model has not.
         UnsupportedModelError: an intervention that the attention of the model cannot express.
         MeasurementError: a loss or a divergence at a scored position that is NaN or infinite.
     """
-    _check_batch_size(batch_size)
     shape = (len(variants), len(heads), len(samples), len(samples.domain_names))
     loss, divergence = np.full(shape, np.nan), np.full(shape, np.nan)
     clean_loss = np.full(shape[2:], np.nan)
@@ -98,7 +95,9 @@ def measure_effects(
             for recording, changes in _recordings(plan, part):
                 clean_loss[rows] = part.by_domain(changes.clean_loss, CLEAN).cpu().numpy()
                 for stack in _stacks(plan, recording, start):
-                    of_loss, of_outputs = _run(plan, recording, changes, stack)
+                    outputs = plan.outputs(plan.replay.run(recording, stack.module, stack.edits), recording)
+                    of_loss, of_outputs = changes.changes(outputs)
+                    del outputs
                     for number, (variant, head) in enumerate(stack.pairs):
                         edit, where = variants[variant], heads[head]
                         change = part.by_domain(of_loss[number], edit.loss_on(where))
@@ -115,60 +114,11 @@ def measure_effects(
     return Effects(names, list(heads), samples.domain_names, loss, divergence, clean_loss, readout.unit, plan.record)
 
 
-def estimate(
-    model: nn.Module,
-    samples: Samples,
-    readout: Readout,
-    variants: Sequence[HeadEdit],
-    heads: Sequence[Head],
-    *,
-    batch_size: int = 16,
-) -> float:
-    """Seconds that :func:`measure_effects` will take.
-
-    From the trial of the modules, one recorded batch, and one stack of edits behind the first module and one behind the last,
-    the mean of which stands for all others.
-    """
-    _check_batch_size(batch_size)
-    seconds, began = 0.0, time.perf_counter()
-    _, part = next(samples.parts(batch_size))
-    batches = len(samples) / len(part)
-
-    def lap() -> float:
-        nonlocal began
-        seconds, began = time.perf_counter() - began, time.perf_counter()
-        return seconds
-
-    with torch.no_grad(), _fast_products(model, samples):
-        plan = _make_plan(model, samples, readout, variants, heads)
-        trial, a_pair = lap(), []
-        ends = list(dict.fromkeys([*plan.modules[:1], *plan.modules[-1:]]))
-        for module in ends:
-            single = dataclasses.replace(plan, modules=[module])
-            for recording, changes in _recordings(single, part):
-                seconds += batches * lap() / len(ends)
-                stack = next(_stacks(single, recording, 0))
-                _run(plan, recording, changes, stack)
-                a_pair.append(lap() / len(stack.pairs))
-        pairs = len(variants) * sum(len(plan.heads_of[module]) for module in plan.modules)
-        seconds += batches * pairs * sum(a_pair) / max(1, len(a_pair))
-    if plan.slow:
-        lap()
-        one_by_one(model, part, readout, variants[:1], [heads[plan.slow[0]]], batch_size=batch_size)
-        seconds += batches * lap() * len(plan.slow) * len(variants)
-    return trial + seconds
-
-
 def _fast_products(model: nn.Module, samples: Samples) -> contextlib.AbstractContextManager[bool]:
     weight = next(model.parameters(), None)
     if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32:
         return contextlib.nullcontext(False)
     return fast_float32(linear_sizes(model, samples.domains.numel()))
-
-
-def _check_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise ConfigurationError(f"batch_size must be 1 or more, got {batch_size}")
 
 
 @dataclasses.dataclass(eq=False)
@@ -278,8 +228,8 @@ def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> st
     for head in plan.heads_of[name]:
         plan.interventions(variant, head, call, 0, stop)  # every head is there
     chosen = plan.heads[number].head
-    own = SharedHead(of_heads(call, [chosen]))
-    edits = [(chosen, own.outputs([])), (chosen, own.outputs(interventions))]
+    own = SharedCall.of(of_heads(call, [chosen]))
+    edits = [(chosen, _head_outputs(own, [])), (chosen, _head_outputs(own, interventions))]
     with attend(plan.replay.model, interventions=interventions, verify=False):
         expected_outputs = plan.outputs(plan.replay.model(**recording.part.inputs), recording)
     weight, reason = plan.replay.linear_map(recording, name), None
@@ -337,18 +287,14 @@ def _stacks(plan: _Plan, recording: Recording, start: int) -> Iterator[_Stack]:
     for module, call in recording.calls.items():
         pairs = [(variant, head) for head in plan.heads_of[module] for variant in range(len(plan.variants))]
         size = _edits_of_a_stack(plan, recording, call)
-        shared: tuple[int, SharedHead] | None = None
+        shared: tuple[int, SharedCall] | None = None
         for first in range(0, len(pairs), size):
             edits = []
             for variant, number in pairs[first : first + size]:
                 head = plan.heads[number].head
                 if shared is None or shared[0] != head:
-                    shared = head, SharedHead(of_heads(call, [head]))
-                interventions = plan.interventions(variant, number, call, start, stop)
-                own = tuple(
-                    id(edit) for edit in plan.variants[variant].interventions
-                )  # of one batch and one head: they do the same
-                edits.append((head, shared[1].outputs(interventions, own if len(own) == len(interventions) else ())))
+                    shared = head, SharedCall.of(of_heads(call, [head]))
+                edits.append((head, _head_outputs(shared[1], plan.interventions(variant, number, call, start, stop))))
             yield _Stack(module, pairs[first : first + size], edits)
 
 
@@ -361,11 +307,61 @@ def _edits_of_a_stack(plan: _Plan, recording: Recording, call: AttentionCall) ->
     return max(1, int(STACK / cost))
 
 
-def _run(plan: _Plan, recording: Recording, changes: Changes, stack: _Stack) -> tuple[Tensor, Tensor]:
-    """Change of the loss, and divergence, ``(edits, samples, seq_len)``."""
-    outputs = plan.replay.run(recording, stack.module, stack.edits)
-    return changes.changes(plan.outputs(outputs, recording))
-
-
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+OF_SCORES = ("queries", "keys", "scaling", "softcap", "bias")
+OF_WEIGHTS = (*OF_SCORES, "visible", "operation", "sink_scores")
+
+
+def _head_outputs(call: SharedCall, interventions: Sequence[HeadIntervention]) -> Tensor:
+    """Outputs ``(batch, q_len, value_dim)`` of a call that is cut down to one head, under interventions."""
+    if not interventions:
+        assert call.head_outputs is not None
+        return call.head_outputs[:, :, 0]
+    return edited_outputs(call, interventions)[1][:, 0]
+
+
+@dataclasses.dataclass
+class SharedCall(AttentionCall):
+    """Gives what :class:`AttentionCall` gives; scores and weights once for all interventions that leave them alone.
+
+    Attributes:
+        native: the call before any intervention; copies made by :func:`dataclasses.replace` keep it, and are compared with it.
+        memo: what has been computed of it.
+    """
+
+    native: AttentionCall | None = None
+    memo: dict[tuple[str, int, int], tuple[Tensor, int]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, call: AttentionCall) -> Self:
+        """The call with an empty memo."""
+        return cls(**{field.name: getattr(call, field.name) for field in dataclasses.fields(AttentionCall)}, native=call)
+
+    def scores(self, query_start: int, query_stop: int) -> Tensor:
+        return self._once(
+            "scores", OF_SCORES, query_start, query_stop, lambda: super(SharedCall, self).scores(query_start, query_stop)
+        )
+
+    def signed_weights(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
+        def compute() -> Tensor:
+            return super(SharedCall, self).signed_weights(query_start, query_stop, scores)
+
+        return self._once("weights", OF_WEIGHTS, query_start, query_stop, compute)
+
+    def null_mass(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
+        def compute() -> Tensor:
+            return super(SharedCall, self).null_mass(query_start, query_stop, scores)
+
+        return self._once("null mass", OF_WEIGHTS, query_start, query_stop, compute)
+
+    def _once(self, what: str, fields: tuple[str, ...], start: int, stop: int, compute: Callable[[], Tensor]) -> Tensor:
+        if any(getattr(self, name) is not getattr(self.native, name) for name in fields):
+            return compute()
+        value, version = self.memo.get((what, start, stop), (None, None))
+        if value is None or value._version != version:  # written to meanwhile
+            value = compute()
+            self.memo[what, start, stop] = value, value._version
+        return value

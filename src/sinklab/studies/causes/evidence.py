@@ -1,4 +1,4 @@
-"""Evidence: what was measured over texts, as intervals and one-sided p-values of claims about means."""
+"""Evidence: what was measured over texts, as intervals and one-sided p-values of claims; and the change that is nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,29 @@ import numpy as np
 
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import Interval, means_over_items, shortfall
-from sinklab.results.summaries.causes import Effect
-from sinklab.studies.causes.effects import Edited, Effects
+from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
+from sinklab.studies.causes.found import Effect, MinimalEffect
 
-__all__ = ["RARE", "Contrast", "Evidence", "benjamini_hochberg", "contrasts_of", "evidence_of", "least_texts"]
+__all__ = [
+    "MINIMAL_EFFECT",
+    "RARE",
+    "SILENCED",
+    "Evidence",
+    "benjamini_hochberg",
+    "contrasts_of",
+    "evidence_of",
+    "least_texts",
+    "minimal_effect_of",
+]
 
+MINIMAL_EFFECT = 0.01
+"""In nats; 1 % of perplexity. Models of many heads have a smaller one (:func:`minimal_effect_of`)."""
+SHARE = 1 / 20
+"""Of what one head would be worth if all were worth the same."""
+LEAST_WORTH = 0.1
+"""Nats that all attention must be worth for a smaller minimal effect: what luck gives heads with random weights is less."""
+SILENCED = ("zero", "resample")
+"""How the worth of attention is taken: every output is 0; every output is that of another text."""
 RARE = 0.02
 """Share of texts: what an edit costs in fewer texts than these is not looked for. A claim that it costs nothing allows for a
 cost of ``minimal effect / RARE`` in a text, fifty times the minimal effect, and for as much as was seen where that is more."""
@@ -22,18 +40,6 @@ cost of ``minimal effect / RARE`` in a text, fifty times the minimal effect, and
 BETS = ((1.0, 0.7), (0.5, 0.1), (0.2, 0.1), (0.05, 0.1))
 """Stakes of the test that a mean lies below a bound, as shares of the largest, and how the first unit is split among them. The
 largest gains most where effects hardly vary, the smaller ones where they do."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Contrast:
-    """A mean over texts in the unit of the loss with its 95 % bootstrap interval, and the p-value of what it is to show."""
-
-    interval: Interval
-    p: float
-
-    def to_dict(self) -> Effect:
-        """For JSON."""
-        return {"mean": self.interval.mean, "low": self.interval.low, "high": self.interval.high, "p": self.p}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,14 +144,14 @@ def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float) ->
     return contrasts
 
 
-def contrasts_of(evidence: Mapping[str, Evidence]) -> dict[str, list[Contrast]]:
+def contrasts_of(evidence: Mapping[str, Evidence]) -> dict[str, list[Effect]]:
     """Means with their intervals, and the p-values, one for every head, by name; texts are resampled once for all."""
     own = {id(one.values): one.values for one in evidence.values()}  # a claim that it costs and one that it does not share them
     intervals = means_over_items(np.concatenate(list(own.values())))
     heads = len(next(iter(own.values())))
     of = {key: intervals[number * heads : (number + 1) * heads] for number, key in enumerate(own)}
     return {
-        name: [Contrast(interval, float(p)) for interval, p in zip(of[id(one.values)], one.p, strict=True)]
+        name: [Effect(**interval.to_dict(), p=float(p)) for interval, p in zip(of[id(one.values)], one.p, strict=True)]
         for name, one in evidence.items()
     }
 
@@ -214,3 +220,38 @@ def _p_below(gains: np.ndarray) -> np.ndarray:
     """
     units = np.log([unit for _, unit in BETS])[:, None]
     return np.asarray(np.exp(-np.maximum(np.logaddexp.reduce(units + gains), 0.0)))
+
+
+def minimal_effect_of(effects: Effects[HeadGroup]) -> MinimalEffect:
+    """The minimal effect for a model, from what all of its attention together is worth.
+
+    A twentieth of a head's fair share of that, rounded to one digit: so small a part that heads which do far less than others
+    are seen, and the same for nearly all draws of texts. In nats it is :data:`MINIMAL_EFFECT` at most. Worth is the lesser of
+    two costs (:data:`SILENCED`), since with random weights an output of 0 changes the loss by a definite amount, and half of
+    the time to the worse; what such heads say of another text costs nothing on average. Of several domains the one counts on
+    which attention is worth most. Both intervals must lie above 0, and in nats the worth must be :data:`LEAST_WORTH`; or the
+    minimal effect is :data:`MINIMAL_EFFECT`.
+
+    Args:
+        effects: of :data:`SILENCED` on one group, that of all heads.
+    """
+    (everything,) = effects.heads
+    heads, unit = len(everything.members), effects.unit
+    worth: dict[str, dict[str, Interval]] = {}
+    for number, domain in enumerate(effects.domain_names):
+        costs = np.stack([effects.of(variant)[0, :, number] for variant in SILENCED])
+        costs = costs[:, np.isfinite(costs).all(0)]
+        if costs.shape[1] > 1:
+            worth[domain] = dict(zip(SILENCED, means_over_items(costs), strict=True))
+    least = LEAST_WORTH if unit == "nats" else 0.0
+    lesser = {
+        domain: min(costs.values(), key=lambda cost: cost.mean)
+        for domain, costs in worth.items()
+        if min(cost.low for cost in costs.values()) > 0 and min(cost.mean for cost in costs.values()) >= least
+    }
+    best = max(lesser, key=lambda name: lesser[name].mean, default=None)
+    value = MINIMAL_EFFECT
+    if best is not None:
+        value = float(f"{SHARE * lesser[best].mean / heads:.0e}")
+        value = min(value, MINIMAL_EFFECT) if unit == "nats" else value
+    return MinimalEffect(value, "auto", heads, best, worth)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -18,50 +18,25 @@ from sinklab.interventions.zero_value import ZeroValue
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
-from sinklab.studies.causes._runs import (
+from sinklab.studies.causes.experiment import (
+    LOSS_CHANGE,
     change,
+    head_rows,
     heads_of,
+    interval_rows,
     known_place,
+    number,
     of_all,
     place_of,
     random_places,
     runs,
     text_losses,
 )
-from sinklab.studies.causes.finding import LOSS_CHANGE, ExperimentResult, head_rows, interval_rows, plain, signed
+from sinklab.studies.causes.found import HeadScores, KeyBias
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["HeadScores", "KeyBiasEvidence", "key_bias"]
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadScores:
-    """How one head scores its sink, over the queries that see the sink and another key; NaN for what has no key or value.
-
-    Attributes:
-        cosine, other_cosine: mean of cos(q, k), to the sink's key and to all other keys that a query sees.
-        norm_product, other_norm_product: mean of |q| |k|, likewise.
-        gap: mean of the score on the sink less the mean score on the other keys of the query; softmax knows differences alone.
-        gap_deviation: standard deviation of the same over queries.
-        constant_share: ``gap² / (gap² + gap_deviation²)``, from 0 to 1: how much of the gap's mean square a constant is.
-        value_ratio: mean |v_sink| over mean |v| of the other keys.
-    """
-
-    head: Head
-    cosine: float
-    other_cosine: float
-    norm_product: float
-    other_norm_product: float
-    gap: float
-    gap_deviation: float
-    constant_share: float
-    value_ratio: float
-
-    def to_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return {**plain(dataclasses.asdict(self)), "head": str(self.head), "module": self.head.module}
-
+__all__ = ["key_bias", "rows"]
 
 _SCORES = {
     "cosine": Metric("sink_cosine", "cosine", "Mean cosine of the queries and the key of the sink."),
@@ -78,75 +53,6 @@ _SCORES = {
 """Field of the scores of a head to the metric of its rows."""
 
 
-@dataclasses.dataclass(frozen=True)
-class KeyBiasEvidence(ExperimentResult):
-    """What :func:`key_bias` found.
-
-    Attributes:
-        place: of the sink.
-        losses: change of the loss over texts by edit of all heads at once: ``zero_value``, the sink's values set to 0;
-            ``constant_score``, each head's score on the sink replaced by its mean over queries and texts. Each also as
-            ``… control``, for a random other key of each text; ``… beyond control``, the paired difference; and
-            ``… of sink heads``, in those alone that give the sink the threshold or more, if there are any.
-        sink_heads: which these are.
-        heads: all self-attention heads, in order.
-        clean_loss: mean over texts.
-    """
-
-    place: int | str
-    losses: dict[str, Interval]
-    sink_heads: list[Head]
-    heads: list[HeadScores]
-    clean_loss: float
-    minimal_effect: float
-    texts: int
-    unit: str
-
-    @property
-    def statement(self) -> str:
-        """What the losses say, in a sentence or two."""
-        which = " of sink heads" if self.sink_heads else ""
-        value, score = self.losses[f"zero_value{which}"], self.losses[f"constant_score{which}"]
-        small = f"below the {self.minimal_effect:g} that count, so that"
-        meaning = {
-            "none": f"{small} what the sink carries is not missed, as a key bias with no value would have it",
-            "some": "what the sink carries is missed: it is more than a key bias with no value",
-            "harm": "what the sink carries does harm here: the model does better without it, unlike a key bias with no value",
-            "open": "whether what the sink carries is missed stays open",
-        }[self._verdict(value)]
-        scored = {
-            "none": f"{small} a constant score does as well, as a learned sink logit would give",
-            "some": "a constant score does not do: the score on the sink depends on the query",
-            "harm": "a constant score does better: the score on the sink depends on the query, and that does harm here",
-            "open": "whether a constant score would do stays open",
-        }[self._verdict(score)]
-        where = f"the heads that have their sink there ({', '.join(map(str, self.sink_heads))})" if which else "all heads"
-        return (
-            f"In {where}, zeroing the sink's values changes the loss by {signed(value)} {self.unit}: {meaning}. Making its "
-            f"score constant changes it by {signed(score)}: {scored}."
-        )
-
-    def _verdict(self, loss: Interval) -> str:
-        if max(abs(loss.low), abs(loss.high)) < self.minimal_effect:
-            return "none"
-        if loss.high <= -self.minimal_effect:
-            return "harm"
-        return "some" if loss.low >= self.minimal_effect else "open"
-
-    def to_dict(self) -> dict[str, object]:
-        return {**super().to_dict(), "heads": [scores.to_dict() for scores in self.heads]}
-
-    def rows(self) -> Iterator[Row]:
-        """Rows of the long table."""
-        common: Coordinates = {"probe": "causes_key_bias", "count": self.texts}
-        for name, loss in self.losses.items():
-            at: Coordinates = {**common, "intervention": f"key bias: {name}"}
-            yield from interval_rows(LOSS_CHANGE.of(self.unit), loss, **at)
-        heads = [scores.head for scores in self.heads]
-        for field, metric in _SCORES.items():
-            yield from head_rows(metric, heads, [getattr(scores, field) for scores in self.heads], **common)
-
-
 def key_bias(
     model: nn.Module,
     samples: Samples,
@@ -157,7 +63,7 @@ def key_bias(
     threshold: float = 0.3,
     batch_size: int = 16,
     seed: int = 0,
-) -> KeyBiasEvidence:
+) -> KeyBias:
     """Test whether the sink is a key bias (Gu et al. 2024, arXiv 2410.10781): a key that takes mass and carries nothing.
 
     Three pieces of evidence: its values are small and setting them to 0 in all heads at once does not matter; the angle between
@@ -173,29 +79,24 @@ def key_bias(
         threshold: mean share from which on a head has its sink there.
 
     Raises:
-        ConfigurationError: no sink, a place that no query sees, ``minimal_effect`` not above 0, or too few or too short texts.
+        ConfigurationError: no sink, a place that no query sees, or too few or too short texts.
         UnsupportedModelError: ``"null"`` where an attention has no null score.
     """
-    if minimal_effect <= 0:
-        raise ConfigurationError(f"minimal_effect must be above 0, got {minimal_effect:g}")
     readout = readout_for(model) if readout is None else readout
     place, sink = known_place(sinks, samples, "key-bias evidence"), sinks.require()
     other = random_places(samples, place, sinks, torch.Generator().manual_seed(seed))
     scores, other_scores, losses = _Scores(place), _Scores(other), []
     for run in runs(
-        model,
-        samples,
-        readout,
+        model, samples, readout, batch_size=batch_size,
         probes=lambda start, stop: (_Scores(place_of(place, start, stop)), _Scores(other[start:stop])),
-        batch_size=batch_size,
-    ):
+    ):  # fmt: skip
         losses.append(run.losses.nanmean(1).numpy())
         for whole, part in zip((scores, other_scores), run.probes, strict=True):
             assert isinstance(part, _Scores)
             whole.merge(part)
     clean = np.concatenate(losses)
     heads = scores.by_head()
-    if not heads or all(np.isnan(head.gap) for head in heads):
+    if not heads or all(head.gap is None for head in heads):
         raise ConfigurationError(f"no query sees a key at the sink, {sink.name}, and another one besides; give longer texts")
     edits: dict[str, list[HeadIntervention]] = {
         "zero_value": [ZeroValue(place=place), ZeroValue(place=other)],
@@ -220,9 +121,21 @@ def key_bias(
         changes[f"{name} beyond control"] = change(edited, controlled, name)
         if chosen:
             changes[f"{name} of sink heads"] = change(measured(dataclasses.replace(edit, heads=chosen)), clean, name)
-    return KeyBiasEvidence(
-        sink.place, changes, sink_heads, heads, float(np.nanmean(clean)), minimal_effect, len(samples), readout.unit
-    )
+    return KeyBias(
+        sink.place, changes, list(map(str, sink_heads)), heads, float(np.nanmean(clean)), minimal_effect, len(samples),
+        readout.unit,
+    )  # fmt: skip
+
+
+def rows(found: KeyBias, heads: Mapping[str, Head]) -> Iterator[Row]:
+    """Rows of the long table; ``heads`` by their names."""
+    common: Coordinates = {"probe": "causes_key_bias", "count": found.texts}
+    for name, loss in found.losses.items():
+        at: Coordinates = {**common, "intervention": f"key bias: {name}"}
+        yield from interval_rows(LOSS_CHANGE.of(found.unit), loss, **at)
+    own = [heads[scores.head] for scores in found.heads]
+    for field, metric in _SCORES.items():
+        yield from head_rows(metric, own, [getattr(scores, field) for scores in found.heads], **common)
 
 
 class _Scores(Watcher):
@@ -334,15 +247,13 @@ def _scores_of(head: Head, total: dict[str, float]) -> HeadScores:
 
     gap, square = ratio("gap"), ratio("gap_square")
     return HeadScores(
-        head=head,
-        cosine=ratio("cosine"),
-        other_cosine=ratio("other_cosine"),
-        norm_product=ratio("norm_product"),
-        other_norm_product=ratio("other_norm_product"),
-        gap=gap,
-        gap_deviation=max(square - gap**2, 0.0) ** 0.5 if square == square else float("nan"),
-        constant_share=gap**2 / square if square else float("nan"),
-        value_ratio=ratio("value", "value_count") / (ratio("other_value", "other_value_count") or float("nan")),
+        str(head),
+        head.module,
+        **{name: number(ratio(name)) for name in ("cosine", "other_cosine", "norm_product", "other_norm_product")},
+        gap=number(gap),
+        gap_deviation=number(max(square - gap**2, 0.0) ** 0.5 if square == square else float("nan")),
+        constant_share=number(gap**2 / square if square else float("nan")),
+        value_ratio=number(ratio("value", "value_count") / (ratio("other_value", "other_value_count") or float("nan"))),
     )
 
 

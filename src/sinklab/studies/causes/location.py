@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import Place
+from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
-from sinklab.results.intervals import Interval
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
-from sinklab.studies.causes._received import Received, Strong, Sums
-from sinklab.studies.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, runs
-from sinklab.studies.causes.finding import LOSS_CHANGE, ExperimentResult, head_rows, interval_rows, plain, signed
+from sinklab.studies.causes.experiment import (
+    LOSS_CHANGE,
+    Edits,
+    change,
+    head_rows,
+    heads_of,
+    interval_rows,
+    known_place,
+    most_frequent,
+    no_edits,
+    numbers,
+    of_all,
+    row_shares,
+    runs,
+)
+from sinklab.studies.causes.found import Condition, Location, Strong
 from sinklab.studies.causes.readout import NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Location", "Strong", "TextCondition", "location"]
+__all__ = ["location", "rows"]
 
 AT_PLACE = Metric(
     "weight_at_place",
@@ -44,106 +58,6 @@ STRONG_POSITION = Metric(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class TextCondition:
-    """What was changed, and where the attention went.
-
-    Attributes:
-        name: ``as it is``; ``hidden``, the sink hidden from all heads; ``removed``, the first token taken away;
-            ``duplicated``, the first token twice; ``replaced``, a random token in its stead; ``moved``, the first token at a
-            later position, those before it one earlier; ``random prefix``, random tokens in front.
-        first_token_at: where the first token of the texts now stands; ``None`` if nowhere.
-        at_place: ``(heads,)`` mean share on the place that the sink has in the texts as they are.
-        at_first_token: ``(heads,)`` the same on the first token, where it now stands.
-        strongest: positions, by the head that gives them most, in falling order.
-        tokens: ids wherever they stand, position 0 apart, likewise; of those seen often enough.
-        loss: change over texts, on the targets that both conditions have; ``None`` for the texts as they are.
-        scored: targets behind it.
-    """
-
-    name: str
-    first_token_at: int | None
-    at_place: np.ndarray
-    at_first_token: np.ndarray
-    strongest: list[Strong]
-    tokens: list[Strong]
-    loss: Interval | None
-    scored: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Location(ExperimentResult):
-    """What :func:`location` found.
-
-    Attributes:
-        head: the one that gives the sink most; sentences are about it.
-        conditions: the texts as they are first.
-        left_out: conditions that these samples cannot have, and why.
-        secondary: further positions with the threshold or more, as the texts are.
-    """
-
-    place: Place
-    head: Head
-    heads: list[Head]
-    conditions: list[TextCondition]
-    left_out: dict[str, str]
-    secondary: list[int]
-    threshold: float
-    texts: int
-    unit: str
-
-    @property
-    def follows(self) -> str | None:
-        """What the sink of the strongest head went with when the first token was moved: ``token``, ``position``, ``both``,
-        ``neither``; ``None`` where that cannot be said: the head has no sink at position 0, or nothing was moved.
-
-        It went with one if at least half of its share did.
-        """
-        index = self.heads.index(self.head)
-        moved = next((condition for condition in self.conditions if condition.name == "moved"), None)
-        whole = self.conditions[0].at_place[index]
-        if moved is None or self.place != self.conditions[0].first_token_at or not whole >= self.threshold:
-            return None
-        token, position = (2 * share[index] >= whole for share in (moved.at_first_token, moved.at_place))
-        return "both" if token and position else "token" if token else "position" if position else "neither"
-
-    @property
-    def statement(self) -> str:
-        """Where the attention of the sink's strongest head goes, condition by condition."""
-        index = self.heads.index(self.head)
-        parts = [] if self.follows is None else [f"Moved, the sink of head {self.head} goes with the {self.follows}"]
-        for state in self.conditions:
-            share = state.at_place[index]
-            words = (
-                f"{state.name}: head {self.head} gives the place {share:.3f}"
-                if share == share
-                else f"{state.name}: out of sight"
-            )
-            if state.first_token_at is not None and state.first_token_at != self.conditions[0].first_token_at:
-                words += f", the first token, now at {state.first_token_at}, {state.at_first_token[index]:.3f}"
-            if state.strongest:
-                top = state.strongest[0]
-                words += f"; the strongest position is {top.position} with {top.weight:.3f} from head {top.head}"
-            parts.append(words + (f"; loss {signed(state.loss)} {self.unit}" if state.loss is not None else ""))
-        return ". ".join(parts) + "."
-
-    def to_dict(self) -> dict[str, object]:
-        conditions = {condition.name: plain(condition) for condition in self.conditions}
-        return {**super().to_dict(), "conditions": conditions, "follows": self.follows}
-
-    def rows(self) -> Iterator[Row]:
-        """Rows of the long table."""
-        for condition in self.conditions:
-            common: Coordinates = {"probe": "causes_location", "count": self.texts}
-            common["intervention"] = f"sink: {condition.name}"
-            yield from head_rows(AT_PLACE, self.heads, condition.at_place, **common)
-            yield from head_rows(AT_FIRST_TOKEN, self.heads, condition.at_first_token, **common)
-            for strong in condition.strongest:
-                at: Coordinates = {**common, "key_position": strong.position}
-                yield from head_rows(STRONG_POSITION, [strong.head], [strong.weight], **at)
-            yield from interval_rows(LOSS_CHANGE.of(self.unit), condition.loss, **common)
-
-
 def location(
     model: nn.Module,
     samples: Samples,
@@ -157,7 +71,7 @@ def location(
     batch_size: int = 16,
     seed: int = 0,
 ) -> Location:
-    """Hide the sink, and take away, double, replace, move and precede the first token: does the sink follow place or token?
+    """Does the sink follow place or token? Hide the sink, and take away, double, replace, move and precede the first token.
 
     Whether a sink is bound to the first position, or to the token that always stands there, differs from model to model (Gu
     et al. 2024, arXiv 2410.10781; Barbero et al. 2025, arXiv 2504.02732, take BOS away at test time). The loss is compared on
@@ -185,8 +99,8 @@ def location(
             f"the sink is {sinks.require().name}, which stands elsewhere in every text: it goes with the token, wherever it is"
         )
     seq_len = samples.domains.shape[1]
-    plain = _Text("as it is", samples, torch.arange(seq_len))
-    texts = [plain, dataclasses.replace(plain, name="hidden", edits=of_all(HideKey(place=place)))]
+    as_it_is = _Text("as it is", samples, torch.arange(seq_len))
+    texts = [as_it_is, dataclasses.replace(as_it_is, name="hidden", edits=of_all(HideKey(place=place)))]
     reason = _why_not(samples, readout)
     left_out: dict[str, str] = {}
     if reason is None:
@@ -200,40 +114,61 @@ def location(
     else:
         left_out = dict.fromkeys(("removed", "duplicated", "replaced", "moved", "random prefix"), reason)
     clean: Tensor | None = None
-    conditions, heads, secondary = [], [], []
+    conditions, heads, secondary = {}, list[Head](), list[int]()
     for text in texts:
-        losses, received = [], Sums(text.samples)
+        losses, received = [], _Sums(text.samples)
         for run in runs(
-            model, text.samples, readout, text.edits, probes=lambda start, stop: [Received()], batch_size=batch_size
+            model, text.samples, readout, text.edits, probes=lambda start, stop: [_Received()], batch_size=batch_size
         ):
             losses.append(run.losses)
             received.add(run.start, run.probes[0].modules)  # type: ignore[attr-defined]
-        new = torch.cat(losses)
-        heads = received.heads
-        loss, scored = None, int((~new.isnan()).sum())
+        new, heads, loss = torch.cat(losses), received.heads, None
         if clean is None:
-            clean = new
+            clean, scored = new, int((~new.isnan()).sum())
             secondary = received.positions_above(threshold, place)
         else:
             before, after = text.pairs(clean, new)
             scored = int((~before.isnan()).sum())
             loss = change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
-        first = int(text.kept[0]) if text.kept[0] >= 0 else None
-        nothing = np.full(len(heads), np.nan)
-        conditions.append(
-            TextCondition(
-                name=text.name,
-                first_token_at=None if first is None else first + received.front,
-                at_place=received.null() if isinstance(place, str) else received.at(place),
-                at_first_token=nothing if first is None else received.at(first + received.front),
-                strongest=received.strongest(top),
-                tokens=received.tokens(top),
-                loss=loss,
-                scored=scored,
-            )
+        first = int(text.kept[0]) + received.front if text.kept[0] >= 0 else None
+        conditions[text.name] = Condition(
+            name=text.name,
+            first_token_at=first,
+            at_place=numbers(received.null() if isinstance(place, str) else received.at(place)),
+            at_first_token=[None] * len(heads) if first is None else numbers(received.at(first)),
+            strongest=received.strongest(top),
+            tokens=received.tokens(top),
+            loss=loss,
+            scored=scored,
         )
-    strongest = heads[int(np.nanargmax(np.nan_to_num(conditions[0].at_place, nan=-1.0)))]
-    return Location(place, strongest, heads, conditions, left_out, secondary, threshold, len(samples), readout.unit)
+    shares = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
+    strongest = shares.index(max(shares))
+    return Location(
+        place, str(heads[strongest]), list(map(str, heads)), conditions, left_out, secondary, threshold, len(samples),
+        readout.unit, _follows(conditions, strongest, place, threshold),
+    )  # fmt: skip
+
+
+def _follows(conditions: Mapping[str, Condition], head: int, place: int | str, threshold: float) -> str | None:
+    """What the sink of a head went with when the first token was moved."""
+    whole, moved = conditions["as it is"].at_place[head], conditions.get("moved")
+    if moved is None or place != conditions["as it is"].first_token_at or whole is None or whole < threshold:
+        return None
+    token, position = (2 * (share[head] or 0.0) >= whole for share in (moved.at_first_token, moved.at_place))
+    return "both" if token and position else "token" if token else "position" if position else "neither"
+
+
+def rows(found: Location, heads: Mapping[str, Head]) -> Iterator[Row]:
+    """Rows of the long table; ``heads`` by their names."""
+    own = [heads[head] for head in found.heads]
+    for condition in found.conditions.values():
+        common: Coordinates = {"probe": "causes_location", "count": found.texts, "intervention": f"sink: {condition.name}"}
+        yield from head_rows(AT_PLACE, own, condition.at_place, **common)
+        yield from head_rows(AT_FIRST_TOKEN, own, condition.at_first_token, **common)
+        for strong in condition.strongest:
+            at: Coordinates = {**common, "key_position": strong.position}
+            yield from head_rows(STRONG_POSITION, [heads[strong.head]], [strong.weight], **at)
+        yield from interval_rows(LOSS_CHANGE.of(found.unit), condition.loss, **common)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +197,7 @@ def _why_not(samples: Samples, readout: Readout) -> str | None:
         return "the samples have no input_ids"
     if set(samples.inputs) - {"input_ids", "attention_mask"}:
         return f"besides tokens the model is given {', '.join(sorted(set(samples.inputs) - {'input_ids', 'attention_mask'}))}"
-    if bool((lengths(samples, 0) < tokens.shape[1]).any()):
+    if bool((samples.lengths(0) < tokens.shape[1]).any()):
         return "the samples are padded"
     if not isinstance(readout, NextToken):
         return "the loss is not that of the next token, whose targets move with the tokens"
@@ -302,3 +237,150 @@ def _edited(samples: Samples, prefix: int, move_to: int, generator: torch.Genera
         inputs = {key: new if key == "input_ids" else torch.ones_like(new) for key in samples.inputs}
         texts.append(_Text(name, Samples(inputs, domains, new, samples.domain_names), kept))
     return texts
+
+
+# --- attention received -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Module:
+    """Of one attention module and batch, in float64: shares that keys get and how many queries gave them ``(batch, heads,
+    kv_len)``, positions of the keys ``(batch, kv_len)``, the sum of the null mass ``(heads,)`` and its queries.
+    """
+
+    heads: list[Head]
+    sums: Tensor
+    counts: Tensor
+    positions: Tensor
+    null: Tensor
+    queries: int
+
+
+class _Received(Watcher):
+    """Shares of rows that each key of each sample gets, over the queries that see it and are not it."""
+
+    name, needs = "received", frozenset[str]()
+
+    def __init__(self) -> None:
+        self.modules: list[_Module] = []
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.kind != "self":
+            return
+        shape = (len(call.queries), call.num_heads, call.kv_len)
+        sums, counts = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+        null = torch.zeros(call.num_heads, dtype=torch.float64)
+        for rows in row_shares(call):
+            sums += rows.weights.masked_fill(~rows.seen, 0.0).sum(2).cpu()
+            counts += rows.seen.sum(2).expand(shape).cpu()
+            null += rows.null.masked_fill(~rows.counted[:, None], 0.0).sum((0, 2)).cpu()
+        heads = heads_of(call.site, call.num_heads)
+        self.modules.append(_Module(heads, sums, counts, call.key_positions.cpu(), null, int(call.counted.sum())))
+
+
+class _Sums:
+    """Sums over all batches by position and by token, each ``(heads, …)``.
+
+    Attributes:
+        front: learned tokens in front of the texts, which have positions and no ids.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples, tokens = samples, samples.inputs.get("input_ids")
+        self.ids = None if tokens is None else tokens.cpu()
+        self.known = torch.zeros(0, dtype=torch.int64) if self.ids is None else self.ids.unique()
+        self.heads: list[Head] = []
+        self.front = 0
+        self._at = [np.zeros((0, 0))] * 2
+        self._of = [np.zeros((0, 0))] * 2
+        self._null, self._queries = np.zeros(0), np.zeros(0)
+        self._texts = 0
+
+    def add(self, start: int, modules: list[_Module]) -> None:
+        """Add one batch."""
+        self.heads = [head for module in modules for head in module.heads]
+        size = max(int(module.positions.max()) for module in modules) + 1
+        text_len = 0 if self.ids is None else self.ids.shape[1]
+        # Modules of an encoder-decoder may be about other tokens than these; they are then shorter or longer by much.
+        self.front = max(0, modules[0].sums.shape[2] - text_len) if text_len else 0
+        for kind in (0, 1):
+            at, of = [], []
+            for module in modules:
+                values = (module.sums, module.counts)[kind].masked_fill((module.positions < 0)[:, None], 0.0)
+                at.append(_scattered(values, module.positions.clamp_min(0), size))
+                of.append(np.zeros((len(module.heads), len(self.known))))
+                if self.ids is not None and values.shape[2] == text_len + self.front:
+                    own = torch.searchsorted(self.known, self.ids[start : start + len(values)].contiguous())
+                    later = values[:, :, self.front :].masked_fill((module.positions[:, self.front :] <= 0)[:, None], 0.0)
+                    of[-1] = _scattered(later, own, len(self.known))
+            self._at[kind] = _plus(self._at[kind], np.concatenate(at))
+            self._of[kind] = _plus(self._of[kind], np.concatenate(of))
+        self._null = _plus(self._null, np.concatenate([module.null.numpy() for module in modules]))
+        queries = np.concatenate([np.full(len(module.heads), float(module.queries)) for module in modules])
+        self._queries = _plus(self._queries, queries)
+        self._texts += len(modules[0].sums)
+
+    def at(self, place: object) -> np.ndarray:
+        """Mean share on positions, ``(heads,)``; NaN where no query sees them."""
+        positions = [position for position in torch.as_tensor(place).flatten().tolist() if position < self._at[0].shape[1]]
+        sums, counts = (values[:, positions].sum(1) for values in self._at)
+        return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+
+    def null(self) -> np.ndarray:
+        """Mean null mass, ``(heads,)``."""
+        return np.asarray(self._null / self._queries)
+
+    def _means(self) -> np.ndarray:
+        """Mean share by head and position, 0 for positions that fewer than an eighth of a text's queries see."""
+        sums, counts = self._at
+        enough = counts >= max(1, self._texts * sums.shape[1] / 8)
+        return np.asarray(np.where(enough, sums / np.maximum(counts, 1), 0.0))
+
+    def positions_above(self, threshold: float, place: Place) -> list[int]:
+        """Positions to which a head gives the threshold or more, the place left out."""
+        excluded = set() if isinstance(place, str) else set(torch.as_tensor(place).flatten().tolist())
+        return [position for position in (self._means().max(0) >= threshold).nonzero()[0].tolist() if position not in excluded]
+
+    def strongest(self, top: int) -> list[Strong]:
+        """Positions by the head that gives them most, in falling order."""
+        means = self._means()
+        best, strongest = means.max(0), []
+        ids = self.samples.ids_by_position(self.front)
+        for position in np.argsort(-best, kind="stable")[:top].tolist():
+            if best[position] > 0:
+                token = None if ids is None or position >= ids.shape[1] else most_frequent(ids[:, position])
+                strongest.append(
+                    Strong(float(best[position]), str(self.heads[int(means[:, position].argmax())]), token, position)
+                )
+        return strongest
+
+    def tokens(self, top: int) -> list[Strong]:
+        """Tokens wherever they stand but at position 0, by the head that gives them most; of those that many queries see."""
+        sums, counts = self._of
+        if self.ids is None:
+            return []
+        enough = counts >= max(1, self._texts * self.ids.shape[1] / 8)
+        means = np.where(enough, sums / np.maximum(counts, 1), 0.0)
+        best = means.max(0)
+        return [
+            Strong(float(best[index]), str(self.heads[int(means[:, index].argmax())]), int(self.known[index]), None)
+            for index in np.argsort(-best, kind="stable")[:top].tolist()
+            if best[index] > 0
+        ]
+
+
+def _scattered(values: Tensor, places: Tensor, size: int) -> np.ndarray:
+    """Sums of ``(batch, heads, keys)`` by place of the key ``(batch, keys)``: ``(heads, size)``."""
+    sums = values.new_zeros(values.shape[1], size)
+    return np.asarray(sums.index_add_(1, places.flatten(), values.transpose(0, 1).flatten(1)).numpy())
+
+
+def _plus(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Sum of arrays that may have grown along their last axis; an empty one counts as 0."""
+    if not left.size:
+        return right
+    more = right.shape[-1] - left.shape[-1]
+    if more:
+        pads = [(0, 0)] * (left.ndim - 1)
+        left, right = np.pad(left, [*pads, (0, max(more, 0))]), np.pad(right, [*pads, (0, max(-more, 0))])
+    return np.asarray(left + right)

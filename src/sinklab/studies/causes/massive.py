@@ -15,15 +15,26 @@ from sinklab.attention.call import LayerOutput
 from sinklab.attention.intervention import HiddenIntervention, Intervention
 from sinklab.attention.probe import Probe, Watcher
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks, SinkWeights
-from sinklab.studies.causes._runs import Edits, change, ids_by_position, most_frequent, no_edits, runs
-from sinklab.studies.causes.finding import LOSS_CHANGE, SINK_SHARE, ExperimentResult, head_rows, interval_rows, signed
+from sinklab.studies.causes.experiment import (
+    LOSS_CHANGE,
+    SINK_SHARE,
+    Edits,
+    change,
+    head_rows,
+    interval_rows,
+    most_frequent,
+    no_edits,
+    number,
+    numbers,
+    runs,
+)
+from sinklab.studies.causes.found import Activation, Massive, MassiveEdit, Peak
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["SUN", "Activation", "Edit", "MassiveActivations", "massive_activations"]
+__all__ = ["SUN", "massive_activations", "rows"]
 
 LARGEST_ACTIVATION = Metric("largest_activation", "norm", "Mean over texts of the largest |x| after the layer.")
 LARGEST_TIMES_MEDIAN = Metric(
@@ -46,124 +57,6 @@ Seen = dict[tuple[int, int, int], dict[int, tuple[float, float]]]
 """Text, position and channel to layer to value and how many times the median it is."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Activation:
-    """One channel that is massive at one position, over the texts in which it is.
-
-    Attributes:
-        position: 0-based, in the document.
-        channel: coordinate of the hidden state.
-        birth: first layer whose output has it; -1 for the embeddings. Of several texts the most frequent one.
-        death: first layer whose output has it no more; ``None`` if the last one still has.
-        texts: in how many.
-        value: mean over these texts of the value where it is largest, with its sign.
-        deviation: standard deviation of the same: 0 where the token before it is always the same (a BOS at position 0).
-        times_median: mean over these texts of its size over the median size of the hidden state at that layer.
-        token: most frequent id at the position; ``None`` without ``input_ids``.
-    """
-
-    position: int
-    channel: int
-    birth: int
-    death: int | None
-    texts: int
-    value: float
-    deviation: float
-    times_median: float
-    token: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Edit:
-    """What setting all massive activations, in the layer of their birth, does.
-
-    Attributes:
-        loss: change over texts, in the unit of the readout.
-        sink_weights: ``(heads,)`` mean weight on the sink under the edit; ``None`` without a sink.
-    """
-
-    loss: Interval
-    sink_weights: np.ndarray | None
-
-
-@dataclasses.dataclass(frozen=True)
-class MassiveActivations(ExperimentResult):
-    """What :func:`massive_activations` found.
-
-    Attributes:
-        found: most frequent first, then largest.
-        peaks: for each layer the mean over texts of its largest value, of that over the median, and where the largest is.
-        edits: the causal tests by name; empty if nothing was found. ``zero``; ``mean``, the mean of the channel over texts, at
-            the same position where half of the texts have it there, else over all the positions where it is born in that
-            layer; ``control``, as many other channels of the same tokens set to zero.
-        sink_weights: ``(heads,)`` of the model as it is; ``None`` without a sink.
-        heads: in the order of all sink weights.
-        clean_loss: mean over texts.
-    """
-
-    found: list[Activation]
-    peaks: list[dict[str, float | int]]
-    edits: dict[str, Edit]
-    heads: list[Head]
-    sink_weights: np.ndarray | None
-    clean_loss: float
-    least: float
-    times_median: float
-    texts: int
-    unit: str
-
-    @property
-    def statement(self) -> str:
-        """What the numbers say, in a sentence."""
-        if not self.found:
-            top = max(self.peaks, key=lambda peak: peak["times_median"])
-            return (
-                f"No value is above {self.least:g} and {self.times_median:g} times the median of its hidden state; the "
-                f"largest is {top['value']:.3g}, {top['times_median']:.3g} times the median, after layer {top['layer']}."
-            )
-        zero, mean, control = (edit.loss for edit in self.edits.values())
-        first = self.found[0]
-        many = len(self.found) > 1
-        where = f"{len(self.found)} massive activations, the first" if many else "1 massive activation,"
-        where += f" in channel {first.channel} at position {first.position}"
-        born = "in the embedding" if first.birth < 0 else f"in layer {first.birth}"
-        words = f"{where}, born {born}: zeroing {'them all' if many else 'it'} costs {signed(zero)} {self.unit}"
-        words += f", {'as many other channels' if many else 'another channel'} {signed(control)}"
-        words += f", {'their' if many else 'its'} mean {signed(mean)}"
-        if all(activation.deviation <= 1e-4 * abs(activation.value) for activation in self.found):
-            hardly = "they hardly vary" if many else "it hardly varies"
-            words += f" ({hardly} from text to text, so that the mean is next to no edit)"
-        zeroed = self.edits["zero"].sink_weights
-        if self.sink_weights is not None and zeroed is not None:
-            head = int(np.nanargmax(self.sink_weights))
-            before, after = self.sink_weights[head], zeroed[head]
-            words += f"; zeroed, the weight of head {self.heads[head]} on the sink goes from {before:.3f} to {after:.3f}"
-        return f"{words}."
-
-    def rows(self) -> Iterator[Row]:
-        """Rows of the long table."""
-        common: Coordinates = {"probe": "causes_massive", "count": self.texts}
-        at: Coordinates
-        for peak in self.peaks:
-            at = {**common, "layer": int(peak["layer"]), "key_position": int(peak["position"])}
-            yield {**at, "metric": LARGEST_ACTIVATION, "value": peak["value"]}
-            yield {**at, "metric": LARGEST_TIMES_MEDIAN, "value": peak["times_median"]}
-        for activation in self.found:
-            at = {**common, "layer": activation.birth, "key_position": activation.position, "count": activation.texts}
-            yield {**at, "metric": BORN_VALUE, "value": activation.value}
-            yield {**at, "metric": BORN_CHANNEL, "value": float(activation.channel)}
-        weights: dict[str | None, np.ndarray | None] = {None: self.sink_weights}
-        for name, edit in self.edits.items():
-            edited = f"massive activations: {name}"
-            at = {**common, "intervention": edited}
-            yield from interval_rows(LOSS_CHANGE.of(self.unit), edit.loss, **at)
-            weights[edited] = edit.sink_weights
-        for intervention, values in weights.items():
-            if values is not None:
-                at = {**common, "intervention": intervention}
-                yield from head_rows(SINK_SHARE, self.heads, values, **at)
-
-
 def massive_activations(
     model: nn.Module,
     samples: Samples,
@@ -174,7 +67,7 @@ def massive_activations(
     times_median: float | None = None,
     batch_size: int = 16,
     seed: int = 0,
-) -> MassiveActivations:
+) -> Massive:
     """Find massive activations, then set them to zero and to their mean in the layer of their birth.
 
     A value is massive if it is larger than ``least`` and at least ``times_median`` times the median size of its hidden
@@ -209,27 +102,50 @@ def massive_activations(
         if peaks_seen:
             break
     tokens = samples.inputs.get("input_ids")
-    ids = None if tokens is None else ids_by_position(samples, max(0, peaks[0][1].length - tokens.shape[1]))
-    tests: dict[str, Edit] = {}
+    ids = None if tokens is None else samples.ids_by_position(max(0, peaks[0][1].length - tokens.shape[1]))
+    tests: dict[str, MassiveEdit] = {}
     if peaks_seen:
         width = peaks[0][1].width
         for name in ("zero", "mean", "control"):
             points = _points(peaks_seen, name, len(samples), width, torch.Generator().manual_seed(seed))
             edits = functools.partial(_set_points, points)
             losses, after, _ = _measured(model, samples, readout, edits, criterion, sinks, batch_size)
-            tests[name] = Edit(change(losses, clean, "massive activations"), None if after is None else after.weights)
-    return MassiveActivations(
+            loss = change(losses, clean, "massive activations")
+            tests[name] = MassiveEdit(loss, None if after is None else numbers(after.weights))
+    return Massive(
         found=_found(peaks_seen, layers, ids),
         peaks=[_peak(layer, [probe for _, probe in peaks]) for layer in layers],
         edits=tests,
-        heads=[] if weighed is None else list(weighed.heads),
-        sink_weights=None if weighed is None else weighed.weights,
+        heads=[] if weighed is None else list(map(str, weighed.heads)),
+        sink_weights=None if weighed is None else numbers(weighed.weights),
         clean_loss=float(np.nanmean(clean)),
         least=criterion[0],
         times_median=criterion[1],
         texts=len(samples),
         unit=readout.unit,
     )
+
+
+def rows(found: Massive, heads: Mapping[str, Head]) -> Iterator[Row]:
+    """Rows of the long table; ``heads`` by their names."""
+    common: Coordinates = {"probe": "causes_massive", "count": found.texts}
+    at: Coordinates
+    for peak in found.peaks:
+        at = {**common, "layer": peak.layer, "key_position": peak.position}
+        yield {**at, "metric": LARGEST_ACTIVATION, "value": peak.value}
+        yield {**at, "metric": LARGEST_TIMES_MEDIAN, "value": peak.times_median}
+    for activation in found.found:
+        at = {**common, "layer": activation.birth, "key_position": activation.position, "count": activation.texts}
+        yield {**at, "metric": BORN_VALUE, "value": activation.value}
+        yield {**at, "metric": BORN_CHANNEL, "value": float(activation.channel)}
+    own, weights = [heads[head] for head in found.heads], {None: found.sink_weights}
+    for name, edit in found.edits.items():
+        edited = f"massive activations: {name}"
+        yield from interval_rows(LOSS_CHANGE.of(found.unit), edit.loss, **common, intervention=edited)
+        weights[edited] = edit.sink_weights
+    for intervention, values in weights.items():
+        if values is not None:
+            yield from head_rows(SINK_SHARE, own, values, **common, intervention=intervention)
 
 
 def _criteria(least: float | None, times_median: float | None) -> Sequence[tuple[float, float]]:
@@ -381,20 +297,15 @@ def _found(seen: Seen, layers: Sequence[int], ids: Tensor | None) -> list[Activa
                 texts=len(cases),
                 value=float(tops[:, 0].mean()),
                 deviation=float(tops[:, 0].std()),
-                times_median=float(tops[:, 1].mean()),
+                times_median=number(tops[:, 1].mean()),
                 token=None if own is None else most_frequent(own),
             )
         )
     return sorted(activations, key=lambda activation: (-activation.texts, -abs(activation.value)))
 
 
-def _peak(layer: int, probes: Sequence[_MassivePeaks]) -> dict[str, float | int]:
+def _peak(layer: int, probes: Sequence[_MassivePeaks]) -> Peak:
     cases = [case for probe in probes for case in probe.largest.get(layer, ())]
     position, channel = Counter((position, channel) for _, _, position, channel in cases).most_common(1)[0][0]
-    return {
-        "layer": layer,
-        "value": float(np.mean([size for size, _, _, _ in cases])),
-        "times_median": float(np.mean([size / median for size, median, _, _ in cases if median] or [0.0])),
-        "position": position,
-        "channel": channel,
-    }
+    times = [size / median for size, median, _, _ in cases if median] or [0.0]
+    return Peak(layer, float(np.mean([size for size, _, _, _ in cases])), float(np.mean(times)), position, channel)

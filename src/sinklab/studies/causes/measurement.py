@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -15,50 +15,55 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.placement import input_device
-from sinklab.attention.ranks import ranks_of
-from sinklab.corpora import resolve_corpus
-from sinklab.corpora.base import Corpus
-from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError, MeasurementError, SinklabError, UnsupportedModelError
 from sinklab.models.layer_kinds import attending_layers
 from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, loss_kind
 from sinklab.results.metric import Row
 from sinklab.results.naming import head_numbering
+from sinklab.results.record import to_json
 from sinklab.results.run import Progress, silent
+from sinklab.results.sections import Context
 from sinklab.results.store import Store
-from sinklab.results.summaries.causes import CausesSummary
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace
-from sinklab.studies.causes.experiments import experiments
-from sinklab.studies.causes.groups import chosen_heads, examined_groups, group_rows, groups_of_labels, most_groups
-from sinklab.studies.causes.head_group import HeadGroup
-from sinklab.studies.causes.labels import LABELS, label_heads, mirrored, require_texts, texts_needed
-from sinklab.studies.causes.listing import by_domain, effect_rows, examined_heads, found_sink, head_rows
+from sinklab.studies.causes import key_bias, location, massive, spread, three_metrics
+from sinklab.studies.causes.effects import Effects, HeadGroup, make_variants
+from sinklab.studies.causes.entries import (
+    chosen_heads,
+    effect_rows,
+    examined_groups,
+    examined_heads,
+    found_sink,
+    group_rows,
+    groups_of_labels,
+    head_rows,
+    most_groups,
+)
+from sinklab.studies.causes.evidence import SILENCED, minimal_effect_of
+from sinklab.studies.causes.found import LABELS, Causes, MinimalEffect, Refused
+from sinklab.studies.causes.labels import label_heads, mirrored, require_texts, switches_within, texts_needed
 from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.resumable import Resumable
 from sinklab.studies.causes.samples import Samples
-from sinklab.studies.causes.texts import Texts, texts_of, usual_length
-from sinklab.studies.causes.threshold import SILENCED, given, minimal_effect_of
-from sinklab.studies.causes.variants import TEXTS, make_variants
-from sinklab.studies.causes.within import candidates, switches_within
-from sinklab.studies.causes.words import sentences
+from sinklab.studies.causes.texts import Texts, texts_of_budget
 
-__all__ = ["Examined", "causes_section", "examine", "facts_of", "texts_of_budget"]
+__all__ = ["Examined", "causes_section", "examine", "facts_of"]
+
+EXPERIMENTS: dict[str, tuple[str, ...]] = {
+    "fast": ("read_outs", "location", "key_bias"),
+    "full": ("read_outs", "location", "key_bias", "massive", "spread"),
+}
+"""What each budget has, by the key in the summary."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Examined:
-    """What was found.
+    """What was found; rows of the long table; and attention module to how its heads were measured, or why one by one."""
 
-    Attributes:
-        summary: for ``summary.json``.
-        rows: of the long table.
-        record: attention module to how its heads were measured, or why one by one.
-    """
-
-    summary: dict[str, Any]
+    found: Causes
     rows: list[Row]
     record: dict[str, str]
 
@@ -71,7 +76,6 @@ def examine(
     identity: Mapping[str, object],
     sinks: Sinks | None = None,
     store: Store | None = None,
-    say: Callable[[str], None] | None = None,
     progress: Progress = silent,
 ) -> Examined:
     """Find the sink, measure every variant on every head, and label; then groups of heads at once.
@@ -84,66 +88,83 @@ def examine(
     Raises:
         SinklabError: see :func:`~sinklab.studies.causes.causes.find_causes`.
     """
-    if ranks_of(model) is not None:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} is tensor-parallel, and causes replays its heads from weights that one process does not "
-            "have; load it in one process, with `device_map` if it is large"
-        )
+    level, size = request.level, request.batch_size
     texts = _on_device(texts, input_device(model))
     samples = texts.samples
     sinks = _sinks_of(model, samples, request, sinks)
-    heads, groups = chosen_heads(request.heads, sinks.heads)
+    heads, groups = chosen_heads(request.chosen, sinks.heads)
     with _named("`texts`, `heads`, `level`"):
-        require_texts(samples, sinks, heads, level=request.level)
-        number = len(groups) + (most_groups(len(heads)) if request.together else 0)
-        require_texts(samples, sinks, range(max(number, 1)), level=request.level)
+        require_texts(samples, sinks, len(heads), level=level)
+        count = len(groups) + (most_groups(len(heads)) if request.together else 0)
+        require_texts(samples, sinks, max(count, 1), level=level)
     variants = make_variants(sinks, samples, budget=request.budget, seed=request.seed)
     identity = {**identity, "main_sink": sinks.describe(), "other_sinks": sinks.secondary}
-    measured = Resumable(model, texts, request, variants, sinks, identity, store or Store(None), say, progress)
-    effects = measured.of_heads(heads, groups)
+    measured = Resumable(model, texts, request, variants, identity, store or Store(None), progress)
+    effects = measured.of_heads(heads)
     if isinstance(request.minimal_effect, str):
         minimal = minimal_effect_of(measured.of_groups([HeadGroup(tuple(sinks.heads))], SILENCED))
     else:
-        minimal = given(request.minimal_effect, len(sinks.heads), effects.unit)
-    least = minimal["value"]
-    labels = label_heads(effects, sinks, level=request.level, minimal_effect=least)
+        minimal = MinimalEffect(request.minimal_effect, "given", len(sinks.heads), None, {})
+    least = minimal.value
+    labels = label_heads(effects, sinks, level=level, minimal_effect=least)
     labels = switches_within(
-        model, samples, sinks, labels, candidates(labels, sinks, samples, level=request.level), measured.of_halves,
-        level=request.level, minimal_effect=least, batch_size=request.batch_size,
-    )  # fmt: skip
-    listed = examined_heads(labels, sinks, by_domain(model, samples, sinks, request.batch_size), effects)
+        model, samples, sinks, labels, measured.of_halves, level=level, minimal_effect=least, batch_size=size
+    )
+    listed = examined_heads(model, samples, labels, sinks, effects, batch_size=size)
     rows = [*effect_rows(effects), *head_rows(listed)]
     groups += groups_of_labels(labels, groups) if request.together else []
     together = []
     if groups:
         at_once = measured.of_groups(groups)
-        judged = label_heads(at_once, sinks, level=request.level, minimal_effect=least)
+        judged = label_heads(at_once, sinks, level=level, minimal_effect=least)
         together = examined_groups(judged, at_once, listed, effects)
         rows += group_rows(at_once)
-    summary: CausesSummary = {
-        "heads": listed,
-        "groups": together,
-        "counts": {name: Counter(head["label"] for head in listed)[name] for name in LABELS},
-        "sink": found_sink(sinks),
-        "texts": len(samples),
-        "texts_needed": texts_needed(labels),
-        "mirrored": mirrored(labels, least),
-        "domains": list(samples.domain_names),
-        "loss_of": loss_kind(model),
-        "unit": effects.unit,
-        "clean_loss": dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True)),
-        "level": request.level,
-        "minimal_effect": least,
-        "minimal_effect_from": minimal,
-        "budget": request.budget,
-        "variants": effects.variants,
-    }
-    summary["text"] = " ".join(filter(None, (sentences(summary), *_warnings(model, samples, summary))))
-    sections, section_rows = experiments(
-        model, texts, sinks, effects, budget=request.budget if request.experiments else "none", threshold=request.threshold,
-        minimal_effect=least, batch_size=request.batch_size, seed=request.seed, progress=progress,
+    clean_loss = dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True))
+    sections, section_rows = _experiments(model, texts, sinks, effects, request, least, progress)
+    found = Causes(
+        heads=listed, groups=together, counts={name: Counter(head.label for head in listed)[name] for name in LABELS},
+        sink=found_sink(sinks), texts=len(samples), texts_needed=texts_needed(labels), mirrored=mirrored(labels, least),
+        domains=list(samples.domain_names), loss_of=loss_kind(model), unit=effects.unit, clean_loss=clean_loss, level=level,
+        minimal_effect=least, minimal_effect_from=minimal, budget=request.budget, variants=effects.variants,
+        notes=_notes(model, samples, clean_loss if effects.unit == "nats" else {}), **sections,
     )  # fmt: skip
-    return Examined({**summary, **sections}, [*rows, *section_rows], effects.record)
+    return Examined(found, [*rows, *section_rows], effects.record)
+
+
+def _experiments(
+    model: nn.Module, texts: Texts, sinks: Sinks, effects: Effects, request: Request, minimal_effect: float, progress: Progress
+) -> tuple[dict[str, Any], list[Row]]:
+    """Experiments on the sink as a whole: by name what each found, ``None`` where the budget leaves it out; and their rows."""
+    samples, size = texts.samples, request.batch_size
+    own: dict[str, Any] = {"readout": texts.readout, "batch_size": size, "seed": request.seed}
+    least: dict[str, Any] = {"threshold": request.threshold, "minimal_effect": minimal_effect}
+    runs: dict[str, tuple[Callable[[], Any], Callable[..., Iterator[Row]]]] = {
+        "read_outs": (
+            lambda: three_metrics.three_metrics(model, samples, sinks, effects, batch_size=size, **least), three_metrics.rows
+        ),
+        "location": (
+            lambda: location.location(model, samples, sinks, threshold=request.threshold, **own), location.rows
+        ),
+        "key_bias": (
+            lambda: key_bias.key_bias(model, samples, sinks, minimal_effect=minimal_effect, **own), key_bias.rows
+        ),
+        "massive": (lambda: massive.massive_activations(model, samples, sinks, **own), massive.rows),
+        "spread": (lambda: spread.spread(model, samples, sinks, **own), spread.rows),
+    }  # fmt: skip
+    chosen = EXPERIMENTS[request.budget] if request.experiments else ()
+    sections: dict[str, Any] = dict.fromkeys(runs)
+    rows: list[Row] = []
+    named = {str(head): head for head in sinks.heads}
+    for done, name in enumerate(chosen, 1):
+        run, rows_of = runs[name]
+        try:
+            sections[name] = run()
+        except (ConfigurationError, InputError, MeasurementError, UnsupportedModelError) as error:
+            sections[name] = Refused(str(error))
+        else:
+            rows += rows_of(sections[name], named)
+        progress("experiments", done, len(chosen))
+    return sections, rows
 
 
 def _on_device(texts: Texts, device: torch.device) -> Texts:
@@ -157,92 +178,41 @@ def _sinks_of(model: nn.Module, samples: Samples, request: Request, known: Sinks
     Raises:
         ConfigurationError: there is none to be found, or the model has no such place.
     """
-    words: dict[str, Literal["find", "null"] | None] = {"auto": "find", "null": "null", "none": None}
+    words: dict[int | str, Literal["find", "null"] | None] = {"auto": "find", "null": "null", "none": None}
     place: SinkPlace | Literal["find"] | None = request.sink if isinstance(request.sink, int) else words[request.sink]
     if known is not None:
         place = known.main
     with _named("`threshold`, `sink` as a position, null or none"):
         sinks = find_sinks(
-            model,
-            samples.inputs,
-            threshold=request.threshold,
-            place=place,
-            groups=samples.groups(),
+            model, samples.inputs, threshold=request.threshold, place=place, groups=samples.groups(),
             batch_size=request.batch_size,
-        )
+        )  # fmt: skip
         if place == "find":
             sinks.require()
     return sinks
 
 
-def _warnings(model: nn.Module, samples: Samples, summary: CausesSummary) -> list[str]:
-    """What a reader has to know beside the labels, a sentence each, or an empty text.
-
-    How heads are numbered where not every layer has attention; losses above that of a guess; texts longer than in training.
-    """
-    losses = summary["clean_loss"] if summary["unit"] == "nats" else {}
-    guesses = [guess_warning(model, loss, text=name) for name, loss in losses.items()]
+def _notes(model: nn.Module, samples: Samples, losses: Mapping[str, float]) -> list[str]:
+    """How heads are numbered where not all layers attend; losses above that of a guess; texts longer than trained on."""
+    notes = [guess_warning(model, loss, text=name) for name, loss in losses.items()]
     tokens = samples.inputs.get("input_ids")
-    if tokens is None or not isinstance(model, PreTrainedModel):
-        return guesses
-    return [head_numbering(*attending_layers(model.config)), *guesses, length_warning(model, tokens.shape[1])]
+    if tokens is not None and isinstance(model, PreTrainedModel):
+        notes = [head_numbering(*attending_layers(model.config)), *notes, length_warning(model, tokens.shape[1])]
+    return [note for note in notes if note]
 
 
-def causes_section(
-    loaded: LoadedModel,
-    text: Corpus,
-    summary: Mapping[str, Any],
-    sinks: Sinks,
-    *,
-    run_id: str,
-    seed: int,
-    progress: Progress = silent,
-) -> tuple[Mapping[str, object], pd.DataFrame]:
-    """The causes as a section of an audit: the fast budget on texts of its corpus, with its threshold, seed and BOS.
-
-    Args:
-        summary: of the same audit.
-        sinks: that it found.
-
-    Returns:
-        What ``summary.json`` has under ``causes``, ``{"refused": why}`` where they cannot be had; and rows of the long table.
-    """
-    request = Request(threshold=summary["threshold"], seed=seed)
+def causes_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The causes as a section of an audit: the fast budget on texts of its corpus, with its threshold, seed and BOS."""
+    loaded: LoadedModel = context.loaded
+    request = Request(threshold=context.summary["threshold"], seed=context.seed)
     try:
-        texts = texts_of_budget(loaded, [text], "fast", seed=seed, bos=bool(summary["bos"]))
+        texts = texts_of_budget(loaded, [context.corpus], "fast", seed=context.seed, bos=context.bos)
         facts = facts_of(loaded.model, loaded)
-        examined = examine(loaded.model, texts, request, identity=facts, sinks=sinks, progress=progress)
+        examined = examine(loaded.model, texts, request, identity=facts, sinks=context.sinks, progress=context.progress)
     except SinklabError as error:
         return {"refused": str(error)}, make_table([])
-    return examined.summary, make_table(examined.rows, run_id=run_id, seed=seed, bos=int(summary["bos"]), **facts)
-
-
-def texts_of_budget(
-    loaded: LoadedModel,
-    domains: Sequence[str | Corpus],
-    budget: str,
-    *,
-    texts: int | None = None,
-    seq_len: int | None = None,
-    seed: int,
-    bos: bool,
-) -> Texts:
-    """Texts of every domain, by default as many and as long as the budget says.
-
-    A domain is called what its corpus is on tables and pages: by its registered name, or by the name of its file.
-
-    Raises:
-        SinklabError: see :func:`~sinklab.studies.causes.texts.texts_of`.
-    """
-    resolved_corpora = [resolve_corpus(domain) for domain in domains]
-    labels = [
-        corpus.name if domain == corpus.name else corpus.label for domain, corpus in zip(domains, resolved_corpora, strict=True)
-    ]
-    if len(set(labels)) < len(labels):  # files of one name in two folders
-        labels = [domain if isinstance(domain, str) else domain.name for domain in domains]
-    corpora = list(zip(labels, resolved_corpora, strict=True))
-    count, length = TEXTS[budget] if texts is None else texts, usual_length(loaded) if seq_len is None else seq_len
-    return texts_of(loaded, corpora, texts=count, seq_len=length, seed=seed, bos=bos)
+    table = make_table(examined.rows, run_id=context.run_id, seed=context.seed, bos=int(context.bos), **facts)
+    return to_json(examined.found), table
 
 
 def facts_of(module: nn.Module, loaded: LoadedModel | None) -> dict[str, object]:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.models.losses import HIDDEN_SHARE, IGNORED, hide_tokens
@@ -51,6 +51,38 @@ class Samples:
     def __len__(self) -> int:
         return len(self.domains)
 
+    @property
+    def has(self) -> Tensor:
+        """Which samples have scored positions of which domain, boolean ``(samples, domains)``."""
+        return torch.stack([(self.domains == number).any(1) for number in range(len(self.domain_names))], dim=1)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Samples with scored positions, by name of the domain."""
+        return dict(zip(self.domain_names, self.has.sum(0).tolist(), strict=True))
+
+    def lengths(self, otherwise: int) -> Tensor:
+        """Tokens of each text, int64 ``(samples,)``: by the attention mask where one is given, and without tokens as said."""
+        mask, tokens = self.inputs.get("attention_mask"), self.inputs.get("input_ids")
+        if mask is not None and mask.ndim == 2:
+            return mask.sum(1).long().cpu()
+        return torch.full((len(self),), otherwise if tokens is None else tokens.shape[1])
+
+    def ids_by_position(self, front: int) -> Tensor | None:
+        """Token ids int64 ``(samples, front + seq_len)`` by position, padding left out and -1 where there is none.
+
+        Args:
+            front: learned tokens in front of the texts, which have positions and no ids.
+        """
+        tokens, mask = self.inputs.get("input_ids"), self.inputs.get("attention_mask")
+        if tokens is None:
+            return None
+        ids = tokens.cpu()
+        if mask is not None and mask.ndim == 2:
+            padding = mask.cpu() == 0
+            ids = ids.masked_fill(padding, -1).gather(1, padding.int().argsort(dim=1, stable=True))
+        return nn.functional.pad(ids, (front, 0), value=-1)
+
     def part(self, start: int, stop: int) -> Samples:
         """The samples ``start`` to ``stop``; all names of domains are kept."""
         part = object.__new__(Samples)  # a part may have no scored position, which the whole may not
@@ -75,7 +107,7 @@ class Samples:
         sample gets what another one of its own kind has where an intervention takes something from the next sample of a part. A
         sample of a kind that no neighbour has is in a part with others.
         """
-        has = torch.stack([(self.domains == number).any(1) for number in range(len(self.domain_names))], dim=1)
+        has = self.has
         change = (has[1:] != has[:-1]).any(1).nonzero()[:, 0] + 1
         ends = [0, *change.tolist(), len(self)]
         if min(stop - start for start, stop in itertools.pairwise(ends)) < 2:
@@ -91,8 +123,7 @@ class Samples:
 
     def groups(self) -> list[Tensor]:
         """Numbers of the samples that have the same domains, each int64 ``(n,)``."""
-        has = torch.stack([(self.domains == number).any(1) for number in range(len(self.domain_names))], dim=1)
-        _, group = has.unique(dim=0, return_inverse=True)
+        _, group = self.has.unique(dim=0, return_inverse=True)
         return [(group == number).nonzero()[:, 0] for number in group.unique().tolist()]
 
     def by_domain(self, values: Tensor, what: str) -> Tensor:
@@ -107,7 +138,7 @@ class Samples:
             MeasurementError: a value of a scored position is NaN or infinite.
         """
         self.require_finite(values, what)
-        chosen = torch.nn.functional.one_hot(self.domains.clamp_min(0), len(self.domain_names)).to(values.device)
+        chosen = nn.functional.one_hot(self.domains.clamp_min(0), len(self.domain_names)).to(values.device)
         chosen = chosen * (self.domains >= 0).to(values.device)[..., None]
         masked = values.double()[..., None].masked_fill(chosen == 0, 0.0)  # what is not scored may be anything
         return masked.sum(1) / chosen.sum(1)

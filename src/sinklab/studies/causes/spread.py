@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -18,13 +17,25 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
-from sinklab.sinks import Sinks
-from sinklab.studies.causes._runs import Edits, change, known_place, lengths, no_edits, of_all, random_places, text_losses
-from sinklab.studies.causes.finding import LOSS_CHANGE, ExperimentResult, interval_rows, number
+from sinklab.sinks import Head, Sinks
+from sinklab.studies.causes.experiment import (
+    LOSS_CHANGE,
+    Edits,
+    change,
+    interval_rows,
+    known_place,
+    no_edits,
+    number,
+    numbers,
+    of_all,
+    random_places,
+    text_losses,
+)
+from sinklab.studies.causes.found import Spread
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Spread", "spread"]
+__all__ = ["rows", "spread"]
 
 SPREAD_TOTAL = Metric(
     "spread_total", "ratio", "Mean relative change |h' - h| / |h| over texts and the tokens after the replaced one."
@@ -33,87 +44,6 @@ SPREAD_AT_DISTANCE = Metric("spread_at_distance", "ratio", "Mean relative change
 SPREAD_RATIO = Metric(
     "spread_ratio", "ratio", "Geometric mean over texts of spread_total after the last layer over that of the model as it is."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Spread(ExperimentResult):
-    """What :func:`spread` found. A *relative change* is |h' - h| / |h|, h the hidden state of one token after one layer.
-
-    Attributes:
-        conditions: ``sink``, the model as it is; ``no sink``, the sink hidden from every query; ``control``, one random other
-            key of each text, from its first quarter, hidden from every query instead.
-        layers: numbers of the layers, -1 for the embeddings; the second axis.
-        distances: first and last of each bin, in tokens after the replaced one; the third axis. Negative before it, where a
-            model looks ahead.
-        curves: float64 ``(conditions, layers, distances)``, mean relative change over texts and replaced tokens.
-        totals: float64 ``(conditions, layers, samples)``, mean relative change over the tokens after it (over all others,
-            where a model looks ahead).
-        ratios: for ``no sink`` and ``control`` the geometric mean over texts of the total after the last layer over that of the
-            model as it is, with its interval; above 1 if hiding lets the change spread. ``None`` if nothing spreads at all.
-        losses: what hiding costs, in the unit of the readout.
-    """
-
-    conditions: tuple[str, ...]
-    layers: list[int]
-    distances: list[tuple[int, int]]
-    curves: np.ndarray
-    totals: np.ndarray
-    ratios: dict[str, Interval | None]
-    losses: dict[str, Interval]
-    replaced: int
-    texts: int
-    unit: str
-
-    @property
-    def statement(self) -> str:
-        """What the ratios say, in a sentence."""
-        ratio, control = self.ratios["no sink"], self.ratios["control"]
-        if ratio is None or control is None:
-            return "A replaced token changes no other one, with the sink or without it."
-        if ratio.low > 1 / 1.05 and ratio.high < 1.05:
-            verdict = "the sink makes no difference of 5 % or more"
-        elif ratio.low > 1 and ratio.low > 1.05 * control.high:
-            verdict = "the sink holds changes back, more than a random other key does"
-        elif ratio.low > 1:
-            verdict = "changes spread farther without the sink, but not clearly more than without a random other key"
-        elif ratio.high < 1 and 1.05 * ratio.high < control.low:
-            verdict = "changes spread less without the sink, against what over-mixing would have"
-        elif ratio.high < 1:
-            verdict = "changes spread less without the sink, but not clearly less than without a random other key"
-        else:
-            verdict = "whether the sink holds changes back stays open"
-        return (
-            f"Hiding the sink multiplies the spread of a change by {ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}], "
-            f"hiding a random other key by {control.mean:.2f} [{control.low:.2f}, {control.high:.2f}]: {verdict}."
-        )
-
-    def to_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return {
-            **super().to_dict(),
-            "curves": {
-                name: [[number(value) for value in row] for row in rows]
-                for name, rows in zip(self.conditions, self.curves.tolist(), strict=True)
-            },
-            "totals": {
-                name: [number(np.nanmean(row)) for row in rows] for name, rows in zip(self.conditions, self.totals, strict=True)
-            },
-        }
-
-    def rows(self) -> Iterator[Row]:
-        """Rows of the long table; of a curve, the column ``key_position`` holds the first distance of a bin."""
-        common: Coordinates = {"probe": "causes_spread", "count": self.texts}
-        for name, curves, totals in zip(self.conditions, self.curves, self.totals, strict=True):
-            for layer, curve, total in zip(self.layers, curves, totals, strict=True):
-                at: Coordinates = {**common, "intervention": f"token replaced: {name}", "layer": layer}
-                yield {**at, "metric": SPREAD_TOTAL, "value": float(np.nanmean(total))}
-                for (distance, _), value in zip(self.distances, curve.tolist(), strict=True):
-                    if number(value) is not None:
-                        yield {**at, "metric": SPREAD_AT_DISTANCE, "key_position": distance, "value": value}
-        for name in self.ratios:
-            of_token: Coordinates = {**common, "intervention": f"token replaced: {name}"}
-            yield from interval_rows(SPREAD_RATIO, self.ratios[name], **of_token)
-            yield from interval_rows(LOSS_CHANGE.of(self.unit), self.losses[name], **of_token)
 
 
 @torch.no_grad()
@@ -148,8 +78,6 @@ def spread(
     readout = readout_for(model) if readout is None else readout
     place = known_place(sinks, samples, "the spread of a change")
     tokens = _whole_texts(samples, sinks.length)
-    if replaced < 1:
-        raise ConfigurationError(f"replaced must be 1 or more, got {replaced}")
     generator = torch.Generator().manual_seed(seed)
     other = random_places(samples, place, sinks, generator, share=4)
     edits: dict[str, Edits] = {
@@ -173,12 +101,12 @@ def spread(
     totals = (changes * others).sum((3, 4)) / others.sum((1, 2))
     clean = text_losses(model, samples, readout, batch_size=batch_size)
     return Spread(
-        conditions=tuple(edits),
+        conditions=list(edits),
         layers=list(range(-1, changes.shape[1] - 1)),
         distances=list(masks),
-        curves=curves,
-        totals=totals,
-        ratios={name: _ratio(totals[number, -1], totals[0, -1]) for number, name in enumerate(edits) if number},
+        curves={name: [numbers(row) for row in of_layers] for name, of_layers in zip(edits, curves, strict=True)},
+        totals={name: [number(np.nanmean(row)) for row in of_layers] for name, of_layers in zip(edits, totals, strict=True)},
+        ratios={name: _ratio(totals[index, -1], totals[0, -1]) for index, name in enumerate(edits) if index},
         losses={
             name: change(text_losses(model, samples, readout, edit, batch_size=batch_size), clean, name)
             for name, edit in edits.items()
@@ -188,6 +116,22 @@ def spread(
         texts=len(samples),
         unit=readout.unit,
     )
+
+
+def rows(found: Spread, heads: Mapping[str, Head]) -> Iterator[Row]:
+    """Rows of the long table; of a curve, the column ``key_position`` holds the first distance of a bin."""
+    common: Coordinates = {"probe": "causes_spread", "count": found.texts}
+    for name in found.conditions:
+        for layer, curve, total in zip(found.layers, found.curves[name], found.totals[name], strict=True):
+            at: Coordinates = {**common, "intervention": f"token replaced: {name}", "layer": layer}
+            yield {**at, "metric": SPREAD_TOTAL, "value": float("nan") if total is None else total}
+            for (distance, _), value in zip(found.distances, curve, strict=True):
+                if value is not None:
+                    yield {**at, "metric": SPREAD_AT_DISTANCE, "key_position": distance, "value": value}
+    for name, ratio in found.ratios.items():
+        of_token: Coordinates = {**common, "intervention": f"token replaced: {name}"}
+        yield from interval_rows(SPREAD_RATIO, ratio, **of_token)
+        yield from interval_rows(LOSS_CHANGE.of(found.unit), found.losses[name], **of_token)
 
 
 class _Hidden(Watcher):
@@ -212,7 +156,7 @@ def _whole_texts(samples: Samples, length: int) -> Tensor:
     tokens = samples.inputs.get("input_ids")
     if tokens is None:
         raise ConfigurationError("the spread of a change replaces tokens, and these samples have no input_ids")
-    shortest = int(lengths(samples, length).min())
+    shortest = int(samples.lengths(length).min())
     if shortest < tokens.shape[1] or shortest < 8:
         raise ConfigurationError(
             f"the spread of a change needs texts of one length, 8 tokens or more, without padding; got "

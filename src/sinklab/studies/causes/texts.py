@@ -8,18 +8,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import written_corpus
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.corpora.records import Records
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
 from sinklab.models.lengths import learned_positions, require_positions, trained_length
 from sinklab.models.loading import LoadedModel
+from sinklab.studies.causes.effects import TEXTS
 from sinklab.studies.causes.readout import MaskedToken, NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 
-__all__ = ["Texts", "texts_of", "usual_length"]
+__all__ = ["Texts", "texts_of", "texts_of_budget"]
 
 LENGTH = 256
+"""Tokens of a text, if the model was trained on as many."""
 
 FROM_PYTHON = (
     "from Python, find_causes(model, samples=..., readout=...) takes any inputs and what is to be read off the outputs"
@@ -40,10 +43,32 @@ class Texts:
         return self.record[0].get("texts", len(self.samples))
 
 
-def usual_length(loaded: LoadedModel) -> int:
-    """256 tokens, or as many as the model was trained on, or has positions for, if these are fewer."""
-    most = learned_positions(loaded.model) or trained_length(loaded.model)
-    return min(LENGTH, most) if most else LENGTH
+def texts_of_budget(
+    loaded: LoadedModel,
+    domains: Sequence[str | Corpus],
+    budget: str,
+    *,
+    texts: int | None = None,
+    seq_len: int | None = None,
+    seed: int,
+    bos: bool,
+) -> Texts:
+    """Texts of every domain, by default as many and as long as the budget, and the model's training or positions, say.
+
+    A domain is called what its corpus is on tables and pages: by its registered name, or by the name of its file.
+
+    Raises:
+        SinklabError: see :func:`texts_of`.
+    """
+    corpora = [resolve_corpus(domain) for domain in domains]
+    names = [corpus.name if domain == corpus.name else corpus.label for domain, corpus in zip(domains, corpora, strict=True)]
+    if len(set(names)) < len(names):  # files of one name in two folders
+        names = [domain if isinstance(domain, str) else domain.name for domain in domains]
+    most = learned_positions(loaded.model) or trained_length(loaded.model) or LENGTH
+    return texts_of(
+        loaded, list(zip(names, corpora, strict=True)), texts=TEXTS[budget] if texts is None else texts,
+        seq_len=min(LENGTH, most) if seq_len is None else seq_len, seed=seed, bos=bos,
+    )  # fmt: skip
 
 
 def texts_of(

@@ -17,16 +17,15 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.probes.outliers import LAYER_KURTOSIS
-from sinklab.results.intervals import Interval, means_over_items
+from sinklab.results.intervals import means_over_items
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
-from sinklab.results.naming import counted
 from sinklab.sinks import Head, Sinks
-from sinklab.studies.causes._runs import known_place
 from sinklab.studies.causes.effects import Effects
-from sinklab.studies.causes.finding import ExperimentResult, head_rows, number, plain
+from sinklab.studies.causes.experiment import head_rows, known_place, number
+from sinklab.studies.causes.found import Correlation, ThreeMetrics
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Correlation", "ThreeMetrics", "three_metrics"]
+__all__ = ["rows", "three_metrics"]
 
 BY_HEAD: dict[str, Metric] = {
     "concentration": Metric(
@@ -51,132 +50,16 @@ BY_LAYER: dict[str, Metric] = {
 CORRELATION = Metric(
     "rank_correlation", "correlation", "Spearman's rank correlation of two of these numbers, or an end of its interval."
 )
+NEEDS = {"hide": "need of the sink", "redirect": "use of the head"}
+"""Edit of the effects to the metric that it gives."""
+KINDS = {"concentration": 0, "outliers": 1, "kurtosis": 1}
+"""Metrics of one number are not correlated with each other; all others are uses."""
 
 RESAMPLES = 2_000
 LEAST_ITEMS = 8
 """Heads (layers) from which on a correlation has an interval. Of three unrelated numbers every third draw is in perfect order,
 and resampled it stays so: such intervals leave out 0 for three items in 34 % of cases, for five in 10, from eight on in 3 to 5.
 Where the correlation is 0.89, they hold it for six items in 84 % and for eight in 96."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Correlation:
-    """Spearman's rank correlation of two metrics, with its bootstrap interval; NaN where one of them does not vary, and for
-    fewer than three items. The ends of the interval are NaN for fewer than :data:`LEAST_ITEMS`, too.
-
-    Attributes:
-        over: ``heads`` or ``layers``.
-        items: how many of them have both numbers.
-    """
-
-    first: str
-    second: str
-    over: str
-    rho: float
-    low: float
-    high: float
-    items: int
-
-    @property
-    def reading(self) -> str:
-        """``together``, ``opposed``, ``no clear relation``, or ``too few to tell`` where there is no interval for that."""
-        if self.items < LEAST_ITEMS:
-            return "too few to tell"
-        return "together" if self.low > 0 else "opposed" if self.high < 0 else "no clear relation"
-
-    def to_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return {**plain(dataclasses.asdict(self)), "reading": self.reading}
-
-
-@dataclasses.dataclass(frozen=True)
-class ThreeMetrics(ExperimentResult):
-    """What :func:`three_metrics` found. All arrays are float64; NaN where a number does not exist.
-
-    Attributes:
-        by_head: ``(heads,)`` each: ``concentration``, mean share of a row on the sink; ``outliers``, kurtosis of what the head
-            writes to the residual stream; ``need of the sink``, loss change from hiding it; ``use of the head``, loss change
-            from redirecting the head to it; only those that were measured.
-        by_layer: ``(layers,)`` each: ``concentration`` and the needs as means over the heads of the layer; ``outliers``,
-            largest |h| over median |h| after the layer; ``kurtosis`` of the same hidden state.
-        layers: the layers that hold these heads.
-        quiet: heads with their sink there that do not need it: concentration of the threshold or more, and a need whose 95 %
-            interval over texts lies below the minimal effect; their concentration is high and their need is not.
-        needy: the other way round.
-    """
-
-    heads: list[Head]
-    by_head: dict[str, np.ndarray]
-    layers: list[int]
-    by_layer: dict[str, np.ndarray]
-    correlations: list[Correlation]
-    quiet: list[Head]
-    needy: list[Head]
-    threshold: float
-    minimal_effect: float
-    texts: int
-    unit: str
-
-    @property
-    def statement(self) -> str:
-        """Which metrics correlate over heads, and which heads differ in them, in words."""
-        parts = []
-        for pair in self.correlations:
-            if pair.over == "heads":
-                result = f"rho {pair.rho:+z.2f} [{pair.low:+z.2f}, {pair.high:+z.2f}], {pair.reading}"
-                if pair.items < 3:
-                    result = "too few for a correlation"
-                elif pair.rho != pair.rho:
-                    result = "one of them does not vary"
-                elif pair.items < LEAST_ITEMS:
-                    result = f"rho {pair.rho:+z.2f}, {pair.reading}"
-                parts.append(f"{pair.first} and {pair.second} over {counted(pair.items, 'head')}: {result}")
-        if self.quiet:
-            words = (
-                f"give the sink {self.threshold:g} or more and lose less than {self.minimal_effect:g} {self.unit} without it"
-            )
-            parts.append(f"heads that {words}: {', '.join(map(str, self.quiet))}")
-        if self.needy:
-            words = (
-                f"give the sink less than {self.threshold:g} and lose {self.minimal_effect:g} {self.unit} or more without it"
-            )
-            parts.append(f"heads that {words}: {', '.join(map(str, self.needy))}")
-        return "; ".join(parts) + "."
-
-    def to_dict(self) -> dict[str, object]:
-        def by(items: Sequence[object], columns: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-            return {
-                str(item): {name: number(values[index]) for name, values in columns.items()} for index, item in enumerate(items)
-            }
-
-        fields = {name: value for name, value in super().to_dict().items() if name not in ("by_head", "by_layer")}
-        correlations = [correlation.to_dict() for correlation in self.correlations]
-        heads, layers = by(self.heads, self.by_head), by(self.layers, self.by_layer)
-        return {**fields, "heads": heads, "layers": layers, "correlations": correlations}
-
-    def rows(self) -> Iterator[Row]:
-        """Rows of the long table."""
-        common: Coordinates = {"probe": "causes_read_outs", "count": self.texts}
-        for name, values in self.by_head.items():
-            yield from head_rows(self._metric(BY_HEAD[name]), self.heads, values, **common)
-        for name, values in self.by_layer.items():
-            for layer, value in zip(self.layers, values.tolist(), strict=True):
-                if number(value) is not None:
-                    yield {**common, "layer": layer, "metric": self._metric(BY_LAYER[name]), "value": value}
-        for pair in self.correlations:
-            for bound in ("rho", "low", "high"):
-                value = getattr(pair, bound)
-                if number(value) is not None:
-                    both = f"{pair.first}_{pair.second}".replace(" ", "_")
-                    metric = CORRELATION.named(f"{bound}_{both}_over_{pair.over}")
-                    yield {**common, "count": pair.items, "metric": metric, "value": value}
-
-    def _metric(self, metric: Metric) -> Metric:
-        return metric.of(self.unit) if metric.unit == "nats" else metric
-
-
-NEEDS = {"hide": "need of the sink", "redirect": "use of the head"}
-"""Edit of the effects to the metric that it gives."""
 
 
 @torch.no_grad()
@@ -205,7 +88,7 @@ def three_metrics(
         minimal_effect: change of the loss that counts as a need, in the unit of the effects.
 
     Raises:
-        ConfigurationError: no sink, effects with neither variant, or of a head that the sink was not measured in.
+        ConfigurationError: no sink, or effects with neither variant.
     """
     known_place(sinks, samples, "comparing metrics by head")
     needs = {name: variant for variant, name in NEEDS.items() if variant in effects.variants}
@@ -213,14 +96,11 @@ def three_metrics(
         raise ConfigurationError(
             f"usefulness is the effect of 'hide' or 'redirect', and the effects have {', '.join(effects.variants) or 'none'}"
         )
-    order = {head: index for index, head in enumerate(sinks.heads)}
-    strangers = [head for head in effects.heads if head not in order]
-    if strangers:
-        raise ConfigurationError(f"effects were measured in head {strangers[0]}, which the sink was not looked for in")
     probe = _Outliers()
     with attend(model, [probe]):
         for _, part in samples.parts(batch_size):
             model(**lean_arguments(model, part.inputs))
+    order = {head: index for index, head in enumerate(sinks.heads)}
     located = [sinks.heads[order[head]] for head in effects.heads]
     by_head = {
         "concentration": np.array([sinks.weights[order[head]] for head in effects.heads]),
@@ -230,10 +110,8 @@ def three_metrics(
     layers, by_layer = _by_layer(probe, located, by_head)
     quiet, needy = _off_expectation(effects, by_head["concentration"] >= threshold, minimal_effect)
     return ThreeMetrics(
-        heads=list(effects.heads),
-        by_head=by_head,
-        layers=layers,
-        by_layer=by_layer,
+        heads=_items(effects.heads, by_head),
+        layers=_items(layers, by_layer),
         correlations=[*_correlations(by_head, "heads"), *_correlations(by_layer, "layers")],
         quiet=quiet,
         needy=needy,
@@ -241,20 +119,45 @@ def three_metrics(
         minimal_effect=minimal_effect,
         texts=len(samples),
         unit=effects.unit,
+        meanings={name: BY_HEAD[name].text for name in by_head},
     )
 
 
-def _off_expectation(effects: Effects, has_sink: np.ndarray, minimal_effect: float) -> tuple[list[Head], list[Head]]:
-    """Heads with a sink that they do not need, and heads without one that lose where it is hidden.
+def rows(found: ThreeMetrics, heads: Mapping[str, Head]) -> Iterator[Row]:
+    """Rows of the long table; ``heads`` by their names."""
+    common: Coordinates = {"probe": "causes_read_outs", "count": found.texts}
 
-    Both are empty where it was not hidden.
-    """
+    def metric(declared: Metric) -> Metric:
+        return declared.of(found.unit) if declared.unit == "nats" else declared
+
+    for name in BY_HEAD:
+        own = {heads[head]: values[name] for head, values in found.heads.items() if name in values}
+        yield from head_rows(metric(BY_HEAD[name]), own, own.values(), **common)
+    for layer, values in found.layers.items():
+        for name, value in values.items():
+            if value is not None:
+                yield {**common, "layer": int(layer), "metric": metric(BY_LAYER[name]), "value": value}
+    for pair in found.correlations:
+        both = f"{pair.first}_{pair.second}".replace(" ", "_")
+        for bound, value in (("rho", pair.rho), ("low", pair.low), ("high", pair.high)):
+            if value is not None:
+                named = CORRELATION.named(f"{bound}_{both}_over_{pair.over}")
+                yield {**common, "count": pair.items, "metric": named, "value": value}
+
+
+def _items(items: Sequence[object], columns: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
+    return {str(item): {name: number(values[index]) for name, values in columns.items()} for index, item in enumerate(items)}
+
+
+def _off_expectation(effects: Effects, has_sink: np.ndarray, minimal_effect: float) -> tuple[list[str], list[str]]:
+    """Heads with a sink that they do not need, and heads without one that lose where it is hidden; none where it was not."""
     if "hide" not in effects.variants:
         return [], []
-    needs = list(zip(effects.heads, has_sink, _intervals(effects), strict=True))
+    by_text = _mean(effects.of("hide"), 2)  # a text counts by the mean over its domains
+    intervals = means_over_items(by_text[:, ~np.isnan(by_text).any(0)])
+    needs = list(zip(map(str, effects.heads), has_sink, intervals, strict=True))
     quiet = [head for head, sinks, need in needs if sinks and need.high < minimal_effect]
-    needy = [head for head, sinks, need in needs if not sinks and need.low >= minimal_effect]
-    return quiet, needy
+    return quiet, [head for head, sinks, need in needs if not sinks and need.low >= minimal_effect]
 
 
 def _by_layer(
@@ -274,12 +177,6 @@ def _by_layer(
     by_layer["outliers"] = np.array([_mean(np.array(probe.layers[site].peaks), 0) for site in sites])
     by_layer["kurtosis"] = np.array([np.mean(probe.layers[site].kurtosis) for site in sites])
     return [site.layer for site in sites], by_layer
-
-
-def _intervals(effects: Effects) -> list[Interval]:
-    """What hiding the sink costs each head, with its interval over texts; a text counts by the mean over its domains."""
-    by_text = _mean(effects.of("hide"), 2)
-    return means_over_items(by_text[:, ~np.isnan(by_text).any(0)])
 
 
 @dataclasses.dataclass
@@ -355,10 +252,9 @@ def _correlations(values: dict[str, np.ndarray], over: str) -> list[Correlation]
     """Of all pairs of metrics but those of one kind: the two of outliers, the two of usefulness."""
     import scipy.stats
 
-    kinds = {"concentration": 0, "outliers": 1, "kurtosis": 1}
     listed = []
     for first, second in itertools.combinations(values, 2):
-        if kinds.get(first, 2) == kinds.get(second, 2):
+        if KINDS.get(first, 2) == KINDS.get(second, 2):
             continue
         both = ~(np.isnan(values[first]) | np.isnan(values[second]))
         left, right = values[first][both], values[second][both]
@@ -367,7 +263,9 @@ def _correlations(values: dict[str, np.ndarray], over: str) -> list[Correlation]
             rho = float(scipy.stats.spearmanr(left, right).statistic)
             if len(left) >= LEAST_ITEMS:
                 low, high = np.nanquantile(_resampled(left, right), [0.025, 0.975])
-        listed.append(Correlation(first, second, over, rho, float(low), float(high), len(left)))
+        reading = "together" if low > 0 else "opposed" if high < 0 else "no clear relation"
+        reading = reading if len(left) >= LEAST_ITEMS else "too few to tell"
+        listed.append(Correlation(first, second, over, number(rho), number(low), number(high), len(left), reading))
     return listed
 
 

@@ -71,7 +71,7 @@ def depend(
     cache is full and whose fact both still hold. yes: the score is better with sinks by more than the task's minimal effect
     (the whole interval). no: the whole interval lies within the minimal effect. undecided: neither, or a score at chance. The
     index is the share of the score above chance that is lost when the sink is hidden.
-    docs/scores-that-depend-on-the-sink.md has the rules.
+    docs/scores.md has the rules.
 
     Args:
         tasks: From 'sinklab list tasks', optionally with settings: long_text:corpus=FILE; or lm_eval:TASK.

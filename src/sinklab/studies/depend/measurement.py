@@ -18,7 +18,7 @@ from sinklab.results.naming import counted
 from sinklab.results.progress import SinklabWarning
 from sinklab.streaming.limits import most_slots
 from sinklab.streaming.rotation import FixedPositions, read_rotations
-from sinklab.studies.cache.policy_plan import sinks_of_texts
+from sinklab.studies.cache.plan import sinks_of_texts
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.found import SCORES, NoIndex, Outcome, Point, PolicyScore
 from sinklab.studies.depend.harness import Prepared, Scored

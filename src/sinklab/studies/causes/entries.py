@@ -1,0 +1,234 @@
+"""What find_causes() found as entries of the summary and rows of the long table: heads, groups of them, sinks, effects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch import nn
+
+from sinklab.errors import ConfigurationError
+from sinklab.results.intervals import Interval, means_over_items
+from sinklab.results.metric import VALUE_RATIO, Metric, Row
+from sinklab.sinks import Head, Sinks, weigh_sinks
+from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
+from sinklab.studies.causes.experiment import LOSS_CHANGE, SINK_SHARE, number
+from sinklab.studies.causes.found import LABELS, ExaminedGroup, ExaminedHead, FoundSink, HeadShares, Tried
+from sinklab.studies.causes.labels import HeadLabel
+from sinklab.studies.causes.request import ChosenHeads, Pair
+from sinklab.studies.causes.samples import Samples
+
+__all__ = [
+    "chosen_heads",
+    "effect_rows",
+    "examined_groups",
+    "examined_heads",
+    "found_sink",
+    "group_rows",
+    "groups_of_labels",
+    "head_rows",
+    "most_groups",
+]
+
+PROBE = "causes"
+DIVERGENCE = Metric(
+    "divergence", "nats", "Mean over texts of the divergence of the predictions under the intervention from the model's."
+)
+
+
+# --- which heads ------------------------------------------------------------------------------------------------------------
+
+
+def chosen_heads(chosen: ChosenHeads, heads: Sequence[Head]) -> tuple[list[Head], list[HeadGroup]]:
+    """The heads of a model that are to be examined by themselves, and the groups.
+
+    Raises:
+        ConfigurationError: a head that the model has not.
+    """
+    known = {(head.layer, head.head): head for head in heads}
+
+    def of(pairs: Sequence[Pair]) -> list[Head]:
+        missing = [f"{layer}.{head}" for layer, head in pairs if (layer, head) not in known]
+        if missing:
+            counts, first, last = Counter(head.layer for head in heads), known[min(known)], known[max(known)]
+            least, most = min(counts.values()), max(counts.values())
+            raise ConfigurationError(
+                f"`heads` {','.join(missing)}: there is no such head; the model has {len(counts)} layers of "
+                f"{least if least == most else f'{least} to {most}'} heads, written layer.head from {first} ({first.module}) "
+                f"to {last} ({last.module})"
+            )
+        return [known[pair] for pair in pairs]
+
+    groups = [HeadGroup(tuple(of(group))) for group in chosen.groups]
+    if chosen.layers:
+        layers = list(dict.fromkeys(head.layer for head in heads))
+        groups += [HeadGroup(tuple(head for head in heads if head.layer == layer), f"layer {layer}") for layer in layers]
+    # Heads that were named and are all those of a layer are one group: of its place in the list, and of the layer's name.
+    once = {frozenset(group.members): group for group in groups}
+    return list(heads) if chosen.alone is None else of(chosen.alone), list(once.values())
+
+
+def groups_of_labels(labels: Sequence[HeadLabel], known: Sequence[HeadGroup] = ()) -> list[HeadGroup]:
+    """All heads of each label but *semantic*, where there are two or more; heads that seem to do little may share the work.
+
+    Args:
+        known: groups that are examined anyway, and not once more.
+    """
+    by_label: dict[str, list[Head]] = {}
+    for label in labels:
+        by_label.setdefault(label.label, []).append(label.head)
+    there = {frozenset(group.members) for group in known}
+    return [
+        HeadGroup(tuple(heads), f"all {name}")
+        for name, heads in by_label.items()
+        if name != "semantic" and len(heads) > 1 and frozenset(heads) not in there
+    ]
+
+
+def most_groups(heads: int) -> int:
+    """How many groups :func:`groups_of_labels` makes of so many heads at the most."""
+    return min(heads // 2, len(LABELS) - 1)
+
+
+# --- entries ----------------------------------------------------------------------------------------------------------------
+
+
+def examined_heads(
+    model: nn.Module, samples: Samples, labels: Sequence[HeadLabel], sinks: Sinks, effects: Effects, *, batch_size: int
+) -> list[ExaminedHead]:
+    """An entry for every head that has a label; what it gives to the sink is measured on each domain alone."""
+    own_sinks = _sinks_by_domain(model, samples, sinks, batch_size)
+    found = []
+    for label in labels:
+        head, index, row = label.head, sinks.heads.index(label.head), effects.heads.index(label.head)
+        found.append(
+            ExaminedHead(
+                layer=head.layer, head=head.head, module=head.module, label=label.label, domains=label.domains,
+                within=label.within, needs_sink=label.needs_sink, undecided=label.undecided, effects=label.effects,
+                sink_weight=number(sinks.weights[index]), value_ratio=number(sinks.value_ratio[index]),
+                sink_weights={name: number(own.weights[index]) for name, own in own_sinks.items()},
+                value_ratios={name: number(own.value_ratio[index]) for name, own in own_sinks.items()},
+                divergence=_divergences(effects, row),
+            )
+        )  # fmt: skip
+    return found
+
+
+def examined_groups(
+    labels: Sequence[HeadLabel[HeadGroup]], effects: Effects[HeadGroup], alone: Sequence[ExaminedHead], of_heads: Effects
+) -> list[ExaminedGroup]:
+    """An entry for every group that has a label.
+
+    Args:
+        effects: of the groups.
+        alone: the entries of all of their members.
+        of_heads: effects on these, on the same texts.
+    """
+    entries = {(head.layer, head.head): head for head in alone}
+    found = []
+    for row, label in enumerate(labels):
+        own = [entries[head.layer, head.head] for head in label.head.members]
+        found.append(
+            ExaminedGroup(
+                name=str(label.head), called=label.head.called, members=list(map(str, label.head.members)), label=label.label,
+                domains=label.domains, needs_sink=label.needs_sink, undecided=label.undecided, effects=label.effects,
+                sink_weight=_mean([head.sink_weight for head in own]), value_ratio=_mean([head.value_ratio for head in own]),
+                sink_weights={name: _mean([head.sink_weights[name] for head in own]) for name in effects.domain_names},
+                value_ratios={name: _mean([head.value_ratios[name] for head in own]) for name in effects.domain_names},
+                divergence=_divergences(effects, row), alone=dict(Counter(head.label for head in own)),
+                beyond_alone=_beyond_alone(effects, row, of_heads),
+            )
+        )  # fmt: skip
+    return found
+
+
+def found_sink(sinks: Sinks) -> FoundSink:
+    """Where the sink is and what every head gives to it."""
+    heads = zip(sinks.heads, sinks.weights.tolist(), sinks.value_ratio.tolist(), strict=True)
+    return FoundSink(
+        place=sinks.main.place if sinks.main else None,
+        name=sinks.main.name if sinks.main else "",
+        tried=[Tried(place, weight) for place, weight in sinks.tried[:8]],
+        secondary=sinks.secondary,
+        heads={str(head): HeadShares(number(weight), number(ratio)) for head, weight, ratio in heads},
+    )
+
+
+def _sinks_by_domain(model: nn.Module, samples: Samples, sinks: Sinks, batch_size: int) -> dict[str, Sinks]:
+    """What every head gives to the main sink on the texts of each domain alone."""
+    if sinks.main is None or len(samples.domain_names) == 1:
+        return dict.fromkeys(samples.domain_names, sinks)
+    own = {}
+    for name, rows in zip(samples.domain_names, samples.has.T, strict=True):
+        inputs = {key: tensor[rows.to(tensor.device)] for key, tensor in samples.inputs.items()}
+        own[name] = weigh_sinks(model, inputs, sinks, batch_size=batch_size)
+    return own
+
+
+def _divergences(effects: Effects[Edited], row: int) -> dict[str, dict[str, float | None]]:
+    """Mean divergence under each intervention and domain of the head, or the group, in a row of the effects."""
+    return {
+        name: dict(zip(effects.domain_names, map(number, np.nanmean(values[row], axis=0)), strict=True))
+        for name, values in zip(effects.variants, effects.divergence, strict=True)
+        if not name[-1].isdecimal()  # the numbered ones are controls
+    }
+
+
+def _beyond_alone(effects: Effects[HeadGroup], row: int, of_heads: Effects) -> dict[str, dict[str, Interval]]:
+    """By edit and domain, what the group costs on a text less the sum of what its members cost there, mean with its interval.
+
+    Above 0 they stand in for each other; below 0 they do the same work one after the other.
+    """
+    members = [of_heads.heads.index(head) for head in effects.heads[row].members]
+    beyond: dict[str, dict[str, Interval]] = {}
+    for variant in effects.variants:
+        more = (effects.of(variant)[row] - of_heads.of(variant)[members].sum(0)).T
+        of_domains = [means_over_items(values[np.isfinite(values)][None])[0] for values in more]
+        beyond[variant] = dict(zip(effects.domain_names, of_domains, strict=True))
+    return beyond
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------------
+
+
+def effect_rows(effects: Effects) -> Iterator[Row]:
+    """Means over texts of the changes of the loss and of the divergences, for every variant, head and domain."""
+    for metric, values in ((LOSS_CHANGE.of(effects.unit), effects.loss), (DIVERGENCE.of(effects.unit), effects.divergence)):
+        counts = np.isfinite(values).sum(axis=2)
+        means = np.nansum(values, axis=2) / np.maximum(counts, 1)
+        for variant, index, domain in np.argwhere(counts > 0).tolist():
+            head = effects.heads[index]
+            yield {
+                "probe": PROBE, "metric": metric, "intervention": effects.variants[variant], "module": head.module,
+                "layer": head.layer, "head": head.head, "corpus": effects.domain_names[domain],
+                "value": float(means[variant, index, domain]), "count": int(counts[variant, index, domain]),
+            }  # fmt: skip
+
+
+def head_rows(heads: Sequence[ExaminedHead]) -> Iterator[Row]:
+    """Weight on the sink and length of its value, for every head."""
+    for head in heads:
+        for value, metric in ((head.sink_weight, SINK_SHARE), (head.value_ratio, VALUE_RATIO)):
+            if value is not None:
+                yield {
+                    "probe": PROBE, "metric": metric, "module": head.module, "layer": head.layer, "head": head.head,
+                    "value": value, "count": 1,
+                }  # fmt: skip
+
+
+def group_rows(effects: Effects[HeadGroup]) -> Iterator[Row]:
+    """Means over texts of the changes of the loss, by group, edit and domain; the column ``module`` has the members."""
+    for variant, group, domain in np.ndindex(len(effects.variants), len(effects.heads), len(effects.domain_names)):
+        changes = effects.loss[variant, group, :, domain]
+        changes = changes[np.isfinite(changes)]
+        yield {
+            "probe": "causes_groups", "metric": LOSS_CHANGE.of(effects.unit), "intervention": effects.variants[variant],
+            "module": "+".join(map(str, effects.heads[group].members)), "corpus": effects.domain_names[domain],
+            "value": float(changes.mean()), "count": len(changes),
+        }  # fmt: skip

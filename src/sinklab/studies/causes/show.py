@@ -1,0 +1,365 @@
+"""What is shown of the causes of sinks: labels of heads, what edits do to the loss, and the experiments on the sink."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sinklab.results.blocks import Bar, Block, Curves, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
+from sinklab.results.intervals import Interval
+from sinklab.results.sections import Section
+from sinklab.studies.causes.found import (
+    Causes,
+    ExaminedGroup,
+    ExaminedHead,
+    KeyBias,
+    Labelled,
+    Location,
+    Massive,
+    Refused,
+    Spread,
+    ThreeMetrics,
+)
+
+__all__ = ["SECTION", "show"]
+
+LABELS: dict[str, tuple[str, str]] = {
+    "semantic": ("S", "silencing it costs loss, and so does its output on another text"),
+    "constant": ("C", "silencing it costs loss, its output on another text costs nothing"),
+    "dormant": ("D", "all attention on the sink costs nothing, hiding the sink costs loss: the head rests there"),
+    "broadcast": ("B", "all attention on the sink costs nothing, zeroing the sink's value costs loss"),
+    "unneeded": ("U", "neither silencing it nor removing its sink costs loss"),
+    "switch": ("W", "semantic on some domains or at some positions, dormant on the others"),
+    "broadcast-switch": ("V", "semantic on some domains; on others it rests, and the sink's value is used"),
+    "mixed": ("M", "its labels differ by domain in another way"),
+    "undecided": ("·", "none of these is shown at the error rate asked for"),
+}
+"""Label to the letter in the map and its meaning."""
+
+EDITS = {
+    "redirect": "all to sink",
+    "hide": "sink hidden",
+    "zero_value": "its value 0",
+    "zero": "output 0",
+    "resample": "other text",
+}
+"""Edits of a head, as tables head them."""
+CONTRASTS = {
+    **EDITS,
+    "hide - zero_value": "share on other keys, less on none",
+    "rotated": "random outputs",
+    "redirect control - redirect": "all to another key, less the sink",
+}
+"""Contrasts of the table with intervals; summary.json has all, with p-values."""
+SHOWN = 40
+"""Heads in a figure; of a larger model the ones that are decided and hurt most."""
+STRONG = 10
+"""Rows of lists that may be long."""
+
+
+def show(found: Causes) -> Iterator[Block]:
+    """Counts of labels first, then what edits of every head do, by domain, then groups and experiments."""
+    counts = [f"{count} {label}" for label, count in found.counts.items() if count]
+    where = f"the sink is {found.sink.name}" if found.sink.name else "read as a model without a sink"
+    heads = "1 head" if len(found.heads) == 1 else f"{len(found.heads)} heads"
+    yield Say(f"{heads}: {names(counts, len(LABELS))}; {where}.")
+    yield Facts(list(_facts(found)))
+    yield HeadMap(
+        "Labels of heads",
+        {(head.layer, head.head): (LABELS[head.label][0], head.label, _words(head)) for head in found.heads},
+        [(label, letter, found.counts[label], words) for label, (letter, words) in LABELS.items() if found.counts.get(label)],
+    )
+    order = sorted(found.heads, key=lambda head: (head.label == "undecided", -_size(head)))
+    for domain in found.domains:
+        yield from _domain(found, domain, sorted(order[:SHOWN], key=lambda head: (head.layer, head.head)))
+    undecided = [(_name(entry), entry) for entry in (*order, *found.groups) if entry.undecided]
+    if undecided:
+        yield Grid(
+            ["undecided", "on", "nearest", "not shown", "texts that would decide"],
+            [
+                [name, domain, why.nearest, ", ".join(why.not_shown), why.texts]
+                for name, entry in undecided
+                for domain, why in entry.undecided.items()
+            ],
+            text=4,
+            limit=STRONG,
+        )  # fmt: skip
+    yield from (Say(note, small=True) for note in found.notes)
+    for title, experiment in (
+        ("Three things that are not the same", found.read_outs),
+        ("Where the sink goes", found.location),
+        ("Is what stands at the sink used?", found.key_bias),
+        ("Massive activations", found.massive),
+        ("Does the sink keep changes from spreading?", found.spread),
+    ):
+        if experiment is not None:
+            yield Heading(title, 3)
+            yield from _experiment(experiment)
+
+
+def _facts(found: Causes) -> Iterator[Sequence[str]]:
+    needing = [_name(head) for head in found.heads if "yes" in head.needs_sink.values()]
+    if needing:
+        yield "need it", f"{names(needing)}: their share of the sink costs more on other keys than on none"
+    for domain, count in found.mirrored.items():
+        if count:
+            semantic = sum(head.domains[domain] == "semantic" for head in found.heads)
+            yield "mirrored", f"{count} on {domain}, every silencing of which lowers the loss; {semantic} semantic there"
+    more = "" if found.texts_needed is None else f"; {found.texts_needed:,} of a domain would decide half of the undecided"
+    yield "texts", f"{found.texts:,} of {names(found.domains)}{more}"
+    minimal, unit = found.minimal_effect_from, found.unit
+    costs = minimal.worth.get(minimal.domain or "", {})
+    why = "as asked for"
+    if minimal.by == "auto":
+        why = "all attention is not shown to be worth more"
+    if costs:
+        least = min(costs.values(), key=lambda cost: cost.mean)
+        why = (
+            f"of {interval(least, 2, '')} that all attention is worth, a twentieth of the share of one of {minimal.heads} heads"
+        )
+    yield "nothing is", f"a change below {minimal.value:g} {unit}: {why}"
+    yield "errors", f"at most {100 * found.level:g} % of the labels are expected to be false (Benjamini and Hochberg 1995)"
+
+
+def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterator[Block]:
+    """A table of means, a figure with their intervals, and a table of all."""
+    places = max(0, 1 - math.floor(math.log10(found.minimal_effect)))
+    used = [name for name in CONTRASTS if any(name in head.effects for head in found.heads)]
+    edits = [name for name in EDITS if name in used]
+    kinds: list[tuple[str, Sequence[Labelled]]] = [("head", shown), ("at once", found.groups)]
+    for kind, entries in kinds:
+        if entries:
+            more = f", {len(shown)} of {len(found.heads)} heads" if entries is shown and len(shown) < len(found.heads) else ""
+            beyond = ["alone", "beyond alone"] if kind == "at once" else []
+            yield Grid(
+                [kind, "label", "needs sink", "on sink", "|value|", *(EDITS[name] for name in edits), *beyond],
+                [
+                    [
+                        _name(entry), entry.domains[domain], entry.needs_sink.get(domain), entry.sink_weights.get(domain),
+                        entry.value_ratios.get(domain),
+                        *(interval({"mean": entry.effects[name][domain].mean}, places) for name in edits),
+                        *_beyond(entry, domain, places),
+                    ]
+                    for entry in entries
+                ],
+                title=f"Change of the loss on {domain}, {found.unit}{more}",
+                text=3,
+                limit=None if beyond else SHOWN,
+            )  # fmt: skip
+    yield Marks(
+        f"Edits of a head on {domain}",
+        [
+            (f"{_name(head)} {head.domains[domain]}", [_mark(EDITS[name], head.effects[name][domain]) for name in edits])
+            for head in shown
+        ],
+        unit=found.unit,
+        least=found.minimal_effect,
+    )
+    yield Grid(
+        ["head", "label", *(CONTRASTS[name] for name in used)],
+        [
+            [_name(head), head.domains[domain], *(interval(head.effects[name][domain], places) for name in used)]
+            for head in found.heads
+        ],
+        title=f"Every head on {domain}, with 95 % intervals over texts",
+        folded=True,
+        text=2,
+    )
+
+
+def _beyond(entry: Labelled, domain: str, places: int) -> Sequence[str]:
+    """Labels of a group's members, and what zeroing it costs beyond the sum of them."""
+    if not isinstance(entry, ExaminedGroup):
+        return ()
+    return names([f"{count} {label}" for label, count in entry.alone.items()]), interval(
+        entry.beyond_alone["zero"][domain], places
+    )
+
+
+def _experiment(found: ThreeMetrics | Location | KeyBias | Massive | Spread | Refused) -> Iterator[Block]:
+    if isinstance(found, ThreeMetrics):
+        yield from _three_metrics(found)
+    elif isinstance(found, Location):
+        yield from _location(found)
+    elif isinstance(found, KeyBias):
+        yield from _key_bias(found)
+    elif isinstance(found, Massive):
+        yield from _massive(found)
+    elif isinstance(found, Spread):
+        yield from _spread(found)
+    else:
+        yield Say(f"Not measured: {found.refused}", small=True)
+
+
+def _three_metrics(found: ThreeMetrics) -> Iterator[Block]:
+    many = len(found.heads) > SHOWN
+    items, used = found.layers if many else found.heads, list(found.meanings)
+    most = {name: max((abs(item[name] or 0.0) for item in items.values()), default=0.0) for name in used}
+    rows = [
+        [f"layer {name}" if many else name, *(_bar(item[column], most[column]) for column in used)]
+        for name, item in items.items()
+    ]
+    yield Grid(["", *used], rows, limit=STRONG)
+    yield from (Say(f"{name}: {meaning}", small=True) for name, meaning in found.meanings.items())
+    yield Grid(
+        ["over heads", "and", "rank correlation", "reading"],
+        [
+            [pair.first, pair.second, _rho(pair.rho, pair.low, pair.high), pair.reading]
+            for pair in found.correlations
+            if pair.over == "heads"
+        ],
+        text=2,
+    )
+    quiet = [("quiet", f"{names(found.quiet)}: their sink there, and no loss without it")] if found.quiet else []
+    needy = [("needy", f"{names(found.needy)}: no sink there, and a loss where it is hidden")] if found.needy else []
+    if quiet or needy:
+        yield Facts([*quiet, *needy])
+
+
+def _location(found: Location) -> Iterator[Block]:
+    if found.follows is not None:
+        yield Say(f"Moved, the sink of head {found.head} goes with the {found.follows}.")
+    index = found.heads.index(found.head)
+    rows = []
+    for state in found.conditions.values():
+        top, first = state.strongest[0] if state.strongest else None, state.first_token_at
+        rows.append([
+            state.name, state.at_place[index], "gone" if first is None else f"{number(state.at_first_token[index])} at {first}",
+            "–" if top is None else f"{number(top.weight)} at {top.position}, head {top.head}", interval(state.loss, 3),
+        ])  # fmt: skip
+    place = "null score" if found.place == "null" else f"position {found.place}"
+    headings = ["texts", f"head {found.head} on {place}", "on the first token", "strongest of any head", f"loss, {found.unit}"]
+    yield Grid(headings, rows)
+    yield from (Say(f"Left out: {name}, because {why}.", small=True) for name, why in found.left_out.items())
+
+
+def _key_bias(found: KeyBias) -> Iterator[Block]:
+    which = names(found.sink_heads) or "all heads"
+    edits = {"zero_value": "the sink's values at 0", "constant_score": "its score made constant"}
+    rows = [
+        [f"{words}{_suffix(name, edit, which)}", interval(loss), _verdict(loss, found.minimal_effect)]
+        for edit, words in edits.items()
+        for name, loss in found.losses.items()
+        if name.startswith(edit)
+    ]
+    yield Grid(["in all heads at once", f"loss, {found.unit}", "is"], rows)
+    fields = (
+        "cosine",
+        "other_cosine",
+        "norm_product",
+        "other_norm_product",
+        "gap",
+        "gap_deviation",
+        "constant_share",
+        "value_ratio",
+    )
+    yield Grid(
+        ["head", *(name.replace("_", " ") for name in fields)],
+        [[scores.head, *(getattr(scores, name) for name in fields)] for scores in found.heads],
+        title="How every head scores the sink, and other keys",
+        folded=True,
+    )
+
+
+def _massive(found: Massive) -> Iterator[Block]:
+    criterion = f"above {found.least:g} and {found.times_median:g} times the median of its hidden state"
+    count = len(found.found)
+    yield Say(f"{count or 'No'} value{'s' * (count != 1)} {'are' if count > 1 else 'is'} {criterion}.")
+    if found.found:
+        yield Grid(
+            ["position", "channel", "born in layer", "gone in", "texts", "value", "deviation", "times median"],
+            [
+                [str(one.position), one.channel, one.birth, one.death, one.texts, one.value, one.deviation, one.times_median]
+                for one in found.found
+            ],
+            limit=STRONG,
+        )  # fmt: skip
+    weights = [number for number in found.sink_weights or [] if number is not None]
+    strongest = (found.sink_weights or []).index(max(weights)) if weights else None
+    rows = [[name, interval(edit.loss), *_weight(edit.sink_weights, strongest)] for name, edit in found.edits.items()]
+    if rows:
+        more = [] if strongest is None else [f"head {found.heads[strongest]} on the sink, {number(max(weights))} as it is"]
+        yield Grid(["set in the layer of birth", f"loss, {found.unit}", *more], rows)
+    peaks = {"largest": [peak.value for peak in found.peaks], "times the median": [peak.times_median for peak in found.peaks]}
+    yield Curves("Largest activation", peaks, [peak.layer for peak in found.peaks], x_name="layer", logarithmic=True)
+
+
+def _spread(found: Spread) -> Iterator[Block]:
+    ratio, control = found.ratios["no sink"], found.ratios["control"]
+    verdict = "A replaced token changes no other one."
+    if ratio is not None and control is not None:
+        side = "farther" if ratio.low > 1 else "less" if ratio.high < 1 else ""
+        clear = ratio.low > 1.05 * control.high if side == "farther" else 1.05 * ratio.high < control.low
+        verdict = f"Without the sink changes spread {side}, {'' if clear else 'not clearly '}more so than without another key."
+        if ratio.low > 1 / 1.05 and ratio.high < 1.05:
+            verdict = "The sink makes no difference of 5 % or more."
+        elif not side:
+            verdict = "Whether the sink holds changes back stays open."
+    yield Say(verdict)
+    yield Grid(
+        ["hidden", "spread, times that of the model as it is", f"loss, {found.unit}"],
+        [[name, interval(found.ratios[name], 2, ""), interval(loss)] for name, loss in found.losses.items()],
+    )
+    yield Curves("Relative change of later tokens", found.totals, found.layers, x_name="layer", logarithmic=True)
+
+
+def _suffix(name: str, edit: str, which: str) -> str:
+    words = {
+        " of sink heads": f", in {which} alone",
+        " control": ", of a random other key",
+        " beyond control": ", the difference",
+    }
+    return words.get(name.removeprefix(edit), "")
+
+
+def _verdict(loss: Interval, least: float) -> str:
+    """Whether the change of a loss is nothing, missed, harm, or open."""
+    if max(abs(loss.low), abs(loss.high)) < least:
+        return "nothing"
+    return "harm" if loss.high <= -least else "missed" if loss.low >= least else "open"
+
+
+def _weight(weights: Sequence[float | None] | None, head: int | None) -> Sequence[float | None]:
+    return () if head is None else (None if weights is None else weights[head],)
+
+
+def _rho(rho: float | None, low: float | None, high: float | None) -> str:
+    return interval(None if rho is None else {"mean": rho, "low": low, "high": high}, 2)
+
+
+def _bar(value: float | None, most: float) -> Bar | None:
+    return None if value is None else Bar(value, abs(value) / (most or 1.0), "rest" if value < 0 else "unit")
+
+
+def _mark(series: str, effect: Interval | object) -> Mark:
+    return Mark(series, *(getattr(effect, end) for end in ("mean", "low", "high")))
+
+
+def _size(head: ExaminedHead) -> float:
+    return max((abs(effect.mean) for name in EDITS for effect in head.effects.get(name, {}).values()), default=0.0)
+
+
+def _name(entry: Labelled) -> str:
+    """``layer.head``; of a group its short name."""
+    if isinstance(entry, ExaminedHead):
+        return f"{entry.layer}.{entry.head}"
+    assert isinstance(entry, ExaminedGroup)
+    return entry.called or entry.name
+
+
+def _words(head: ExaminedHead) -> str:
+    of = ", ".join(f"{label} on {domain}" for domain, label in head.domains.items()) if len(head.domains) > 1 else ""
+    return f"Layer {head.layer}, head {head.head}: {head.label}{f' ({of})' * bool(of)}"
+
+
+SECTION = Section(
+    name="causes",
+    title="What the sink is for",
+    lead="Each head was edited alone and the loss measured again: with all of its attention on the sink, with the sink hidden, "
+    "with an output of zero, and with its output on another text. The change of the loss shows what the head does.",
+    help="Find out what every head does with the sink, by interventions (docs/causes.md); takes a minute or more.",
+    found=Causes,
+    show=show,
+    measure="sinklab.studies.causes.measurement:causes_section",
+    text_only="it is made for models with a loss of tokens",
+)

@@ -1,1 +1,0 @@
-"""sinklab pathways: the ways in which a head can do nothing, side by side."""

@@ -1,1 +1,0 @@
-"""sinklab reproduce and claims: claims run, judged and kept."""

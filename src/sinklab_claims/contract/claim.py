@@ -1,0 +1,297 @@
+"""What a claim is: a published statement with its citation, what is run for it, and what it says about the numbers.
+
+A claim has parts; a part is an :class:`~sinklab_claims.contract.effect.Effect` and the region in which it is said to lie. A
+scale is how large the models are that are trained for it, a base what their rows begin with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from sinklab.errors import ConfigurationError
+from sinklab_claims.contract.effect import Effect, Numbers
+
+__all__ = [
+    "BASELINE",
+    "BASES",
+    "CHECKPOINT",
+    "COSTS",
+    "RECORDED",
+    "ROWS",
+    "SCALES",
+    "TRAINED_COSTS",
+    "Base",
+    "Changes",
+    "Claim",
+    "Cost",
+    "Measure",
+    "OfCheckpoint",
+    "OnCheckpoint",
+    "Part",
+    "ReadOut",
+    "Scale",
+    "Times",
+    "Variant",
+    "bases_at",
+    "folder_name",
+    "folder_names",
+    "is_natural",
+]
+
+Scale = Literal["tiny", "small", "medium", "60m", "1b"]
+SCALES: tuple[Scale, ...] = ("tiny", "small", "medium", "60m", "1b")
+
+CHECKPOINT = "checkpoint"
+"""In the place of a scale: nothing is trained, and claims are measured on models as they are."""
+
+RECORDED = (*SCALES, CHECKPOINT)
+"""What a record may have for its scale."""
+
+Base = Literal["bos", "no-bos"]
+BASES: Mapping[Scale, tuple[Base, ...]] = {
+    "tiny": ("bos", "no-bos"),
+    "small": ("bos", "no-bos"),
+    "medium": ("bos", "no-bos"),
+    "60m": ("no-bos",),
+    "1b": ("no-bos",),
+}
+"""What the rows of a scale's models begin with: BOS, which is a place to rest in every row, or nothing of the kind.
+
+With BOS, a bias that could take the sink is not needed; so what a paper found without BOS is tested without.
+"""
+
+ROWS: Mapping[str, str] = {"bos": "with BOS", "no-bos": "no BOS"}
+"""Bases in words."""
+
+
+def bases_at(scale: Scale, bases: Sequence[Base] = ()) -> tuple[Base, ...]:
+    """Those of a claim's bases that a scale has, in their order; where it has none of them, the first of the scale."""
+    return tuple(base for base in bases if base in BASES[scale]) or BASES[scale][:1]
+
+
+def folder_name(scale: str, base: str | None, own: str | None) -> str:
+    """The folder in which the result of a claim lies: the scale, with the base where that is not the claim's own."""
+    return scale if base == own else f"{scale}-{base}"
+
+
+def folder_names(scale: str) -> tuple[str, ...]:
+    """Every folder in which results of a scale, or of :data:`CHECKPOINT`, may lie."""
+    there = next((bases for known, bases in BASES.items() if known == scale), ())
+    return (scale, *(folder_name(scale, base, None) for base in there if len(there) > 1))
+
+
+Cost = Literal["seconds", "minutes", "hours", "gpu"]
+COSTS: tuple[Cost, ...] = ("seconds", "minutes", "hours", "gpu")
+
+TRAINED_COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "hours", "medium": "gpu", "60m": "gpu", "1b": "gpu"}
+"""Cost of a claim about pre-training, at every scale."""
+
+
+def is_natural(scale: str) -> bool:
+    """Whether the models of a scale read text that people wrote; those of the smallest read a synthetic language."""
+    return scale != "tiny"
+
+
+if TYPE_CHECKING:
+    from sinklab.training.config import PretrainingConfig
+    from sinklab_claims.contract.trained import Checkpoint, Reads, TrainedModel
+
+
+BASELINE = "baseline"
+"""Label of the variant in which nothing is changed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """A value of the scale's own configuration times a factor; what makes "half the learning rate" one word at every scale."""
+
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One sentence of a claim: an effect and the region in which it is said to lie.
+
+    Args:
+        says: the sentence, such as "the sink leaves the first token".
+        more_than: lower bound of the region, itself outside. The bound of a direction is the least effect that is worth
+            calling one, not 0, so that "reproduced" is about more than a sign.
+        less_than: upper bound of the region, itself outside.
+        proved: whether it follows from definitions alone, so that one exception is an error of the proof or of the
+            implementation: it holds if every seed shows it, and is no evidence about trainings.
+        of_some: whether what is claimed is that there are such models: over models one that shows it decides, and those that
+            do not refute nothing. With several models the interval of each is at the level with which all hold together.
+
+    Raises:
+        ConfigurationError: no bound, or bounds with nothing between.
+    """
+
+    says: str
+    effect: Effect
+    more_than: float = -math.inf
+    less_than: float = math.inf
+    proved: bool = False
+    of_some: bool = False
+
+    def __post_init__(self) -> None:
+        if math.isinf(self.more_than) and math.isinf(self.less_than):
+            raise ConfigurationError(f"the part {self.says!r} has no bound; give more_than or less_than")
+        if not self.more_than < self.less_than:
+            raise ConfigurationError(f"the part {self.says!r}: nothing lies between {self.more_than:g} and {self.less_than:g}")
+
+    @property
+    def region(self) -> str:
+        """The region in words."""
+        bounds = [f"more than {self.more_than:g}"] if math.isfinite(self.more_than) else []
+        bounds += [f"less than {self.less_than:g}"] if math.isfinite(self.less_than) else []
+        return " and ".join(bounds)
+
+
+Changes = Mapping[str, object]
+"""Dotted field to its value or to :class:`Times`; a dictionary (``model.operation``, ``model.position``) replaces the whole."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A setting under which a model is pre-trained at every seed.
+
+    Args:
+        label: what tables call it: ``baseline`` where nothing is changed, otherwise what is.
+        changes: to the configuration of the scale; or a function of that configuration that returns them.
+        after: label of the variant from whose trained weights this one starts, at the same seed (fine-tuning).
+    """
+
+    label: str
+    changes: Changes | Callable[[PretrainingConfig], Changes] = dataclasses.field(default_factory=dict)
+    after: str | None = None
+
+
+class ReadOut(Protocol):
+    """Numbers of one trained model; registered in ``sinklab/read_outs`` or a function in the file of a claim."""
+
+    def __call__(self, trained: TrainedModel, /) -> Mapping[str, float]: ...
+
+
+class Measure(Protocol):
+    """Numbers of one seed from something else than pre-training, by variant; it must be deterministic under the seed."""
+
+    def __call__(self, seed: int, scale: Scale, /) -> Numbers: ...
+
+
+class OfCheckpoint(Protocol):
+    """Numbers of a checkpoint on the texts of one draw, by label; it must be deterministic under the seed of the draw.
+
+    Raises:
+        DoesNotApply, UnsupportedModelError: the claim is not about such a model, or it cannot be measured; both say why.
+    """
+
+    def __call__(self, checkpoint: Checkpoint, /) -> Numbers: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnCheckpoint:
+    """How a claim is measured on any checkpoint, without training.
+
+    By default the checkpoint stands in the place of the variant :data:`BASELINE`: it is read out as a model trained under it
+    would be, and the parts are those of the claim.
+
+    Args:
+        label: another variant in whose place it stands.
+        measure: numbers by label, in the place of the read-outs of the claim.
+        parts: what is said of them, if the claim says more than one model can answer.
+        presupposes: likewise.
+        about: ``decoder``, models that predict the next token; ``text``, encoders too.
+        reads: the longest texts that it takes.
+        not_about: why it says nothing about a checkpoint of that kind, such as one with other positions; empty where it does.
+        remark: how what is measured differs from what the claim says of trained models, in a sentence.
+    """
+
+    label: str = BASELINE
+    measure: OfCheckpoint | None = None
+    parts: tuple[Part, ...] = ()
+    presupposes: tuple[Part, ...] | None = None
+    about: Literal["decoder", "text"] = "decoder"
+    reads: Reads = "samples"
+    not_about: Callable[[Checkpoint], str] | None = None
+    remark: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A published statement that can be run.
+
+    The numbers that ``parts`` speak of come from pre-trained models (``variants`` and ``read_outs``), from ``measure``, or
+    from both, in which case labels must not clash. Every pre-trained variant has the numbers ``diverged`` (0 or 1),
+    ``held_out_loss`` in nats, ``steps`` and ``seconds`` without any read-out.
+
+    Args:
+        statement: what is claimed, in one sentence.
+        source: short name of the paper: ``gu2024``.
+        reference: where it says so: ``Gu et al. 2024 (arXiv 2410.10781), table 4``.
+        published: the published numbers, in a sentence.
+        parts: what the claim says about the numbers; all must hold.
+        presupposes: what must be so for the claim to be about anything, such as a baseline that has a sink.
+        variants: what is pre-trained.
+        read_outs: what is read from every trained model: names from ``sinklab/read_outs``, or functions.
+        measure: numbers from elsewhere.
+        costs: scale to cost class. At scales that are not named the claim cannot be run; by default those of pre-training.
+        bases: on which bases it is run, where a scale has several: first the one that is as in the source, which gives the
+            verdict, then others to compare with.
+        one_model: scale to the name of the model that is measured there, where a seed draws texts for it and trains nothing: a
+            verdict is then about this model, and says so.
+        natural_text: of one that measures by itself, whether the models have read text that people wrote, which makes it
+            natural evidence; else they have read a synthetic language or a task of a theory. Of what is trained the scale
+            decides.
+        evidence: scale to a remark about the result there that other numbers support; never a guess.
+        checkpoint: how it is measured on a model as it is; ``None`` where it takes training.
+
+    Raises:
+        ConfigurationError: fields that cannot go together; the message says which.
+    """
+
+    statement: str
+    source: str
+    reference: str
+    published: str
+    parts: tuple[Part, ...]
+    presupposes: tuple[Part, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    read_outs: tuple[str | ReadOut, ...] = ()
+    measure: Measure | None = None
+    costs: Mapping[Scale, Cost] = dataclasses.field(default_factory=lambda: dict(TRAINED_COSTS))
+    bases: tuple[Base, ...] = ("bos",)
+    one_model: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
+    natural_text: bool = False
+    evidence: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
+    checkpoint: OnCheckpoint | None = None
+
+    def __post_init__(self) -> None:
+        labels = [variant.label for variant in self.variants]
+        problem = None
+        if not self.parts:
+            problem = "has no parts; a claim says something about a number"
+        elif not re.search(r"arXiv \d{4}\.\d{5}", self.reference):
+            problem = f"reference {self.reference!r} names no 'arXiv NNNN.NNNNN'"
+        elif not self.variants and self.measure is None:
+            problem = "has neither variants nor measure, so nothing can be run"
+        elif len(set(labels)) < len(labels):
+            problem = f"two variants have one label: {', '.join(labels)}"
+        elif not self.costs:
+            problem = "has no costs, so no scale to run at"
+        elif not self.bases or len(set(self.bases)) < len(self.bases) or not set(self.bases) <= set(BASES["tiny"]):
+            known = ", ".join(BASES["tiny"])
+            problem = f"bases are {', '.join(self.bases) or 'none'}; expected one or more of {known}, each once"
+        elif len(self.bases) > 1 and self.measure is not None:
+            problem = "measures by itself, which no base decides, and names several bases"
+        elif self.natural_text and self.measure is None:
+            problem = "says `natural_text` and measures nothing by itself; of what is trained the scale says it"
+        else:
+            for variant in self.variants:
+                if variant.after is not None and variant.after not in labels:
+                    problem = f"variant {variant.label!r} starts after {variant.after!r}, which is no variant of it"
+        if problem is not None:
+            raise ConfigurationError(f"claim {self.statement!r}: {problem}")

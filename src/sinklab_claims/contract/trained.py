@@ -1,0 +1,317 @@
+"""What read-outs get: a model in evaluation mode and rows of text for it; and such a model from a run folder."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sinklab.corpora.base import Corpus
+from sinklab.errors import ConfigurationError, DoesNotApply
+from sinklab.models.lengths import trained_length
+from sinklab.models.loading import LoadedModel, load_model
+from sinklab.models.losses import is_causal_lm
+from sinklab.results.table import read_run, read_table
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.data import PreparedData, prepare_data
+from sinklab.training.record import weights_sha256
+from sinklab.training.rows import TextRows
+
+__all__ = [
+    "LONG",
+    "Checkpoint",
+    "Kind",
+    "MeasuredModel",
+    "Reads",
+    "TrainedModel",
+    "kind_of",
+    "not_about",
+    "rows_read",
+]
+
+
+class MeasuredModel(abc.ABC):
+    """A model and text for it: all that a read-out needs that does not ask how the model was trained."""
+
+    @property
+    @abc.abstractmethod
+    def loaded(self) -> LoadedModel:
+        """The model with its tokenizer, in evaluation mode; read-outs share it, so one that changes weights works on a copy."""
+
+    @property
+    @abc.abstractmethod
+    def context(self) -> int:
+        """Tokens of the longest rows, at most as many as the model was trained on at once."""
+
+    @property
+    @abc.abstractmethod
+    def front(self) -> int:
+        """Learned tokens that the model itself puts in front of every row."""
+
+    @property
+    @abc.abstractmethod
+    def bos(self) -> int | None:
+        """Id of the token in front of texts; ``None`` where there is none."""
+
+    @property
+    @abc.abstractmethod
+    def every_row_has_bos(self) -> bool:
+        """Whether :attr:`bos` stands in front of every row, and not only where a document begins."""
+
+    @property
+    @abc.abstractmethod
+    def fixed(self) -> tuple[int, int] | None:
+        """Position and id of a token that stands there in every row; ``None`` where there is none."""
+
+    @abc.abstractmethod
+    def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
+        """Text, int64 ``(samples, seq_len)`` on the model's device, as a model of its training reads it.
+
+        Args:
+            samples: at most; a small text may have fewer.
+            seq_len: at most :attr:`context`, which is the default.
+        """
+
+    def text(self, samples: int = 100, seq_len: int | None = None) -> TextRows:
+        """The same rows with the documents that the training kept apart in them, as the model has learned to read them."""
+        return TextRows(self.rows(samples, seq_len))
+
+    @property
+    @abc.abstractmethod
+    def draw(self) -> int:
+        """Seed of what a read-out draws by itself."""
+
+    @property
+    @abc.abstractmethod
+    def text_ids(self) -> Tensor:
+        """Ids that occur in the text, without special ones; int64, ascending."""
+
+
+class TrainedModel(MeasuredModel):
+    """One model that pre-training has left in a run folder; everything is read when it is first asked for.
+
+    Args:
+        folder: output directory of a finished run of :func:`~sinklab.training.train.run_training`.
+        cache: directory of encoded text.
+    """
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder, self.cache = folder, cache
+
+    @functools.cached_property
+    def config(self) -> PretrainingConfig:
+        """What was asked for."""
+        return PretrainingConfig.parse(read_run(self.folder)["config"])
+
+    @functools.cached_property
+    def weights(self) -> str | None:
+        """Which weights these are: SHA-256 of their files; ``None`` where a run that diverged has left none."""
+        found = read_run(self.folder).get("weights_sha256")
+        return weights_sha256(self.folder / "model") if found is None else str(found)
+
+    @functools.cached_property
+    def table(self) -> pd.DataFrame:
+        """The long table of the training: losses and sinks by ``step``."""
+        return read_table(self.folder / "table.parquet")
+
+    @functools.cached_property
+    def loaded(self) -> LoadedModel:
+        """The model with its tokenizer, float32 on a CPU and in its own dtype elsewhere, in evaluation mode."""
+        return load_model(str(self.folder / "model"))
+
+    @functools.cached_property
+    def data(self) -> PreparedData:
+        """The text: ``data.held_out`` has the held-out rows, ``data.probe_text`` their beginnings."""
+        return prepare_data(self.config, self.cache)
+
+    @property
+    def context(self) -> int:
+        """Tokens of the context of the training."""
+        return self.config.model.max_position_embeddings
+
+    @property
+    def front(self) -> int:
+        return self.config.model.tokens_in_front
+
+    @property
+    def bos(self) -> int | None:
+        return None if self.config.data.bos == "none" else self.data.tokenizer.bos_token_id
+
+    @property
+    def every_row_has_bos(self) -> bool:
+        return self.config.data.bos == "rows"
+
+    @property
+    def fixed(self) -> tuple[int, int] | None:
+        data = self.config.data
+        return None if data.fixed_position is None else (data.fixed_position, data.fixed_token)
+
+    def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
+        """Held-out text as in training; there are at most ``config.data.held_out_rows`` rows.
+
+        Raises:
+            ConfigurationError: the training kept documents of a row apart, and ids alone do not say where they begin.
+        """
+        text = self.text(samples, seq_len)
+        if text.documents > len(text):
+            raise ConfigurationError(
+                f"{self.folder.name}: the training kept the documents of held-out rows apart (data.packing=isolated), and ids "
+                "alone would merge them; read text() with its position_ids, or train with data.packing=stream"
+            )
+        return text.ids
+
+    def text(self, samples: int = 100, seq_len: int | None = None) -> TextRows:
+        length = self.context if seq_len is None else min(seq_len, self.context)
+        wanted = min(samples, self.config.data.held_out_rows)
+        return self.data.probe_text(wanted, length, front=self.front).to(self.loaded.device)
+
+    @property
+    def draw(self) -> int:
+        """The same for all trainings, so that models of one vocabulary are read on the same draws."""
+        return 0
+
+    @property
+    def text_ids(self) -> Tensor:
+        ids = self.data.held_out.unique()
+        return ids[~torch.isin(ids, torch.tensor(self.data.tokenizer.all_special_ids, dtype=torch.int64))]
+
+
+Kind = Literal["decoder", "encoder", "encoder-decoder", "image model"]
+"""What a model reads and predicts: ``decoder``, the next token; ``encoder``, a text that it sees whole."""
+
+Reads = Literal["samples", "context", "long"]
+"""What a claim reads: rows of 64 tokens, of the context of the training, or of four times that."""
+
+LONGEST = 2048
+"""Tokens of the longest rows that read-outs get; what they say of a window needs no more."""
+
+LONG = 4
+"""Times the trained context that long texts have."""
+
+LONGEST_STREAM = 16_384
+"""Tokens of the longest text that is read to its end: four times the context of models of 4,096 tokens."""
+
+STREAMS = 16
+"""Long texts of a draw."""
+
+
+class Checkpoint(MeasuredModel):
+    """Any model, and rows that each begin at another place of a corpus, in the special tokens that its tokenizer puts round it.
+
+    Args:
+        corpus: text that the tokenizer can read.
+        seed: of the draw of the rows.
+    """
+
+    def __init__(self, loaded: LoadedModel, corpus: Corpus, seed: int = 0) -> None:
+        self._loaded, self.corpus, self.seed = loaded, corpus, seed
+
+    @property
+    def loaded(self) -> LoadedModel:
+        return self._loaded
+
+    @functools.cached_property
+    def trained_on(self) -> int:
+        """Tokens of the context of its training, as its configuration says.
+
+        Raises:
+            DoesNotApply: it does not say.
+        """
+        length = trained_length(self.loaded.model)
+        if length is None:
+            raise DoesNotApply("its configuration does not say how long a context it was trained on, and windows rest on that")
+        return length
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest rows: those of the training, and at most 2,048."""
+        return min(LONGEST, self.trained_on)
+
+    @functools.cached_property
+    def front(self) -> int:
+        return int(getattr(self.loaded.model.config, "tokens_in_front", 0))
+
+    @functools.cached_property
+    def bos(self) -> int | None:
+        return self.loaded.encoder.bos_token_id if self.loaded.encoder.adds_bos else None
+
+    @property
+    def every_row_has_bos(self) -> bool:
+        return self.bos is not None
+
+    @property
+    def fixed(self) -> None:
+        return None
+
+    @property
+    def draw(self) -> int:
+        return self.seed
+
+    def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
+        """Rows of the corpus, drawn by the seed."""
+        length = self.context if seq_len is None else min(seq_len, trained_length(self.loaded.model) or seq_len)
+        return self._sample(samples, length).to(self.loaded.device)
+
+    def streams(self, number: int = STREAMS) -> Tensor:
+        """Long texts, four times the trained context each: int64 ``(number, 4 · trained_on)`` on the CPU.
+
+        Raises:
+            DoesNotApply: a context so long that nobody waits for four of it.
+        """
+        length = LONG * self.trained_on
+        if length > LONGEST_STREAM:
+            raise DoesNotApply(
+                f"it was trained on {self.trained_on:,} tokens, and texts {LONG} times as long, {length:,} tokens, are more "
+                f"than the {LONGEST_STREAM:,} that are read to their end"
+            )
+        return self._sample(number, length)
+
+    def _sample(self, samples: int, length: int) -> Tensor:
+        return self.corpus.sample(
+            self.loaded.encoder, seq_len=length, samples=samples, seed=self.seed, bos=self.bos is not None
+        )
+
+    @functools.cached_property
+    def text_ids(self) -> Tensor:
+        ids = self._sample(100, min(64, trained_length(self.loaded.model) or 64)).unique()
+        return ids[~torch.isin(ids, torch.tensor(sorted(self.loaded.encoder.special_ids), dtype=torch.int64))]
+
+
+def rows_read(checkpoint: Checkpoint, reads: Reads) -> Tensor:
+    """The rows that a claim reads most of, int64 ``(rows, length)``; they are drawn, so that a text too short shows.
+
+    Raises:
+        InputError: the text is too short, or the model came without a tokenizer.
+        DoesNotApply: rows that the model cannot have.
+    """
+    if reads == "context":
+        checkpoint.rows(32)
+    return checkpoint.streams() if reads == "long" else checkpoint.rows(100, 64)
+
+
+def kind_of(loaded: LoadedModel) -> Kind:
+    """What a model reads and predicts."""
+    if loaded.encoder.vocab_size == 0 and loaded.encoder.rows == 0:
+        return "image model"
+    if loaded.model.config.is_encoder_decoder:
+        return "encoder-decoder"
+    return "decoder" if is_causal_lm(loaded.model) else "encoder"
+
+
+_NOT_ABOUT = {
+    "encoder": "it fills gaps in a text that it sees whole, and the claim is about models that predict the next token",
+    "encoder-decoder": "it has an encoder and a decoder, and the claim is about models that read one text",
+    "image model": "it reads images, and the claim is about tokens of a text",
+}
+
+
+def not_about(kind: Kind, about: str) -> str:
+    """Why a claim about ``decoder`` or ``text`` models is not about a model of a kind; empty where it is."""
+    if kind == "image model" and about == "text":
+        return "it reads images, and what is said here of the first token is measured on texts alone"
+    return "" if kind == "decoder" or (kind == "encoder" and about == "text") else _NOT_ABOUT[kind]

@@ -1,0 +1,192 @@
+"""The command ``sinklab claims``: every published statement that can be run, its source, its cost, and its last verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sinklab.errors import ConfigurationError, UnknownNameError
+from sinklab.registry import claims as registered
+from sinklab.registry import read_outs
+from sinklab.results.folder import default_out
+from sinklab.results.run import Listing
+from sinklab.studies.arguments import command
+from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, Base, Claim, Scale, bases_at
+from sinklab_claims.reproduce.show import show_claim, show_claims
+from sinklab_claims.verdict.records import read_results, summary_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Stated", "check_source", "check_word", "claim_called", "claims", "stated"]
+
+STATEMENTS = "statements.json"
+"""What the claims of this package state, for lists that import none of them; written by :func:`write_statements`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stated:
+    """The words of a claim, its cost at every scale, its bases, and whether it is measured on checkpoints."""
+
+    name: str
+    statement: str
+    source: str
+    reference: str
+    published: str
+    costs: dict[str, str]
+    bases: tuple[Base, ...]
+    checkpoint: bool
+
+
+@command
+def claims(
+    names: list[str] | None = None,
+    *,
+    source: str | None = None,
+    scale: str = "tiny",
+    results: Path | None = None,
+) -> Listing:
+    """List published statements about sinks that can be run, with source, cost and last verdict.
+
+    Args:
+        names: Names of claims; by default all. A single one is shown in full.
+        source: Only those of a paper, such as gu2024.
+        scale: Scale of cost and verdict: tiny, small, medium, 60m, 1b; or checkpoint, for models as they are.
+        results: Output directory of 'sinklab reproduce'; by default sinklab-claims if it has results, else those of the
+            package.
+
+    Examples:
+        sinklab claims
+        sinklab claims sink_moves_to_bias
+        sinklab claims --source gu2024 --json
+        sinklab reproduce repeated_token_laws  (to run one)
+    """
+    check_word(scale, RECORDED, "scale")
+    listed = [stated(name) for name in names or registered]
+    if source is not None:
+        check_source(source)
+        listed = [claim for claim in listed if claim.source == source]
+    found, where = _last_verdicts(results, scale)
+    own = {row["name"]: row for row in found if _is_own(row)}
+    other = {row["name"]: row for row in found if not _is_own(row)}
+    rows = [_row(claim, own.get(claim.name), other.get(claim.name), scale) for claim in listed]
+    if names is not None and len(rows) == 1:
+        return Listing(rows, lambda rows: show_claim(rows[0], where))
+    return Listing(rows, lambda rows: show_claims(rows, scale, where))
+
+
+def claim_called(name: str) -> Claim:
+    """The claim of a name; its read-outs are imported with it, since they declare the units of its numbers.
+
+    Raises:
+        UnknownNameError: no such claim.
+        ConfigurationError: its function does not give a claim.
+    """
+    claim = registered[name]()
+    if not isinstance(claim, Claim):
+        raise ConfigurationError(f"claim {name!r}: its function must return a Claim, and returned {type(claim).__name__}")
+    for read_out in claim.read_outs:
+        if isinstance(read_out, str):
+            read_outs[read_out]
+    return claim
+
+
+def stated(name: str) -> Stated:
+    """What a claim states; one of this package is not imported for it.
+
+    Raises:
+        UnknownNameError, ConfigurationError: as :func:`claim_called`.
+    """
+    known = _statements().get(name) if name in registered else None
+    return _imported(name) if known is None else Stated(name=name, **{**known, "bases": tuple(known["bases"])})
+
+
+@functools.cache
+def _statements() -> Mapping[str, Any]:
+    statements: Mapping[str, Any] = json.loads((resources.files("sinklab_claims") / STATEMENTS).read_text(encoding="utf-8"))
+    return statements
+
+
+def _imported(name: str) -> Stated:
+    claim = claim_called(name)
+    words = {field: getattr(claim, field) for field in ("statement", "source", "reference", "published", "bases")}
+    costs = {str(scale): str(cost) for scale, cost in claim.costs.items()}
+    return Stated(name=name, costs=costs, checkpoint=claim.checkpoint is not None, **words)
+
+
+def write_statements(path: Path) -> None:
+    """Write :data:`STATEMENTS` anew: ``python -m sinklab_claims.reproduce.claims``."""
+    claims = {name: dataclasses.asdict(_imported(name)) for name in registered}
+    text = json.dumps({name: {key: claim[key] for key in claim if key != "name"} for name, claim in claims.items()}, indent=1)
+    path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def check_word(word: str, known: Sequence[str], kind: str) -> None:
+    """Refuse a word that is not among the known ones.
+
+    Raises:
+        UnknownNameError: with the nearest known word, and all of them.
+    """
+    if word not in known:
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UnknownNameError(f"there is no {kind} {word!r}.{hint} Known: {', '.join(known)}")
+
+
+def check_source(source: str) -> None:
+    """Refuse a paper that no claim is from.
+
+    Raises:
+        UnknownNameError: as :func:`check_word`.
+    """
+    check_word(source, sorted({stated(name).source for name in registered}), "source")
+
+
+def _last_verdicts(folder: Path | None, scale: str) -> tuple[list[dict[str, Any]], str]:
+    """Every result at a scale, the oldest first, and where these were found."""
+    place = folder or default_out("sinklab-claims")
+    results = [summary_of(result.record) for result in read_results(place)]
+    where = str(place)
+    if not results and folder is None:
+        results = json.loads((resources.files("sinklab_claims") / "record.json").read_text(encoding="utf-8"))
+        where = "the results that come with sinklab"
+    return [row for row in reversed(results) if row["scale"] == scale], where
+
+
+def _is_own(row: Mapping[str, Any]) -> bool:
+    """Whether a result is about the base of the claim's source, whose verdict is that of the claim."""
+    if row["base"] is None or row["name"] not in registered:
+        return True
+    return bool(row["base"] == bases_at(cast(Scale, row["scale"]), stated(row["name"]).bases)[0])
+
+
+def _row(claim: Stated, result: Mapping[str, Any] | None, other: Mapping[str, Any] | None, scale: str) -> dict[str, Any]:
+    """One entry of ``sinklab claims --json``; ``other_base`` is the newest result on the base that the source does not have."""
+    cost = ("minutes" if claim.checkpoint else None) if scale == CHECKPOINT else claim.costs.get(scale)
+    without = "not applicable" if scale == CHECKPOINT else "not tested at this scale"
+    nothing = dict.fromkeys(("base", "effect", "interval", "unit", "evidence", "created", "hardware"))
+    return {
+        "name": claim.name,
+        "source": claim.source,
+        "scale": scale,
+        **nothing,
+        "verdict": None if cost is not None else without,
+        "seeds": [],
+        **(result or {}),
+        "cost": cost,
+        "costs": {**claim.costs, **({CHECKPOINT: "minutes"} if claim.checkpoint else {})},
+        "statement": claim.statement,
+        "reference": claim.reference,
+        "published": claim.published,
+        "other_base": other,
+    }
+
+
+if __name__ == "__main__":
+    write_statements(Path(__file__).parents[1] / STATEMENTS)

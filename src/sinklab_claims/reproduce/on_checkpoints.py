@@ -1,0 +1,378 @@
+"""Claims on checkpoints: models as they are, each with texts of its own; a verdict for each model, and one over models."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sinklab.corpora import resolve_corpus
+from sinklab.corpora._overlap import count_repeats
+from sinklab.corpora._reading import read_samples
+from sinklab.corpora.base import Corpus, hash_tokens
+from sinklab.errors import ConfigurationError, DoesNotApply, InputError
+from sinklab.models.checkpoint import OwnCode
+from sinklab.models.loading import LoadedModel, load_model
+from sinklab.results.environment import environment
+from sinklab.results.folder import FolderLock, require_no_less
+from sinklab.results.run import Result, new_run_id
+from sinklab.results.table import make_table
+from sinklab.streaming.traits import fingerprint
+from sinklab.training.process import default_cache
+from sinklab_claims.contract.claim import CHECKPOINT, Claim, OnCheckpoint
+from sinklab_claims.contract.effect import Numbers
+from sinklab_claims.contract.trained import Checkpoint, Kind, Reads, kind_of, not_about, rows_read
+from sinklab_claims.reproduce.claims import claim_called
+from sinklab_claims.reproduce.on_trainings import kept_of, metric_called, now, words_of, written
+from sinklab_claims.reproduce.store import OfModel, keeping, run_missing
+from sinklab_claims.verdict.records import ClaimFound, ModelFound, effect_of
+from sinklab_claims.verdict.rule import Conclusion, judge_model, judge_models
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Subject", "opened_subject", "parse_model", "reproduce_on"]
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+MOST_ALIKE = 0.2
+"""Share of the rows of a draw that may be much like rows of another one, up to which draws count as independent."""
+
+COST = "minutes"
+"""Of a claim on a checkpoint of the size that a machine without a GPU runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model that claims are measured on, and its text.
+
+    Attributes:
+        name: what results call it, such as a hub id.
+        source: what it is loaded by.
+        revision: identity of the weights.
+        corpus: what the corpus is made by.
+        text: name and identity of the corpus; empty for a model of images.
+        config: fingerprint of the model.
+        tokens: hash of rows of the text, as the model reads them.
+        refused: what the claims may read to why they cannot; text of another length than the model has.
+    """
+
+    name: str
+    source: str
+    kind: Kind
+    revision: str
+    operation: str
+    parameters: int
+    corpus: str
+    text: str
+    config: str
+    tokens: str = ""
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def task(self, claim: str, seed: int, folder: Path) -> OfModel:
+        """What is measured of it on a draw of texts."""
+        return OfModel(folder, claim, seed, self.source, self.revision, self.corpus, self.text, self.config, self.tokens)
+
+    def not_about(self, how: OnCheckpoint) -> str:
+        """Why a claim says nothing about it, as far as that is known before anything is measured."""
+        return not_about(self.kind, how.about) or self.refused.get(how.reads, "")
+
+
+def parse_model(text: str) -> tuple[str, str]:
+    """Name and source of ``NAME=DIR``, of a directory, which is called by its own name and no path, or of a hub id.
+
+    Raises:
+        ConfigurationError: nothing on a side of the equals sign.
+    """
+    if os.path.isdir(text):
+        return Path(text).resolve().name, text
+    name, equals, source = text.partition("=")
+    if not equals:
+        return text, text
+    if not name or not source:
+        raise ConfigurationError(f"`models` {text!r}: expected a directory or a hub id, or NAME=DIR to call a directory NAME")
+    return name, source
+
+
+def reproduce_on(
+    models: Sequence[str],
+    names: Sequence[str],
+    *,
+    corpora: Sequence[str] = ("python_source",),
+    seeds: Sequence[int] = (0, 1, 2),
+    out: Path = Path("sinklab-claims"),
+    jobs: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    progress: bool = True,
+) -> list[Result]:
+    """Measure claims on models as they are, or go on with it, and judge them: for each model, and over models.
+
+    ``out`` gets ``checkpoint/CLAIM`` with ``table.parquet`` and ``run.json``, and ``measured/checkpoint`` with every number
+    under the weights, the configuration, the text as the model reads it, and the code that it is of.
+
+    Args:
+        models: directories, hub ids, embedded models; ``NAME=DIR`` calls a directory NAME in results.
+        names: claims, all of them with a ``checkpoint``.
+        corpora: one for all models, or one for each.
+        seeds: of draws of texts; three or more for a verdict about a model.
+        say: gets warnings about texts.
+
+    Raises:
+        InputError: a model or a text that cannot be used, or that is too short; a result of a model on another text, which
+            would be lost.
+        ConfigurationError: a number of corpora that is neither one nor that of the models, one model twice, seeds twice.
+        KeyboardInterrupt: what has been measured is kept.
+    """
+    named_sources = _named_sources(models, corpora, seeds)
+    out = out.expanduser().absolute()
+    named_claims = {name: claim_called(name) for name in dict.fromkeys(names)}
+    grid = {"seeds": seeds, "models": [name for name, _ in named_sources]}
+    for name in named_claims:
+        earlier = kept_of(out / CHECKPOINT / name)
+        require_no_less(out / CHECKPOINT / name, {"seeds": earlier["seeds"], "models": earlier["models"]}, grid)
+    texts = corpora if len(corpora) == len(models) else [corpora[0]] * len(models)
+    subjects = [
+        opened_subject(name, source, text, list(named_claims.values()), seeds, say)
+        for (name, source), text in zip(named_sources, texts, strict=True)
+    ]
+    _require_different(subjects)
+    for name in named_claims:
+        _require_same_texts(out / CHECKPOINT / name, subjects)
+    folder = out / "measured" / CHECKPOINT
+    tasks = [
+        subject.task(name, seed, folder)
+        for subject in subjects
+        for name, claim in named_claims.items()
+        if not subject.not_about(_how(claim))
+        for seed in seeds
+    ]
+    with keeping(out), contextlib.ExitStack() as locks:
+        for name in sorted(named_claims):
+            locks.enter_context(FolderLock(out / CHECKPOINT / name))
+        errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=jobs, progress=progress)
+        return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in named_claims.items()]
+
+
+def _named_sources(models: Sequence[str], corpora: Sequence[str], seeds: Sequence[int]) -> list[tuple[str, str]]:
+    """Name and source of every model; no name twice, and as many texts as go with them."""
+    if not models:
+        raise ConfigurationError("`models` are none; give directories or hub ids")
+    if len(corpora) not in (1, len(models)):
+        raise ConfigurationError(f"`corpora` are {len(corpora)} for {len(models)} models; give one for all, or one for each")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(f"`seeds` {list(seeds)}; expected one or more, and none twice")
+    named_sources = [parse_model(text) for text in models]
+    if len({name for name, _ in named_sources}) < len(named_sources):
+        raise ConfigurationError(f"`models` {', '.join(models)}: one of them is given twice; name directories by NAME=DIR")
+    return named_sources
+
+
+def _require_different(subjects: Sequence[Subject]) -> None:
+    """Refuse one model on one text under two names: it would count as two models that agree.
+
+    Raises:
+        ConfigurationError: names the first.
+    """
+    named: dict[tuple[str, ...], str] = {}
+    for subject in subjects:
+        other = named.setdefault((subject.revision, subject.config, subject.text, subject.tokens), subject.name)
+        if other != subject.name:
+            raise ConfigurationError(
+                f"`models` {other} and {subject.name} are one model on one text, which would count as two; give it once"
+            )
+
+
+def _require_same_texts(folder: Path, subjects: Sequence[Subject]) -> None:
+    """Refuse to put what a model does on one text in the place of what it does on another."""
+    earlier = kept_of(folder)
+    texts = dict(zip(earlier["models"], earlier["texts"], strict=True))
+    for subject in subjects:
+        if texts.get(subject.name, subject.text) != subject.text:
+            raise InputError(
+                f"{folder} holds the result of {subject.name} on {texts[subject.name]}, which one on {subject.text} would "
+                "replace: choose another `out`, or name the model on this text by NAME=DIR"
+            )
+
+
+def opened_subject(
+    name: str,
+    source: str,
+    corpus: str,
+    wanted: Sequence[Claim],
+    seeds: Sequence[int] = (0,),
+    say: Callable[[str], None] = lambda text: None,
+) -> Subject:
+    """A model with its text, after both have been tried.
+
+    Args:
+        say: called with a sentence where the tokenizer cannot read the text, or draws of it are much alike.
+
+    Raises:
+        InputError: see :func:`reproduce_on`.
+    """
+    try:
+        loaded = load_model(source)
+    except OwnCode as error:
+        raise OwnCode(
+            error.name, "for claims; 'sinklab audit' does if you say so, or give a checkpoint of a family that transformers has"
+        ) from None
+    kind = kind_of(loaded)
+    subject = Subject(
+        name, source, kind, loaded.revision, loaded.operation, loaded.num_parameters, corpus,
+        text="", config=fingerprint(loaded.model),
+    )  # fmt: skip
+    reads = {_how(claim).reads for claim in wanted if not not_about(kind, _how(claim).about)}
+    if not reads:
+        return subject
+    text: Corpus = resolve_corpus(corpus)
+    if loaded.tokenizer is None:
+        raise InputError(f"{name} came without a tokenizer, and claims are measured on text; add the files of its tokenizer")
+    checkpoint = Checkpoint(loaded, text)
+    refused = _refused_reads(checkpoint, name, reads)
+    reading = read_samples(text, loaded.encoder, seq_len=64, samples=32, seed=0, bos=checkpoint.bos is not None)
+    if reading is not None and reading.warning:
+        say(f"{name}: {reading.warning}")
+    readable = sorted(reads - refused.keys())
+    if warning := next(filter(None, (alike_draws(loaded, text, rows, seeds) for rows in readable)), ""):
+        say(f"{name}: {warning}")
+    # Rows of one length alone, or a claim would be measured anew beside others that read longer ones.
+    tokens = hash_tokens(checkpoint.rows(32, 64).cpu()) if readable else ""
+    return dataclasses.replace(subject, text=f"{text.label}, {text.identity.revision}", tokens=tokens, refused=refused)
+
+
+def _refused_reads(checkpoint: Checkpoint, name: str, reads: Iterable[Reads]) -> dict[str, str]:
+    """Rows that claims read to why the model ``name`` cannot read them: a text of another length than it has.
+
+    Raises:
+        InputError: a text that is too short for them.
+    """
+    refused: dict[str, str] = {}
+    for rows in sorted(reads):
+        try:
+            rows_read(checkpoint, rows)
+        except DoesNotApply as error:
+            refused[rows] = str(error)
+        except InputError as error:
+            if "too short" not in str(error):
+                raise
+            raise InputError(f"{str(error).partition(';')[0]}; claims on {name} read as much: give a longer text") from None
+    return refused
+
+
+def alike_draws(loaded: LoadedModel, text: Corpus, reads: Reads, seeds: Sequence[int]) -> str:
+    """A sentence where two draws of a text have many rows in common; empty otherwise, and for one seed."""
+    if len(seeds) < 2:
+        return ""
+    first, second = (rows_read(Checkpoint(loaded, text, seed=seed), reads)[:, 1:].tolist() for seed in seeds[:2])
+    half = len(first[0]) // 2
+    count = count_repeats(first + second, half) - count_repeats(first, half)
+    if count <= MOST_ALIKE * len(second):
+        return ""
+    return (
+        f"{count} of {len(second)} rows of seed {seeds[1]} share half or more with one of seed {seeds[0]} or one before them, "
+        "so that intervals over draws are about this text alone, and not about texts like it; give a longer text"
+    )
+
+
+def _how(claim: Claim) -> OnCheckpoint:
+    assert claim.checkpoint is not None, "whoever asks has looked"
+    return claim.checkpoint
+
+
+def _measured(tasks: Sequence[OfModel], errors: Mapping[str, str]) -> tuple[dict[int, Numbers], str, float, list[str]]:
+    """The stored numbers of a claim on one model by seed, why there are none, the seconds they took, and what failed."""
+    numbers: dict[int, Numbers] = {}
+    reason, seconds, failed = "", 0.0, []
+    for task in tasks:
+        entry = task.cached()
+        if entry is None:
+            numbers[task.seed] = {}
+            failed += [f"{task.batch}: {errors[task.batch]}"] if task.batch in errors else []
+            continue
+        reason = reason or entry.get("reason", "")
+        seconds += entry["seconds"]
+        numbers[task.seed] = {
+            label: {metric: value for metric, value in values.items() if value is not None}
+            for label, values in entry["numbers"].items()
+        }
+    return {} if reason else numbers, reason, seconds, failed
+
+
+def _conclude(
+    name: str, claim: Claim, subjects: Sequence[Subject], seeds: Sequence[int], out: Path, errors: Mapping[str, str]
+) -> Result:
+    """Judge a claim by what there is, and write it down."""
+    how, run_id, took, failed = _how(claim), new_run_id(), 0.0, list[str]()
+    parts = how.parts or claim.parts
+    presupposes = claim.presupposes if how.presupposes is None else how.presupposes
+    by_model: dict[str, dict[int, Numbers]] = {}
+    conclusions: dict[str, Conclusion] = {}
+    for subject in subjects:
+        reason = subject.not_about(how)
+        tasks = [] if reason else [subject.task(name, seed, out / "measured" / CHECKPOINT) for seed in seeds]
+        numbers, why, seconds, missing = _measured(tasks, errors)
+        reason = reason or why
+        by_model[subject.name] = numbers
+        none = Conclusion("not applicable", (), (), reason)
+        conclusions[subject.name] = none if reason else judge_model(parts, presupposes, numbers)
+        took, failed = took + seconds, failed + missing
+    judgement = judge_models(parts, conclusions, by_model, {subject.name: subject.revision for subject in subjects})
+    found = ClaimFound(
+        run_id=run_id,
+        claim=name,
+        **words_of(claim),
+        scale=CHECKPOINT,
+        cost=COST,
+        seeds=list(seeds),
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        evidence=how.remark,
+        parts=[finding.record() for finding in judgement.findings],
+        presupposes=[],
+        models=[_of_model(subject, conclusions[subject.name]) for subject in subjects],
+        environment=environment(),
+        created=now(),
+        seconds=round(took, 1),
+        errors=failed,
+    )
+    return written(found, _table(subjects, by_model, run_id), out / CHECKPOINT / name)
+
+
+def _of_model(subject: Subject, conclusion: Conclusion) -> ModelFound:
+    parts = [finding.record() for finding in conclusion.findings]
+    of_subject = ("name", "revision", "kind", "operation", "parameters", "text")
+    return ModelFound(
+        **{name: getattr(subject, name) for name in of_subject},
+        verdict=conclusion.verdict,
+        reason=conclusion.reason,
+        **effect_of(parts, conclusion.verdict),
+        parts=parts,
+        presupposes=[finding.record() for finding in conclusion.presupposed],
+    )
+
+
+def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], run_id: str) -> pd.DataFrame:
+    """One row is one number of one model on one draw; the label of the numbers is the intervention."""
+    rows = [
+        {
+            "model": subject.name,
+            "revision": subject.revision,
+            "operation": subject.operation,
+            "corpus": subject.text.partition(",")[0],
+            "intervention": label,
+            "metric": metric_called(metric),
+            "seed": seed,
+            "value": value,
+            "count": 1,
+        }
+        for subject in subjects
+        for seed, by_label in numbers[subject.name].items()
+        for label, values in by_label.items()
+        for metric, value in values.items()
+    ]
+    return make_table(rows, run_id=run_id, probe="claim")

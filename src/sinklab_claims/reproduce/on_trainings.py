@@ -1,0 +1,352 @@
+"""Claims on trainings: what several need is trained once, read out and judged over seeds; a table and a record for each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sinklab.errors import ConfigurationError, InputError, ResultError
+from sinklab.jobs.cell import SweepPlan
+from sinklab.jobs.grid import Cell
+from sinklab.results.environment import environment
+from sinklab.results.folder import FolderLock, require_no_less
+from sinklab.results.metric import Metric, declared, extremes_of
+from sinklab.results.progress import duration
+from sinklab.results.record import to_json
+from sinklab.results.run import Result, new_run_id
+from sinklab.results.table import make_table, read_run, write_json, write_table
+from sinklab.training.process import default_cache
+from sinklab_claims.contract.claim import SCALES, Base, Claim, Cost, Scale, bases_at, folder_name
+from sinklab_claims.contract.effect import Numbers
+from sinklab_claims.reproduce.cells import (
+    SECONDS_OF_A_TRAINING,
+    SECONDS_ON_A_GPU,
+    base_config,
+    make_cells,
+    open_store,
+    resolved_changes,
+)
+from sinklab_claims.reproduce.claims import claim_called
+from sinklab_claims.reproduce.store import Measurement, keeping, name_of, read_numbers, train_and_read
+from sinklab_claims.verdict.records import ClaimFound, answer
+from sinklab_claims.verdict.rule import Conclusion, judge
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["foreseen", "kept_of", "metric_called", "now", "plan_runs", "reproduce", "words_of", "written"]
+
+OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
+
+SECONDS_OF_A_MEASUREMENT: Mapping[Cost, float] = {"seconds": 10.0, "minutes": 35.0, "hours": 900.0}
+"""Of one core, in round numbers: means of a seed of the kept claims that train their own models or none, by their cost."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """A claim with the base it is run on and the cells it needs."""
+
+    name: str
+    claim: Claim
+    scale: Scale
+    base: Base
+    cells: dict[tuple[str, int], Cell]
+
+    @property
+    def runnable(self) -> bool:
+        """Whether the scale can express the claim."""
+        return self.scale in self.claim.costs
+
+    @property
+    def shown_base(self) -> Base | None:
+        """The base that its result is about; ``None`` where it trains nothing."""
+        return self.base if self.claim.variants else None
+
+    @property
+    def folder(self) -> str:
+        """Where its result lies, below the output directory."""
+        return f"{folder_name(self.scale, self.base, bases_at(self.scale, self.claim.bases)[0])}/{self.name}"
+
+    @property
+    def read_outs(self) -> list[str]:
+        return [name_of(self.name, read_out) for read_out in self.claim.read_outs]
+
+    def measured(self, seed: int, out: Path) -> Measurement:
+        return Measurement(out / "measured" / self.scale, self.name, seed, self.scale)
+
+
+def reproduce(
+    names: Sequence[str],
+    *,
+    scale: Scale = "tiny",
+    base: Base | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    out: Path = Path("sinklab-claims"),
+    jobs: int | None = None,
+    ray: str | None = None,
+    retries: int = 2,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> list[Result]:
+    """Run claims, or go on with them, and judge them.
+
+    ``out`` gets ``runs/SCALE``, a store of trained models that all claims share and that only grows, and for every claim
+    ``SCALE/CLAIM`` with ``table.parquet`` and ``run.json``; on another base than its own, ``SCALE-BASE/CLAIM``. What has been
+    trained, read out or measured before is kept: a run that was interrupted, claims and seeds that are added cost what is
+    missing.
+
+    Args:
+        names: from ``sinklab list claims``; at least one.
+        base: what the rows of the models begin with; by default for every claim what they do in its source.
+        seeds: of initialisation, data and measurements; three or more for a verdict.
+        jobs, ray, retries: as in :func:`~sinklab_claims.reproduce.reproduce.reproduce`. Read-outs stay on this machine.
+        cache: directory of encoded text; with ``ray`` it is ``out/cache`` by default.
+        progress: show bars on a terminal's stderr, lines elsewhere.
+
+    Returns:
+        One for each claim: :func:`answer` is its summary; without a folder if it cannot be run at this scale.
+
+    Raises:
+        UnknownNameError: no claim of a name.
+        ConfigurationError: no claims, seeds twice or none, no such scale, a claim that is not run on the base, or a machine
+            that cannot run a cell.
+        InputError: a text or a directory that cannot be used, or another process that runs one of the claims there. Claims that
+            are not the same may be run by several, which share what they train.
+        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+    """
+    if jobs is not None and jobs < 1:
+        raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
+    out = out.expanduser().absolute()
+    cache = (cache or (out / "cache" if ray is not None else default_cache())).expanduser().absolute()
+    requests = _requests(names, scale, seeds, base)
+    runnable = [request for request in requests if request.runnable]
+    cells = {cell.name: cell for request in runnable for cell in request.cells.values()}
+    read = [(cell.name, read_out) for request in runnable for cell in request.cells.values() for read_out in request.read_outs]
+    measurements = [request.measured(seed, out) for request in runnable if request.claim.measure is not None for seed in seeds]
+    with keeping(out), contextlib.ExitStack() as locks:
+        for request in sorted(runnable, key=lambda request: request.name):
+            locks.enter_context(FolderLock(out / request.folder))
+            require_no_less(out / request.folder, {"seeds": kept_of(out / request.folder)["seeds"]}, {"seeds": seeds})
+        plan, errors = train_and_read(
+            cells,
+            read,
+            measurements,
+            scale=scale,
+            store=out,
+            cache=cache,
+            jobs=jobs,
+            retries=retries,
+            ray=ray,
+            progress=progress,
+        )
+        return [_conclude(request, plan, seeds, out, errors) for request in requests]
+
+
+def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Base | None = None) -> str:
+    """What claims take together if nothing of it is there yet, in a sentence: a claim that takes minutes is one of many.
+
+    Raises:
+        UnknownNameError, ConfigurationError: as :func:`reproduce`.
+    """
+    requests = _requests(names, scale, seeds, base)
+    trainings = len({cell.name for request in requests for cell in request.cells.values()})
+    costs = [request.claim.costs[scale] for request in requests if request.claim.measure is not None and request.runnable]
+    measurements, of_one = len(seeds) * len(costs), SECONDS_OF_A_TRAINING.get(scale)
+    seconds = 0.0
+    if of_one is not None:
+        seconds = trainings * of_one + len(seeds) * sum(SECONDS_OF_A_MEASUREMENT.get(cost, 0.0) for cost in costs)
+    time = f", in all {duration(seconds)} of one core" if seconds >= 60 else ""
+    on_gpu = SECONDS_ON_A_GPU.get(scale)
+    if time and trainings and on_gpu is not None:
+        time = f", in all {duration(trainings * on_gpu)} of one data-centre GPU; without a GPU {duration(seconds)} of one core"
+    return (
+        f"claims: {len(requests)}, trainings: {trainings}, measurements: {measurements}{time}; what is there already is not "
+        "done again"
+    )
+
+
+def kept_of(folder: Path) -> dict[str, list[str]]:
+    """Seeds, models and their texts of the result in a folder; empty where none can be read."""
+    try:
+        record = read_run(folder)
+    except (InputError, ResultError):
+        return {"seeds": [], "models": [], "texts": []}
+    models = record.get("models", ())
+    texts = [model["text"] for model in models]
+    return {"seeds": record.get("seeds", []), "models": [model["name"] for model in models], "texts": texts}
+
+
+def plan_runs(
+    names: Sequence[str],
+    *,
+    scale: Scale,
+    base: Base | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    out: Path = Path("sinklab-claims"),
+    cache: Path | None = None,
+    progress: bool = True,
+) -> list[str]:
+    """A command for every training that claims still need, for machines where a training takes many processes.
+
+    Encodes the text and writes the plan of the store, trains nothing. Every command is for ``torchrun`` and may be run by any
+    scheduler, on as many nodes as it likes, those that start from others' weights after the others. When all have ended,
+    :func:`reproduce` with the same arguments reads out and judges.
+
+    Args:
+        names, scale, base, seeds, out, cache, progress: as in :func:`reproduce`.
+
+    Raises:
+        UnknownNameError, ConfigurationError, InputError: as :func:`reproduce`.
+    """
+    out = out.expanduser().absolute()
+    requests = _requests(names, scale, seeds, base)
+    cells = {cell.name: cell for request in requests for cell in request.cells.values()}
+    plan = open_store(out / "runs" / scale, cells, (cache or default_cache()).expanduser().absolute(), progress=progress)
+    left = [name for name in sorted(cells, key=lambda name: cells[name].init_from is not None) if plan.outcome(name) is None]
+    return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name} --no-driver" for name in left]
+
+
+def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Base | None = None) -> list[_Request]:
+    if not names or not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigurationError(
+            f"reproduce: {len(names)} claims and seeds {list(seeds)}; expected one or more, and no seed twice"
+        )
+    if scale not in SCALES:
+        raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
+    return [_request(name, scale, seeds, base) for name in dict.fromkeys(names)]
+
+
+def _request(name: str, scale: Scale, seeds: Sequence[int], base: Base | None = None) -> _Request:
+    claim = claim_called(name)
+    bases = bases_at(scale, claim.bases)
+    if base is not None and base not in bases:
+        raise ConfigurationError(f"claim {name!r} is run on {', '.join(bases)} at scale {scale}, and `base` is {base!r}")
+    base = base or bases[0]
+    return _Request(name, claim, scale, base, make_cells(claim.variants, scale, seeds, base) if scale in claim.costs else {})
+
+
+def _conclude(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path, errors: Mapping[str, str]) -> Result:
+    """Judge a claim by what there is, and write it down."""
+    claim, scale, run_id = request.claim, request.scale, new_run_id()
+    if not request.runnable:
+        reason = f"the claim can be run at {', '.join(claim.costs)} only"
+        none = _found(request, Conclusion("not tested at this scale", (), (), reason), (), 0.0, run_id, [])
+        return Result(answer(none), _table(request, {}, run_id), {"kind": "claim", "claim": request.name}, None)
+    numbers, seconds = _numbers(request, plan, seeds, out)
+    judgement = judge(claim.parts, claim.presupposes, numbers, one_model=scale in claim.one_model)
+    own = {cell.name for cell in request.cells.values()}
+    failed = [
+        f"{name}: {why}" for name, why in errors.items() if name in own or name.startswith((f"{request.name} ", "read-outs "))
+    ]
+    found = _found(request, judgement, seeds, seconds, run_id, failed)
+    return written(found, _table(request, numbers, run_id), out / request.folder)
+
+
+def written(found: ClaimFound, table: pd.DataFrame, folder: Path) -> Result:
+    """The result of a claim, in its folder: the table, then the record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = to_json(found) | {"extremes": extremes_of(table)}
+    write_table(table, folder / "table.parquet")
+    write_json(record, folder / "run.json")
+    return Result(answer(found, folder), table, record, folder)
+
+
+def _numbers(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path) -> tuple[dict[int, Numbers], float]:
+    """Numbers by seed and variant, and the seconds of the runs behind them."""
+    numbers: dict[int, dict[str, dict[str, float]]] = {seed: {} for seed in seeds}
+    seconds = 0.0
+    for (label, seed), cell in request.cells.items():
+        if plan.outcome(cell.name) is not None:
+            folder = plan.folder / cell.name
+            numbers[seed][label] = read_numbers(folder, request.read_outs)
+            seconds += read_run(folder).get("wall_seconds") or 0.0
+    for seed in seeds if request.claim.measure is not None else ():
+        cached = request.measured(seed, out).cached()
+        if cached is None:
+            continue
+        clash = numbers[seed].keys() & cached["numbers"].keys()
+        if clash:
+            raise ConfigurationError(f"claim {request.name!r}: {', '.join(sorted(clash))} is a variant and is measured too")
+        for label, values in cached["numbers"].items():
+            numbers[seed][label] = {name: value for name, value in values.items() if value is not None}
+        seconds += cached["seconds"]
+    return dict(numbers), seconds
+
+
+def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd.DataFrame:
+    operations = {
+        label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in request.cells.items()
+    }
+    rows = [
+        {
+            "model": label,
+            "operation": operations.get(label, (None, None))[0],
+            "corpus": operations.get(label, (None, None))[1],
+            "metric": metric_called(metric),
+            "seed": seed,
+            "value": value,
+            "count": 1,
+        }
+        for seed, by_label in numbers.items()
+        for label, values in by_label.items()
+        for metric, value in values.items()
+    ]
+    return make_table(rows, run_id=run_id, probe="claim")
+
+
+def metric_called(name: str) -> Metric:
+    """A metric by its name; one that the claim of another package declares nowhere has no unit."""
+    return declared(name) or OF_A_CLAIM.named(name)
+
+
+def _found(
+    request: _Request, judgement: Conclusion, seeds: Sequence[int], seconds: float, run_id: str, errors: list[str]
+) -> ClaimFound:
+    claim, scale, config = request.claim, request.scale, base_config(request.scale, request.base)
+    variants = {
+        variant.label: {
+            "changes": resolved_changes(config, variant),
+            "after": variant.after,
+            "cells": {str(seed): request.cells[variant.label, seed].name for seed in seeds},
+        }
+        for variant in (claim.variants if request.cells else ())
+    }
+    return ClaimFound(
+        run_id=run_id,
+        claim=request.name,
+        **words_of(claim),
+        source_base=claim.bases[0] if claim.variants else None,
+        natural_text=claim.natural_text,
+        scale=scale,
+        base=request.shown_base,
+        cost=claim.costs.get(scale, ""),
+        seeds=list(seeds),
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        evidence=claim.evidence.get(scale, ""),
+        one_model=claim.one_model.get(scale),
+        parts=[finding.record() for finding in judgement.findings],
+        presupposes=[finding.record() for finding in judgement.presupposed],
+        conditions=variants,
+        read_outs=request.read_outs,
+        config=config.model_dump(mode="json") if variants else None,
+        environment=environment(),
+        created=now(),
+        seconds=round(seconds, 1),
+        errors=errors,
+    )
+
+
+def words_of(claim: Claim) -> dict[str, str]:
+    """What a record repeats of a claim."""
+    return {name: getattr(claim, name) for name in ("statement", "source", "reference", "published")}
+
+
+def now() -> str:
+    """When a result was made."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,233 @@
+"""The command ``sinklab reproduce``: runs published statements and says what became of each, with a table and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from rich.text import Text
+
+from sinklab.errors import ConfigurationError
+from sinklab.registry import claims as registered
+from sinklab.results.blocks import Block, Facts
+from sinklab.results.folder import default_out
+from sinklab.results.run import Result
+from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
+from sinklab_claims.contract.claim import CHECKPOINT, COSTS, SCALES, Scale, bases_at
+from sinklab_claims.reproduce.claims import Stated, check_source, check_word, stated
+
+if TYPE_CHECKING:
+    from sinklab_claims.verdict.records import StoredClaim
+
+__all__ = ["chosen", "reproduce"]
+
+SEEDS_OF_TINY, SEEDS = "0..7", "0..2"
+"""By default. Trainings of seconds spread so widely that three leave most claims open; six decide where all are alike."""
+
+
+@command
+def reproduce(
+    names: list[str] | None = None,
+    *,
+    models: Annotated[list[str] | None, WHOLE] = None,
+    corpora: Annotated[list[str] | None, WHOLE, "--corpus"] = None,
+    source: str | None = None,
+    cost: str | None = None,
+    all_claims: Annotated[bool, "--all"] = False,
+    seeds: Seeds | None = None,
+    scale: str = "tiny",
+    base: Literal["bos", "no-bos"] | None = None,
+    out: Annotated[Path | None, WrittenTo("sinklab-claims")] = None,
+    jobs: Jobs = None,
+    ray: str | None = None,
+    retries: Retries = 2,
+    plan: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Result:
+    """Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.
+
+    Writes SCALE/CLAIM/table.parquet and run.json for every claim, and claims.html over all, into the output directory. Status
+    1: some runs failed; the results of the others are kept.
+
+    With --model nothing is trained: claims are measured on the models as they are, on texts drawn by the seeds. There is a
+    verdict for each model, and one over models if the claim applies to three or more.
+
+    The same command continues where it was stopped, and nothing is run twice. A result is not replaced by one with fewer seeds
+    or models.
+
+    Args:
+        names: Names from 'sinklab claims'.
+        models: A directory, a hub id, or embedded:softmax; NAME=DIR gives a directory the name NAME in results.
+        corpora: Text for the models, one for all or one for each: a name from 'sinklab list corpora', or a UTF-8 text file.
+            By default python_source.
+        source: All claims of a paper, such as gu2024.
+        cost: Only claims that each take seconds, minutes, hours, or a gpu at the scale, if run alone; the total is shown before
+            they start.
+        all_claims: All claims.
+        seeds: Seeds of initial weights, data and texts: 0..2 (both ends included), or a list such as 0,3,7. By default 0..7
+            where tiny models are trained and 0..2 elsewhere; a verdict needs three or more.
+        scale: One of tiny, small, medium, 60m, 1b, for what is trained.
+        base: Whether rows begin with BOS, where the scale has both. By default as in the source of each claim; results on the
+            other base go to SCALE-BASE.
+        out: Output directory; the models in it are shared by all claims.
+        ray: Train on a Ray cluster; OUT must be shared by its nodes.
+        plan: Train nothing: print a torchrun command for every missing training, for a cluster.
+
+    Returns:
+        In ``listed`` a record for each claim; ``summary`` has them as ``claims``, and the path of the ``page``.
+
+    Raises:
+        UnknownNameError: a claim, source, cost or scale that is not there, with the nearest one that is.
+        ConfigurationError: nothing is asked for, or nothing is left; seeds twice or none; a machine that cannot run a cell;
+            models for a claim that takes training.
+        InputError: a model, a text or a directory that cannot be used.
+        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+
+    Examples:
+        sinklab reproduce repeated_token_laws  (seconds)
+        sinklab reproduce sigmoid_has_no_sink sink_moves_to_bias  (minutes on two cores)
+        sinklab reproduce --source gu2024 --cost minutes  (minutes for each of them)
+        sinklab reproduce --all  (all that the tiny scale can test: hours on two cores)
+        sinklab reproduce --all --model org/model --corpus notes.txt  (all that can be measured without training)
+        sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
+        sinklab reproduce emergence --scale medium  (minutes on one data-centre GPU; a day on one core)
+        sinklab reproduce sink_moves_to_bias --base bos  (what becomes of it where every row begins with BOS)
+        sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)
+        sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)
+    """
+    claim_names = chosen(
+        names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, base=base, on_models=models is not None
+    )
+    of_training = plan or ray is not None or scale != "tiny" or base is not None or cost is not None
+    _check_models(models, corpora, of_training=of_training)
+    out = default_out("sinklab-claims") if out is None else out
+    import pandas as pd
+
+    from sinklab.report.page import check_page
+    from sinklab_claims.reproduce import on_checkpoints, on_trainings
+
+    check_page(out / "claims.html")
+    tell = say or (lambda text: None)
+    parsed_seeds = parse_seeds(seeds or (SEEDS_OF_TINY if scale == "tiny" and models is None else SEEDS))
+    if plan:
+        commands = on_trainings.plan_runs(claim_names, scale=cast(Scale, scale), base=base, seeds=parsed_seeds, out=out)
+        shown = [Text("\n".join(commands))]
+        return Result({}, pd.DataFrame(), {"kind": "reproduce"}, None, lambda result: shown, listed=commands)
+    earlier = out / "runs" / scale if models is None else out / "measured" / CHECKPOINT
+    if earlier.is_dir():
+        tell(f"going on in {out}: what has been trained and measured there is not done again")
+    elif models is None:
+        tell(on_trainings.foreseen(claim_names, cast(Scale, scale), parsed_seeds, base))
+    if models is None:
+        results = on_trainings.reproduce(
+            claim_names, scale=cast(Scale, scale), base=base, seeds=parsed_seeds, out=out, jobs=jobs, ray=ray, retries=retries
+        )
+    else:
+        results = on_checkpoints.reproduce_on(
+            models, claim_names, corpora=corpora or ["python_source"], seeds=parsed_seeds, out=out, jobs=jobs, say=tell
+        )
+    return _over_all(results, out, tell)
+
+
+def _check_models(models: list[str] | None, corpora: list[str] | None, *, of_training: bool) -> None:
+    """Refuse texts for what is trained, and options of training (``of_training``) for models as they are."""
+    if models is None and corpora is not None:
+        raise ConfigurationError("reproduce: `corpora` are for `models`; what is trained has the text of its scale")
+    if models is not None and of_training:
+        raise ConfigurationError(
+            "reproduce: `plan`, `ray`, `scale`, `base` and `cost` are about training, and `models` are measured as they are"
+        )
+
+
+def _over_all(results: Sequence[Result], out: Path, tell: Callable[[str], None]) -> Result:
+    """The results of single claims as one, with a page over them and those of earlier runs."""
+    import pandas as pd
+
+    from sinklab_claims.reproduce.show import show_results, write_claims_page
+    from sinklab_claims.verdict.records import read_results
+
+    stored = read_results(out)
+    page = write_claims_page(stored, out / "claims.html")
+    rows = [result.summary for result in results]
+    errors = list(dict.fromkeys(error for row in rows for error in row["errors"]))
+    if errors:
+        tell(f"logs are in {out / 'logs'}; the same command again tries what failed")
+    summary = {"claims": rows, "page": str(page), "errors": errors}
+
+    def shows(summary: Mapping[str, Any]) -> list[Block]:
+        left_out = [(row["name"], row["reason"]) for row in summary["claims"] if row["folder"] is None]
+        own = _of_folders(stored, [row["folder"] for row in summary["claims"]])
+        blocks = [*show_results([kept.record for kept in own]), *([Facts(left_out)] if left_out else [])]
+        return [*blocks, Facts([("page", summary["page"]), *(("table", f"{kept.folder}/table.parquet") for kept in own[:1])])]
+
+    table = pd.concat([result.table for result in results])
+    return Result(summary, table, {"kind": "reproduce"}, out, listed=rows, shows=shows)
+
+
+def _of_folders(stored: Sequence[StoredClaim], folders: Sequence[str | None]) -> list[StoredClaim]:
+    """Stored results in the order of folders."""
+    of_folder = {str(kept.folder.absolute()): kept for kept in stored}
+    return [of_folder[folder] for folder in folders if folder in of_folder]
+
+
+def chosen(
+    names: list[str],
+    *,
+    source: str | None,
+    cost: str | None,
+    all_claims: bool,
+    scale: str,
+    base: str | None = None,
+    on_models: bool = False,
+) -> list[str]:
+    """The claims that a command line asks for.
+
+    Raises:
+        UnknownNameError: a claim, source, cost or scale that is not there, with the nearest one that is.
+        ConfigurationError: nothing is asked for, or nothing is left.
+    """
+    check_word(scale, SCALES, "scale")
+    _check_request(names, source=source, cost=cost, all_claims=all_claims)
+    claims = [stated(name) for name in names or registered]
+    if on_models and names:
+        _require_measurable(claims)
+
+    def is_chosen(claim: Stated) -> bool:
+        return (
+            (claim.checkpoint or not on_models)
+            and (base is None or bool(names) or base in bases_at(cast(Scale, scale), claim.bases))
+            and source in (None, claim.source)
+            and cost in (None, claim.costs.get(scale))
+        )
+
+    asked = [claim.name for claim in claims if is_chosen(claim)]
+    if not asked:
+        raise ConfigurationError(
+            f"reproduce: no claim has source {source or 'any'} and cost {cost or 'any'} at scale {scale}; see: sinklab claims"
+        )
+    return asked
+
+
+def _check_request(names: list[str], *, source: str | None, cost: str | None, all_claims: bool) -> None:
+    if cost is not None:
+        check_word(cost, COSTS, "cost")
+    if source is not None:
+        check_source(source)
+    if names and (all_claims or source is not None):
+        raise ConfigurationError("reproduce: give names, or `source`, or `all_claims`; not names together with the others")
+    if not (names or all_claims or source is not None or cost is not None):
+        raise ConfigurationError(
+            "reproduce: no claim is asked for; give names from 'sinklab claims', or `source`, such as gu2024, or `cost`, such "
+            "as minutes, or `all_claims`"
+        )
+
+
+def _require_measurable(claims: Sequence[Stated]) -> None:
+    """Refuse claims that take training, where models are measured as they are."""
+    trained = [claim.name for claim in claims if not claim.checkpoint]
+    if trained:
+        can = ", ".join(name for name in registered if stated(name).checkpoint)
+        raise ConfigurationError(
+            f"reproduce: {', '.join(trained)} take training, which `models` have behind them; measured without it are {can}"
+        )

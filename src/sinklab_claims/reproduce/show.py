@@ -1,0 +1,201 @@
+"""What is shown of claims: the list, one in full, verdicts with their effects, and the page over all results of a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sinklab.results.blocks import Block, Facts, Grid, Heading, Mark, Marks, Say, number
+from sinklab.results.naming import counted
+from sinklab_claims.contract.claim import ROWS
+from sinklab_claims.verdict.records import (
+    ClaimFound,
+    ModelFound,
+    PartFound,
+    StoredClaim,
+    deciding_part,
+    evidence_of,
+    published_effect,
+)
+
+__all__ = ["effect_words", "show_claim", "show_claims", "show_results", "write_claims_page"]
+
+RULE = (
+    "A part is reproduced if the 95 % interval of its effect over seeds lies in the claimed region, not reproduced if it lies "
+    "outside, else inconclusive."
+)
+
+EVIDENCE = {
+    "toy": "models of ours on a synthetic language or task",
+    "natural": "models of ours on text that people wrote",
+    "checkpoint": "models that others trained",
+}
+"""Kinds of evidence in words."""
+
+
+def effect_words(mean: float | None, interval: Sequence[float] | None, unit: str | None) -> str:
+    """``25.1 [20.3, 29.9] points``; a dash where there is no number."""
+    ends = "" if mean is None or interval is None else f" [{number(interval[0])}, {number(interval[1])}]"
+    return f"{number(mean)}{ends} {unit or ''}".strip() if mean is not None else number(None)
+
+
+def show_results(found: Sequence[ClaimFound]) -> Iterator[Block]:
+    """Of several claims a table of verdicts; of one its parts too."""
+    with_models = [claim for claim in found if claim.models]
+    rest = [claim for claim in found if not claim.models]
+    if with_models:
+        yield from _of_models(with_models)
+    if rest:
+        rows = [[claim.claim, claim.verdict, _deciding(claim.parts, claim.verdict), len(claim.seeds)] for claim in rest]
+        yield Grid(("claim", "verdict", "effect", "seeds"), rows, text=3)
+    if len(found) == 1:
+        yield from _parts_of(found[0])
+    reasons = [(claim.claim, claim.reason) for claim in found if claim.reason]
+    if reasons:
+        yield Facts(reasons)
+
+
+def _of_models(found: Sequence[ClaimFound]) -> Iterator[Block]:
+    """Claims against models: what was found about each, over models, and why a claim does not apply to one."""
+    names = list(dict.fromkeys(model.name for claim in found for model in claim.models))
+    over = ["over models"] if len(names) > 1 else []
+    rows, reasons = [], dict[str, list[str]]()
+    for claim in found:
+        of_name = {model.name: model for model in claim.models}
+        cells = [_verdict_of(of_name[name]) if name in of_name else number(None) for name in names]
+        rows.append([claim.claim, *cells, *([claim.verdict] if over else [])])
+        for model in claim.models:
+            if model.verdict == "not applicable" and model.reason:
+                reasons.setdefault(f"{model.name}: {model.reason}", []).append(claim.claim)
+    yield Grid(("claim", *names, *over), rows, text=len(names) + 2)
+    if reasons:
+        yield Facts([("not applicable" if not index else "", *row) for index, row in enumerate(_by_reason(reasons))])
+
+
+def _by_reason(reasons: Mapping[str, Sequence[str]]) -> list[tuple[str]]:
+    return [(f"{', '.join(claims)}: {reason}",) for reason, claims in reasons.items()]
+
+
+def _verdict_of(model: ModelFound) -> str:
+    if model.verdict == "not applicable" or model.effect is None:
+        return model.verdict
+    return f"{model.verdict}  {effect_words(model.effect, model.interval, model.unit)}"
+
+
+def _deciding(parts: Sequence[PartFound], verdict: str) -> str:
+    part = deciding_part(parts, verdict)
+    return number(None) if part is None else effect_words(part.mean, part.interval, part.unit)
+
+
+def _parts_of(claim: ClaimFound) -> Iterator[Block]:
+    """Every part of a claim, and of every model that it applies to, with what would decide the open ones."""
+    from sinklab_claims.verdict.forecast import needed_seeds
+
+    groups: list[tuple[str, Sequence[PartFound]]] = [("presupposed", claim.presupposes), ("", claim.parts)]
+    for model in claim.models:
+        if model.verdict != "not applicable":
+            groups += [(f"{model.name}, presupposed", model.presupposes), (model.name, model.parts)]
+    rows: list[list[str | int | None]] = []
+    for name, part in ((name, part) for name, parts in groups for part in parts):
+        published = published_effect(claim.claim, part.effect)
+        words = effect_words(part.mean, part.interval, part.unit) + (f" of {part.model}" if part.model else "")
+        needed = needed_seeds(part) if part.verdict == "inconclusive" else None
+        says = f"{name}: {part.says}" if name else part.says
+        rows.append([says, part.effect, words, part.expected, published and number(published.value), part.verdict, needed])
+    if rows:
+        headings = ("part", "effect", "value, 95 %", "claimed", "published", "verdict", "seeds needed")
+        keep = [index for index in range(7) if index not in (4, 6) or any(row[index] is not None for row in rows)]
+        yield Grid([headings[index] for index in keep], [[row[index] for index in keep] for row in rows], text=6)
+
+
+def show_claims(rows: Sequence[Mapping[str, Any]], scale: str, where: str) -> Iterator[Block]:
+    """Every claim on a line: source, cost, last verdict with the kind of evidence, and statement."""
+    table = []
+    for row in rows:
+        other = row["other_base"]
+        verdict = row["verdict"] or "not run yet"
+        verdict += "" if other is None else f"; {ROWS[other['base']]}: {other['verdict']}"
+        table.append([row["name"], row["source"], row["cost"], verdict, row["evidence"] or "", row["statement"]])
+    yield Grid(("claim", "source", "cost", "verdict", "evidence", "statement"), table, text=6)
+    yield Say(
+        f"{counted(len(rows), 'claim')}; cost and verdict at scale {scale}. One in full: `sinklab claims NAME`", small=True
+    )
+    if any(row["other_base"] for row in rows):
+        yield Say("A verdict is on the base of the claim's source; behind it stands that on the other one.", small=True)
+    kinds = [f"{kind}, {words}" for kind, words in EVIDENCE.items() if any(row["evidence"] == kind for row in rows)]
+    yield Say(f"Evidence: {'; '.join(kinds)}." if kinds else "Nothing has been run at this scale.", small=True)
+    yield Say(f"Verdicts from {where}.", small=True)
+
+
+def show_claim(row: Mapping[str, Any], where: str) -> Iterator[Block]:
+    """One claim in full."""
+    yield Heading(row["name"])
+    yield Say(row["statement"])
+    facts = [
+        ("source", row["reference"]),
+        ("published", row["published"]),
+        ("cost", ", ".join(f"{cost} at {scale}" for scale, cost in row["costs"].items())),
+        (f"at {row['scale']}", _found(row)),
+    ]
+    if (other := row["other_base"]) is not None:
+        facts.append((f"{other['scale']}, {ROWS[other['base']]}", _found(other)))
+    for model in row.get("models", ()):
+        words = model["reason"] or effect_words(model["effect"], model["interval"], model["unit"])
+        facts.append((model["name"], f"{model['verdict']}  {words}"))
+    yield Facts(facts)
+    yield Say(f"Verdicts from {where}.", small=True)
+
+
+def _found(row: Mapping[str, Any]) -> str:
+    """The verdict, the effect, and on how many seeds of what these rest."""
+    if not row["seeds"]:
+        return row["verdict"] or "not run yet"
+    effect = effect_words(row["effect"], row["interval"], row["unit"])
+    return f"{row['verdict']}  {effect}  ({counted(len(row['seeds']), 'seed')}; evidence: {row['evidence']})"
+
+
+def write_claims_page(results: Sequence[StoredClaim], path: Path) -> Path:
+    """Write one page about all results of a store; returns its path."""
+    from sinklab.report.page import render, write_page
+    from sinklab.results.html import html
+
+    counts = Counter(result.record.verdict for result in results)
+    hardware = {str(result.record.environment.get("hardware", {}).get("name", "unknown")) for result in results}
+    context = {
+        "kind": "claims",
+        "operation": None,
+        "title": "What became of the claims",
+        "heading": ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()),
+        "lead": RULE,
+        "body": html(_page(results)),
+        "facts": [("results", [("claims", len(results)), ("hardware", ", ".join(sorted(hardware)))])],
+    }
+    return write_page(render("study.html.j2", context, {"page": "claims"}, {}), path)
+
+
+def _page(results: Sequence[StoredClaim]) -> Iterator[Block]:
+    rows, of_unit = [], dict[str, dict[str, list[Mark]]]()
+    for result in results:
+        found, place = result.record, result.folder.parent.name
+        part = deciding_part(found.parts, found.verdict)
+        effect = number(None) if part is None else effect_words(part.mean, part.interval, part.unit)
+        claimed = "" if part is None else f"{part.effect}: {part.expected}"
+        rows.append([found.claim, place, evidence_of(found), found.verdict, effect, claimed, found.source, len(found.seeds)])
+        if part is not None and part.mean is not None:
+            mark = Mark(place, part.mean, *(part.interval or (None, None)))
+            of_unit.setdefault(part.unit, {}).setdefault(found.claim, []).append(mark)
+    yield Grid(("claim", "scale and base", "evidence", "verdict", "effect", "claimed", "source", "seeds"), rows, text=7)
+    for unit, of_claim in of_unit.items():
+        yield Marks("Effects that decide", [(claim, marks) for claim, marks in of_claim.items()], unit)
+    if any(result.record.models for result in results):
+        yield Heading("Claims against checkpoints", level=3)
+        yield from _of_models([result.record for result in results if result.record.models])
+    for result in results:
+        found = result.record
+        yield Heading(f"{found.claim}, {result.folder.parent.name}: {found.verdict}", level=3)
+        yield Say(found.statement)
+        remarks = [("why", found.reason), ("beside it", found.evidence)]
+        yield Facts([("source", found.reference), ("published", found.published), *(row for row in remarks if row[1])])
+        yield from _parts_of(found)

@@ -1,0 +1,311 @@
+"""What was found about a claim, as its ``run.json`` has it: one dataclass for a part, a model and a claim; no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from sinklab.errors import InputError, ResultError
+from sinklab.results.record import from_json, to_json
+from sinklab.results.table import read_run
+from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, folder_names, is_natural
+
+__all__ = [
+    "PLAIN",
+    "VERDICTS",
+    "ClaimFound",
+    "Evidence",
+    "ModelFound",
+    "PartFound",
+    "Published",
+    "StoredClaim",
+    "Verdict",
+    "answer",
+    "deciding_part",
+    "evidence_of",
+    "hardware_of",
+    "published_effect",
+    "published_effects",
+    "read_results",
+    "summary_of",
+]
+
+Verdict = Literal[
+    "reproduced", "not reproduced", "inconclusive", "not tested at this scale", "not applicable",
+    "holds for this model", "does not hold for this model", "agrees with the proof", "contradicts the proof",
+]  # fmt: skip
+
+OF_ONE_MODEL: Mapping[Verdict, Verdict] = {
+    "reproduced": "holds for this model",
+    "not reproduced": "does not hold for this model",
+}
+OF_A_PROOF: Mapping[Verdict, Verdict] = {"reproduced": "agrees with the proof", "not reproduced": "contradicts the proof"}
+
+PLAIN: Mapping[str, Verdict] = {own: plain for words in (OF_ONE_MODEL, OF_A_PROOF) for plain, own in words.items()}
+"""Verdicts of their own kind to what the parts say that make them."""
+
+VERDICTS = ("reproduced", "not reproduced", "inconclusive", "not tested at this scale", "not applicable", *PLAIN)
+
+Evidence = Literal["toy", "natural", "checkpoint"]
+"""A synthetic language or a theory's task; models of ours on text that people wrote; models that others trained."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartFound:
+    """What was found about one part of a claim.
+
+    Attributes:
+        says: the sentence.
+        effect: what is computed of every seed, in words; ``needs`` are the (variant, metric) pairs that it is computed from.
+        expected: the claimed region in words; its bounds are ``more_than`` and ``less_than``.
+        unit: of all numbers.
+        mean: what the seeds say together: the mean, of a ratio the geometric one, of a correlation the median.
+        interval: 95 %, for all steps together where there are several; ``method`` says how it was taken.
+        standardized: the mean over the standard deviation over seeds.
+        by_seed: by seed, of one on a checkpoint by draw of texts, over models by their names.
+        steps: of how many steps this is the one that decides.
+        model: of what is said of some of several models the one that decides, whose draws the interval is over.
+    """
+
+    says: str
+    effect: str
+    needs: list[tuple[str, str]]
+    expected: str
+    more_than: float | None
+    less_than: float | None
+    unit: str
+    mean: float | None
+    interval: tuple[float, float] | None
+    method: str | None = None
+    standardized: float | None = None
+    by_seed: dict[str, float | None]
+    verdict: Verdict
+    steps: int = 1
+    model: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelFound:
+    """What was found about a claim on one checkpoint; the effect is that of :func:`deciding_part`."""
+
+    name: str
+    revision: str
+    kind: str
+    operation: str
+    parameters: int
+    text: str
+    verdict: Verdict
+    reason: str
+    effect: float | None
+    interval: tuple[float, float] | None
+    unit: str | None
+    parts: list[PartFound]
+    presupposes: list[PartFound]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClaimFound:
+    """What was found about a claim at a scale, or on checkpoints.
+
+    Attributes:
+        base: what the rows of the models begin with; ``source_base`` is that of the claim's source.
+        evidence: a remark about the result that other numbers support.
+        one_model: the model that a seed draws texts for, where nothing is trained.
+        conditions: of every trained variant what it changes, what it starts from and the trainings by seed.
+        config: the configuration in which variants change something.
+        models: of a claim on checkpoints each model by itself.
+        lent: variant and seed to the claims whose numbers its premises also rest on, in results from before 2026-11-29.
+    """
+
+    claim: str
+    statement: str
+    source: str
+    reference: str
+    published: str
+    scale: str
+    cost: str
+    seeds: list[int]
+    verdict: Verdict
+    reason: str
+    parts: list[PartFound]
+    presupposes: list[PartFound]
+    environment: dict[str, Any]
+    created: str
+    kind: Literal["claim"] = "claim"
+    run_id: str = ""
+    base: str | None = None
+    source_base: str | None = None
+    evidence: str = ""
+    one_model: str | None = None
+    natural_text: bool = False
+    conditions: dict[str, Any] = dataclasses.field(default_factory=dict)
+    read_outs: list[str] = dataclasses.field(default_factory=list)
+    config: dict[str, Any] | None = None
+    models: list[ModelFound] = dataclasses.field(default_factory=list)
+    lent: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    errors: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredClaim:
+    """What was found about a claim, and the folder in which that and its table lie."""
+
+    folder: Path
+    record: ClaimFound
+
+
+def read_results(folder: Path) -> list[StoredClaim]:
+    """Every result below ``folder``, newest first, then by name.
+
+    Args:
+        folder: with ``SCALE/CLAIM/run.json`` and ``SCALE-BASE/CLAIM/run.json`` in it, or ``SCALE.json`` with a list of such
+            records; one that is not there has no results.
+
+    Raises:
+        InputError: a record that is damaged, or is of another kind; the message says which and what.
+    """
+    results = []
+    for place in (place for scale in RECORDED for place in folder_names(scale)):
+        if (kept := folder / f"{place}.json").is_file():
+            records = json.loads(kept.read_text(encoding="utf-8"))
+            results += [StoredClaim(folder / place / record["claim"], _read(record, kept)) for record in records]
+        for path in sorted((folder / place).glob("*/run.json")):
+            record = read_run(path.parent)
+            if record.get("kind") != "pathways":  # kept beside claims, and read by its own command
+                results.append(StoredClaim(path.parent, _read(record, path)))
+    by_name = sorted(results, key=lambda result: result.record.claim)
+    return sorted(by_name, key=lambda result: result.record.created, reverse=True)
+
+
+def _read(record: Mapping[str, Any], path: Path) -> ClaimFound:
+    try:
+        return from_json(ClaimFound, record, path)
+    except ResultError as error:
+        raise InputError(f"{error}; run the claim again, its models are kept") from error
+
+
+def deciding_part(parts: Sequence[PartFound], verdict: str) -> PartFound | None:
+    """The part that makes the verdict what it is; the first of all where none has it.
+
+    One part that lies outside, or is open, is enough against a claim: it is the first of these. A claim holds if all parts
+    hold: of one that does it is the part that clears its bound by least, by :func:`clearance`.
+    """
+    plain = PLAIN.get(verdict, verdict)
+    with_it = [part for part in parts if part.verdict == plain] or list(parts)
+    return min(with_it, key=clearance, default=None) if plain == "reproduced" else next(iter(with_it), None)
+
+
+def clearance(part: PartFound) -> float:
+    """How far the middle lies from the nearest bound, over how far the interval reaches towards it: an order, no effect size.
+
+    Returns:
+        Above 1 where the interval does not reach the bound, infinite where it has no width, 0 where there is none.
+    """
+    if part.mean is None or part.interval is None:
+        return 0.0
+    reaches = []
+    for bound in (part.more_than, part.less_than):
+        if bound is not None:
+            reach = abs(part.mean - part.interval[bound > part.mean])
+            reaches.append(abs(part.mean - bound) / reach if reach else math.inf)
+    return min(reaches, default=0.0)
+
+
+def effect_of(parts: Sequence[PartFound], verdict: str) -> dict[str, Any]:
+    """``effect``, ``interval`` and ``unit`` of the part that decides; ``None`` without any."""
+    part = deciding_part(parts, verdict)
+    return {
+        "effect": None if part is None else part.mean,
+        "interval": None if part is None else part.interval,
+        "unit": None if part is None else part.unit,
+    }
+
+
+def answer(found: ClaimFound, folder: Path | None = None) -> dict[str, Any]:
+    """``summary`` of ``sinklab reproduce`` for one claim."""
+    row = {
+        **_verdict(found),
+        "reason": found.reason,
+        "parts": [to_json(part) for part in found.parts],
+        "folder": None if folder is None else str(folder),
+        "errors": found.errors,
+    }
+    return {**row, "models": [to_json(model) for model in found.models]} if found.models else row
+
+
+def _verdict(found: ClaimFound) -> dict[str, Any]:
+    effect = effect_of(found.parts, found.verdict)
+    return {
+        "name": found.claim,
+        "source": found.source,
+        "scale": found.scale,
+        "base": found.base,
+        "verdict": found.verdict,
+        **effect,
+        "interval": effect["interval"] and list(effect["interval"]),
+        "seeds": found.seeds,
+    }
+
+
+def summary_of(found: ClaimFound) -> dict[str, Any]:
+    """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
+    row = {
+        **_verdict(found),
+        "evidence": evidence_of(found),
+        "created": found.created,
+        "hardware": hardware_of(found),
+    }
+    of_model = ("name", "revision", "verdict", "reason", "effect", "interval", "unit")
+    models = [{name: to_json(model)[name] for name in of_model} for model in found.models]
+    return {**row, "models": models} if models else row
+
+
+def evidence_of(found: ClaimFound) -> Evidence:
+    """What the models of a record have read."""
+    if found.scale == CHECKPOINT:
+        return "checkpoint"
+    if found.base is not None:  # something was trained
+        return "natural" if is_natural(found.scale) else "toy"
+    # The embedded models have read Python source.
+    return "natural" if found.one_model or found.natural_text else "toy"
+
+
+def hardware_of(found: ClaimFound) -> str:
+    """What it ran on, in words: ``cpu, AMD EPYC, 2 cores``."""
+    hardware = found.environment.get("hardware", {})
+    words = [str(hardware[key]) for key in ("device", "name") if hardware.get(key)]
+    cores = hardware.get("cpu_count")
+    return ", ".join([*words, f"{cores} cores"] if cores else words) or "unknown hardware"
+
+
+class Published(NamedTuple):
+    """A published number, in the unit of the effect, and the model that it is of, or its size."""
+
+    value: float
+    of: str
+
+
+@functools.cache
+def published_effects() -> Mapping[str, Mapping[str, Published]]:
+    """Claim to the words of an effect to its published number, of those effects for which the source has one.
+
+    Left out are numbers that are read off a drawing, unless the entry says so, that are of a similar quantity, and that the
+    claim derives. Losses are differences of logarithms of perplexities, in nats.
+    """
+    text = (resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8")
+    return {
+        claim: {effect: Published(value, entry["of"]) for effect, value in entry["effects"].items()}
+        for claim, entry in json.loads(text).items()
+    }
+
+
+def published_effect(claim: str, effect: str) -> Published | None:
+    """The published number for an effect of a claim, by its words (``effect`` of a part); ``None`` where there is none."""
+    return published_effects().get(claim, {}).get(effect)

@@ -1,0 +1,332 @@
+"""The verdict: one rule for every claim, from the effects of single seeds to reproduced, not reproduced or inconclusive.
+
+A part of a claim states a region in which an effect lies: above a bound, below one, or between two. The effects of the seeds
+give a middle and a 95 % interval that suits their kind (:mod:`sinklab.jobs.estimate`). If the interval lies in the region, the
+part is reproduced; if it lies wholly outside, the part is not reproduced; in all other cases, with fewer than three seeds, and
+where more than a quarter of them have no number, it is inconclusive. A claim is reproduced if all of its parts are, and not
+reproduced if one part is not. That every part must hold needs no correction for their number; that one part failing is enough
+makes "not reproduced" somewhat more likely by chance, which is the direction to err in.
+
+What the claim presupposes (that there is a sink to remove) is judged like a part. Where it does not hold, the claim is not
+tested at this scale; where its interval reaches over the bound, or too few seeds have a number of it, nothing follows for or
+against the claim.
+
+Three kinds of evidence have verdicts of their own. Where a seed is a training, a claim is reproduced or not. Where a seed is a
+draw of texts for one model, it holds or does not hold for this model. What is proved is checked: it agrees with the proof if
+every seed shows it, and one that does not contradicts it; of a claim with other parts too, these make the verdict.
+
+On checkpoints the rule is used twice: for each model, whose effects are those of draws of texts, and over the models to which
+the claim applies, whose effects are the means of their draws, and those of a model that is read on several texts the mean over
+these. The second verdict is about models; the first is about one. A claim does not apply to a model for which what it
+presupposes does not hold. A claim that there are models which show something takes one; that one of many shows it is likelier
+by chance, so the interval of each leaves out as much less (Bonferroni). Its numbers are those of the model that decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, SEEDS, Estimate, Method
+from sinklab_claims.contract.claim import Part
+from sinklab_claims.contract.effect import Numbers
+from sinklab_claims.verdict.records import OF_A_PROOF, OF_ONE_MODEL, PartFound, Verdict
+
+__all__ = ["MOST_LOST", "Conclusion", "Finding", "judge", "judge_model", "judge_models", "judge_part"]
+
+Effects = Mapping[int, float | None] | Mapping[str, float | None]
+"""By seed, or by name of the model."""
+
+MOST_LOST = 0.25
+"""Share of the seeds without a number (a training that diverged) up to which the others, the lucky ones, speak for all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What was found about one part.
+
+    Attributes:
+        by_seed: seed to effect (of several steps to that of the one that decides), over models their names to it; ``None``
+            where it could not be computed.
+        mean: what the seeds that have one say together, in the unit of the part: the mean, of a ratio the geometric one, of a
+            correlation the median; ``None`` without any.
+        interval: 95 %, for all steps together where there are several; ``None`` with fewer than three seeds, or where they show
+            no spread and are too few for an interval without.
+        method: how the interval was taken; ``None`` without one.
+        standardized: the mean over the standard deviation over seeds; ``None`` where that is 0 or unknown.
+        model: of what is said of some of several models the one that decides: mean and interval are over its draws of texts,
+            at the level with which those of all models hold together.
+    """
+
+    part: Part
+    by_seed: Effects
+    mean: float | None
+    interval: tuple[float, float] | None
+    method: Method | None
+    standardized: float | None
+    verdict: Verdict
+    model: str = ""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there are enough seeds, and they leave it open."""
+        return len(self.by_seed) >= SEEDS and self.verdict == "inconclusive"
+
+    @property
+    def known(self) -> int:
+        """Seeds that have a number."""
+        return sum(value is not None for value in self.by_seed.values())
+
+    def record(self) -> PartFound:
+        """For ``run.json``."""
+        part, effect = self.part, self.part.effect
+        return PartFound(
+            says=part.says,
+            effect=effect.words,
+            needs=sorted(effect.needs()),
+            expected=part.region,
+            more_than=part.more_than if math.isfinite(part.more_than) else None,
+            less_than=part.less_than if math.isfinite(part.less_than) else None,
+            unit=effect.unit,
+            mean=self.mean,
+            interval=self.interval,
+            method=self.method,
+            standardized=self.standardized,
+            by_seed={str(seed): value for seed, value in self.by_seed.items()},
+            verdict=self.verdict,
+            steps=len(effect.steps),
+            model=self.model,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Conclusion:
+    """What was found about a claim; ``reason`` says why there is no verdict of its own, and is empty otherwise."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    presupposed: tuple[Finding, ...]
+    reason: str = ""
+
+
+def judge(
+    parts: Sequence[Part],
+    presupposes: Sequence[Part],
+    numbers: Mapping[int, Numbers],
+    *,
+    one_model: bool = False,
+) -> Conclusion:
+    """The verdict about a claim.
+
+    Args:
+        parts: what the claim says; at least one.
+        presupposes: what must be so for the claim to be about anything.
+        numbers: seed to its numbers.
+        one_model: whether a seed is a draw of texts for one model, and no training.
+    """
+    unit = "draw" if one_model else "seed"
+    conclusion = _judge(parts, presupposes, numbers, "not tested at this scale", unit)
+    verdict = OF_ONE_MODEL.get(conclusion.verdict, conclusion.verdict)
+    return dataclasses.replace(conclusion, verdict=verdict) if one_model else conclusion
+
+
+def judge_model(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers]) -> Conclusion:
+    """The verdict about a claim on one checkpoint, over draws of texts; in tables it stands under the name of the model.
+
+    Args:
+        parts, presupposes: as in :func:`judge`.
+        numbers: seed of the draw to its numbers.
+    """
+    return _judge(parts, presupposes, numbers, "not applicable", "draw")
+
+
+def _judge(
+    parts: Sequence[Part],
+    presupposes: Sequence[Part],
+    numbers: Mapping[int, Numbers],
+    otherwise: Verdict,
+    unit: str,
+) -> Conclusion:
+    findings = tuple(judge_part(part, numbers, draws=unit == "draw") for part in parts)
+    presupposed = tuple(judge_part(part, numbers, draws=unit == "draw") for part in presupposes)
+    for finding in presupposed:
+        few = finding.known < SEEDS
+        if finding.verdict == "not reproduced" or (few and not _mean_inside(finding)):
+            return Conclusion(otherwise, findings, presupposed, _presupposes(finding))
+    for finding in presupposed:
+        if finding.undecided:
+            return Conclusion("inconclusive", findings, presupposed, f"{_presupposes(finding)}; {_open(finding, unit)}")
+    return _together(findings, presupposed, unit)
+
+
+def _applies(conclusion: Conclusion) -> bool:
+    return conclusion.verdict != "not applicable" and not any(finding.undecided for finding in conclusion.presupposed)
+
+
+def _mean_inside(finding: Finding) -> bool:
+    return finding.mean is not None and _inside(finding.part, finding.mean)
+
+
+def _inside(part: Part, value: float) -> bool:
+    return part.more_than < value < part.less_than
+
+
+def _presupposes(finding: Finding) -> str:
+    part = finding.part
+    middle = "could not be measured" if finding.mean is None else f"is {finding.mean:.3g} {part.effect.unit}"
+    return f"presupposes that {part.says}: {part.effect.words} {middle}, and would have to be {part.region}"
+
+
+def judge_models(
+    parts: Sequence[Part],
+    by_model: Mapping[str, Conclusion],
+    numbers: Mapping[str, Mapping[int, Numbers]],
+    weights: Mapping[str, str] | None = None,
+) -> Conclusion:
+    """The verdict over models: each to which the claim applies is one observation, the middle of its draws of texts.
+
+    What is found about one model on two texts is no more independent than two draws of one, so weights that are there under
+    several names are one observation, the mean over these.
+
+    Args:
+        parts: what the claim says.
+        by_model: name of a model to what :func:`judge_model` has found about it.
+        numbers: name of each model to which the claim applies to the numbers that were judged, by seed of the draw.
+        weights: name of each model to the identity of its weights; by default each has its own.
+    """
+    about = {name: found for name, found in by_model.items() if _applies(found)}
+    if all(found.verdict == "not applicable" for found in by_model.values()):
+        reasons = {found.reason for found in by_model.values()}
+        return Conclusion("not applicable", (), (), reasons.pop() if len(reasons) == 1 else "it applies to none of the models")
+    if not about:
+        named = ", ".join(name for name, found in by_model.items() if found.verdict != "not applicable")
+        reason = f"it is open whether what it presupposes holds for {named}, and it applies to no other model"
+        return Conclusion("inconclusive", (), (), reason)
+    findings = tuple(
+        _over_models(part, {name: found.findings[index] for name, found in about.items()}, numbers, weights or {})
+        for index, part in enumerate(parts)
+    )
+    return _together(findings, (), "model")
+
+
+def _over_models(
+    part: Part, by_model: Mapping[str, Finding], numbers: Mapping[str, Mapping[int, Numbers]], weights: Mapping[str, str]
+) -> Finding:
+    """Each model is one observation, or, where such models are said to exist, each may be the one."""
+    means = _by_weights({name: finding.mean for name, finding in by_model.items()}, weights)
+    if not part.of_some:
+        return _judged(part, means)
+    # Of twenty models at the bound, one shows it at 95 % in 40 % of cases, and at the level of all together in 2 %.
+    level = 1 - 0.05 / len(by_model)
+    again = {name: judge_part(part, numbers[name], draws=True, level=level) for name in by_model}
+    decides = _deciding(list(again.values()))
+    model = next(name for name, finding in again.items() if finding is decides)
+    verdict: Verdict = "reproduced" if decides.verdict == "reproduced" else "inconclusive"
+    return dataclasses.replace(decides, by_seed=means, verdict=verdict, model=model)
+
+
+def _deciding(findings: Sequence[Finding]) -> Finding:
+    """Of several findings about one part, one of which must show it, the one that does so most, or comes nearest to it."""
+
+    def inside(finding: Finding) -> float:
+        mean, part = finding.mean, finding.part
+        return -math.inf if mean is None else min(mean - part.more_than, part.less_than - mean)
+
+    shown = [finding for finding in findings if finding.verdict == "reproduced"]
+    left = [finding for finding in findings if finding.verdict == "inconclusive"]
+    return max(shown or left or findings, key=inside)
+
+
+def _by_weights(means: Mapping[str, float | None], weights: Mapping[str, str]) -> dict[str, float | None]:
+    """One number for each set of weights, under its names: the mean over those that are known."""
+    names: dict[str, list[str]] = {}
+    for name in means:
+        names.setdefault(weights.get(name, name), []).append(name)
+    known = {", ".join(of): [value for name in of if (value := means[name]) is not None] for of in names.values()}
+    return {name: statistics.fmean(values) if values else None for name, values in known.items()}
+
+
+def _together(findings: tuple[Finding, ...], presupposed: tuple[Finding, ...], unit: str) -> Conclusion:
+    """The verdict that those of all parts make; what is proved decides where there is nothing else, or where it fails."""
+    evidence = [finding for finding in findings if not finding.part.proved]
+    checks = [finding for finding in findings if finding.part.proved]
+    if any(finding.verdict == "not reproduced" for finding in checks):
+        return Conclusion("contradicts the proof", findings, presupposed)
+    deciding = evidence or checks
+    verdict: Verdict = "inconclusive"
+    if all(finding.verdict == "reproduced" for finding in deciding):
+        verdict = "reproduced"
+    elif any(finding.verdict == "not reproduced" for finding in deciding):
+        verdict = "not reproduced"
+    if verdict != "inconclusive":
+        return Conclusion(verdict if evidence else OF_A_PROOF[verdict], findings, presupposed)
+    left = next(finding for finding in deciding if finding.verdict == "inconclusive")
+    return Conclusion("inconclusive", findings, presupposed, f"{left.part.says!r}: {_open(left, unit)}")
+
+
+def judge_part(part: Part, numbers: Mapping[int, Numbers], *, draws: bool = False, level: float = 0.95) -> Finding:
+    """The verdict about one part; see the top of this file for the rule.
+
+    Args:
+        draws: whether a seed is a draw of texts for one model. A number of a draw is a mean over many texts and heads, so draws
+            that are all alike say that there is little to vary, where trainings that are all alike may be three of a kind.
+        level: of the interval, for all steps together.
+    """
+    steps, findings = part.effect.steps, list[Finding]()
+    for step in steps:
+        # That one of several shows it is likelier by chance, so each interval leaves out as much less (Bonferroni).
+        of_step = dataclasses.replace(part, effect=step)
+        by_seed = {seed: step(of_seed) for seed, of_seed in numbers.items()}
+        finding = _judged(of_step, by_seed, draws=draws, level=1 - (1 - level) / len(steps))
+        findings.append(dataclasses.replace(finding, part=part))
+    return _deciding(findings)
+
+
+def _judged(part: Part, by_seed: Effects, *, draws: bool = False, level: float = 0.95) -> Finding:
+    values = [value for value in by_seed.values() if value is not None]
+    if len(values) < SEEDS:
+        mean = statistics.fmean(values) if values else None
+        return Finding(part, by_seed, mean, None, None, None, "inconclusive")
+    if part.proved:
+        estimate = Estimate(statistics.fmean(values), (min(values), max(values)), "range")
+        verdict: Verdict = "reproduced" if all(_inside(part, value) for value in values) else "not reproduced"
+    else:
+        alike = draws and min(values) == max(values)
+        estimate = Estimate(values[0], (values[0], values[0]), "range") if alike else part.effect.estimate(values, level)
+        verdict = "inconclusive" if estimate.interval is None else _of_interval(part, *estimate.interval)
+    if _many_lost(by_seed):
+        verdict = "inconclusive"
+    method = None if estimate.interval is None else estimate.method
+    return Finding(part, by_seed, estimate.middle, estimate.interval, method, estimate.standardized, verdict)
+
+
+def _many_lost(by_seed: Effects) -> bool:
+    return sum(value is None for value in by_seed.values()) > MOST_LOST * len(by_seed)
+
+
+def _of_interval(part: Part, low: float, high: float) -> Verdict:
+    if part.more_than < low and high < part.less_than:
+        return "reproduced"
+    return "not reproduced" if high <= part.more_than or low >= part.less_than else "inconclusive"
+
+
+def _open(finding: Finding, unit: str) -> str:
+    """Why a part is inconclusive."""
+    if finding.part.of_some and unit == "model":
+        models = len(finding.by_seed)
+        together = f"none of {models} models shows it by intervals that hold for all of them together"
+        shows = "the model does not show it" if models == 1 else together
+        return f"{shows}, which refutes nothing: the claim is that there are such models"
+    known, lost = finding.known, len(finding.by_seed) - finding.known
+    if known >= SEEDS and _many_lost(finding.by_seed):
+        return f"{lost} of {len(finding.by_seed)} {unit}s have no number, and the others cannot speak for them"
+    if known < SEEDS:
+        without = f", {lost} of them without a number" if lost else ""
+        seeds = f"1 {unit}" if len(finding.by_seed) == 1 else f"{len(finding.by_seed)} {unit}s"
+        return f"{seeds}{without}; a verdict needs {SEEDS}"
+    if finding.interval is None:
+        return f"{known} {unit}s show no spread to take an interval from; {LEAST_FOR_A_MEDIAN} or more would do without"
+    low, high = finding.interval
+    return f"the interval over {unit}s, {low:.3g} to {high:.3g}, reaches over the bound"

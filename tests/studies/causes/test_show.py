@@ -1,0 +1,141 @@
+"""What is shown of causes: findings that are short, tables of means, figures, and what could not be had."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from tests.report.synthetic import HOSTILE, write_audit
+from tests.studies.causes.planted import planted
+
+from sinklab import find_causes
+from sinklab.errors import InputError, ResultError
+from sinklab.results.blocks import Grid, HeadMap, Marks, Say, markdown
+from sinklab.results.html import html
+from sinklab.results.intervals import Interval
+from sinklab.results.record import from_json, to_json
+from sinklab.results.table import write_json
+from sinklab.studies.audit.page import write_report
+from sinklab.studies.causes.found import LABELS as GIVEN
+from sinklab.studies.causes.found import Causes, Refused, Spread
+from sinklab.studies.causes.readout import NextToken
+from sinklab.studies.causes.show import LABELS, SECTION, SHOWN, _spread, show
+
+
+@pytest.fixture(scope="module")
+def summary():
+    known = planted("two domains", 0, texts=40)
+    return find_causes(
+        known.model, samples=known.samples, readout=NextToken(), budget="full", heads="all,0.0+0.1", batch_size=40
+    ).summary
+
+
+@pytest.fixture
+def found(summary):
+    return from_json(Causes, summary, "summary.json")
+
+
+def kinds(found, kind):
+    return [block for block in show(found) if isinstance(block, kind)]
+
+
+def test_what_is_written_is_read_back(summary, found):
+    assert to_json(found) == {name: summary[name] for name in to_json(found)}
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    with pytest.raises(ResultError, match=r"x is not what this version writes: heads\.0\.label"):
+        from_json(Causes, {**summary, "heads": [{**summary["heads"][0], "label": "lazy"}]}, "x")
+
+
+def test_every_label_has_its_words():
+    assert tuple(LABELS) == GIVEN
+    assert len({letter for letter, _ in LABELS.values()}) == len(LABELS)
+
+
+def test_the_finding_is_first_and_no_sentence_is_long(found):
+    first, *_ = show(found)
+    assert isinstance(first, Say)
+    assert first.text.startswith("3 heads: ")
+    assert first.text.endswith("; the sink is position 0.")
+    assert all(len(block.text) <= 160 for block in kinds(found, Say) if not block.small)
+
+
+def test_every_domain_has_tables_and_a_figure(found):
+    (labels,) = kinds(found, HeadMap)
+    assert {cell: words[0] for cell, words in labels.cells.items()} == {
+        (head.layer, head.head): LABELS[head.label][0] for head in found.heads
+    }
+    figures = kinds(found, Marks)
+    assert [figure.title for figure in figures] == ["Edits of a head on repeated", "Edits of a head on fresh"]
+    assert figures[0].least == found.minimal_effect
+    assert figures[0].rows[0][1][0].mean == found.heads[0].effects["redirect"]["repeated"].mean
+    whole = [grid for grid in kinds(found, Grid) if grid.title.startswith("Every head on")]
+    assert [len(grid.rows) for grid in whole] == [3, 3]
+    together = next(grid for grid in kinds(found, Grid) if grid.headings[0] == "at once")
+    assert together.rows[0][0] == "0.0+0.1"
+
+
+def test_a_large_model_shows_its_decided_and_strongest_heads(found):
+    heads = [dataclasses.replace(found.heads[0], layer=layer, label="undecided") for layer in range(60)]
+    heads[59] = dataclasses.replace(heads[59], label="dormant")
+    figure = kinds(dataclasses.replace(found, heads=heads), Marks)[0]
+    assert len(figure.rows) == SHOWN
+    assert figure.rows[-1][0].startswith("59.0 ")
+
+
+def test_experiments_that_cannot_be_had_say_why(found):
+    less = dataclasses.replace(found, read_outs=Refused("no sink"), spread=None)
+    assert "Not measured: no sink" in markdown(show(less))
+    assert "Does the sink keep changes from spreading?" not in markdown(show(less))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "control", "words"),
+    [
+        ((1.2, 1.1, 1.3), (1.0, 0.99, 1.01), "spread farther, more so than without another key"),
+        ((1.2, 1.1, 1.3), (1.1, 1.0, 1.2), "farther, not clearly more so"),
+        ((1.09, 1.09, 1.09), (1.08, 1.08, 1.08), "farther, not clearly more so"),
+        ((1.01, 1.002, 1.02), (1.0, 1.0, 1.0), "no difference of 5 % or more"),
+        ((1.1, 0.9, 1.3), (1.0, 1.0, 1.0), "stays open"),
+        ((0.8, 0.7, 0.9), (1.0, 1.0, 1.0), "spread less, more so than"),
+        ((0.8, 0.7, 0.9), (0.8, 0.7, 0.9), "less, not clearly more so"),
+    ],
+)
+def test_what_is_said_of_a_spread(ratio, control, words):
+    ratios = {"no sink": Interval(*ratio), "control": Interval(*control)}
+    losses = dict.fromkeys(ratios, Interval(0.0, 0.0, 0.0))
+    first, *_ = _spread(Spread(["sink"], [0], [(1, 1)], {"sink": [[0.1]]}, {"sink": [0.1]}, ratios, losses, 2, 9, "nats"))
+    assert words in first.text
+
+
+def write_page(folder, summary):
+    folder.mkdir()
+    write_json(summary, folder / "summary.json")
+    write_json({"run_id": "r", "kind": "causes", "config": {"texts": 16}}, folder / "run.json")
+    return write_report(folder)
+
+
+def test_the_page_escapes_and_is_that_of_its_run(tmp_path, summary):
+    hostile = {**summary, "model": HOSTILE, "domains": [HOSTILE], "notes": [HOSTILE]}
+    hostile |= {
+        "heads": [],
+        "groups": [],
+        "read_outs": None,
+        "location": None,
+        "key_bias": None,
+        "massive": None,
+        "spread": None,
+    }
+    page = write_page(tmp_path / "a", hostile).read_text(encoding="utf-8")
+    assert HOSTILE not in page
+    assert " style=" not in page  # the page's policy would drop it
+    write_json({"kind": "sweep"}, tmp_path / "run.json")
+    with pytest.raises(InputError, match=r"holds a run of kind 'sweep', expected "):
+        write_report(tmp_path)
+
+
+def test_the_section_of_an_audit(tmp_path, summary):
+    page = write_report(write_audit(tmp_path / "a", layers=2, seq_len=16, summary={"causes": summary}))
+    assert html(SECTION.blocks(summary)) in page.read_text(encoding="utf-8")
+    plain = write_report(write_audit(tmp_path / "b", layers=2, seq_len=16)).read_text(encoding="utf-8")
+    assert 'id="causes"' not in plain
