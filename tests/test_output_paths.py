@@ -98,7 +98,7 @@ def test_signals_leave_nothing(tmp_path, monkeypatch, number, status, word):
 
 def test_a_signal_says_what_is_kept(tmp_path, monkeypatch):
     """The trigger task has stored its first model when it is to draw its numbers from it."""
-    monkeypatch.setattr("sinklab.studies.trigger.evaluation.evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("sinklab.studies.trigger.lab.evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["trigger", "--operation", "relu", "--seeds", "0", "--cap", "1", "--out", str(out)])
     assert (done.exit_code, done.stdout) == (143, "")
@@ -110,7 +110,7 @@ def test_a_full_disk_says_what_is_kept(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device", "table")
 
-    monkeypatch.setattr("sinklab.studies.trigger.evaluation.evaluate", full)
+    monkeypatch.setattr("sinklab.studies.trigger.lab.evaluate", full)
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["trigger", "--operation", "relu", "--seeds", "0", "--cap", "1", "--out", str(out)])
     assert (done.exit_code, done.stdout) == (2, "")

@@ -171,8 +171,8 @@ def _depend(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
             if entry["policy"] in pair
         ]
     limits = [
-        f"{', '.join(items)}, {counted(summary['bos'], 'BOS token')} in front, seed {record['config'].get('seed')}. The difference "
-        f"is that of {pair[0]} (first tokens + window) less {pair[1]}, which hold as many tokens; intervals over items, "
+        f"{', '.join(items)}, {counted(summary['bos'], 'BOS token')} in front, seed {record['config'].get('seed')}. The "
+        f"difference is that of {pair[0]} (first tokens + window) less {pair[1]}, which hold as many tokens; intervals over items, "
         f"{100 * summary['level']:.4g} %.",
         *(summary.get("warnings") or ()),
     ]
