@@ -59,7 +59,7 @@ class LineLookup(Task):
             if lines > LABELS:
                 raise ConfigurationError(
                     f"task 'line_lookup' has {LABELS} labels, and a question {back} lines back behind a window of {budget} "
-                    f"takes {lines}; choose a smaller window or smaller `back`"
+                    f"takes {lines}; choose a smaller window or a smaller back"
                 )
             drawn = [
                 self._document(item, back, lines, random.Random(f"line_lookup {seed} {back} {item}")) for item in range(items)
