@@ -66,10 +66,10 @@ bench-gpu: install  ## every benchmark for a GPU, some minutes; writes docs/gpu.
 
 embedded: SEEDS = 0 1 2
 embedded: install  ## train the embedded models, by default those that are shipped (an hour and a half on one core; resumes; SEEDS="3 4" for others)
-	$(BIN)/python -m sinklab.training.embedded prepare
+	$(BIN)/python tools/train_embedded.py prepare
 	for seed in $(SEEDS); do for operation in softmax sigmoid; do \
-	  $(BIN)/python -m sinklab.training.embedded train $$operation --seed $$seed || exit 1; done; done
-	$(BIN)/python -m sinklab.training.embedded ship
+	  $(BIN)/python tools/train_embedded.py train $$operation --seed $$seed || exit 1; done; done
+	$(BIN)/python tools/train_embedded.py ship
 
 emergence: install  ## watch a sink appear: softmax and sigmoid trained side by side, with a figure (minutes on two cores; resumes)
 	$(BIN)/sinklab sweep emergence --grid 'operation={name: softmax},{name: sigmoid, bias: -5.545}' --jobs 2 --resume --out build/emergence
@@ -90,9 +90,8 @@ $(VENV)/.installed-site: $(VENV)/.installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[site]'
 	@touch $@
 
-fuzz: install  ## two thousand drawn command lines and 500 damaged checkpoints and results; prints those that end without one clear line
+fuzz: install  ## two thousand drawn command lines; prints those that end without one clear line
 	$(BIN)/python -m tests.reliability.fuzz --lines 2000
-	$(BIN)/python -m tests.reliability.checkpoints --mutations 500
 
 LINES = 64000
 lint: install  ## formatting and lint, changing nothing, and the budget of lines

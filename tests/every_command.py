@@ -24,8 +24,8 @@ from tests.conftest import make_sinklm, make_tokenizer
 
 from sinklab.cli.app import app
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.scales import CONFIGS
 from sinklab_claims.pathways.runs import SELECTION_SEEDS
-from sinklab_claims.reproduce.cells import CONFIGS
 
 __all__ = ["LINES", "main"]
 

@@ -16,10 +16,11 @@ from synthetic import HOSTILE, write_audit
 
 from sinklab.report.heads import Received, Shown, head_view
 from sinklab.report.index import write_index
-from sinklab.report.maps import Maps, read_audit
-from sinklab.report.words import percent, verdict
+from sinklab.report.maps import Maps
+from sinklab.results.blocks import percent
 from sinklab.results.table import read_table, write_table
 from sinklab.studies.audit.compare import write_comparison
+from sinklab.studies.audit.folder import read_audit
 from sinklab.studies.audit.page import PAGE_BUDGET, write_report
 
 CHROMIUM = os.environ.get("SINKLAB_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -113,7 +114,7 @@ def cell(visit: Visit, layer: int, head: int) -> Any:
 
 def test_draws_everything(visit: Visit, folder: Path) -> None:
     page = visit.page
-    assert page.text_content("#verdict") == verdict(read_audit(folder))
+    assert page.text_content("#verdict") == read_audit(folder).found.finding
     assert page.locator(".cell").count() == 12
     assert page.locator("#figures .figure svg").count() == 9
     assert page.locator(".missing").count() == 0
@@ -412,7 +413,7 @@ def test_the_policy_stops_what_escaping_would_miss(browser: Any, folder: Path, t
 
 
 def test_missing_parts_are_said(browser: Any, tmp_path: Path) -> None:
-    omit = {"sink_rate", "attention_received", "hidden_norm", "query_key_angle", "conditions", "definitions", "sink_positions"}
+    omit = {"sink_rate", "attention_received", "hidden_norm", "query_key_angle"}
     visit = Visit(browser, write_report(write_audit(tmp_path / "a", layers=2, seq_len=16, omit=omit, maps=False)))
     for selector, words in (
         ("#grid-tools", "The sink rate was not measured per head"),
@@ -420,8 +421,6 @@ def test_missing_parts_are_said(browser: Any, tmp_path: Path) -> None:
         ("#curve", "Not measured in this audit"),
         ("#angle", "were not compared"),
         ("#profile", "was not measured per position"),
-        ("#conditions", "Not measured in this audit"),
-        ("#definitions", "Not measured in this audit"),
     ):
         assert words in visit.page.text_content(selector), selector
     assert visit.page.locator("#figures .missing").count() == 1
@@ -448,9 +447,9 @@ def test_a_head_that_sinks_at_several_positions_together_has_their_rate(browser:
         "called": "the corner patches",
         "name": "the corner patches",
     }
-    corners |= {"text": None, "token": None, "token_share": None, "rate": 100.0, "sinking": 6, "mean_weight": 0.4}
+    corners |= {"description": "the corner patches", "rate": 100.0, "sinking": 6, "mass": 0.4}
     corners["heads"] = [[layer, head, f"layers.{layer}.self_attn", 99.5] for layer in range(2) for head in range(3)]
-    summary["sinks"] = {"sinks": [corners], "silent": [], "followed": [], "weak": []}
+    summary["sinks"]["sinks"] = [corners]
     (folder / "summary.json").write_text(json.dumps(summary))
     audit = read_audit(folder)
     rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
@@ -485,7 +484,7 @@ def test_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
     visit = Visit(browser, write_comparison([folder, other], tmp_path / "compare.html"))
     assert visit.page.locator(".cell").count() == 12 + 12
     assert visit.page.locator("#figures svg").count() == 9
-    assert "embedded:sigmoid: This model has no attention sink" in visit.page.text_content("#verdict")
+    assert "embedded:sigmoid: There is no sink" in visit.page.text_content("#verdict")
     visit.page.click("#theme")
     visit.check_quiet()
     visit.context.close()

@@ -108,7 +108,7 @@ COMMANDS = {
     ),
     "quantize": Command(
         "sinklab.studies.quantize.quantize:quantize",
-        "Measure what quantisation costs in loss, which modules cause it and what cures it, and write recipes.",
+        "Measure what quantisation costs in loss, which modules cause it and what cures it.",
     ),
     "report": Command("sinklab.cli.pages:report", "Make report.html again from the files of an audit; needs no model."),
     "reproduce": Command(

@@ -31,6 +31,9 @@ WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 34
 """Size of a drawing, and the room for what is written at its sides."""
 
+LONG = 60
+"""Letters of a cell from which on it is wrapped."""
+
 COLOURS = 6
 """Colours of lines and marks in the style sheet; more lines take them again with another dash."""
 
@@ -88,7 +91,10 @@ def _cell(index: int, cell: Cell, block: Grid) -> str:
             f'width="{width:.1f}%" height="10" rx="2"/></svg>'
         )
         return f'<td class="bar-cell"><div>{drawn}<span>{text}</span></div></td>'
-    return f'<th scope="row">{text}</th>' if index == 0 else f"<td{_side(index, block)}>{text}</td>"
+    if index == 0:
+        return f'<th scope="row">{text}</th>'
+    prose = ' class="prose"' if index < block.text and len(text) > LONG else ""
+    return f"<td{_side(index, block)}{prose}>{text}</td>"
 
 
 def _curves(block: Curves) -> str:

@@ -80,10 +80,10 @@ def compare_policies(
     from sinklab.studies.cache.rounding import quantized_caches, require_quantized
     from sinklab.studies.cache.show import SECTION, write_page
     from sinklab.studies.export.chosen import FOLDER, advised_exports, checked_engines, require_advice, write_exports
-    from sinklab.studies.measure.probing import uses_bos, writes
+    from sinklab.studies.measure.probing import uses_bos
 
     settings = {"seed": seed, "bos": bos}
-    with Run("cache", **vars(output), settings=settings, writes=writes(model)) as run, length_known():  # it is said
+    with Run("cache", **vars(output), settings=settings) as run, length_known():  # it is said
         names = checked_names(policies)
         for kind in quantized:
             read_bits(kind)

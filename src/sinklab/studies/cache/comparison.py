@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm
+from sinklab.models.positions import trained_length
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.recompute import Recompute

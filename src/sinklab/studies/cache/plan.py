@@ -12,8 +12,8 @@ from sinklab.attention.token_text import token_text
 from sinklab.corpora.base import PASSAGES_IN_VAIN, Corpus, Encoder, TextCorpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
+from sinklab.models.positions import trained_length
 from sinklab.policies.base import Policy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
@@ -59,7 +59,7 @@ def checked_names(names: Sequence[str] | None) -> list[str]:
     """
     for name in names or ():
         policy_registry.make(name)
-    return list(dict.fromkeys(names or (name for name in policy_registry if not policy_registry[name].of_model)))
+    return list(dict.fromkeys(names or policy_registry))
 
 
 def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: Sequence[int]) -> list[int]:
@@ -153,7 +153,7 @@ def _of_spec(spec: str, budgets: Sequence[int], left_out: list[LeftOut]) -> Iter
     """A policy that was given settings, which hold, with its budget: what they leave open makes the size."""
     settings = policy_registry.read(spec)
     policy: Policy = policy_registry.make(spec)
-    if not policy.bounded or policy.of_model:
+    if not policy.bounded:
         yield policy, None
         return
     if not _sizes(policy, settings.keys()):
@@ -265,7 +265,7 @@ def sized_policy(spec: str, budget: int, numbers: Sequence[int]) -> Policy:
     """
     settings = policy_registry.read(spec)
     policy: Policy = policy_registry.make(settings)
-    if not policy.bounded or policy.of_model or not _sizes(policy, settings.keys()):
+    if not policy.bounded or not _sizes(policy, settings.keys()):
         return policy
     own = policy.of_size(budget, _usual(numbers)) if settings.keys() == {"name"} else {}
     return policy_registry[policy.name](**own) if own else _sized(policy, budget, settings.keys())

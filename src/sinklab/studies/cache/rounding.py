@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from sinklab.attention.forward_arguments import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.attention.session import Session
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
+from sinklab.models.positions import trained_length
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.results.progress import Progress, silent

@@ -112,11 +112,11 @@ def depend(
     from sinklab.studies.depend.contenders import make_contenders
     from sinklab.studies.depend.found import Found, rows
     from sinklab.studies.depend.show import TITLE, show
-    from sinklab.studies.measure.probing import opened, writes
+    from sinklab.studies.measure.probing import opened
 
     settings = {"sinks": list(sinks), "items": items, "seed": seed, "bos": bos, "level": level}
     with (
-        Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=writes(model)) as run,
+        Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress) as run,
         length_known(),  # the summary has a warning
     ):
         _check_arguments(tasks, bos, items, level)

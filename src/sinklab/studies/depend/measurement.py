@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sinklab.corpora._overlap import RUN, count_repeats
+from sinklab.corpora._reading import RUN, count_repeats
 from sinklab.errors import UnsupportedModelError
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm
 from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.models.positions import trained_length
 from sinklab.results.naming import counted
 from sinklab.results.progress import SinklabWarning
 from sinklab.streaming.limits import most_slots

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from sinklab.errors import UnknownNameError
-from sinklab.policies.base import BoundedPolicy, Policy
+from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies
 from sinklab.studies.export.found import ExportEntry, ExportPart, HowExported
 
@@ -98,7 +98,7 @@ class ExportPlan:
     @property
     def pinned(self) -> tuple[int, ...]:
         """Positions that are never evicted, ascending."""
-        return self.policy.pinned if isinstance(self.policy, BoundedPolicy) else ()
+        return self.policy.pinned if isinstance(self.policy, SlotPolicy) else ()
 
     @property
     def num_first(self) -> int | None:

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
-from sinklab.models.lengths import length_warnings
 from sinklab.models.losses import guess_warning, is_two_sided
+from sinklab.models.positions import length_warnings
 from sinklab.models.registers import require_pictures
 from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 from sinklab.results.metric import Row

@@ -81,7 +81,7 @@ def find_origin(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
-    from sinklab.models.lengths import require_lengths
+    from sinklab.models.positions import require_lengths
     from sinklab.results.record import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks

@@ -91,7 +91,7 @@ def quantize(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
-    from sinklab.models.lengths import require_lengths
+    from sinklab.models.positions import require_lengths
     from sinklab.report.page import write_blocks_page
     from sinklab.results.record import to_json
     from sinklab.results.table import make_table
