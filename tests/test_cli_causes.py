@@ -52,8 +52,6 @@ def test_json_is_the_summary(checkpoint):
     assert summary["texts"] == 9
 
 
-
-
 def test_the_section_of_an_audit(checkpoint, tmp_path):
     out = tmp_path / "out"
     audit = [checkpoint, "--corpus", "random_tokens", "--samples", "4", "--seq-len", "16", "--no-cache", "--out", out]

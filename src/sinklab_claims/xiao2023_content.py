@@ -21,10 +21,10 @@ from sinklab.registry import claims, read_outs
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.streaming.reader import open_reader
 from sinklab.training.rows import token_losses
-from sinklab_claims.line_streams import line_stream, right_digits
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint
+from sinklab_claims.line_streams import line_stream, right_digits
 from sinklab_claims.models import MODELS, READ_IN_SECONDS, embedded_model, model_of, opened
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.variants import Fields, has_sink, of_paper

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sinklab_claims.line_streams import line_stream
 from tests.claims.planted_models import by_position, drawn_rows, model_like, read_like
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -15,7 +16,6 @@ from sinklab.attention.session import attend
 from sinklab.errors import UnknownNameError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.registry import claims
-from sinklab_claims.line_streams import line_stream
 from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
 from sinklab_claims import models

@@ -12,8 +12,8 @@ from sinklab.corpora._reading import RUN, count_repeats
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm
-from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.models.positions import trained_length
+from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.naming import counted
 from sinklab.results.progress import SinklabWarning
 from sinklab.streaming.limits import most_slots

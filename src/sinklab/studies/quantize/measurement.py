@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
-from sinklab.models.positions import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
+from sinklab.models.positions import length_warnings
 from sinklab.models.tokenizer import kind_of
 from sinklab.results.intervals import CHANCE, Interval, fewest, means_over_items, rare_cost, shortfall
 from sinklab.results.metric import Row
