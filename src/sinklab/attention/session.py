@@ -217,9 +217,7 @@ class Session:
                 samples = len(arrays["weights"])
                 tokens = next(iter(sides.values()), []) if about.names is None else [list(about.names)] * samples
                 length = max(drawn.lengths)
-                maps = Maps(
-                    arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets
-                )
+                maps = Maps(arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets)
             received = heads.Received(drawn.modules, **drawn.columns(), front=drawn.front)
         view: HeadView = heads.head_view(
             [(site.layer, site.module, site.part) for site in self.sites if site.kind == "self" or site.part],
