@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sinklab_claims.line_streams import line_stream
 from tests.claims.planted_models import by_position, drawn_rows, model_like, read_like
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -19,6 +18,7 @@ from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
 from sinklab_claims import models
+from sinklab_claims.line_streams import line_stream
 from sinklab_claims.models import draw, keep
 from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.xiao2023 import first_tokens, late_in_a_stream
