@@ -61,8 +61,8 @@ bench: install  ## every benchmark, as ratios measured in the same run; fails wh
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/import_time.py
 
-bench-gpu: install  ## every benchmark for a GPU, some minutes; writes docs/gpu.md#benchmarks-on-a-gpu (training: benchmarks/cuda/training.py)
-	$(BIN)/python benchmarks/cuda/run.py --out build/bench-gpu --write docs/gpu.md#benchmarks-on-a-gpu
+bench-gpu: install  ## every benchmark for a GPU, some minutes; writes docs/benchmarks-cuda.md (training: benchmarks/cuda/training.py)
+	$(BIN)/python benchmarks/cuda/run.py --out build/bench-gpu --write docs/benchmarks-cuda.md
 
 embedded: SEEDS = 0 1 2
 embedded: install  ## train the embedded models, by default those that are shipped (an hour and a half on one core; resumes; SEEDS="3 4" for others)

@@ -170,7 +170,7 @@ def run_processes(
     context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
     if "forkserver" in multiprocessing.get_all_start_methods():
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(sorted({command[0] for command in commands.values()}))
+        context.set_forkserver_preload(sorted({__name__, *(command[0] for command in commands.values())}))
     waiting = collections.deque(commands)
     deaths = dict.fromkeys(commands, 0)
     free = list(range(min(jobs, len(commands))))

@@ -8,17 +8,18 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError
-from sinklab.report.runs import IndexedRun, index_run
 from sinklab.results.blocks import Block, Facts, Grid, Heading, Say, markdown
 from sinklab.results.run import Listing
 from sinklab.results.sections import sections
-from sinklab.results.table import read_run
 from sinklab.studies.arguments import command
-from sinklab.studies.card.numbers import CardNumber, metrics_of_run
 from sinklab.studies.card.reproduction import command_of, public_name
+
+if TYPE_CHECKING:
+    from sinklab.report.runs import IndexedRun
+    from sinklab.studies.card.numbers import CardNumber
 
 __all__ = ["Card", "card", "card_of", "front_matter"]
 
@@ -84,6 +85,10 @@ def card_of(folder: Path) -> Card:
     Raises:
         InputError: no finished run there, or one that says nothing about a model.
     """
+    from sinklab.report.runs import index_run
+    from sinklab.results.table import read_run
+    from sinklab.studies.card.numbers import metrics_of_run
+
     record, run = read_run(folder), index_run(folder)
     summary = read_run(folder, "summary.json") if (folder / "summary.json").is_file() else {}
     kind, model = run.kind, public_name(run.model)
@@ -117,6 +122,8 @@ def _blocks(kind: str, summary: Mapping[str, Any], run: IndexedRun, record: Mapp
     if run.finding:
         yield Say(run.finding)
     about = [(name, run.settings[name]) for name in ("corpus", "samples", "seed", "dtype") if name in run.settings]
+    from sinklab.studies.card.numbers import metrics_of_run
+
     numbers = metrics_of_run(kind, record, summary, run)
     if numbers:
         yield Grid(["measurement", "value", "unit"], [[one.title, one.value, one.unit] for one in numbers])
