@@ -8,7 +8,7 @@ import datetime
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.cell import SweepPlan
@@ -342,7 +342,7 @@ def _found(
     )
 
 
-def words_of(claim: Claim) -> dict[str, str]:
+def words_of(claim: Claim) -> dict[str, Any]:
     """What a record repeats of a claim."""
     return {name: getattr(claim, name) for name in ("statement", "source", "reference", "published")}
 
