@@ -90,9 +90,8 @@ $(VENV)/.installed-site: $(VENV)/.installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[site]'
 	@touch $@
 
-fuzz: install  ## two thousand drawn command lines and 500 damaged checkpoints and results; prints those that end without one clear line
+fuzz: install  ## two thousand drawn command lines; prints those that end without one clear line
 	$(BIN)/python -m tests.reliability.fuzz --lines 2000
-	$(BIN)/python -m tests.reliability.checkpoints --mutations 500
 
 LINES = 64000
 lint: install  ## formatting and lint, changing nothing, and the budget of lines

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import sinklab
+from sinklab.cli.catalogue import describe
 from sinklab.cli.commands import find_commands
-from sinklab.cli.describe import describe
 from sinklab.registry import KINDS
 from sinklab.results.metric import Metric, declared, metrics_of
 from sinklab.results.table import COLUMNS
 from sinklab.testing.references import DEFINITIONS, load_references
-from sinklab.training.headline import headline_metrics, tracked
+from sinklab.training.callback import headline_metrics, tracked
 from sinklab_claims.contract.claim import RECORDED
 from sinklab_claims.verdict.records import StoredClaim, read_results, summary_of
 

@@ -20,9 +20,8 @@ from sinklab.registry import recipes
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.initial import build_model
-from sinklab.training.optimizers import make_optimizer
+from sinklab.training.optimizers import make_optimizer, make_schedule
 from sinklab.training.process import compiles, default_cache
-from sinklab.training.schedules import make_schedule
 from sinklab.training.trainer import RowOrder
 
 IGNORED = -100

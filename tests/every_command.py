@@ -24,8 +24,8 @@ from tests.conftest import make_sinklm, make_tokenizer
 
 from sinklab.cli.app import app
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.scales import CONFIGS
 from sinklab_claims.pathways.runs import SELECTION_SEEDS
-from sinklab_claims.reproduce.cells import CONFIGS
 
 __all__ = ["LINES", "main"]
 
@@ -38,11 +38,7 @@ LINES: dict[str, Sequence[str]] = {
         f"measure llama --probe sink_rate --probe entropy {QUICK} --out measure",
         f"measure llama --probe head_output --device-map auto --max-memory cpu=80KB {QUICK} --out measure_spread",
     ),
-    "cache": (
-        "cache llama --text random_tokens --window 16 --sinks 0,4 --tokens 64 --documents 1 --out cache",
-        "cache llama --corpus random_tokens --window 16 --sinks 0,1 --tokens 64 --documents 1 --policies sink_window"
-        " --per-head measured,random --out cache_per_head",
-    ),
+    "cache": ("cache llama --text random_tokens --window 16 --sinks 0,4 --tokens 64 --documents 1 --out cache",),
     "export": ("export cache --to transformers,llama.cpp,mlx-lm,kvpress --policy 'sink_window 4+12'",),
     "causes": ("causes llama --heads 0.0,0.0+0.1 --sink 0 --domains random_tokens --texts 8 --seq-len 16 --out causes",),
     "quantize": (f"quantize llama {QUICK} --samples 6 --calibration 2 --schemes w2a8,w4a16 --residual --out quantize",),

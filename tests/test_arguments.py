@@ -105,7 +105,7 @@ class TestOptionsInGroups:
     @staticmethod
     def function():
         @command
-        def look(model: str, *, samples: Samples = 3, loading: Loading = Loading(), output: Output = Output()) -> tuple:  # noqa: B008
+        def look(model: str, *, samples: Samples = 3, loading: Loading = Loading(), output: Output = Output()) -> tuple:
             """Look."""
             return model, samples, loading, output
 

@@ -335,3 +335,22 @@ class TestGuard:
     @pytest.mark.parametrize("error", [RuntimeError("shape"), OSError("no number"), AssertionError(), TypeError("x")])
     def test_bugs_have_no_line(self, error):
         assert explain(error) is None
+
+
+def test_what_cannot_be_is_refused_before_torch_is_imported(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine").touch()
+    lines = {
+        "audit embedded:softmax --dtype bf16": "there is no dtype 'bf16'; --dtype is auto, float64, ",
+        "measure embedded:softmax --probe entropy --corpus nowhere.txt": "there is no text file 'nowhere.txt'",
+        "cache embedded:softmax --corpus python_sorce": "no corpus is called 'python_sorce'. Did you mean 'python_source'?",
+        "causes embedded:softmax --dtype x": "there is no dtype 'x'",
+        "origin embedded:softmax --out there": "output directory there exists; choose another with --out, or ",
+    }
+    program = (
+        "import sys\nsys.modules['torch'] = None\nfrom sinklab.cli.app import app\n"
+        "for line in sys.argv[1:]:\n    try: app(line.split())\n    except SystemExit: pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *lines], cwd=tmp_path, capture_output=True, text=True, check=True)
+    for said, expected in zip(done.stderr.splitlines(), lines.values(), strict=True):
+        assert said.startswith(f"error: {expected}")

@@ -124,10 +124,7 @@ def test_the_account_counts_everything():
     assert f"Of {len(lines)} command lines all are parsed" in account()
     assert sum(line.reason is None for line in lines) > 20
     assert why_not("sinklab list probes") is None
-    assert (
-        why_not("torchrun --nproc-per-node 8 -m sinklab audit org/model --tp auto")
-        == "needs several processes, and GPUs to be worth it"
-    )
+    assert why_not("torchrun --nproc-per-node 8 -m sinklab pretrain tiny") == "needs several processes, and GPUs to be worth it"
 
 
 PAGES = sorted({line.page for line in console_lines() if line.reason is None})

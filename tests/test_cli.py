@@ -16,8 +16,8 @@ from tests.conftest import make_sinklm, make_tokenizer
 import sinklab
 from sinklab.cli import wait_without_spinning
 from sinklab.cli.app import app
+from sinklab.cli.catalogue import describe, every_metric
 from sinklab.cli.derive import folder_name
-from sinklab.cli.describe import describe, every_metric
 from sinklab.models.loading import wrap_model
 from sinklab.registry import KINDS
 from sinklab.results.progress import bars

@@ -18,8 +18,8 @@ from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.registry import claims
 from sinklab.results.progress import duration
 from sinklab.results.run import Result
+from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING
 from sinklab_claims.reproduce import on_trainings
-from sinklab_claims.reproduce.cells import SECONDS_OF_A_TRAINING
 from sinklab_claims.reproduce.claims import stated
 from sinklab_claims.reproduce.reproduce import chosen
 from sinklab_claims.verdict.records import answer

@@ -9,7 +9,6 @@ from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.errors import ResultError
-from sinklab.report.origin import heads_line
 from sinklab.results.table import read_table, write_json
 from sinklab.studies.audit.page import write_report
 
@@ -30,21 +29,20 @@ def out(checkpoint, tmp_path_factory):
     return folder
 
 
-def test_files_table_and_page_say_the_same(out):
+def test_files_table_terminal_and_page_say_the_same(out):
     assert {path.name for path in out.iterdir()} == {"report.html", "summary.json", "table.parquet", "run.json"}
     summary = json.loads((out / "summary.json").read_text())
     (first, *_) = summary["origins"]
-    assert summary["text"].startswith(first["verdict"])
     table = read_table(out / "table.parquet")
     assert set(table["probe"]) == {"origin"}
     clean = table.query("metric == 'spike_times_median' and intervention.isna() and sink == @first['place']")
     assert clean["value"].tolist() == [first["spike"]]
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert first["place"] in page
     assert "Norm by block" in page
-    assert f"loss of the model as it is  {summary['loss']:.3f} nats\n" in (out.parent / "shown").read_text()
-    assert f"change in nats from {summary['loss']:.3f} of the model as it is" in page
-    assert heads_line(first) in page
+    for text in (first["verdict"], f"change from {summary['loss']:.3f} of the model as it is"):
+        assert text in page
+        assert text in (out.parent / "shown").read_text()
+    assert len(first["verdict"]) <= 160
     before = (out / "report.html").read_bytes()
     assert run("report", out).stdout.strip() == str(out / "report.html")
     assert (out / "report.html").read_bytes() == before
@@ -53,11 +51,10 @@ def test_files_table_and_page_say_the_same(out):
 def test_the_section_of_an_audit(checkpoint, tmp_path):
     out = tmp_path / "out"
     audit = ["audit", checkpoint, "--corpus", "random_tokens", "--samples", "4", "--seq-len", "16", "--no-cache", "--out", out]
-    shown = run(*audit, "--origin")
+    run(*audit, "--origin")
     summary = json.loads((out / "summary.json").read_text())
     # Random weights have no sink and no spike, which is said and not passed over.
     assert summary["origin"]["origins"] == []
-    assert f"origin    {summary['origin']['text']}" in shown.stdout
     page = (out / "report.html").read_text(encoding="utf-8")
     assert 'id="origin"' in page
     assert "There is no sink at a token and no token whose norm stands out" in page
@@ -76,11 +73,9 @@ def test_numbers_that_measure_nothing_are_refused_before_a_model_is_loaded(optio
 
 
 def test_a_summary_that_was_changed_is_refused_by_its_field(out, tmp_path):
-    folder = tmp_path / "changed"
-    folder.mkdir()
     summary = json.loads((out / "summary.json").read_text())
     summary["origins"][0]["spike"] = "high"
-    write_json(summary, folder / "summary.json")
-    write_json({"run_id": "r", "kind": "origin", "config": {}}, folder / "run.json")
-    with pytest.raises(ResultError, match=r"origins\.0\.spike is 'high'"):
-        write_report(folder)
+    write_json(summary, tmp_path / "summary.json")
+    write_json({"run_id": "r", "kind": "origin", "config": {}}, tmp_path / "run.json")
+    with pytest.raises(ResultError, match=r"origins\.0\.spike"):
+        write_report(tmp_path)

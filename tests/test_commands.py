@@ -1,10 +1,11 @@
-"""Commands are derived from functions: an option is one line, each has help, and help needs no heavy library."""
+"""Commands are derived from functions: an option is one line, each has help, and its examples can be typed as they stand."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+import shlex
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -15,10 +16,11 @@ from tests.command_line import CliRunner
 
 import sinklab
 from sinklab.cli import commands
-from sinklab.cli.app import app
+from sinklab.cli.app import app, make_app
+from sinklab.cli.commands import find_commands
 from sinklab.cli.derive import derive, read_docstring
 from sinklab.errors import ConfigurationError, ContractError, calling
-from sinklab.registry import KINDS
+from sinklab.registry import KINDS, claims, operations, policies, probes, recipes, split_specs, tasks
 
 PACKAGE = Path(sinklab.__file__).parent
 
@@ -281,3 +283,61 @@ def test_help_imports_nothing_heavy(arguments):
     program += "print(sorted({'torch', 'transformers', 'pandas', 'scipy'} & set(sys.modules)), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"
+
+
+LINES = [
+    line
+    for place in find_commands().values()
+    for line in re.findall(r"^ +(sinklab .*?)(?:  .*)?$", place.load().__doc__ or "", re.MULTILINE)
+]
+
+PLUGINS = {
+    "operation": operations,
+    "operations": operations,
+    "policies": policies,
+    "probes": probes,
+    "recipe": recipes,
+    "tasks": tasks,
+}
+"""Parameter of a command to the plug-ins that it names."""
+
+NO_NAMES = {"all", "8+1016", "lm_eval:arc_easy"}
+"""Words that such a parameter takes beside the names of plug-ins: every operation, the sizes of a policy, a task of lm-eval."""
+
+
+def arguments_of(line: str) -> dict[str, object]:
+    words = shlex.split(re.split(r" >>? ", line)[0])[1:]
+    top, _ = make_app(words)
+    return dict(top.parse_args(words, exit_on_error=False, print_error=False)[1].arguments)
+
+
+def test_every_command_has_some():
+    shown = {shlex.split(line)[1] for line in LINES}
+    assert set(find_commands()) <= shown
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_its_words_are_arguments_of_the_command(line):
+    arguments_of(line)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_its_plug_ins_can_be_read(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for parameter, value in arguments_of(line).items():
+        registry = PLUGINS.get(parameter)
+        if parameter == "names" and line.startswith("sinklab reproduce"):
+            registry = claims
+        if registry is None:
+            continue
+        for spec in split_specs(value) if isinstance(value, str) else value:
+            if spec not in NO_NAMES and "{" not in spec:
+                assert registry.read(spec)["name"] in registry
+
+
+def test_an_example_in_another_spelling_is_found():
+    """The one that was there: labels of tables have brackets, which no list of operations takes."""
+    line = "sinklab pathways --operations 'sigmoid(length_bias=true),sink_logit'"
+    named = arguments_of(line)["operations"]
+    with pytest.raises(ValueError, match="settings follow a colon: sigmoid:length_bias=true"):
+        [operations.read(spec) for spec in split_specs(named)]

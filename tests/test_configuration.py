@@ -10,8 +10,7 @@ from sinklab.jobs.driver import run_sweep
 from sinklab.models.architecture import Architecture
 from sinklab.registry import operations, recipes
 from sinklab.studies.pretrain.pretrain import pretrain
-from sinklab.training.config import PretrainingConfig, check_read
-from sinklab.training.resolve import resolve_recipe
+from sinklab.training.config import PretrainingConfig, check_read, resolve_recipe
 
 
 def test_dotted_paths_take_yaml():

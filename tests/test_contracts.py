@@ -37,7 +37,6 @@ SIZES: dict[str, object] = {
     "block": 4,
     "blocks": 2,
     "stride": 2,
-    "budgets": (((1, 3), (2, 5)), ((1, 5), (1, 3))),
 }
 """Settings of policies with large defaults, made small; tests/policies has more of them."""
 

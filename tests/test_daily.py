@@ -95,7 +95,7 @@ def test_quiet_is_of_a_block(capsys):
 
 
 def test_trainings_and_sweeps_are_quiet_too(capsys):
-    from sinklab.jobs.watch import watching
+    from sinklab.jobs.processes import watching
     from sinklab.training.progress import display
 
     with display(10) as shown, watching(2, 0) as watch:

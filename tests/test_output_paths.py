@@ -14,7 +14,7 @@ from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.cli.commands import find_commands
-from sinklab.cli.output import print_result
+from sinklab.cli.derive import print_result
 from sinklab.results.folder import FolderLock
 from sinklab.results.run import Result
 from sinklab.results.table import make_table

@@ -58,14 +58,14 @@ def test_the_sink_of_a_llama_is_written_by_one_neuron():
     loaded = load_model(str(real("tiny1m")))
     tokens = resolve_corpus("python_source").sample(loaded.encoder, seq_len=64, samples=8, seed=0, bos=True)
     found = find_sinks(loaded.model, tokens)
-    (origin,) = locate_origins(loaded.model, Samples.of_tokens(tokens), found, controls=2).summary["origins"]
-    assert (origin["positions"], origin["by"], origin["block"], origin["sublayer"]) == ([0], "norm", 0, "mlp")
-    assert [unit["unit"] for unit in origin["units"]] == [233]
+    (origin,) = locate_origins(loaded.model, Samples.of_tokens(tokens), found, controls=2)[0].origins
+    assert (origin.positions, origin.by, origin.block, origin.sublayer) == ([0], "norm", 0, "mlp")
+    assert [unit.unit for unit in origin.units] == [233]
     # Published beside the checkpoint, from plain code: it writes 18.9 of 19.8.
-    assert origin["units"][0]["size"] == pytest.approx(18.9, abs=0.05)
-    assert origin["norm"] == pytest.approx(19.8, abs=0.05)
+    assert origin.units[0].size == pytest.approx(18.9, abs=0.05)
+    assert origin.norm == pytest.approx(19.8, abs=0.05)
     # With the whole write gone the heads of the last layer let go of BOS; there they gave it 0.24 and 0.28 on other texts.
-    last = {head["head"]: (head["weight"], head["edited"]["write zero"]) for head in origin["heads"] if head["layer"] == 3}
+    last = {head.head: (head.weight, head.edited["write zero"]) for head in origin.heads if head.layer == 3}
     assert all(before > 0.2 and after < before / 2 for before, after in last.values())
 
 
@@ -77,24 +77,24 @@ def test_the_spike_of_a_vision_transformer_is_one_neuron_and_goes_without_the_si
     samples = Samples({"pixel_values": pictures.clamp(-1, 1)}, kind="image")
     with torch.no_grad():
         samples = dataclasses.replace(samples, targets=model(pictures.clamp(-1, 1)).logits.argmax(-1))
-    (origin,) = locate_origins(model, samples, Sinks(), controls=1, registers=4, batch_size=16).summary["origins"]
-    assert (origin["kind"], origin["positions"], origin["block"], origin["sublayer"]) == ("spike", [1, 14, 183, 196], 7, "mlp")
-    assert [unit["unit"] for unit in origin["units"]] == [417]
-    (channel,) = origin["channels"]
-    assert channel["channel"] == 41
-    assert origin["units"][0]["in_channel"] / channel["value"] > 0.98
-    assert [(weight["part"], weight["channel"], weight["rank"]) for weight in origin["weights"][:1]] == [("[:, 417]", 41, 1)]
-    assert origin["spike"] > 500
-    zero = next(edit for edit in origin["edits"] if (edit["on"], edit["edit"]) == ("units", "zero"))
-    assert zero["spike"] < 40
-    assert zero["weight"] > 5 * origin["uniform"]
-    assert "the spike away" in origin["verdict"] or "the spike too" in origin["verdict"]
+    (origin,) = locate_origins(model, samples, Sinks(), controls=1, registers=4, batch_size=16)[0].origins
+    assert (origin.kind, origin.positions, origin.block, origin.sublayer) == ("spike", [1, 14, 183, 196], 7, "mlp")
+    assert [unit.unit for unit in origin.units] == [417]
+    (channel,) = origin.channels
+    assert channel.channel == 41
+    assert origin.units[0].in_channel / channel.value > 0.98
+    assert [(weight.part, weight.channel, weight.rank) for weight in origin.weights[:1]] == [("[:, 417]", 41, 1)]
+    assert origin.spike > 500
+    zero = next(edit for edit in origin.edits if (edit.on, edit.edit) == ("units", "zero"))
+    assert zero.spike < 40
+    assert zero.weight > 5 * origin.uniform
+    assert "silenced, the spike goes" in origin.verdict
     # Four tokens that were never trained take the sink over, and the classes stay nearer than with the neuron silenced.
-    moved = next(edit for edit in origin["edits"] if edit["on"] == "registers")
-    assert moved["spike"] < 40
-    assert origin["registers"]["weight"] > 0.5 > 0.25 > moved["weight"]
-    assert origin["weight"] > 0.7
-    assert origin["registers"]["divergence"]["mean"] < origin["registers"]["silenced"]["mean"] / 2
+    moved = next(edit for edit in origin.edits if edit.on == "registers")
+    assert moved.spike < 40
+    assert origin.registers.weight > 0.5 > 0.25 > moved.weight
+    assert origin.weight > 0.7
+    assert origin.registers.divergence.mean < origin.registers.silenced.mean / 2
 
 
 def test_a_tokenizer_of_chemistry_reads_reactions_and_no_python():

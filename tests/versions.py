@@ -31,8 +31,7 @@ TESTS = (
         f"tests/streaming/test_{name}.py"
         for name in (
             "encoder_decoder_caches",
-            "in_front",
-            "per_head",
+            "kinds",
             "positions_far",
             "refusals",
             "rollback",

@@ -14,10 +14,11 @@ from sinklab_claims.backcopy import NUMBERS, PAPER, HeadNumbers, Settings, numbe
 from sinklab_claims.contract.claim import BASELINE, Claim, Part, Scale, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import TrainedModel
+from sinklab_claims.variants import of_paper
 
 __all__ = ["backcopy_dormant", "backcopy_dormant_among_heads", "copy_head", "sgd_keeps_the_sink"]
 
-GUO = "Guo et al. 2024 (arXiv 2410.13835)"
+claim = of_paper("guo2024", "Guo et al. 2024 (arXiv 2410.13835)")
 
 HALF = 0.5
 """A majority of the weight: it decides whether a head is active or dormant."""
@@ -47,11 +48,10 @@ def backcopy_dormant() -> Claim:
 
     Active and dormant by weights; what the head is worth without it is recorded beside them.
     """
-    return Claim(
+    return claim(
         statement="On bigram-backcopy sequences the head copies behind triggers and is dormant elsewhere: its weight is on "
         "BOS, whose value is small.",
-        source="guo2024",
-        reference=f"{GUO}, section 2",
+        where="section 2",
         published="One layer with one head: at triggers the weight is on the token before, elsewhere on BOS; the value of BOS "
         "is near 0.",
         presupposes=(Part("copying is learned", Value("trigger_excess", "softmax"), less_than=LEARNED),),
@@ -116,11 +116,10 @@ def backcopy_dormant_among_heads() -> Claim:
 
     The baseline of the smallest scale, whose text is of this kind; ``backcopy_dormant`` has the paper's model.
     """
-    return Claim(
+    return claim(
         statement="Among several heads too, one copies behind triggers and is dormant elsewhere: its weight is on BOS, "
         "whose value is small.",
-        source="guo2024",
-        reference=f"{GUO}, sections 2 and 3",
+        where="sections 2 and 3",
         published="Shown for one layer with one head on such sequences, and for single heads of Llama 2 7B on text.",
         presupposes=(Part("a head copies", Value("previous_at_trigger", BASELINE), more_than=HALF),),
         parts=(
@@ -166,10 +165,8 @@ def sgd_keeps_the_sink() -> Claim:
 
     The paper's own task and depth, on which SGD learns what Adam learns; of the head that copies, off triggers.
     """
-    return Claim(
+    return claim(
         statement="Trained by SGD instead of Adam, a model that has learned the task has its sink too.",
-        source="guo2024",
-        reference=GUO,
         published="From Adam to SGD residual peaks vanish and sinks stay, in models of three layers on bigram-backcopy.",
         presupposes=(
             _learns(ADAM),

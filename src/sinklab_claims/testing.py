@@ -83,7 +83,9 @@ def _produced(check: Checks, claim: Claim) -> set[str] | None:
         if isinstance(read_out, str):
             check.require(read_out in read_outs, "read_outs", f"names of {', '.join(read_outs)}", read_out)
         function = read_outs[read_out] if isinstance(read_out, str) else read_out
-        metrics: tuple[Metric, ...] | None = getattr(sys.modules[function.__module__], "METRICS", None)
+        metrics: tuple[Metric, ...] | None = getattr(function, "metrics", None)
+        if metrics is None:
+            metrics = getattr(sys.modules[function.__module__], "METRICS", None)
         produced = None if produced is None or metrics is None else produced | {metric.name for metric in metrics}
     for part in (*claim.parts, *claim.presupposes):
         for variant, metric in sorted(part.effect.needs()):

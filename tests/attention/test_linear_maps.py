@@ -17,8 +17,8 @@ from sinklab.attention.anatomy import Anatomy, off_seam_modules
 from sinklab.attention.linear_maps import linear_map, weight_of
 from sinklab.attention.names import core_module, named_modules, out_of_peft, submodule
 from sinklab.attention.session import attend
-from sinklab.models.lengths import learned_positions
 from sinklab.models.loading import hash_weights, wrap_model
+from sinklab.models.positions import learned_positions
 from sinklab.probes.head_output import HeadOutput
 
 IDS = torch.arange(3, 27).reshape(2, 12)

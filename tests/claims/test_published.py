@@ -11,7 +11,8 @@ import math
 import pytest
 
 from sinklab.registry import claims
-from sinklab_claims.reproduce.cells import base_config, configure, resolved_changes
+from sinklab_claims.contract.scales import base_config
+from sinklab_claims.reproduce.cells import configure, resolved_changes
 from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.verdict.records import PLAIN, Published, published_effect, published_effects
 from sinklab_claims.verdict.rule import judge

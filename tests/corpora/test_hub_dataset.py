@@ -10,7 +10,7 @@ from sinklab.corpora import hub_dataset, resolve_corpus
 from sinklab.corpora.base import PASSAGES_IN_VAIN, Encoder
 from sinklab.corpora.hub_dataset import HubDataset
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.studies.cache.long_texts import long_texts
+from sinklab.studies.cache.plan import long_texts
 
 TEXTS = [f"this is text {number}" for number in range(60)]
 

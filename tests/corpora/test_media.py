@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._pictures import open_picture
+from sinklab.corpora._media import open_picture
 from sinklab.corpora.base import Encoder
 from sinklab.errors import InputError
 

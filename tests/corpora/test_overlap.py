@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sinklab.corpora._overlap import RUN, count_repeats, token_runs
+from sinklab.corpora._reading import RUN, count_repeats, token_runs
 
 
 def test_runs_are_all_of_a_length():

@@ -31,7 +31,6 @@ POLICIES = [
     {"name": "strided", "num_sinks": 2, "dense": 4, "span": 16, "stride": 4},
     {"name": "blocks", "num_sinks": 2, "block": 4, "blocks": 2},
     {"name": "pinned", "pinned": (0, 3), "window": 9},
-    {"name": "per_head", "budgets": (((1, 4), (2, 13)), ((1, 4), (1, 7)))},
     {"name": "recompute", "window": 12},
     {"name": "full"},
 ]

@@ -35,7 +35,7 @@ def run_here(plan, names, *, jobs, retries, watch):
 
 def read_here(commands, log, outcome, **options):
     """What ``run_processes`` does with the commands for read-outs and measurements, in this process."""
-    for name, (_, _, module, folder, batch) in commands.items():
+    for name, (module, folder, batch) in commands.items():
         assert module == store.__name__
         with contextlib.redirect_stderr(io.StringIO()):
             store._work(Path(folder), batch)

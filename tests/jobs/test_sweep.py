@@ -27,15 +27,13 @@ from tests.training.conftest import EIGHT_STEPS, short
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import cell as cell_module
-from sinklab.jobs import driver, local
+from sinklab.jobs import driver
 from sinklab.jobs import grid as grid_module
 from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.estimate import estimate_mean
-from sinklab.jobs.forks import Forks, can_fork
 from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
-from sinklab.jobs.processes import REFUSED, last_line, run_processes, serve, stop_with_driver
-from sinklab.jobs.watch import Bars, Watch
+from sinklab.jobs.processes import REFUSED, Bars, Watch, last_line, run_processes, serve
 from sinklab.recipes.tiny import tiny
 from sinklab.report.runs import finding_of
 from sinklab.results.folder import FolderLock
@@ -44,8 +42,7 @@ from sinklab.sinks.short_rows import few_queries_warning, short_documents_warnin
 from sinklab.studies.arguments import parse_seeds
 from sinklab.studies.sweep.sweep import sweep as sweep_command
 from sinklab.training import process
-from sinklab.training.config import PretrainingConfig
-from sinklab.training.resolve import resolve_recipe
+from sinklab.training.config import PretrainingConfig, resolve_recipe
 from sinklab.training.rows import TextRows
 
 RATE = "optimizer.learning_rate"
@@ -197,20 +194,15 @@ class Events(Watch):
         self.events.append(("failed" if failed else "ended", name))
 
 
-@pytest.fixture(params=["interpreters", "forks"])
-def processes(tmp_path, request):
-    """Run small programs by name, in both ways; gives the errors and what the watch saw."""
-    forked = request.param == "forks"
-    if forked and not can_fork():
-        pytest.skip("this system has no handles of processes, so nothing is forked")
-    # -S and -I: an interpreter that starts in a hundredth of a second.
-    begin = ["-m", "tests.jobs.program"] if forked else ["-I", "-S", "-c"]
+@pytest.fixture
+def processes(tmp_path):
+    """Run small programs by name; gives the errors and what the watch saw."""
 
     def call(programs: dict[str, str], jobs=2, retries=2, outcome=lambda name: "done", watch=None, gpus=()):
         watch = watch or Events()
-        commands = {name: [sys.executable, *begin, program, str(tmp_path / name)] for name, program in programs.items()}
+        commands = {name: ["tests.jobs.program", program, str(tmp_path / name)] for name, program in programs.items()}
         logs = {name: tmp_path / f"{name}.log" for name in programs}
-        options = {"jobs": jobs, "retries": retries, "watch": watch, "gpus": gpus, "forked": forked}
+        options = {"jobs": jobs, "retries": retries, "watch": watch, "gpus": gpus}
         errors = run_processes(commands, logs.__getitem__, outcome, **options)
         return errors, watch
 
@@ -271,7 +263,7 @@ def test_an_error_that_another_attempt_ends_with_too_is_not_tried_again(error, c
         raise error("always")
 
     with pytest.raises(SystemExit) as left:
-        serve(work, with_driver=False)
+        serve(work)
     assert left.value.code == REFUSED
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "Traceback (most recent call last):"
@@ -284,7 +276,7 @@ def test_an_error_that_may_pass_is_tried_again(error):
         raise error("this time")
 
     with pytest.raises(error, match="this time"):  # leaves the process with status 1
-        serve(work, with_driver=False)
+        serve(work)
 
 
 def test_one_that_ends_well_without_an_outcome_is_run_again(processes, tmp_path):
@@ -314,83 +306,35 @@ def test_an_interrupted_sweep_lets_its_cells_write_a_checkpoint(processes, tmp_p
     assert [(tmp_path / name).exists() for name in "abc"] == [True, True, False]
 
 
-def test_a_cell_stops_when_its_driver_is_gone(monkeypatch):
-    ours, drivers = os.pipe()
-    signals: list[int] = []
-    monkeypatch.setattr(cell_module.os, "kill", lambda process, number: signals.append(number))
-    waits = threading.Thread(target=stop_with_driver, args=(ours,))
-    waits.start()
-    waits.join(0.05)
-    assert waits.is_alive()
-    os.close(drivers)
-    waits.join(5)
-    assert signals == [signal.SIGTERM]
-    os.close(ours)
+DRIVER = """
+import sys
+from pathlib import Path
+from sinklab.jobs.processes import run_processes
+from sinklab.jobs.processes import Watch
+if __name__ == "__main__":
+    program, out, log = sys.argv[1:]
+    command = {"a": ["tests.jobs.program", program, out]}
+    run_processes(command, lambda name: Path(log), str, jobs=1, retries=0, watch=Watch(1, 0))
+"""
 
 
-@pytest.fixture
-def forks():
-    """Forks of the program of a string, if this system has any."""
-    if not can_fork():
-        pytest.skip("this system has no handles of processes, so nothing is forked")
-    made = Forks()
-    yield made
-    made.close()
+def test_a_cell_stops_when_its_driver_is_gone(tmp_path):
+    (tmp_path / "driver.py").write_text(DRIVER)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
+    line = [sys.executable, str(tmp_path / "driver.py"), CHECKPOINT, str(tmp_path / "a"), str(tmp_path / "a.log")]
+    driver = subprocess.Popen(line, env=environment)
+    wait_for(lambda: last_line(tmp_path / "a.log") == "ready")
+    driver.kill()
+    driver.wait()
+    wait_for((tmp_path / "a").exists)
 
 
-def fork(forks, tmp_path, program, name="a"):
-    return forks.start("tests.jobs.program", [program, str(tmp_path / name)], tmp_path / f"{name}.log", dict(os.environ))
-
-
-def test_forks_share_an_interpreter_and_are_processes_of_their_own(forks, tmp_path):
-    program = (
-        "import os, sys\n"
-        "sys.shared = getattr(sys, 'shared', 0) + 1\n"
-        "print(os.getppid(), os.getpid(), os.getsid(0), sys.shared, file=open(sys.argv[1], 'w'))"
-    )
-    assert [fork(forks, tmp_path, program, name).wait(60) for name in "ab"] == [0, 0]
-    (parent, one, session, shared), (other_parent, other, other_session, other_shared) = (
-        (tmp_path / name).read_text().split() for name in "ab"
-    )
-    assert parent == other_parent != str(os.getpid())
-    assert (one, other) == (session, other_session)
-    assert one != other
-    assert shared == other_shared == "1"  # what one changes is its own
-
-
-def test_a_fork_reads_the_end_when_the_interpreter_behind_it_is_gone(forks, tmp_path):
-    program = "import sys\nprint('up', flush=True)\nread = sys.stdin.read()\nopen(sys.argv[1], 'w').write(repr(read))"
-    forked = fork(forks, tmp_path, program)
-    wait_for(lambda: last_line(tmp_path / "a.log") == "up")
-    assert not (tmp_path / "a").exists()
-    assert forked.poll() is None
-    forks.close()
-    wait_for(lambda: (tmp_path / "a").exists() and (tmp_path / "a").read_text() == "''")  # it lives on, and knows
-    assert forked.poll() == -signal.SIGKILL
-
-
-def test_forks_whose_interpreter_was_killed_are_run_again_by_another(forks, tmp_path):
-    program = "import os, sys, time\nprint(os.getppid(), flush=True)\ntime.sleep(float(sys.argv[1].endswith('a')) * 60)"
-    first = fork(forks, tmp_path, program)
-    wait_for(lambda: last_line(tmp_path / "a.log"))
-    os.kill(int(last_line(tmp_path / "a.log")), signal.SIGKILL)
-    assert first.wait(60) == -signal.SIGKILL
-    assert fork(forks, tmp_path, program, "b").wait(60) == 0
-    assert last_line(tmp_path / "b.log") != last_line(tmp_path / "a.log")
-
-
-def test_what_a_module_of_forks_says_when_it_cannot_be_imported(forks, tmp_path):
-    forked = forks.start("tests.jobs.no_such_module", [], tmp_path / "a.log", dict(os.environ))
-    assert forked.wait(60) == 1
-    assert last_line(tmp_path / "a.log") == "ModuleNotFoundError: No module named 'tests.jobs.no_such_module'"
-
-
-def test_waiting_for_a_fork_ends(forks, tmp_path):
-    forked = fork(forks, tmp_path, "import time; time.sleep(60)")
-    with pytest.raises(subprocess.TimeoutExpired):
-        forked.wait(0.05)
-    forked.kill()
-    assert forked.wait(60) == -signal.SIGKILL
+def test_processes_have_a_session_of_their_own(processes, tmp_path):
+    program = "import os, sys; print(os.getpid(), os.getsid(0), file=open(sys.argv[1], 'w'))"
+    errors, _ = processes(dict.fromkeys("ab", program))
+    assert errors == {}
+    ((one, session), (other, _)) = ((tmp_path / name).read_text().split() for name in "ab")
+    assert one == session != other
 
 
 def wait_for(condition, seconds=60.0):
@@ -482,18 +426,6 @@ def test_a_sweep_leaves_runs_a_table_and_what_the_seeds_agree_on(six, finished):
     assert list(read_plan(six.folder).cells) == list(cells["cell"])
 
 
-def test_a_sweep_whose_cells_were_named_without_a_sign_is_gone_on_with(swept, monkeypatch):
-    """Names of folders had no minus at the start of a value once."""
-    grid = {"operation.bias": [-5.5]}
-    word = grid_module._word
-    monkeypatch.setattr(grid_module, "_word", lambda value: word(value).strip("-"))
-    (old,) = [row["cell"] for row in swept(grid, "model.operation.name=sigmoid").summary["cells"]]
-    monkeypatch.undo()
-    again = swept(grid, "model.operation.name=sigmoid", resume=True)
-    assert old.startswith("bias=5.5-")
-    assert [row["cell"] for row in again.summary["cells"]] == [old]
-
-
 def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path):
     first = swept({"lr": [5e-3]}, seeds=[0])
     with pytest.raises(InputError, match=r"sweep holds a sweep; go on with it with `resume`, or choose another `out`"):
@@ -513,7 +445,7 @@ def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path
 
 
 def test_auto_is_one_dtype_for_all_cells_on_whatever_machine_they_run(swept, monkeypatch, tmp_path):
-    """A sweep that is planned where bfloat16 is fast and resumed where it is not, and one that was planned before."""
+    """A sweep that is planned where bfloat16 is fast and resumed where it is not."""
 
     def on_a_machine(bfloat16):
         monkeypatch.setattr(process, "has_bfloat16", lambda device: bfloat16)
@@ -529,22 +461,6 @@ def test_auto_is_one_dtype_for_all_cells_on_whatever_machine_they_run(swept, mon
     assert dtypes(grown) == [("bfloat16", "bfloat16")] * 2
     assert (first.record["dtype"], grown.record["dtype"]) == ("bfloat16", "bfloat16")
     assert list(cells_of(grown)["cell"][:1]) == list(cells_of(first)["cell"])
-
-    # As plans were that leave the dtype to every machine.
-    plan = {name: value for name, value in grown.record.items() if name != "dtype"}
-    for cell in plan["cells"]:
-        cell["config"]["training"]["dtype"] = "auto"
-        run = read_run(grown.folder / cell["name"])
-        run["config"]["training"]["dtype"] = "auto"
-        write_json(run, grown.folder / cell["name"] / "run.json")
-    write_json(plan, grown.folder / PLAN)
-    with pytest.raises(
-        ConfigurationError, match=r"begun under training.dtype=auto, its cell .* in bfloat16, and here .* float32"
-    ):
-        swept({"lr": [5e-3]}, "training.dtype=auto", seeds=[0, 1, 2], resume=True)
-    on_a_machine(True)
-    more = swept({"lr": [5e-3]}, "training.dtype=auto", seeds=[0, 1, 2], resume=True)
-    assert dtypes(more) == [("auto", "bfloat16")] * 3
 
 
 def test_cells_of_several_devices_have_what_all_of_these_have(monkeypatch):
@@ -797,10 +713,10 @@ def test_half_a_record_of_a_cell_killed_early_is_in_nobodys_way(swept, here, tmp
 def test_as_many_jobs_as_cores_have_threads_for(tmp_path, monkeypatch):
     cells = {cell.name: cell for cell in make_cells(PretrainingConfig(), {"training.threads": [1, 2]})}
     plan = SweepPlan(tmp_path, "id", cells, {}, tmp_path)
-    monkeypatch.setattr(local, "_cores", lambda: 7)
-    assert local.default_jobs(plan) == 3
-    monkeypatch.setattr(local, "_gpus", lambda plan: ["0", "1"])
-    assert local.default_jobs(plan) == 2
+    monkeypatch.setattr(driver, "_cores", lambda: 7)
+    assert driver.default_jobs(plan) == 3
+    monkeypatch.setattr(driver, "_gpus", lambda plan: ["0", "1"])
+    assert driver.default_jobs(plan) == 2
 
 
 def test_a_killed_cell_goes_on_to_the_same_numbers(text, cache, tmp_path, run):

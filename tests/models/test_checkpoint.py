@@ -1,12 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import socket
-import struct
-from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -244,12 +239,6 @@ def test_a_folder_with_a_model_in_it_names_the_model(tmp_path):
         ('{"model_type": "sinklm", "head_dim": 3}', "config.json.*head_dim 3 must be even"),
         ('{"model_type": "sinklm", "operation": {"name": "sigmoit"}}', "config.json.*no operation is called 'sigmoit'"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config.json.*hidden_size"),
-        ('{"model_type": 5}', "config.json cannot be used: model_type holds 5"),
-        ('{"model_type": "llama", "architectures": [5]}', r"config.json cannot be used: architectures holds 5"),
-        ('{"model_type": "llama", "bos_token_id": "x"}', r"config.json cannot be used: bos_token_id holds 'x'"),
-        ('{"model_type": "llava", "text_config": {"bos_token_id": true}}', r"text_config\.bos_token_id holds True"),
-        ('{"model_type": "llama", "auto_map": "own"}', r"config.json cannot be used: auto_map holds 'own'"),
-        ('{"model_type": "llama", "sinklab": "x"}', r"config.json cannot be used: sinklab holds 'x'"),
         ('{"model_type": "llama", "transformers_weights": "o.safetensors"}', r"weights are in 'o.safetensors'.*Rename"),
     ],
 )
@@ -271,64 +260,20 @@ def test_a_config_that_is_no_text(tmp_path):
         read_config(tmp_path, "it", False)
 
 
-def _pipe(path):
-    os.mkfifo(path)
-
-
-def _socket(path):
-    with socket.socket(socket.AF_UNIX) as end:
-        end.bind(str(path))
-
-
-@pytest.mark.parametrize(
-    ("name", "make", "message"),
-    [
-        ("config.json", _pipe, r"config\.json is a pipe, not a file"),
-        ("config.json", _socket, r"config\.json is a socket, not a file"),
-        ("config.json", Path.mkdir, r"config\.json is a directory, not a file"),
-        ("config.json", lambda path: path.symlink_to(path), r"config\.json .*loop|it has no config.json"),
-        ("generation_config.json", _pipe, r"generation_config\.json is a pipe"),
-        ("tokenizer.json", _pipe, r"tokenizer\.json is a pipe"),
-        ("chat_template.jinja", _pipe, r"chat_template\.jinja is a pipe"),
-        ("tokenizer.json", lambda path: path.symlink_to(path), r"tokenizer\.json is a symbolic link that cannot be followed"),
-        ("tokenizer.json", lambda path: path.symlink_to("/etc/passwd"), r"leads to /etc/passwd, outside of the checkpoint"),
-        ("model.safetensors", _pipe, r"model\.safetensors is a pipe"),
-        ("model.safetensors", Path.mkdir, r"model\.safetensors is a directory"),
-        ("model.safetensors", Path.touch, r"model\.safetensors is damaged"),
-        ("model.safetensors", lambda path: path.symlink_to("/dev/zero"), r"leads to /dev/zero, outside"),
-        ("model.safetensors.index.json", _pipe, r"index\.json is a pipe"),
-        ("shard-00001-model-00001-of-00001.safetensors", Path.touch, r"holds shards of a distributed checkpoint"),
-    ],
-)
-def test_what_is_no_file_is_neither_waited_for_nor_followed(own_checkpoint, name, make, message):
-    (own_checkpoint / name).unlink(missing_ok=True)
-    make(own_checkpoint / name)
-    with pytest.raises(InputError, match=message):
+def test_shards_of_a_distributed_checkpoint_are_refused(own_checkpoint):
+    (own_checkpoint / "shard-00001-model-00001-of-00001.safetensors").touch()
+    with pytest.raises(InputError, match=r"holds shards of a distributed checkpoint"):
         load_model(str(own_checkpoint))
 
 
-def test_links_inside_a_checkpoint_and_a_snapshot_of_the_hub(own_checkpoint, tmp_path):
-    (own_checkpoint / "model.safetensors").rename(own_checkpoint / "weights")
-    (own_checkpoint / "model.safetensors").symlink_to("weights")
-    assert weight_files(own_checkpoint, "it") == [own_checkpoint / "model.safetensors"]
+def test_a_snapshot_of_the_hub_is_links(own_checkpoint, tmp_path):
     blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "c0ffee"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
-    (own_checkpoint / "model.safetensors").unlink()
-    (own_checkpoint / "weights").rename(own_checkpoint / "model.safetensors")
     for number, path in enumerate(sorted(own_checkpoint.iterdir())):
         path.rename(blobs / str(number))
         (snapshot / path.name).symlink_to(f"../../blobs/{number}")
     assert load_model(str(snapshot)).tokenizer is not None
-    blobs.rename(tmp_path / "blobs")
-    with pytest.raises(InputError, match=r"it has no config\.json"):
-        load_model(str(snapshot))
-    for path in snapshot.iterdir():
-        target = tmp_path / "blobs" / path.readlink().name
-        path.unlink()
-        path.symlink_to(target)
-    with pytest.raises(InputError, match=r"outside of the checkpoint; copy the file there"):
-        load_model(str(snapshot))
 
 
 def test_an_adapter_is_not_a_model(tmp_path):
@@ -447,44 +392,10 @@ def test_an_index_lists_each_shard_once(tmp_path):
     assert [path.name for path in weight_files(tmp_path, "it")] == ["a.safetensors", "b.safetensors"]
 
 
-@pytest.mark.parametrize(
-    "shard", ["../other.safetensors", "/tmp/other.safetensors", "a/../../b.safetensors", "sub/a.safetensors"]
-)
-def test_shards_outside_of_the_directory_are_refused(checkpoint, tmp_path, shard):
-    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+@pytest.mark.parametrize("shard", ["../other.safetensors", "/tmp/other.safetensors", "a/../../b.safetensors"])
+def test_shards_outside_of_the_directory_are_refused(tmp_path, shard):
+    folder = tmp_path / "model"
     folder.mkdir()
-    shutil.copytree(checkpoint, elsewhere)
-    (elsewhere / "model.safetensors").rename(elsewhere / "a.safetensors")
-    (folder / "sub").symlink_to(elsewhere)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"norm.weight": shard}}))
     with pytest.raises(InputError, match="outside of the checkpoint"):
         weight_files(folder, "it")
-
-
-def header(text: str, size: int | None = None) -> bytes:
-    content = text.encode()
-    return struct.pack("<Q", len(content) if size is None else size) + content
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        header("", 2**62),
-        header("{}", 2**40),
-        header("{" * 3000),
-        header('{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'),
-        header('{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 8]}}') + bytes(8),
-        header('{"a": {"dtype": "F32", "shape": [4611686018427387904, 8], "data_offsets": [0, 8]}}') + bytes(8),
-        header('{"a": {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}}') + bytes(8),
-        header(
-            '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, '
-            '"b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}'
-        )
-        + bytes(12),
-    ],
-)
-def test_headers_that_lie_are_refused(tmp_path, content):
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(InputError, match=r"model\.safetensors is damaged \(.*\); get the file again"):
-        weight_files(tmp_path, "it")

@@ -12,10 +12,9 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import InputError, UnsupportedModelError
-from sinklab.models.classes import class_targets
 from sinklab.models.drawing import default_corpus, draw_samples, reading_part
 from sinklab.models.loading import load_model, wrap_model
-from sinklab.models.losses import IGNORED
+from sinklab.models.losses import IGNORED, class_targets
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.score_gap import ScoreGap
 from sinklab.sinks import find_sinks

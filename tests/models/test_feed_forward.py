@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sinklab.models.feed_forward import ACTIVATIONS, FeedForward
+from sinklab.models.block import ACTIVATIONS, FeedForward
 
 X = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
 

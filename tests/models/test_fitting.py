@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.conftest import make_sinklm
 
 from sinklab.errors import InputError
 from sinklab.models.loading import load_model
@@ -24,31 +23,12 @@ def change_tensors(folder, change):
     save_file(change(load_file(path)), path, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_hidden_layers": 10**9}, r"num_hidden_layers = 1,000,000,000, and the weights of .* are 20 tensors"),
-        ({"num_labels": 10**9}, r"num_labels = 1,000,000,000, and the weights"),
-        ({"id2label": None, "num_hidden_layers": 60_000}, r"It says num_hidden_layers 60000, .*there are 20 tensors of"),
-        ({"hidden_size": 10**6, "head_dim": 16}, r"hidden_size 1000000, .*there are 20 tensors of [\d,]+ numbers together"),
-        ({"vocab_size": 2 * 10**9}, r"vocab_size 2000000000, .*Is it that of another model"),
-        ({"intermediate_size": 10**9}, r"intermediate_size 1000000000, .*Is it that of another model"),
-        ({"num_attention_heads": 10**8, "num_key_value_heads": 1}, r"num_attention_heads 100000000"),
-        ({"max_position_embeddings": 10**12, "position": {"name": "learned"}}, r"max_position_embeddings 1000000000000"),
-        ({"intermediate_size": 64}, r"config.json makes layers.0.mlp.down_proj.weight of shape \(32, 64\), and .* \(32, 48\)"),
-    ],
-)
-def test_a_model_far_larger_than_its_weights_is_not_built(own_checkpoint, fields, message):
-    set_fields(own_checkpoint, **fields)
-    with pytest.raises(InputError, match=message):
+def test_a_config_of_another_shape_is_refused(own_checkpoint):
+    set_fields(own_checkpoint, intermediate_size=64)
+    with pytest.raises(
+        InputError, match=r"config.json makes layers.0.mlp.down_proj.weight of shape \(32, 64\), and .* \(32, 48\)"
+    ):
         load_model(str(own_checkpoint))
-
-
-def test_the_bound_is_that_of_one_building_in_one_thread(own_checkpoint):
-    set_fields(own_checkpoint, vocab_size=2 * 10**9)
-    with pytest.raises(InputError, match="does not describe the weights"):
-        load_model(str(own_checkpoint))
-    assert torch.nn.Linear(2**15, 2**15, device="meta").weight.is_meta  # a hundred times the bound, and nobody counts
 
 
 def test_a_matrix_that_is_tied_several_times_counts_once_on_the_disk(tmp_path):
@@ -111,11 +91,4 @@ def test_a_base_model_under_a_head_lacks_the_prefix_and_is_seen(tmp_path):
     assert load_model(str(tmp_path)).num_parameters == model.num_parameters()
     change_tensors(tmp_path, lambda tensors: tensors | {"wte.weight": tensors["wte.weight"].to(torch.int32)})
     with pytest.raises(InputError, match=r"holds wte\.weight in I32"):
-        load_model(str(tmp_path))
-
-
-def test_shards_are_compared_together(tmp_path):
-    make_sinklm().save_pretrained(tmp_path, max_shard_size="20KB")
-    set_fields(tmp_path, num_hidden_layers=10**9)
-    with pytest.raises(InputError, match=r"num_hidden_layers = 1,000,000,000, and the weights of .* are 20 tensors"):
         load_model(str(tmp_path))

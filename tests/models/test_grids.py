@@ -9,8 +9,16 @@ from transformers.pytorch_utils import Conv1D
 
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.models import integer_linear
-from sinklab.models.grids import RunningGrid, affine_grid, symmetric_grid
-from sinklab.models.integer_linear import LinearSetting, QuantizedLinear, inputs_on_grid, integer_product, weight_codes
+from sinklab.models.integer_linear import (
+    LinearSetting,
+    QuantizedLinear,
+    RunningGrid,
+    affine_grid,
+    inputs_on_grid,
+    integer_product,
+    symmetric_grid,
+    weight_codes,
+)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from sinklab.cli.app import app
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.models.lengths import learned_positions, length_warning, require_lengths, require_positions, trained_length
+from sinklab.models.positions import learned_positions, length_warning, require_lengths, require_positions, trained_length
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sinklab.models.norms import NORMS
+from sinklab.models.block import NORMS
 
 
 def test_norms_by_their_formulae():

@@ -111,30 +111,29 @@ def test_probes_see_the_registers_and_outputs_do_not(pictures):
 def test_the_spike_of_a_planted_neuron_moves_to_the_registers(pictures):
     model = vit(writes=60.0)
     samples = Samples({"pixel_values": pictures}, kind="image")
-    located = locate_origins(model, samples, Sinks(), controls=1, registers=2)
-    (origin,) = located.summary["origins"]
-    assert (origin["positions"], origin["block"], [unit["unit"] for unit in origin["units"]]) == (list(CORNERS), 1, [NEURON])
-    edits = {(edit["on"], edit["edit"]): edit for edit in origin["edits"]}
+    found, rows = locate_origins(model, samples, Sinks(), controls=1, registers=2)
+    (origin,) = found.origins
+    assert (origin.positions, origin.block, [unit.unit for unit in origin.units]) == (list(CORNERS), 1, [NEURON])
+    edits = {(edit.on, edit.edit): edit for edit in origin.edits}
     moved, silenced = edits["registers", "moved"], edits["units", "zero"]
-    assert origin["spike"] > 20
-    assert moved["spike"] < 0.3 * origin["spike"]
-    assert moved["spike"] == pytest.approx(silenced["spike"], rel=0.3)
-    assert moved["loss"] is None  # without classes there is none
-    assert 0 < origin["registers"]["weight"] < 1
-    assert origin["registers"]["number"] == 2
+    assert origin.spike > 20
+    assert moved.spike < 0.3 * origin.spike
+    assert moved.spike == pytest.approx(silenced.spike, rel=0.3)
+    assert moved.loss is None  # without classes there is none
+    assert 0 < origin.registers.weight < 1
+    assert origin.registers.number == 2
 
     def classes(logits: torch.Tensor) -> np.ndarray:
         return logits.double().softmax(-1).numpy()
 
     with torch.no_grad():
         clean, other = classes(model(pixel_values=pictures).logits), classes(by_hand(model, pictures, [NEURON], 2))
-    assert origin["registers"]["divergence"]["mean"] == pytest.approx(
+    assert origin.registers.divergence.mean == pytest.approx(
         float((clean * np.log(clean / other)).sum(1).mean()), rel=1e-3, abs=1e-6
     )
-    assert "Moved to 2 added tokens (registers), what it writes leaves" in origin["verdict"]
-    rows = {(row["metric"].name, row.get("intervention")) for row in located.rows}
+    rows = {(row["metric"].name, row.get("intervention")) for row in rows}
     assert {("register_weight", "registers: moved"), ("class_divergence", "units: zero")} <= rows
-    assert "registers" not in locate_origins(model, samples, Sinks(), controls=1).summary["origins"][0]
+    assert locate_origins(model, samples, Sinks(), controls=1)[0].origins[0].registers is None
 
 
 @pytest.mark.parametrize(

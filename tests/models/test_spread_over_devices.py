@@ -181,7 +181,6 @@ def test_nan_in_a_weight_on_the_disk_is_found(llama, tmp_path):
 
 REFUSED = {
     "device": ({"device": "cpu", "device_map": "auto"}, "`device` and `device_map` each say where the model goes; give one"),
-    "tp": ({"device_map": "auto", "tp": "auto"}, "`device_map` and `tp` each say where the model goes"),
     "alone": ({"offload_folder": "x"}, "`offload_folder` is about a model that is spread; give `device_map` too"),
     "memory": (
         {"device_map": "auto", "max_memory": "cpu=lots"},
@@ -207,11 +206,6 @@ REFUSED = {
         {"device_map": {"": "cpu", "model.embed_tokens": "disk"}},
         "are one weight, and `device_map` puts them on .*(cpu|disk) and",
     ),
-    "alone with tp": (
-        {"tp": "auto"},
-        r"shares the heads of a model among the processes of torchrun, and this process is not one",
-    ),
-    "plan": ({"tp": "mine"}, "`tp` 'mine' must be auto"),
 }
 
 

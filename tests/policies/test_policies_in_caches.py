@@ -8,7 +8,6 @@ import transformers
 from tests.architectures.zoo import VOCAB, enliven, grouped
 from torch import Tensor
 
-from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.full import Full
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
@@ -84,16 +83,3 @@ def test_a_padded_batch_in_full(model):
                 torch.testing.assert_close(found[row, start:], alone, atol=TOLERANCE, rtol=0)
         reader.reset()
         torch.testing.assert_close(reader.read(tokens, keep=1)[:1], found[:1, -1:], atol=TOLERANCE, rtol=0)
-
-
-def test_room_for_positions(model):
-    wide = Strided(num_sinks=0, dense=4, span=16, stride=4)
-    with pytest.raises(
-        ConfigurationError, match=r"too few: the policy holds 7 tokens over 16 positions and a chunk has 128; choose"
-    ):
-        PolicyCache(wide, model, rebase_at=20)
-    table = transformers.GPTJForCausalLM(
-        transformers.GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64)
-    )
-    with pytest.raises(UnsupportedModelError, match=r"up to position 64, and the policy holds 19 tokens over 64 positions"):
-        PolicyCache(Strided(num_sinks=0, dense=4, span=64, stride=4), table)

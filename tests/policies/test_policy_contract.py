@@ -42,11 +42,6 @@ SETTINGS = {
         {"num_sinks": 3, "block": 1, "blocks": 6},
         {"num_sinks": 2, "block": 4, "blocks": 2, "positions": "original"},
     ],
-    "per_head": [
-        {"budgets": (((1, 3), (2, 9)), ((0, 6), (1, 3)))},
-        {"budgets": (((4, 7), (4, 7)), ((4, 1), (4, 12)))},
-        {"budgets": (((1, 3), (2, 9)), ((0, 6), (1, 3))), "positions": "original"},
-    ],
     "recompute": [{"window": 6}, {"window": 7, "every": 3}, {"window": 4, "every": 5}],
 }
 """Small settings of the policies that have large defaults; a new policy is checked as it comes."""

@@ -7,12 +7,9 @@ import torch
 from tests.read_outs.by_hand import seen
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.read_outs._attention import FIRST_POSITIONS, first_rows
-from sinklab.read_outs.inputs import inputs
-from sinklab.read_outs.norms import norms
-from sinklab.read_outs.outliers import outliers
-from sinklab.read_outs.sinks import sinks
-from sinklab.read_outs.window import window
+from sinklab_claims.numbers.attention import FIRST_POSITIONS, first_rows, inputs, sinks
+from sinklab_claims.numbers.losses import window
+from sinklab_claims.numbers.norms import norms, outliers
 
 SHAPES = [
     {},
@@ -203,7 +200,7 @@ def test_made_up_rows(trained, monkeypatch):
         shown.append(rows.clone())
         return {"sink_rate": float(len(shown)), "first_attention": 0.0}
 
-    monkeypatch.setattr("sinklab.read_outs.inputs.attention_numbers", remember)
+    monkeypatch.setattr("sinklab_claims.numbers.attention.attention_numbers", remember)
     found = inputs(trained)
     random_no_bos, random, repeated_no_bos, repeated = shown
     bos = trained.data.tokenizer.bos_token_id

@@ -7,19 +7,11 @@ import torch
 from tests.read_outs.by_hand import seen
 
 from sinklab.errors import ConfigurationError
-from sinklab.read_outs import _attention as attention_file
-from sinklab.read_outs import effective as effective_file
-from sinklab.read_outs import robustness as file
-from sinklab.read_outs._attention import first_rows
-from sinklab.read_outs.carried import carried
-from sinklab.read_outs.effective import effective
-from sinklab.read_outs.norms import norms
-from sinklab.read_outs.outliers import outliers
-from sinklab.read_outs.robustness import NOISE, STRETCH, in_other_language, robustness, with_false_sink, with_noise
-from sinklab.read_outs.sinks import sinks
-from sinklab.read_outs.window import window
-from sinklab.training.rows import TextRows
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import TextRows, token_losses
+from sinklab_claims.numbers import attention, losses
+from sinklab_claims.numbers.attention import carried, effective, first_rows, sinks
+from sinklab_claims.numbers.losses import NOISE, STRETCH, in_other_language, robustness, window, with_false_sink, with_noise
+from sinklab_claims.numbers.norms import norms, outliers
 
 SHAPES = [
     {},
@@ -68,9 +60,8 @@ def by_hand(trained):
 @pytest.mark.parametrize("length", [24, 40, 52, 64])
 def test_rates_agree_that_a_mean_as_large_as_the_threshold_is_not_above_it(random_model, monkeypatch, length):
     trained = random_model(sharpness=0.0)  # even rows: the first token has 1 of the first one, 1/2 of the second and so on
-    for module in (effective_file, attention_file):
-        monkeypatch.setattr(module, "SEQ_LEN", length, raising=False)
-        monkeypatch.setattr(module, "THRESHOLD", sum(1 / seen for seen in range(1, length + 1)) / length)
+    monkeypatch.setattr(attention, "SEQ_LEN", length)
+    monkeypatch.setattr(attention, "THRESHOLD", sum(1 / seen for seen in range(1, length + 1)) / length)
     found = effective(trained) | sinks(trained)
     names = ("sink_rate", "sink_rate_of_mass", "effective_sink_rate")
     assert {name: found[name] for name in names} == dict.fromkeys(names, 0.0)
@@ -223,5 +214,5 @@ def test_gaps_are_those_of_the_changed_rows(random_model, monkeypatch):
     assert found["noise_gap"] == pytest.approx(by_hand, abs=1e-5)
     assert found["false_sink_gap"] == pytest.approx((false - plain)[:, 32:].mean().item(), abs=1e-5)
     assert abs(found["noise_gap"]) > 1e-3
-    monkeypatch.setattr(file, "in_other_language", lambda trained, rows: rows)
+    monkeypatch.setattr(losses, "in_other_language", lambda trained, rows: rows)
     assert robustness(trained)["other_language_gap"] == 0.0

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.read_outs._quantized import activation_grid, quantized, weight_grid
-from sinklab.read_outs.int8 import calibration_batches, int8, quantization_gap
+from sinklab_claims.numbers.losses import calibration_batches, int8, quantization_gap
+from sinklab_claims.numbers.quantized import activation_grid, quantized, weight_grid
 
 
 @pytest.mark.parametrize("bits", [4, 8, 12])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sinklab.read_outs.training import numbers_of_table, training
 from sinklab.results.table import make_table
+from sinklab_claims.numbers.training import numbers_of_table, training
 
 
 def table_of(rates=(), losses=(), norms=(), weights=(), entropies=(), front: int = 0):

@@ -13,8 +13,7 @@ from sinklab.errors import ConfigurationError, ContractError, InputError, Unknow
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import Registry, operations, recipes
 from sinklab.results.progress import SinklabWarning
-from sinklab.training.config import PretrainingConfig
-from sinklab.training.resolve import resolve_recipe
+from sinklab.training.config import PretrainingConfig, resolve_recipe
 
 
 @pytest.mark.parametrize("name", recipes.names())

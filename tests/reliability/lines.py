@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from sinklab.cli.catalogue import describe
 from sinklab.cli.commands import find_commands
 from sinklab.cli.derive import derive
-from sinklab.cli.describe import describe
 from sinklab.registry import KINDS
 
 __all__ = ["QUICK", "Option", "commands", "line"]

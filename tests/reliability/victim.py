@@ -28,9 +28,9 @@ import sinklab.studies.causes.measurement
 import sinklab.studies.trigger.lab
 import sinklab.training.train
 from sinklab.configuration import with_overrides
+from sinklab_claims.contract.scales import base_config
 from sinklab_claims.pathways import compare, cost, runs
 from sinklab_claims.reproduce import cells
-from sinklab_claims.reproduce.cells import base_config
 
 __all__ = ["WRITES", "run_line"]
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sinklab.cli.describe import every_metric
+from sinklab.cli.catalogue import every_metric
 from sinklab.errors import ContractError
 from sinklab.registry import KINDS
 from sinklab.results.metric import (

@@ -168,17 +168,6 @@ def test_generate_is_the_loop(models, family):
     assert cache.get_seq_length() == 26
 
 
-def test_generate_of_a_padded_batch(models):
-    model, policy = models["bloom"], POLICIES[0]
-    rows = [text(9, seed=1), text(15, seed=2)]
-    padded = torch.cat((torch.nn.functional.pad(rows[0], (6, 0)), rows[1]))
-    mask = (torch.arange(15) >= torch.tensor([[6], [0]])).long()
-    made = model.generate(padded, attention_mask=mask, past_key_values=PolicyCache(policy, model), **GREEDY)
-    for row, expected in zip(made, rows, strict=True):
-        alone = model.generate(expected, past_key_values=PolicyCache(policy, model), **GREEDY)
-        assert row[15:].tolist() == alone[0, expected.shape[1] :].tolist()
-
-
 @pytest.mark.parametrize("family", ["bloom", "alibi"])
 def test_reset_crop_and_beams(models, family):
     model, policy, tokens = models[family], POLICIES[0], text(rows=3)

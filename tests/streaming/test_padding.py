@@ -60,7 +60,7 @@ def turns_of(*lengths, seed=0):
 def test_every_family(family, backend):
     """A long row, a padded one, one that is shorter than the sinks; then single tokens and another ragged turn.
 
-    Layers of linear attention take padding between the tokens of a row into their state: see test_keyless_layers.py.
+    Layers of linear attention take padding between the tokens of a row into their state: see test_kinds.py.
     """
     model = decoder(family, backend)
     turns = turns_of((20, 13, 1), (1, 1, 1), (1, 1, 1), (6, 6, 6) if has_states(model) else (3, 6, 5))

@@ -133,13 +133,6 @@ def _llama():
     return _known[0]
 
 
-def test_dense_until_the_window_is_full(models):
-    model, tokens = models["gpt2"], text(8)
-    with torch.no_grad():
-        dense = model(input_ids=tokens, use_cache=False).logits
-    torch.testing.assert_close(read(model, Recompute(window=7), tokens, [8]), dense, atol=TOLERANCE, rtol=0)
-
-
 def shapes_of_forwards(model, read):
     shapes = []
     handle = model.register_forward_pre_hook(
@@ -153,7 +146,7 @@ def shapes_of_forwards(model, read):
 def test_work_and_memory(models, monkeypatch):
     """Many windows a forward, but no more than so many tokens; and only windows whose logits are asked for."""
     model, tokens = models["llama"], text(rows=2)
-    monkeypatch.setattr(readers, "_TOKENS", 40)
+    monkeypatch.setattr(readers, "_AT_ONCE", 40)
     reader = open_reader(model, Recompute(window=7))
     assert shapes_of_forwards(model, lambda: reader.read(tokens)) == [(2, 8), *[(5, 8)] * 7, (1, 8)]
     reader.reset()

@@ -8,8 +8,19 @@ import pytest
 import torch
 import transformers
 from tests.architectures.zoo import VOCAB
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, slow_logits, text
-from tests.streaming.test_in_front import KINDS, build
+from tests.streaming.decoders import (
+    SINKS,
+    TOLERANCE,
+    WINDOW,
+    build_decoder,
+    build_in_front,
+    decoder,
+    gap,
+    one_by_one,
+    read,
+    slow_logits,
+    text,
+)
 
 from sinklab.errors import ConfigurationError
 from sinklab.policies.pinned import Pinned
@@ -161,7 +172,7 @@ def prompt() -> torch.Tensor:
 @pytest.mark.parametrize("family", ["llama", "in front"])
 def test_assisted_decoding_says_what_decoding_says(family, kind):
     """Candidates from the text, from the model with all keys, of which most are right, and from another model: few are."""
-    model = decoder("llama") if family == "llama" else build(KINDS["in front"])
+    model = decoder("llama") if family == "llama" else build_in_front("in front")
     assistant = decoder("llama") if kind == "same" else build_decoder("llama", num_hidden_layers=1)
     assistant.generation_config.num_assistant_tokens = BACK
     assistant.generation_config.num_assistant_tokens_schedule = "constant"

@@ -76,20 +76,6 @@ class TestGoingOn:
             model.generate(behind, past_key_values=cache, **settings),
         )
 
-    def test_over_a_rebase(self, model, tmp_path):
-        cache = SinkCache(model, num_sinks=2, window=5, rebase_at=20, chunk=4)
-        with torch.no_grad():
-            for token in range(30):
-                model(input_ids=torch.tensor([[token + 2]]), past_key_values=cache)
-            save_state(cache, tmp_path / "state")
-            loaded = load_state(tmp_path / "state", model).cache
-            assert (loaded.rebase_at, loaded.chunk, loaded.telemetry().rebases) == (20, 4, cache.telemetry().rebases)
-            for token in range(30):
-                given = torch.tensor([[token + 3]])
-                assert equal(*(model(input_ids=given, past_key_values=held).logits for held in (cache, loaded)))
-        assert loaded.telemetry() == cache.telemetry()
-        assert cache.telemetry().rebases >= 2
-
     def test_rows_with_padding(self, model, prompt, tmp_path):
         reader = open_reader(model, POLICY)
         mask = torch.ones(2, 20, dtype=torch.long)

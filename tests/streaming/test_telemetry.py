@@ -167,12 +167,3 @@ class TestFigures:
         assert (found.seen, found.held, found.capacity, found.evicted) == ((10,), (10,), None, (0,))
         assert found.bytes == reader.bytes_held() == 2 * 2 * 2 * 10 * 16 * 4
         assert str(found) == "full: 10 tokens held in 5.0 KiB, 10 seen, 0 evicted, 0 re-bases"
-
-    def test_reset_is_a_reset(self, model):
-        cache = SinkCache(model, num_sinks=2, window=3, rebase_at=8, chunk=1)
-        for _ in range(20):
-            read(model, cache, [[10]])
-        cache.reset()
-        found = cache.telemetry()
-        assert (found.seen, found.held, found.rebases, found.highest_position) == ((0,), (0,), 0, -1)
-        assert len(cache.describe()) == 0

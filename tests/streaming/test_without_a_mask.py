@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, gap, read, slow_logits, small, text
-from tests.streaming.test_in_front import KINDS, build
+from tests.streaming.decoders import (
+    SINKS,
+    TOLERANCE,
+    WINDOW,
+    build_decoder,
+    build_in_front,
+    gap,
+    read,
+    slow_logits,
+    small,
+    text,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -101,7 +111,7 @@ def test_what_needs_a_mask_is_refused(flash):
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UnsupportedModelError, match="takes no 4-D mask, which policy 'blocks' needs"):
         read(model, tokens, PolicyCache(Blocks(num_sinks=1, block=4), model))  # a block that has left is still in its slots
-    own = build(KINDS["prefix"])
+    own = build_in_front.__wrapped__("prefix")  # one of its own, which is changed
     cache = small(own)
     own.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UnsupportedModelError, match="takes no 4-D mask, which a prefix needs"):

@@ -41,12 +41,20 @@ from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.metric import catalogue
 from sinklab.results.table import make_table, read_table
 from sinklab.training import callback as callback_file
-from sinklab.training import run_table
-from sinklab.training.callback import FIRST_POSITIONS, SinkCallback, _strongest, log_between, measure_sinks, measuring
-from sinklab.training.headline import HEADLINE, headline_metrics, tracked
-from sinklab.training.rows import TextRows
+from sinklab.training import record
+from sinklab.training.callback import (
+    FIRST_POSITIONS,
+    HEADLINE,
+    SinkCallback,
+    _strongest,
+    headline_metrics,
+    log_between,
+    measure_sinks,
+    measuring,
+    tracked,
+)
+from sinklab.training.rows import TextRows, _Limit, limited_attention, token_losses, windowed_losses
 from sinklab.training.trainer import stack
-from sinklab.training.windowed import _Limit, limited_attention, token_losses, windowed_losses
 
 ROWS = torch.randint(2, 300, (6, 24), generator=torch.Generator().manual_seed(1))
 
@@ -130,7 +138,7 @@ def test_training_is_bit_identical_with_and_without(tmp_path, bf16):
 
 def test_what_is_retained_does_not_grow_with_the_measurements(monkeypatch):
     """No tensor outlives a measurement but in the last one, and rows beyond the newest are a few bytes each."""
-    monkeypatch.setattr(run_table, "LOOSE_ROWS", 512)
+    monkeypatch.setattr(record, "LOOSE_ROWS", 512)
     model, callback = make_llama(), SinkCallback(ROWS[:1], every=1, window=8)
 
     def retained(steps: range) -> tuple[int, int]:
@@ -154,9 +162,9 @@ def test_packed_rows_are_the_rows_that_were_given(monkeypatch):
         else {"metric": "gu2024", "unit": "percent", "value": float(number), "module": "layers.0", "version": 2}
         for number in range(20)
     ]
-    plain, packed = run_table.RunTable(None, {"seed": 3}), run_table.RunTable(None, {"seed": 3})
+    plain, packed = record.RunTable(None, {"seed": 3}), record.RunTable(None, {"seed": 3})
     plain.add(rows, step=5)
-    monkeypatch.setattr(run_table, "LOOSE_ROWS", 6)
+    monkeypatch.setattr(record, "LOOSE_ROWS", 6)
     for start in range(0, 20, 4):
         packed.add(rows[start : start + 4], step=5)
     assert (len(packed._packed), len(packed._loose)) == (2, 4)
@@ -204,20 +212,6 @@ def test_wrappers_and_autocast_are_taken_off(tmp_path):
     assert vars(prepared)["forward"] is patched
     assert clock.seconds > 0
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def test_a_trainer_of_another_library_is_told_whose_callback_it_is():
-    """Lightning asks any object for its hooks: what it shows of the one that it lacks is this."""
-    callback = SinkCallback(ROWS, window=8)
-    for hook in ("setup", "state_key", "on_exception"):
-        with pytest.raises(AttributeError, match=rf"no attribute '{hook}': it is a callback of transformers' Trainer .*attend"):
-            getattr(callback, hook)
-    with pytest.raises(AttributeError, match=r"no attribute 'tabel'$"):
-        _ = callback.tabel
-    assert copy.deepcopy(callback).window == 8
-
-
-# --- it sees what the audit sees ---
 
 
 @pytest.mark.parametrize("operation", ["softmax", "sigmoid", "sink_logit", "sink_token"])
@@ -476,7 +470,7 @@ def test_rows_are_on_disk_when_a_checkpoint_is(tmp_path, monkeypatch, strategy):
         def on_save(self, args, state, control, **kwargs):
             raise Killed
 
-    monkeypatch.setattr(run_table, "WRITING_SHARE", 0.0)  # no row is written because there is time for it
+    monkeypatch.setattr(record, "WRITING_SHARE", 0.0)  # no row is written because there is time for it
     path = tmp_path / "table.parquet"
     callback = SinkCallback(ROWS, every=1, window=8, table=path)
     trainer = make_trainer(make_llama(), tmp_path, [callback, Kills()], max_steps=100, metric_for_best_model="loss")

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Trainer
 from sinklab.errors import ConfigurationError
 from sinklab.results.table import read_run, read_table
 from sinklab.training.process import training_arguments
-from sinklab.training.resuming import earlier_run
+from sinklab.training.train import earlier_run
 from sinklab.training.trainer import PretrainingTrainer
 
 KEYS = ["probe", "metric", "layer", "head", "query_position", "key_position", "step"]

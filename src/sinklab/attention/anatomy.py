@@ -16,7 +16,6 @@ from transformers.pytorch_utils import Conv1D
 from sinklab.attention.call import Part
 from sinklab.attention.linear_maps import linear_map, weight_of
 from sinklab.attention.names import named_modules, plain_module
-from sinklab.attention.ranks import Ranks
 from sinklab.errors import InputError
 
 __all__ = ["Anatomy", "model_inside", "off_seam_modules", "on_seam_modules", "require_module"]
@@ -175,22 +174,14 @@ class Anatomy:
         projection = self.projection_name(name)
         return projection is not None and bool(GATE.search(self._between(name, projection)))
 
-    def projection_weight(self, name: str, width: int, ranks: Ranks | None = None) -> Tensor | None:
+    def projection_weight(self, name: str, width: int) -> Tensor | None:
         """Weight ``(hidden_size, width)`` of that map, as :func:`~sinklab.attention.linear_maps.weight_of` has it.
-
-        Args:
-            ranks: those that share the heads of the module, and each hold the columns of their own.
 
         Returns:
             ``None`` if there is no such map, or its weight is not known.
         """
         projection = self.projection_name(name, width)
-        if projection is None:
-            return None
-        weight = weight_of(self.model, projection)
-        if weight is not None and ranks is not None and weight.shape[1] * ranks.size == width:
-            weight = ranks.gather(weight, 1)
-        return weight
+        return None if projection is None else weight_of(self.model, projection)
 
     def _linear_children(self, name: str) -> list[str]:
         """Names of the linear maps that a module holds itself, or as the first of a list, with a dropout behind it."""
@@ -199,10 +190,7 @@ class Anatomy:
 
     def _inputs(self, name: str) -> int:
         module: Any = linear_map(self.modules[name])
-        shape = module.weight.shape  # of a DTensor, that of the whole
-        if not hasattr(module.weight, "to_local") and str(getattr(module, "_hf_tp_plan", "")).startswith("rowwise"):
-            return int(shape[1]) * int(module._hf_device_mesh.size())  # a plain shard, of an older transformers
-        return int(shape[0 if isinstance(module, Conv1D) else 1])
+        return int(module.weight.shape[0 if isinstance(module, Conv1D) else 1])
 
     def _normed(self, name: str, projection: str) -> bool:
         """Whether the forward of a module calls a norm between its attention and its projection, as BitNet does."""

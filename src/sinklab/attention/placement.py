@@ -16,7 +16,7 @@ from sinklab.errors import InputError
 if TYPE_CHECKING:
     from accelerate.hooks import AlignDevicesHook
 
-__all__ = ["held", "input_device", "placement_of", "weights_of"]
+__all__ = ["has_all_heads", "held", "input_device", "placement_of", "weights_of"]
 
 
 def input_device(model: nn.Module) -> torch.device:
@@ -38,6 +38,21 @@ def input_device(model: nn.Module) -> torch.device:
             "load it with from_pretrained"
         )
     return torch.device("cpu")
+
+
+def has_all_heads(model: nn.Module) -> bool:
+    """Whether this process has every head of a model; of a tensor-parallel one other processes have some."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return True
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    if (getattr(model, "_tp_size", None) or 1) > 1:  # transformers says so; its older releases hold plain shards
+        return False
+    meshes = [parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    unnamed = [mesh for mesh in meshes if not mesh.mesh_dim_names and mesh.ndim == 1 and mesh.size() > 1]
+    named = any("tp" in (mesh.mesh_dim_names or ()) for mesh in meshes)
+    return not named and (not unnamed or any(isinstance(module, FSDPModule) for module in model.modules()))
 
 
 def placement_of(model: nn.Module) -> dict[str, str] | str:

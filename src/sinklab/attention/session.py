@@ -22,9 +22,9 @@ from sinklab.attention.intervention import Intervention, described
 from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.names import out_of_torch
 from sinklab.attention.operation import Operation
+from sinklab.attention.placement import has_all_heads
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe, named_twice
-from sinklab.attention.ranks import ranks_of
 from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
 from sinklab.attention.token_text import Decoder, token_text
 from sinklab.attention.verify import verify_call, verify_statistics
@@ -122,8 +122,12 @@ class Session:
                 "of transformers, so no call can be seen or edited. If a newer version of transformers has the family on the "
                 "interface, use that version; `measure`, `audit` and attend_returned() work from the weights that it returns"
             )
+        if not has_all_heads(model):
+            raise UnsupportedModelError(
+                f"{self._anatomy.model_class} is tensor-parallel: other processes have some of its heads, of which nothing "
+                "would be seen. Load it in one process, with `device_map` if it is large"
+            )
         self._editing = Editing(self.interventions, self._anatomy)
-        self._ranks = ranks_of(model)
         self._needs = frozenset().union(*(probe.needs for probe in self.probes)) if self.probes else frozenset()
         self._statistics_needs = self._needs & STATISTICS_NEEDS
         self._longest = 0
@@ -331,20 +335,16 @@ class Session:
         # Measuring is not part of the model: under autocast its own products would be rounded to half precision.
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             heads, value_dim = query.shape[1], result[0].shape[-1]
-            ranks = None if self._ranks is None else self._ranks.sharing(name, module, self.model, heads)
-            width = heads * value_dim * (1 if ranks is None else ranks.size)
+            width = heads * value_dim
             site = self._hooks.site(name, module, width)
             tensors = (query, key, value, attention_mask, result[0], captured.log_sum_exp)
             call = describe_call(native, module, site, tensors, kwargs, self._hooks.now)
             self._operations.add(call.operation)
-            own = call
-            if ranks is not None:
-                call = ranks.all_heads(own)
             if "head_outputs" in self._needs:
                 residual = self._hooks.now.residuals.get(self._anatomy.layer_of.get(name, ""))
                 # Seen before accelerate moves it, where a layer is the first one on its device.
                 call.residual = None if residual is None else residual.to(query.device)
-                call.projection = self._anatomy.projection_weight(name, width, ranks)
+                call.projection = self._anatomy.projection_weight(name, width)
             self._hooks.now.positions[call.q_len] = Positions(call.query_positions, call.query_documents)
             if self.verify and not (module.training and kwargs.get("dropout")):
                 self._record_check(*self._proved(call, attention_mask, native))
@@ -358,16 +358,10 @@ class Session:
                     )
                 call = edited.call
                 outputs, weights = edited.outputs, edited.weights
-                if ranks is not None:
-                    outputs, weights = ranks.own(outputs, 2), None if weights is None else ranks.own(weights, 1)
                 result = (outputs.reshape(result[0].shape), weights, *result[2:])
             if self.probes:
-                if not self._statistics_needs:
-                    statistics = Statistics()
-                elif ranks is None or edited is not None:
-                    statistics = column_statistics(call, self._statistics_needs)
-                else:
-                    statistics = ranks.all_statistics(column_statistics(own, self._statistics_needs), heads)
+                needs = self._statistics_needs
+                statistics = column_statistics(call, needs) if needs else Statistics()
                 self._show_call(call, statistics)
         return result
 

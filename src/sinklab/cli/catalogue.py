@@ -1,19 +1,205 @@
-"""The commands ``sinklab list`` and ``sinklab show``: what there is to name, and what it is."""
+"""The commands list and show: what there is to name, without importing any of it, and what one of them is."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+import sinklab
 from sinklab.cli.derive import plain
-from sinklab.cli.describe import Description, catalogue, describe
+from sinklab.errors import ContractError, UnknownNameError
+from sinklab.models.embedded import embedded_names, embedded_path
+from sinklab.registry import KINDS, Registry, registry_of
+from sinklab.results import metric as declarations
+from sinklab.results.metric import Metric, metrics_of
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
 
-__all__ = ["list_", "show"]
+__all__ = ["Description", "Parameter", "catalogue", "describe", "every_metric", "list_", "show"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One parameter of a plug-in, as its class declares it; of a recipe one field of its configuration, with what it means."""
+
+    name: str
+    type: str
+    default: str | None
+    text: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a plug-in says of itself."""
+
+    kind: str
+    name: str
+    summary: str
+    text: str
+    parameters: list[Parameter]
+    metrics: tuple[Metric, ...]
+    papers: list[str]
+    version: int | None
+    file: str
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON."""
+        shown = ("name", "text", "unit", "paper", "version")
+        record = dataclasses.asdict(self)
+        return record | {"metrics": [{key: metric[key] for key in shown} for metric in record["metrics"]]}
+
+
+def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
+    """Kind to name to summary; the embedded models are listed as a kind of their own, ``models``.
+
+    Raises:
+        UnknownNameError: no such kind.
+    """
+    if kind in ("model", "models"):
+        return {"models": {name: _model_summary(name) for name in embedded_names()}}
+    kinds = KINDS if kind is None else {registry_of(kind).plural: registry_of(kind)}
+    listed = {plural: {name: _summary(registry, name) for name in registry} for plural, registry in kinds.items()}
+    if kind is None:
+        listed["models"] = {name: _model_summary(name) for name in embedded_names()}
+    return listed
+
+
+def describe(name: str) -> list[Description]:
+    """The plug-ins (of any kind) called ``name``, and the metric of that name where none of them declares it, with what does.
+
+    Raises:
+        UnknownNameError: nothing is called so; the message suggests the nearest name, or what can be done with a model.
+    """
+    descriptions = [_plugin(registry, name) for registry in KINDS.values() if name in registry]
+    if any(metric.name == name for description in descriptions for metric in description.metrics):
+        return descriptions
+    metric = declarations.declared(name)
+    if metric is None and not descriptions and not _is_model(name):
+        metric = every_metric().get(name)
+    if metric is not None:
+        descriptions.append(_metric(metric))
+    if descriptions:
+        return descriptions
+    if _is_model(name):
+        raise UnknownNameError(
+            f"{name!r} is a model, and this says what plug-ins and metrics are. 'sinklab audit {name}' measures it; in "
+            f"Python sinklab.show({name!r}, TEXT) draws its heads"
+        )
+    known = [plugin for registry in KINDS.values() for plugin in registry]
+    near = difflib.get_close_matches(name, [*known, *declarations.catalogue()], n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
+
+
+def _is_model(name: str) -> bool:
+    """Whether a name is that of an embedded model, of a checkpoint in a directory, or of one on the hub."""
+    folder = Path(name)
+    return (folder / "config.json").is_file() if folder.is_dir() else name.startswith("embedded:") or "/" in name
+
+
+def every_metric() -> dict[str, Metric]:
+    """Every metric that sinklab and its plug-ins declare, for which all of them are imported: some seconds."""
+    for registry in KINDS.values():
+        for name in registry:
+            registry[name]
+    for module in pkgutil.walk_packages(sinklab.__path__, "sinklab."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    return declarations.catalogue()
+
+
+def _metric(metric: Metric) -> Description:
+    """One metric, and which probe or read-out measures it."""
+    owners = [(plural, own) for plural in ("probes", "read_outs") for own in KINDS[plural] if metric in metrics_of(plural, own)]
+    measured = " and ".join(f"the {KINDS[plural].kind} {own}" for plural, own in owners) or "a study"
+    return Description(
+        "metric", metric.name, f"Measured by {measured}.", "", [], (metric,), _papers(metric.paper), metric.version, ""
+    )
+
+
+def _papers(text: str) -> list[str]:
+    return sorted(set(re.findall(r"\b\d{4}\.\d{5}\b", text)))
+
+
+def _summary(registry: Registry[Any], name: str) -> str:
+    """What a plug-in is; of a foreign one that is broken why, so that the others are listed all the same."""
+    try:
+        return registry.summary(name)
+    except ContractError as error:
+        cause = error.__cause__
+        text = str(error) if cause is None else f"cannot be imported: {type(cause).__name__}: {cause}"
+        return " ".join(text.split())
+
+
+def _model_summary(name: str) -> str:
+    config = json.loads((embedded_path(name) / "config.json").read_text(encoding="utf-8"))
+    _, again, seed = name.partition("-")  # a further training of the same recipe
+    return (
+        f"{config['operation']['name']} attention, {config['num_hidden_layers']} layers of {config['num_attention_heads']} "
+        f"heads, context {config['max_position_embeddings']}, trained on Python source{', seed ' + seed if again else ''}"
+    )
+
+
+def _file(plugin: object) -> str:
+    """The file of a class or a function."""
+    return str(sys.modules[plugin.__module__].__file__)
+
+
+def _plugin(registry: Registry[Any], name: str) -> Description:
+    """Docstring, settings, metrics and papers of a plug-in; of a claim what it states, of a recipe its configuration."""
+    plugin = registry[name]
+    text, plural = inspect.getdoc(plugin) or "", registry.plural
+    metrics = metrics_of(plural, name) if plural in ("probes", "read_outs", "claims") else ()
+    parameters, version = [], None
+    if plural == "recipes":
+        parameters = list(_config_fields(plugin(), ""))
+    elif plural == "claims":
+        claim = plugin()
+        costs = ", ".join(f"{cost} at scale {scale}" for scale, cost in claim.costs.items())
+        published = f"Published: {claim.published}\n{claim.reference}"
+        text = "\n\n".join(part for part in (f"Claim: {claim.statement}", published, f"Cost: {costs}.", text) if part)
+    elif isinstance(plugin, type):
+        parameters = list(_arguments(plugin))
+        version = getattr(plugin, "version", None)
+    about = "\n".join([text, sys.modules[plugin.__module__].__doc__ or "", *(f"{one.paper} {one.text}" for one in metrics)])
+    return Description(
+        registry.kind, name, registry.summary(name), text, parameters, metrics, _papers(about), version, _file(plugin)
+    )
+
+
+def _config_fields(section: Any, prefix: str) -> Iterator[Parameter]:
+    """Every field of a configuration by its dotted path, as ``--set`` takes it."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if hasattr(type(value), "model_fields"):
+            yield from _config_fields(value, f"{prefix}{name}.")
+        else:
+            kind = field.annotation
+            shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+            yield Parameter(f"{prefix}{name}", shown, json.dumps(value), field.description or "")
+
+
+def _arguments(cls: type) -> Iterator[Parameter]:
+    """What its constructor takes."""
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        kind, default = parameter.annotation, parameter.default
+        shown = kind if isinstance(kind, str) else "" if kind is parameter.empty else inspect.formatannotation(kind)
+        yield Parameter(name, shown, None if default is parameter.empty else repr(default))
 
 
 @command("list")

@@ -6,7 +6,9 @@ import collections.abc
 import functools
 import inspect
 import operator
+import os
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +18,50 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import cyclopts
 from typing_extensions import Doc
 
-from sinklab.cli import output
+from sinklab.cli.guard import INTERRUPTED, TERMINATED, on_the_line
 from sinklab.errors import ConfigurationError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.registry import split_specs
 from sinklab.results.progress import bars, quietly, say
+from sinklab.results.run import Listing, Result
 from sinklab.studies.arguments import WHOLE, AsJson, InMemory, Quiet, WrittenTo, annotations_of
 
-__all__ = ["derive", "folder_name", "option_names", "plain", "read_docstring"]
+__all__ = ["derive", "folder_name", "option_names", "plain", "print_result", "read_docstring"]
+
+STATUSES = {"diverged": 3, "stopped": INTERRUPTED}
+"""What became of a training to the exit status of its command, unless SIGTERM has stopped it."""
+
+
+def print_result(result: object, as_json: bool = False, names: Mapping[str, str] | None = None) -> int:
+    """Show what a command returned, and give the exit status: that of :data:`STATUSES`, or 1 if parts failed (on stderr).
+
+    Of the processes of ``torchrun`` the first one speaks.
+
+    Args:
+        names: parameter to option, as what failed names them.
+    """
+    if isinstance(result, Result):
+        status = STATUSES.get(str(result.summary.get("status")), 0)
+        status = TERMINATED if result.record.get("stopped_by") == "SIGTERM" else status
+        if os.environ.get("RANK", "0") != "0":
+            return status
+        if as_json:
+            sys.stdout.write(result.to_json())
+        else:
+            result.show()
+        errors = result.summary.get("errors") or []
+        for error in errors:
+            sys.stderr.write(f"failed: {on_the_line(error, names or {})}\n")
+        return 1 if errors else status
+    if isinstance(result, Listing):
+        if as_json:
+            sys.stdout.write(result.to_json())
+        else:
+            result.show()
+    elif result is not None:
+        sys.stdout.write(f"{result}\n")
+    return 0
+
 
 OPTIONS = cyclopts.Group("Options")
 
@@ -66,7 +104,7 @@ def derive(function: Callable[..., object], name: str) -> cyclopts.App:
                     result = function(*positional, **given, progress=progress)
             else:
                 result = function(*positional, **given)
-            return output.print_result(result, as_json, option_names(function))
+            return print_result(result, as_json, option_names(function))
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {}

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import io
 import math
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,22 @@ from sinklab.errors import SinklabError
 from sinklab.registry import corpora
 from sinklab.results.metric import Metric
 
+__all__ = [
+    "BITS_PER_BYTE",
+    "MOST_UNREAD",
+    "RUN",
+    "Reading",
+    "corpus_record",
+    "count_repeats",
+    "lines_of",
+    "read_samples",
+    "token_runs",
+    "written_corpus",
+]
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["BITS_PER_BYTE", "MOST_UNREAD", "Reading", "corpus_record", "lines_of", "read_samples", "written_corpus"]
 
 BITS_PER_BYTE = Metric(
     "bits_per_byte",
@@ -199,3 +212,23 @@ def _reads_as(path: str) -> str | None:
 def lines_of(text: str) -> list[str]:
     """Lines as files have them. ``str.splitlines`` also ends one at U+2028, U+0085 and form feeds, which a text may hold."""
     return io.StringIO(text, newline=None).read().split("\n")
+
+
+RUN = 16
+"""Tokens in a row that no two texts may have in common: files begin with the same licence, and passages of one file overlap."""
+
+
+def token_runs(ids: Sequence[int], length: int = RUN) -> set[tuple[int, ...]]:
+    """All runs of ``length`` tokens; of a shorter text none."""
+    return {tuple(ids[start : start + length]) for start in range(len(ids) - length + 1)}
+
+
+def count_repeats(texts: Iterable[Sequence[int]], length: int = RUN) -> int:
+    """How many texts have a run of ``length`` tokens that one before them has; of a shorter text all tokens."""
+    seen: set[tuple[int, ...]] = set()
+    repeats = 0
+    for ids in texts:
+        runs = token_runs(ids, min(length, len(ids)))
+        repeats += bool(runs & seen)
+        seen |= runs
+    return repeats

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from sinklab.corpora import SOUNDS
-from sinklab.corpora._files import Files
-from sinklab.corpora._sound import read_wav, resampled, windows
+from sinklab.corpora._media import Files, read_wav, resampled, windows
 from sinklab.corpora.base import Recording
 from sinklab.corpora.samples import Kind
 from sinklab.registry import corpora

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from sinklab.corpora.samples import Kind
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.requirements import require_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -244,8 +243,6 @@ class Corpus(abc.ABC):
                 f"`seq_len` {seq_len} holds {encoder.bos_name} and no token of a text; take at least "
                 f"{len(front) + len(back) + 1}"
             )
-        # Two numbers a token: an entry of the list of rows, and of the tensor.
-        require_memory(16 * seq_len * samples, f"`samples` {samples} of `seq_len` {seq_len}")
         rows: list[list[int]] = []
         for row in self.rows(encoder, seq_len - len(front) - len(back), seed):
             rows.append([*front, *row, *back])

@@ -11,7 +11,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from sinklab.corpora._pictures import open_picture
+from sinklab.corpora._media import open_picture
 from sinklab.corpora.base import HELD_OUT_PERCENT, Identity, Picture, Split, TextCorpus, hash_files, is_held_out
 from sinklab.corpora.samples import Kind
 from sinklab.errors import ConfigurationError, InputError

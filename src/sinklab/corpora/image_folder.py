@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from sinklab.corpora import PICTURES
-from sinklab.corpora._files import Files
-from sinklab.corpora._pictures import open_picture
+from sinklab.corpora._media import Files, open_picture
 from sinklab.corpora.base import Picture
 from sinklab.corpora.samples import Kind
 from sinklab.registry import corpora

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from sinklab.corpora._pictures import open_picture
+from sinklab.corpora._media import open_picture
 from sinklab.corpora.base import Identity, MediaCorpus, Picture, hash_files
 from sinklab.corpora.samples import Kind
 from sinklab.errors import InputError

@@ -147,9 +147,9 @@ def text_of(data: PreparedData) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The process of the local driver or, with ``--no-driver``, one that anybody starts, also by torchrun."""
-    folder, name, *options = arguments
-    serve(lambda: run_cell(Path(folder), name), with_driver="--no-driver" not in options)
+    """The process of the local driver, or one that anybody starts, also by torchrun."""
+    folder, name = arguments
+    serve(lambda: run_cell(Path(folder), name))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -18,19 +20,63 @@ from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
 from sinklab.jobs.estimate import SEEDS, estimate_metric
-from sinklab.jobs.grid import Cell, cell_key, make_cells, short_label
-from sinklab.jobs.local import default_jobs, run_local
-from sinklab.jobs.watch import watching
+from sinklab.jobs.grid import Cell, make_cells, short_label
+from sinklab.jobs.processes import Watch, run_processes, watching
 from sinklab.results.folder import FolderLock, check_place, from_outside, is_partial
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 from sinklab.training import progress as training_progress
 from sinklab.training.config import PretrainingConfig, check_read
 from sinklab.training.data import prepare_data
-from sinklab.training.process import chosen_dtype, compiles, default_cache
-from sinklab.training.resuming import require_same_config
+from sinklab.training.process import chosen_device, chosen_dtype, compiles, default_cache
+from sinklab.training.train import require_same_config
 
-__all__ = ["check_machine", "prepare_texts", "run_sweep", "run_waiting"]
+__all__ = ["check_machine", "default_jobs", "prepare_texts", "run_local", "run_sweep", "run_waiting"]
+
+
+def default_jobs(plan: SweepPlan) -> int:
+    """Cells at a time: one per GPU, or as many as the cores have threads for."""
+    gpus = _gpus(plan)
+    return len(gpus) or max(1, _cores() // max(threads_of(plan, name) for name in plan.cells))
+
+
+def threads_of(plan: SweepPlan, name: str) -> int:
+    """Threads that a cell computes with."""
+    return plan.cells[name].config.training.threads or _cores()
+
+
+def run_local(plan: SweepPlan, names: Sequence[str], *, jobs: int, retries: int, watch: Watch) -> dict[str, str]:
+    """Run cells of a plan, ``jobs`` at a time, and give the errors of those that failed.
+
+    Args:
+        retries: how often a cell that died is run again, from its last checkpoint.
+
+    Raises:
+        KeyboardInterrupt: after the running cells have stopped, each with a checkpoint.
+    """
+    gpus = _gpus(plan)
+    environments = {
+        # Cells compile side by side; each with a pool of its own over all cores would be too much.
+        name: {"OMP_NUM_THREADS": str(threads_of(plan, name)), "TORCHINDUCTOR_COMPILE_THREADS": str(threads_of(plan, name))}
+        for name in names
+    }
+    commands = {name: ["sinklab.jobs.cell", str(plan.folder), name] for name in names}
+    return run_processes(
+        commands, plan.log, plan.outcome, jobs=jobs, retries=retries, watch=watch, environments=environments, gpus=gpus
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus(plan: SweepPlan) -> list[str]:
+    """The GPUs to spread cells over, as ``CUDA_VISIBLE_DEVICES`` names them; none when all cells are for the CPU."""
+    if all(chosen_device(cell.config) == "cpu" for cell in plan.cells.values()):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+
 
 CACHE = "cache"
 
@@ -84,8 +130,7 @@ def run_sweep(
         - ``errors``: a sentence for every cell that failed; ``warnings``: what keeps numbers of cells from being compared.
 
     Raises:
-        ConfigurationError: a grid that names no field, a cell that cannot be, a sweep to resume that was another, or one
-            whose plan does not say its dtype and that would go on in another one here.
+        ConfigurationError: a grid that names no field, a cell that cannot be, or a sweep to resume that was another.
         InputError: text or a directory that cannot be used, a text that has changed since cells read it, or another process
             that runs this sweep.
         KeyboardInterrupt: after all cells have stopped with a checkpoint; what has ended is in the tables.
@@ -100,12 +145,9 @@ def run_sweep(
         import_ray()
     out = out.expanduser().absolute()
     with FolderLock(out):
-        cells = _named_as_planned(out, cells)
         planned = _planned_dtype(out)
         cells, dtype = _in_one_dtype(cells, planned)
         earlier = _earlier(out, cells, resume)
-        if planned == AUTO:
-            _require_same_dtype(out, cells)
         if ray is None:
             check_machine(cells)
         elif earlier is None or any(earlier.outcome(name) is None for name in cells):
@@ -117,7 +159,7 @@ def run_sweep(
         plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
         varied = {path: list(values) for path, values in grid.items()}
         plan.write(recipe=config.name, grid=varied, seeds=seeds and list(seeds), dtype=dtype)
-        if progress and dtype not in (None, AUTO):
+        if progress and dtype is not None:
             _say_dtype(dtype, planned=planned is not None, elsewhere=ray is not None)
         errors: dict[str, str] = {}
         with _noting_what_is_kept(plan, resume):
@@ -230,26 +272,14 @@ def _texts_of_begun(
     return read
 
 
-def _named_as_planned(out: Path, cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    """The cells under the names that they have in the sweep in a folder: earlier ones spelt -1 as 1 before the hash."""
-    plan = read_run(out, PLAN) if (out / PLAN).is_file() else {}
-    planned = {str(cell.get("name")) for cell in plan.get("cells", [])} - cells.keys()
-    by_key = {cell_key(name): name for name in planned}
-    named = (dataclasses.replace(cell, name=by_key.get(cell_key(cell.name), cell.name)) for cell in cells.values())
-    return {cell.name: cell for cell in named}
-
-
 def _planned_dtype(out: Path) -> str | None:
-    """What ``auto`` stands for in the sweep in a folder; ``None`` where it stands for nothing yet.
-
-    ``"auto"`` of a plan that does not say it: every machine then took its own.
-    """
+    """What ``auto`` stands for in the sweep in a folder; ``None`` where it stands for nothing yet."""
     if not (out / PLAN).is_file():
         return None
     plan = read_run(out, PLAN)
     if not any((out / str(cell.get("name"))).exists() for cell in plan.get("cells", [])):
         return None  # planned, and refused before any cell had begun
-    planned = plan.get("dtype", AUTO)
+    planned = plan.get("dtype")
     return None if planned is None else str(planned)
 
 
@@ -263,7 +293,7 @@ def _in_one_dtype(cells: Mapping[str, Cell], planned: str | None) -> tuple[dict[
         ConfigurationError: a device that is not here, whose dtype is not known, with the name of the cell.
     """
     open_cells = [cell for cell in cells.values() if cell.config.training.dtype == AUTO]
-    if not open_cells or planned == AUTO:
+    if not open_cells:
         return dict(cells), planned
     dtype = planned
     if dtype is None:
@@ -284,28 +314,6 @@ def _dtype_here(cell: Cell) -> str:
         raise ConfigurationError(
             f"cell {cell.name}: {error}, or name training.dtype, which auto leaves to the device"
         ) from None
-
-
-def _require_same_dtype(out: Path, cells: Mapping[str, Cell]) -> None:
-    """Refuse to go on with a sweep whose plan does not say its dtype where that would be another here.
-
-    Raises:
-        ConfigurationError: cells have begun in another dtype.
-    """
-    open_cells = [cell for cell in cells.values() if cell.config.training.dtype == AUTO]
-    begun = {
-        cell.name: str(run["resolved"]["dtype"])
-        for cell in open_cells
-        if (out / cell.name / "run.json").is_file() and "dtype" in (run := read_run(out / cell.name)).get("resolved", {})
-    }
-    here = {cell.name: _dtype_here(cell) for cell in open_cells}
-    other = next((name for name in begun if begun[name] != here[name]), None)
-    if other is not None:
-        raise ConfigurationError(
-            f"the sweep in {out} was begun under training.dtype=auto, its cell {other} in {begun[other]}, and here that would "
-            f"be {here[other]}, which does not compare; resume it on a machine like the first, or sweep again into another "
-            f"`out` with training.dtype={begun[other]}"
-        )
 
 
 def check_machine(cells: Mapping[str, Cell]) -> None:

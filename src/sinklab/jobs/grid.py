@@ -20,7 +20,7 @@ from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.token_cache import hash_key
 
-__all__ = ["ALIASES", "Cell", "cell_key", "field_path", "make_cells", "parse_grid", "short_label"]
+__all__ = ["ALIASES", "Cell", "field_path", "make_cells", "parse_grid", "short_label"]
 
 ALIASES = {
     "lr": "optimizer.learning_rate",
@@ -184,11 +184,6 @@ def field_path(name: str, values: Sequence[object] = ()) -> str:
     near = difflib.get_close_matches(name, endings, n=1)
     hint = f"Did you mean {endings[near[0]]!r}?" if near else "'sinklab show RECIPE' lists the fields"
     raise ConfigurationError(f"`grid` {name}: there is no such field. {hint}")
-
-
-def cell_key(name: str) -> str:
-    """The hash that ends the name of a cell: it says which cell of a sweep it is, however the words before it are spelt."""
-    return name[-KEY_LENGTH:]
 
 
 def short_label(path: str) -> str:

@@ -1,25 +1,133 @@
-"""Processes of this machine: so many at a time, each apart from the others, run again when they die."""
+"""Processes of this machine: so many at a time, each apart from the others, run again when they die; and what shows them."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import dataclasses
+import datetime
+import importlib
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from sinklab.errors import SinklabError
-from sinklab.jobs.forks import Forked, Forks, can_fork
-from sinklab.jobs.watch import Watch
+from sinklab.results.progress import is_quiet, is_watched
 
-__all__ = ["REFUSED", "last_line", "lasts", "run_processes", "serve"]
+__all__ = ["REFUSED", "Watch", "last_line", "lasts", "run_processes", "serve", "watching"]
+
+
+class Watch:
+    """Counts cells and shows nothing; the other kinds show.
+
+    Args:
+        cells: of the whole sweep.
+        earlier: of these, ended before.
+    """
+
+    def __init__(self, cells: int, earlier: int) -> None:
+        self.cells, self.ended_cells, self.failed = cells, 0, 0
+        self.earlier = earlier
+        self.running: list[str] = []
+        self._begun = time.monotonic()
+
+    def started(self, name: str) -> None:
+        """A cell has begun to run, or runs again."""
+        if name not in self.running:
+            self.running.append(name)
+
+    def again(self, name: str, why: str) -> None:
+        """A cell died and will be run again."""
+        self.note(f"{name}: {why}; it goes on from its last checkpoint")
+
+    def ended(self, name: str, outcome: str, *, failed: bool = False) -> None:
+        """A cell has come to its end."""
+        if name in self.running:
+            self.running.remove(name)
+        self.ended_cells += 1
+        self.failed += failed
+        self.note(f"[{self.earlier + self.ended_cells}/{self.cells}] {name}: {outcome}  {self._left()}".rstrip())
+
+    def tick(self, newest: Callable[[str], str]) -> None:
+        """Called a few times a second; ``newest`` gives the last line that a cell printed."""
+
+    def note(self, text: str) -> None:
+        """A sentence about something that happened once."""
+
+    def _left(self) -> str:
+        left = self.cells - self.earlier - self.ended_cells
+        if not left or not self.ended_cells:
+            return ""
+        seconds = (time.monotonic() - self._begun) / self.ended_cells * left
+        return f"{datetime.timedelta(seconds=round(seconds))} left"
+
+
+class Lines(Watch):
+    """A line per event."""
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Bars(Watch):
+    """A bar of the cells, and below it what each running one printed last."""
+
+    def __init__(self, cells: int, earlier: int, bars: Progress) -> None:
+        super().__init__(cells, earlier)
+        self._bars = bars
+        self._all = bars.add_task("cells", total=cells, completed=earlier, text="")
+        self._tasks: dict[str, TaskID] = {}
+
+    def tick(self, newest: Callable[[str], str]) -> None:
+        for name in [name for name in self._tasks if name not in self.running]:
+            self._bars.remove_task(self._tasks.pop(name))
+        for name in self.running:
+            if name not in self._tasks:
+                self._tasks[name] = self._bars.add_task(f"  {escape(name)}", total=None, text="")
+            self._bars.update(self._tasks[name], text=escape(newest(name)))
+        failed = f", {self.failed} failed" if self.failed else ""
+        self._bars.update(
+            self._all,
+            completed=self.earlier + self.ended_cells,
+            text=f"{self.earlier + self.ended_cells}/{self.cells}, {len(self.running)} running{failed}  {self._left()}",
+        )
+
+    def note(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def watching(cells: int, earlier: int, *, wanted: bool = True) -> Iterator[Watch]:
+    """The watch for where stderr goes; closed when the block ends."""
+    if not wanted or is_quiet():
+        yield Watch(cells, earlier)
+    elif not is_watched():
+        yield Lines(cells, earlier)
+    else:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bars:
+            yield Bars(cells, earlier, bars)
+
 
 REFUSED = 2
 """Exit status of a process that ended with an error that it would end with again."""
@@ -33,6 +141,8 @@ LASTING = (
 GRACE = 120.0
 """Seconds that a cell has, when the sweep is interrupted, for the step at hand and a checkpoint."""
 
+Process: TypeAlias = ForkServerProcess | SpawnProcess
+
 
 def run_processes(
     commands: Mapping[str, Sequence[str]],
@@ -44,40 +154,46 @@ def run_processes(
     watch: Watch,
     environments: Mapping[str, Mapping[str, str]] | None = None,
     gpus: Sequence[str] = (),
-    forked: bool = False,
 ) -> dict[str, str]:
     """Run commands by name, their output in logs; the errors of those that failed.
 
     One that exits with :data:`REFUSED` has failed; one that dies in another way, or exits well and has no ``outcome``, runs
-    again up to ``retries`` times. Its standard input is a pipe that closes when this process is gone, however it goes.
+    again up to ``retries`` times. All stop when this process is gone, however it goes.
 
     Args:
-        commands: by name, each an interpreter and what it is given.
-        forked: all are ``python -m MODULE …``, none needs a GPU, and MODULE has a ``main(arguments)``. Where the system can,
-            they are forks of an interpreter that has imported the module (:mod:`sinklab.jobs.forks`).
+        commands: by name, each a module with a ``main(arguments)``, and the arguments.
+        environments: by name, what is added to the environment of this process.
+        gpus: as ``CUDA_VISIBLE_DEVICES`` names them; the processes are spread over them.
     """
+    # Imports leave a device alone, and a fork behind them does too; a system without forks starts an interpreter each time.
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(sorted({command[0] for command in commands.values()}))
     waiting = collections.deque(commands)
     deaths = dict.fromkeys(commands, 0)
     free = list(range(min(jobs, len(commands))))
     running: dict[str, _Running] = {}
     errors: dict[str, str] = {}
-    forks = Forks() if forked and can_fork() else None
     try:
         while waiting or running:
             while waiting and free:
                 name, slot = waiting.popleft(), free.pop(0)
-                environment = {**os.environ, **(environments or {}).get(name, {})}
+                environment = dict((environments or {}).get(name, {}))
                 if gpus:
                     environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-                running[name] = _start(commands[name], log(name), slot, environment, forks)
+                log(name).parent.mkdir(parents=True, exist_ok=True)
+                begin = log(name).stat().st_size if log(name).exists() else 0
+                process = context.Process(target=_child, args=(*commands[name][:1], commands[name][1:], log(name), environment))
+                process.start()
+                running[name] = _Running(process, slot, begin)
                 watch.started(name)
             for name, job in list(running.items()):
-                status = job.process.poll()
+                status = job.process.exitcode
                 if status is None:
                     continue
                 del running[name]
                 free.append(job.slot)
-                job.close()
                 end = outcome(name) if status == 0 else None
                 if end is not None:
                     watch.ended(name, end)
@@ -95,22 +211,44 @@ def run_processes(
     except BaseException:
         _stop([job.process for job in running.values()], watch)
         raise
-    finally:
-        if forks is not None:
-            forks.close()
     return errors
 
 
-def serve(work: Callable[[], object], *, with_driver: bool = True) -> None:
-    """The whole of a process that :func:`run_processes` starts: its work, an error of ours in one line, and no life after it.
+@dataclasses.dataclass(frozen=True)
+class _Running:
+    process: Process
+    slot: int
+    log_start: int
+
+
+def _child(module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    """What a process does: its own session, as Ctrl-C is for the driver, which tells its cells; its output goes to a log."""
+    with contextlib.suppress(AttributeError, PermissionError):
+        os.setsid()
+    os.environ.update(environment)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    if "OMP_NUM_THREADS" in environment and "torch" in sys.modules:  # which reads it when it is imported
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    sys.argv = [module, *arguments]
+    threading.Thread(target=_stop_with_driver, daemon=True).start()
+    importlib.import_module(module).main(arguments)
+
+
+def _stop_with_driver() -> None:
+    """Stop when the driver is gone."""
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    multiprocessing.connection.wait([driver.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)  # which training answers with a checkpoint
+
+
+def serve(work: Callable[[], object]) -> None:
+    """The work of a process that :func:`run_processes` starts: an error of ours in one line.
 
     Errors that another attempt would end with too exit with :data:`REFUSED`.
-
-    Args:
-        with_driver: stop when the process that started this one is gone.
     """
-    if with_driver:
-        threading.Thread(target=stop_with_driver, daemon=True).start()
     try:
         work()
     except SinklabError as error:
@@ -132,13 +270,6 @@ def lasts(error: Exception) -> bool:
     return isinstance(error, LASTING) and not isinstance(error, OSError)
 
 
-def stop_with_driver(descriptor: int = 0) -> None:
-    """Stop when the driver is gone: it holds the other end of our standard input and never writes."""
-    with contextlib.suppress(OSError):
-        os.read(descriptor, 1)
-    os.kill(os.getpid(), signal.SIGTERM)  # which training answers with a checkpoint
-
-
 def last_line(log: Path, start: int = 0) -> str:
     """The last line with something in it that was written to a log after byte ``start``; empty if there is none."""
     try:
@@ -150,36 +281,7 @@ def last_line(log: Path, start: int = 0) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Running:
-    process: subprocess.Popen | Forked
-    slot: int
-    log_start: int
-
-    def close(self) -> None:
-        if isinstance(self.process, subprocess.Popen) and self.process.stdin is not None:
-            self.process.stdin.close()
-
-
-def _start(command: Sequence[str], log: Path, slot: int, environment: Mapping[str, str], forks: Forks | None) -> _Running:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        before = file.tell()
-        if forks is not None:
-            _interpreter, _option, module, *arguments = command
-            return _Running(forks.start(module, arguments, log, environment), slot, before)
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=file,
-            env=dict(environment),
-            start_new_session=True,  # Ctrl-C is for the driver, which tells its cells
-        )
-        return _Running(process, slot, before)
-
-
-def _stop(processes: Sequence[subprocess.Popen | Forked], watch: Watch) -> None:
+def _stop(processes: Sequence[Process], watch: Watch) -> None:
     """End processes with a checkpoint; at once when interrupted again, or when they do not come to it."""
     if not processes:
         return
@@ -187,12 +289,12 @@ def _stop(processes: Sequence[subprocess.Popen | Forked], watch: Watch) -> None:
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + GRACE
-    with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+    with contextlib.suppress(KeyboardInterrupt):
         for process in processes:
-            process.wait(max(0.0, deadline - time.monotonic()))
+            process.join(max(0.0, deadline - time.monotonic()))
     for process in processes:
         process.kill()  # does nothing to one that has ended
-        process.wait()
+        process.join()
 
 
 def _reason(status: int, said: str) -> str:

@@ -17,8 +17,7 @@ from typing import TypedDict
 
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs.cell import PLAN, SweepPlan, read_plan, run_cell
-from sinklab.jobs.processes import last_line, lasts
-from sinklab.jobs.watch import Watch
+from sinklab.jobs.processes import Watch, last_line, lasts
 from sinklab.results.table import read_run
 from sinklab.results.version import __version__
 

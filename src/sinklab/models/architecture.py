@@ -100,17 +100,6 @@ class Architecture(Section):
         return self.max_position_embeddings + self.tokens_in_front
 
     @property
-    def least_memory(self) -> tuple[int, int]:
-        """Bytes that a model takes at least: of its weights in float32, and of the objects that layers are made of."""
-        per_head = self.hidden_size * self.head_size
-        attention = per_head * (self.num_attention_heads + 2 * self.kv_heads)
-        attention += per_head * (1 if self.head_merge == "add" else self.num_attention_heads)
-        feed_forward = self.hidden_size * self.intermediate_size * (3 if self.feed_forward.endswith("glu") else 2)
-        tokens = self.vocab_size * (1 if self.tie_word_embeddings else 2) + self.tokens_in_front
-        weights = tokens * self.hidden_size + self.num_hidden_layers * (attention + feed_forward)
-        return 4 * weights, self.num_hidden_layers * BYTES_OF_LAYER
-
-    @property
     def embedding_std(self) -> float:
         """Standard deviation of the embeddings at the start."""
         return (0.4 / self.hidden_size) ** 0.5 if self.initialization == "released" else self.initializer_range

@@ -26,7 +26,7 @@ from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, Operati
 from sinklab.attention.paths.table import set_attention_path
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.models.checkpoint import MOST_OF_A_KIND, first_line, weight_files
+from sinklab.models.checkpoint import first_line, weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
@@ -301,11 +301,11 @@ class _Heads(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     modules: list[str]
-    num_heads: int = Field(ge=1, le=MOST_OF_A_KIND)
-    num_kv_heads: int = Field(ge=1, le=MOST_OF_A_KIND)
-    head_dim: int = Field(ge=1, le=MOST_OF_A_KIND)
-    value_dim: int = Field(ge=1, le=MOST_OF_A_KIND)
-    hidden_size: int = Field(ge=1, le=MOST_OF_A_KIND)
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    value_dim: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
     scaling: float | None = None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -9,13 +11,119 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention.forward_arguments import CACHE, given_cache
 from sinklab.attention.operation import HeadShape, Operation, bind
-from sinklab.models.feed_forward import FeedForward
 from sinklab.models.model_config import SinkLMConfig
-from sinklab.models.norms import NORMS, Norm
 from sinklab.positions.base import PositionScheme, Rotation
 from sinklab.registry import operations
 
-__all__ = ["SinkLMAttention", "SinkLMLayer", "eager_attention_forward"]
+__all__ = [
+    "ACTIVATIONS",
+    "NORMS",
+    "DynamicTanh",
+    "FeedForward",
+    "LayerNorm",
+    "Norm",
+    "RMSNorm",
+    "SinkLMAttention",
+    "SinkLMLayer",
+    "eager_attention_forward",
+]
+
+
+class Norm(nn.Module):
+    """A norm over the last axis with a learned ``weight``; what comes out has the dtype of the weight.
+
+    Args:
+        size: size of the last axis.
+        eps: added before the root, where there is one.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.size, self.eps = size, eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def reset_parameters(self) -> None:
+        """Initial values; called for parameters that are not read from a checkpoint."""
+        nn.init.ones_(self.weight)
+
+
+class RMSNorm(Norm):
+    """``x / sqrt(mean(x²) + eps) · weight``; statistics in float32. Zhang & Sennrich 2019 (arXiv 1910.07467)."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        # torch computes in float32 inside, without a float32 copy; of mixed dtypes it would make a slow composition.
+        return nn.functional.rms_norm(hidden_states.to(self.weight.dtype), (self.size,), self.weight, self.eps)
+
+
+class LayerNorm(Norm):
+    """``(x - mean(x)) / sqrt(var(x) + eps) · weight + bias``; statistics in float32. Ba et al. 2016 (arXiv 1607.06450)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return nn.functional.layer_norm(hidden_states.to(self.weight.dtype), (self.size,), self.weight, self.bias, self.eps)
+
+
+class DynamicTanh(Norm):
+    """``tanh(alpha · x) · weight + bias`` with one learned ``alpha``, 0.5 at the start. Zhu et al. 2025 (arXiv 2503.10622).
+
+    Nothing is normalised: each number is squashed alone, so a massive activation does not shrink the others. ``eps`` is unused.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size, eps)
+        self.alpha = nn.Parameter(torch.full((1,), 0.5))
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.constant_(self.alpha, 0.5)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return torch.tanh(self.alpha * hidden_states.to(self.weight.dtype)) * self.weight + self.bias
+
+
+NORMS: dict[str, type[Norm]] = {"rms_norm": RMSNorm, "layer_norm": LayerNorm, "dynamic_tanh": DynamicTanh}
+"""The values of ``Architecture.norm``."""
+
+
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "relu": (nn.functional.relu, False),
+    "gelu": (nn.functional.gelu, False),
+    "swish": (nn.functional.silu, False),
+    "reglu": (nn.functional.relu, True),
+    "geglu": (nn.functional.gelu, True),
+    "swiglu": (nn.functional.silu, True),
+}
+"""The values of ``Architecture.feed_forward``: the activation, and whether it is the gate of a third map."""
+
+
+class FeedForward(nn.Module):
+    """``down(act(up(x)))``, or with a gate ``down(act(gate(x)) · up(x))``; no biases. Shazeer 2020 (arXiv 2002.05202).
+
+    GELU is the exact one. The width is ``intermediate_size`` in both forms, as in Gu et al. 2024 (arXiv 2410.10781), so the
+    plain form has a third fewer parameters.
+    """
+
+    def __init__(self, kind: str, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.activation, gated = ACTIVATIONS[kind]
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False) if gated else None
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """``(batch, seq_len, hidden_size)`` to the same shape."""
+        if self.gate_proj is None:
+            return self.down_proj(self.activation(self.up_proj(hidden_states)))
+        return self.down_proj(self.activation(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
 
 
 def eager_attention_forward(

@@ -1,56 +1,66 @@
-"""A checkpoint on disk: where its files are, and whether they are whole and safe to read. Nothing is built here."""
+"""A checkpoint on disk: where its files are, whether they are whole and safe to read, and whether they fit the model."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import transformers
+from huggingface_hub import constants
 from huggingface_hub.errors import (
+    DisabledRepoError,
+    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
-from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PreTrainedConfig
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
-from sinklab.models.hub import refusal
-from sinklab.results.file import read_object, require_plain_file
+from sinklab.results.file import read_object
 
-__all__ = ["OwnCode", "TensorHeader", "first_line", "hash_files", "locate", "read_config", "read_headers", "weight_files"]
+__all__ = [
+    "OwnCode",
+    "TensorHeader",
+    "first_line",
+    "hash_files",
+    "locate",
+    "read_config",
+    "read_headers",
+    "require_fit",
+    "require_numbers",
+    "weight_files",
+]
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
 """Weights of an adapter that lies beside the model, which transformers puts into it."""
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken")
-"""Files of a checkpoint that a loader may open, whether or not their names are known here."""
-
 DISTRIBUTED = "shard-[0-9]*-model-*.safetensors"
 """Shards of a distributed checkpoint, which transformers prefers to the weights that are hashed and checked here."""
 
 VARIANT = re.compile(r"model\.([\w-]+)\.safetensors|model\.safetensors\.index\.([\w-]+)\.json")
 """Weights, or the index of shards, that ``from_pretrained`` reads with a ``variant``."""
 
+BUSY = 429
+"""HTTP status of a server that has had too many requests."""
+
 MOST_LISTED = 4
 """Names of files that a refusal lists."""
-
-MOST_OF_A_KIND = 65_536
-"""Layers, labels or experts that a config may ask for: a hundred times what the largest models have."""
-
-COUNTED = re.compile(r"(^|_)(layers?|depths?|blocks|stages|labels|experts)$")
-"""Names of fields that say how many modules or names a config class or a model makes, one by one."""
 
 
 class OwnCode(InputError):
@@ -80,25 +90,6 @@ class TensorHeader:
 
     dtype: str
     shape: tuple[int, ...]
-
-
-Token = int | list[int] | None
-
-
-class ConfigFields(BaseModel):
-    """The fields of config.json that are read here before transformers sees them; others are left to it."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    model_type: str | None = None
-    architectures: list[str] | None = None
-    auto_map: dict[str, Any] | None = None
-    transformers_weights: str | None = None
-    quantization_config: dict[str, Any] | None = None
-    sinklab: dict[str, Any] | None = None
-    bos_token_id: Token = None
-    eos_token_id: Token = None
-    pad_token_id: Token = None
 
 
 def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Path, str | None]:
@@ -143,8 +134,66 @@ def _fetched(name: str, revision: str | None, patterns: list[str]) -> Path:
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HFValidationError, HfHubHTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a full disk or a file that may not be written: nothing to do with the name
-        raise InputError(refusal(error, name, revision)) from None
+        raise InputError(_refusal(error, name, revision)) from None
     return Path(snapshot)
+
+
+def _refusal(error: Exception, name: str, revision: str | None) -> str:
+    """Why a model could not be fetched, and what to do about it.
+
+    Args:
+        error: of huggingface_hub.
+        name: the model, as a user wrote it.
+        revision: what was asked for of it.
+    """
+    known = f"{_meant(name)}models that need no download: {', '.join(embedded_names())}"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, GatedRepoError):
+        return (
+            f"{name} is gated on the hub: accept its terms there ({constants.ENDPOINT}/{name}), then run: hf auth login. Where "
+            "that is done already, the owner has not let you in yet"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"the hub repository {name} has no revision {revision!r}"
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            f"{name!r} is neither a local directory nor a public hub repository; check the spelling, or log in if it is "
+            f"private (hf auth login); {known}"
+        )
+    if isinstance(error, DisabledRepoError):
+        return f"{name} has been disabled on the hub, so nobody can fetch it; choose another model"
+    if isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
+        return (
+            f"{name!r} is not a local directory and not in the hub cache, and HF_HUB_OFFLINE is set; unset it, or run "
+            f"'hf download {name}' where there is a network and give the directory; {known}"
+        )
+    if status is not None and isinstance(error, HfHubHTTPError):
+        what = "asks to wait" if status == BUSY else "answered with an error"
+        return f"{name!r} could not be fetched: the hub {what} (HTTP {status}); try again later, or give a directory; {known}"
+    if isinstance(error, HFValidationError):
+        return f"{name!r} is no name that the hub knows; a hub id looks like org/model; {known}"
+    return (
+        f"{name!r} is not a local directory, not in the hub cache and could not be fetched from the hub (offline?); "
+        f"check the network, or run 'hf download {name}' where there is one and give the directory; {known}"
+    )
+
+
+def _meant(name: str) -> str:
+    """The nearest of what is here already: embedded models, what the hub cache holds, directories beside a path."""
+    near = difflib.get_close_matches(name, [*embedded_names(), *_cached(), *_directories(name)], n=1, cutoff=0.75)
+    near = [PREFIX + name] if PREFIX + name in embedded_names() else near
+    return f"did you mean {near[0]!r}? Else " if near else ""
+
+
+def _cached() -> Iterator[str]:
+    for folder in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots"):
+        yield folder.parent.name.removeprefix("models--").replace("--", "/")
+
+
+def _directories(name: str) -> Iterator[str]:
+    parent = Path(name).expanduser().parent
+    for config in parent.glob("*/config.json"):
+        yield str(config.parent)
 
 
 def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedConfig:
@@ -164,26 +213,22 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
         inside = [place.parent for place in sorted(folder.glob("*/config.json"))]
         hint = f"; {inside[0]} is one" if inside else ""  # that of a training run holds the model it made, and its checkpoints
         raise InputError(f"{name} is not a model directory: it has no config.json{hint}")
-    _require_own_files(folder)
+    if distributed := sorted(folder.glob(DISTRIBUTED)):
+        raise InputError(
+            f"{folder} holds shards of a distributed checkpoint (first {distributed[0].name}), which would be loaded in place "
+            f"of {WEIGHTS}; load them with transformers, and save the model into a directory of its own"
+        )
     content = read_object(path)
-    fields = _typed(content, path)
-    model_type = fields.model_type
-    if fields.auto_map is not None and model_type not in transformers.CONFIG_MAPPING and not trust_remote_code:
+    model_type = content.get("model_type")
+    if content.get("auto_map") is not None and model_type not in transformers.CONFIG_MAPPING and not trust_remote_code:
         raise OwnCode(name, "unless you say so: read that code, then add `trust_remote_code`")
     if model_type is None:
         raise InputError(f"{path} does not say which architecture it describes: it has no model_type")
-    if fields.transformers_weights not in (None, WEIGHTS, INDEX):
+    if (named := content.get("transformers_weights")) not in (None, WEIGHTS, INDEX):
         raise InputError(
-            f"{path} says that the weights are in {fields.transformers_weights!r} (transformers_weights); sinklab reads "
+            f"{path} says that the weights are in {named!r} (transformers_weights); sinklab reads "
             f"{WEIGHTS}, or {INDEX} and its shards. Rename the file"
         )
-    for field, count in _counts(content):
-        if count > MOST_OF_A_KIND:
-            headers = read_headers(weight_files(folder, name)).values()
-            raise InputError(
-                f"{path} says {field} = {count:,}, and the weights of {name} are {len(headers):,} tensors; is config.json "
-                "that of another model?"
-            )
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (ValueError, KeyError) as error:
@@ -198,83 +243,11 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
         raise InputError(f"{path} cannot be used: {first_line(error)}") from error
 
 
-def _typed(content: dict[str, Any], path: Path, inside: str = "") -> ConfigFields:
-    """The fields of a config that are read here; those of the configs inside it are checked too.
-
-    Raises:
-        InputError: one of another type; the message names it.
-    """
-    for name, inner in content.items():
-        if not inside and isinstance(inner, dict) and (name.endswith("_config") or "model_type" in inner):
-            _typed(inner, path, f"{name}.")
-    try:
-        return ConfigFields(**{name: value for name, value in content.items() if name in ConfigFields.model_fields})
-    except ValidationError as error:
-        problem = error.errors()[0]
-        given = repr(problem["input"])
-        given = given if len(given) <= 60 else f"{given[:60]}…"
-        raise InputError(
-            f"{path} cannot be used: {inside}{problem['loc'][0]} holds {given}; {problem['msg'][0].lower()}{problem['msg'][1:]}"
-        ) from None
-
-
-def _counts(content: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Numbers in a config that say how many of something are to be made, with the paths of their fields."""
-    waiting = list(content.items())
-    while waiting:
-        name, value = waiting.pop()
-        if isinstance(value, dict) and name not in ("id2label", "label2id"):
-            waiting += [(f"{name}.{inner}", item) for inner, item in value.items()]
-        elif isinstance(value, list):
-            waiting += [(name, item) for item in value]
-        elif isinstance(value, int) and COUNTED.search(name.rpartition(".")[2]):
-            yield name, value
-
-
-def _require_own_files(folder: Path) -> None:
-    """Refuse a directory in which a loader could hang, or read what is not part of the checkpoint.
-
-    Links may lead to other places of the directory, and in a snapshot of the hub's cache to its blobs.
-
-    Raises:
-        InputError: a pipe or another thing that is no file among the files to be read, a link that leads out of the directory,
-            or two checkpoints in one directory.
-    """
-    for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*"))):
-        if not any(path.match(pattern) for pattern in READ):
-            continue
-        if path.is_symlink():
-            _require_inside(path, folder)
-        if path.is_symlink() or not path.is_dir():
-            require_plain_file(path)
-    if distributed := sorted(folder.glob(DISTRIBUTED)):
-        raise InputError(
-            f"{folder} holds shards of a distributed checkpoint (first {distributed[0].name}), which would be loaded in place "
-            f"of {WEIGHTS}; load them with transformers, and save the model into a directory of its own"
-        )
-
-
-def _require_inside(path: Path, folder: Path) -> None:
-    """Refuse a link, or a path through one, that leads out of the directory of a checkpoint."""
-    inside = [folder.resolve()]
-    if folder.parent.name == "snapshots":
-        inside.append((folder.parent.parent / "blobs").resolve())
-    try:
-        target = path.resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: pathlib's word for a loop before Python 3.13
-        reason = error.strerror if isinstance(error, OSError) else "it leads back to itself"
-        raise InputError(f"{path} is a symbolic link that cannot be followed ({reason}); put the file itself there") from error
-    if not any(target.is_relative_to(place) for place in inside):
-        raise InputError(
-            f"{path} leads to {target}, outside of the checkpoint; copy the file there if it belongs to it and you trust it"
-        )
-
-
 def weight_files(folder: Path, name: str) -> list[Path]:
     """The safetensors files of the checkpoint, each opened once so that a damaged one is named.
 
     Raises:
-        InputError: none, only under another name, some missing, outside of the directory or damaged, or only pickles.
+        InputError: none, only under another name, some missing or damaged, or only pickles.
     """
     index = folder / INDEX
     if (folder / WEIGHTS).exists():
@@ -296,9 +269,6 @@ def weight_files(folder: Path, name: str) -> list[Path]:
                 f"transformers import AutoModelForCausalLM as M; M.from_pretrained('{name}').save_pretrained('converted')\""
             )
         raise InputError(f"{name} has no weights: expected {WEIGHTS} (or its index and shards)")
-    for path in files:
-        _require_inside(path, folder)
-        require_plain_file(path)
     read_headers(files)
     return files
 
@@ -398,3 +368,75 @@ def first_line(error: BaseException) -> str:
     if said.endswith(":") and len(lines) > 1:
         said = f"{said} {lines[1]}"
     return said[:300]
+
+
+NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
+"""Dtypes of safetensors that are weights as they stand."""
+
+
+def require_fit(name: str, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
+    """Refuse a model of which tensors were missing, or of another shape, so that they are random numbers now.
+
+    Args:
+        report: what ``from_pretrained(output_loading_info=True)`` gives.
+
+    Raises:
+        InputError: naming the first of them.
+    """
+    kind = type(model).__name__
+    if wrong := sorted(report["mismatched_keys"], key=lambda entry: str(entry[0])):
+        key, stored, built = wrong[0]
+        more = f" (and {len(wrong) - 1} more tensors)" if len(wrong) > 1 else ""
+        raise InputError(
+            f"{name} cannot be loaded as {kind}: config.json makes {key} of shape {tuple(built)}, and on the disk it is "
+            f"{tuple(stored)}{more}. Is config.json that of another model?"
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise InputError(
+            f"{name} lacks {len(missing)} of the tensors of {kind}, first {missing[0]}; they would be random numbers. "
+            "Is config.json that of another model?"
+        )
+
+
+def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> None:
+    """Refuse weights whose dtype is not that of weights: transformers casts integers, truth values, and complex numbers too.
+
+    Tensors that the model does not have, and those that are whole numbers in the model too (tables of positions, masks), may
+    be of any dtype; and so may those of a quantised checkpoint, which transformers reads with their scales.
+
+    Raises:
+        InputError: naming tensor and dtype.
+    """
+    if getattr(model.config, "quantization_config", None) is not None:
+        return
+    odd = {key: header for key, header in headers.items() if header.dtype not in NUMBERS}
+    if not odd:
+        return
+    weights = [key for key, tensor in _tensors(model) if tensor.is_floating_point() or tensor.is_complex()]
+    others = {key for key, tensor in _tensors(model)} - set(weights)
+    ends = {_end(key) for key in weights}
+    for key, header in odd.items():
+        if any(_same(key, other) for other in others):
+            continue
+        if any(_same(key, weight) for weight in weights if _end(weight) == _end(key)) or (
+            key.endswith(".weight") and _end(key) in ends
+        ):
+            scales = "without a quantization_config that says how" if header.dtype.startswith("F8") else "which is no weight"
+            raise InputError(
+                f"{name} holds {key} in {header.dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}. Get the "
+                "file again, or save the model in one of them"
+            )
+
+
+def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _end(key: str) -> str:
+    return ".".join(key.split(".")[-2:])
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two names mean one tensor: a checkpoint of a model without its head lacks the prefix, or has one more."""
+    return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")

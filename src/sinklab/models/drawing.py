@@ -2,21 +2,163 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from itertools import islice
+
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora.base import HELD, Corpus
+from sinklab.corpora.base import HELD, Corpus, Encoder
+from sinklab.corpora.pairs import Pairs
 from sinklab.corpora.samples import Kind, Samples
-from sinklab.errors import InputError
-from sinklab.models.lengths import require_positions
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.checkpoint import first_line
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import hide_tokens, is_two_sided, loss_kind
+from sinklab.models.losses import IGNORED, hide_tokens, is_two_sided, loss_kind
 from sinklab.models.media import draw_pictures, draw_recordings, reading_part
-from sinklab.models.pairs import draw_pairs
-from sinklab.models.processor import kind_of
+from sinklab.models.positions import require_positions
+from sinklab.models.tokenizer import kind_of
+from sinklab.results.naming import counted
 
-__all__ = ["AUTO", "default_corpus", "draw_samples", "reading_part"]
+__all__ = ["AUTO", "default_corpus", "draw_pairs", "draw_samples", "reading_part", "shifted"]
+
+
+def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
+    """Samples of an encoder–decoder.
+
+    Of a corpus of pairs, each text with the tokens that the tokenizer puts round it, cut to ``seq_len`` and padded to the
+    longest; padding is masked on both sides. Of any other, the target is the continuation: of twice as many tokens the first
+    half is the source and the second half the target, which has no closing token, since its text goes on.
+
+    Args:
+        seq_len: tokens of each side at most.
+        bos: put the tokens round the source that the model has with ``bos`` alone.
+
+    Raises:
+        ConfigurationError: no token to begin a target with, or to pad with; ``bos`` of a model without such a token.
+        InputError: fewer pairs than asked for; a model without a tokenizer.
+    """
+    if isinstance(corpus, Pairs):
+        return _drawn_pairs(loaded, corpus, seq_len, samples, seed, bos)
+    return _halves(loaded, corpus, seq_len, samples, seed, bos)
+
+
+def _halves(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
+    """Source and target as the two halves of a text."""
+    front, back = loaded.encoder.frame(bos)
+    whole = corpus.sample(
+        # The frame goes round the source alone.
+        _bare(loaded), seq_len=2 * seq_len - len(front) - len(back), samples=samples, seed=seed, bos=False
+    )  # fmt: skip
+    inner = seq_len - len(front) - len(back)
+    if inner < 1:
+        raise ConfigurationError(f"`seq_len` {seq_len} holds {loaded.encoder.bos_name} and no token of a source")
+    source = torch.cat((_repeated(front, samples), whole[:, :inner], _repeated(back, samples)), dim=1)
+    return _samples(
+        loaded.model, source, None, whole[:, inner:],
+        f"Source and target are halves of one text: {inner:,} tokens are the source, the {seq_len:,} after them the target.",
+    )  # fmt: skip
+
+
+def _drawn_pairs(loaded: LoadedModel, corpus: Pairs, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
+    """Pairs of a corpus, cut and padded."""
+    pairs = list(islice(corpus.pairs(seed), samples))
+    if len(pairs) < samples:
+        raise InputError(f"corpus {corpus.label!r} holds {len(pairs)} of {samples} pairs; lower `samples`")
+    cut = 0
+    sources, targets = [], []
+    for source_text, target_text in pairs:
+        (framed, is_cut), target = _framed(loaded, source_text, seq_len, bos), _target(loaded, target_text)
+        sources.append(framed)
+        targets.append(target[:seq_len])
+        cut += is_cut + (len(target) > seq_len)
+    for name, rows in (("source", sources), ("target", targets)):
+        if empty := [number for number, row in enumerate(rows) if not row]:
+            raise InputError(f"the tokenizer makes no token of the {name} {pairs[empty[0]][name == 'target'][:40]!r}")
+    source, labels = _padded(sources, _padding(loaded, sources, targets)), _padded(targets, IGNORED)
+    lengths = [f"{min(map(len, rows))} to {max(map(len, rows))}" for rows in (sources, targets)]
+    definition = (
+        f"Samples are pairs: sources of {lengths[0]} tokens and targets of {lengths[1]}, {counted(cut, 'text')} cut to "
+        f"{seq_len}."
+    )
+    return _samples(loaded.model, source, _padded([[1] * len(row) for row in sources], 0), labels, definition)
+
+
+def _padding(loaded: LoadedModel, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> int:
+    """The padding token of the tokenizer or the model; of rows of one length, which need none, any.
+
+    Raises:
+        ConfigurationError: there is none, and the rows differ in length.
+    """
+    pad = loaded.tokenizer.pad_token_id if loaded.tokenizer is not None else None
+    pad = getattr(loaded.model.config, "pad_token_id", None) if pad is None else pad
+    if pad is not None:
+        return int(pad)
+    if len(set(map(len, sources))) > 1 or len(set(map(len, targets))) > 1:
+        raise ConfigurationError(f"{type(loaded.model).__name__} has no padding token, and the pairs differ in length")
+    return 0
+
+
+def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
+    """What the decoder reads while it predicts the labels: the token that begins a target, then the labels up to the last.
+
+    By the model's own function, since some begin with the end of the target (mBART).
+
+    Raises:
+        ConfigurationError: the model has no ``decoder_start_token_id``.
+    """
+    try:
+        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            return model.prepare_decoder_input_ids_from_labels(labels=labels)
+        start = model.config.decoder_start_token_id
+        padded = labels.masked_fill(labels == IGNORED, getattr(model.config, "pad_token_id", None) or 0)
+        return torch.cat((labels.new_full((len(labels), 1), start), padded[:, :-1]), dim=1)
+    except (ValueError, TypeError, AttributeError, AssertionError, RuntimeError) as error:
+        known = getattr(model.config, "decoder_start_token_id", None)
+        why = first_line(error) if known is not None else "its configuration has no decoder_start_token_id"
+        raise ConfigurationError(
+            f"{type(model).__name__} cannot be given a target: {why}; set decoder_start_token_id in config.json"
+        ) from error
+
+
+def _samples(model: PreTrainedModel, source: Tensor, mask: Tensor | None, labels: Tensor, definition: str) -> Samples:
+    device = next(model.parameters()).device
+    arguments = {"input_ids": source, "decoder_input_ids": shifted(model, labels.to(device)).cpu()}
+    if mask is not None:
+        arguments |= {"attention_mask": mask, "decoder_attention_mask": (labels != IGNORED).long()}
+    return Samples(arguments, kind="pairs", targets=labels, definition=definition)
+
+
+def _bare(loaded: LoadedModel) -> Encoder:
+    return dataclasses.replace(loaded.encoder, closing_ids=())
+
+
+def _repeated(ids: tuple[int, ...], samples: int) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64).expand(samples, -1)
+
+
+def _framed(loaded: LoadedModel, text: str, seq_len: int, bos: bool) -> tuple[list[int], bool]:
+    """Ids of a source with the tokens round it, and whether it was cut for them to be ``seq_len``."""
+    front, back = loaded.encoder.frame(bos)
+    whole = loaded.encoder.encode(text)
+    ids = whole[: max(0, seq_len - len(front) - len(back))]
+    return ([*front, *ids, *back] if ids else []), len(ids) < len(whole)
+
+
+def _target(loaded: LoadedModel, text: str) -> list[int]:
+    """Ids of a target with its closing tokens; some tokenizers have a vocabulary of their own for it."""
+    loaded.encoder.encode("")  # refuses a model without a tokenizer
+    assert loaded.tokenizer is not None
+    return list(loaded.tokenizer(text_target=text, verbose=False)["input_ids"])
+
+
+def _padded(rows: list[list[int]], value: int) -> Tensor:
+    length = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows], dtype=torch.int64)
+
 
 AUTO = "auto"
 """As a corpus: the default for the kind of model."""

@@ -15,13 +15,11 @@ from sinklab.attention.forward_arguments import CACHE
 from sinklab.attention.operation import OperationState
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.models.block import SinkLMLayer
+from sinklab.models.block import NORMS, Norm, SinkLMLayer
 from sinklab.models.masking import Layout, fold_bias, lay_out, make_mask
 from sinklab.models.model_config import SinkLMConfig
-from sinklab.models.norms import NORMS, Norm
 from sinklab.positions.base import PositionScheme
 from sinklab.registry import operations, positions
-from sinklab.results.requirements import require_memory
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -57,14 +55,6 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         # The name of the attention function is written into the config, which another model may be made of.
         super().__init__(copy.deepcopy(config))
         config, architecture = self.config, config.architecture
-        weights, objects = architecture.least_memory
-        on_cpu = torch.get_default_device().type == "cpu"  # on the meta device weights take no memory
-        require_memory(
-            objects + (weights if on_cpu else 0),
-            f"a SinkLM with hidden_size {config.hidden_size}, intermediate_size {config.intermediate_size}, num_hidden_layers "
-            f"{config.num_hidden_layers}, num_attention_heads {config.num_attention_heads}, head_dim {config.head_dim}, "
-            f"vocab_size {config.vocab_size}",
-        )
         settings = dict(architecture.position)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = positions[settings.pop("name", "rotary")](architecture, settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import hashlib
@@ -24,20 +23,27 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from sinklab.attention.anatomy import model_inside
 from sinklab.attention.names import bare_parts, core_module
 from sinklab.attention.placement import held, input_device, weights_of
-from sinklab.attention.ranks import ranks_of
 from sinklab.attention.returned import uses_returned
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, restore
-from sinklab.models.checkpoint import TensorHeader, first_line, hash_files, locate, read_config, read_headers, weight_files
-from sinklab.models.fitting import bounded_building, require_fit, require_numbers
+from sinklab.models.checkpoint import (
+    TensorHeader,
+    first_line,
+    hash_files,
+    locate,
+    read_config,
+    read_headers,
+    require_fit,
+    require_numbers,
+    weight_files,
+)
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
-from sinklab.models.processor import Processor, kind_of, load_processor
 from sinklab.models.quiet import only_errors, without_bars
 from sinklab.models.spread import DeviceMap, MaxMemory, Spread, read_spread, skeleton_of
-from sinklab.models.tokenizer import load_tokenizer
+from sinklab.models.tokenizer import Processor, kind_of, load_processor, load_tokenizer
 from sinklab.models.wrappers import tokenizer_inside, unwrapped
 from sinklab.registry import operations
 from sinklab.results.progress import is_quiet
@@ -117,7 +123,6 @@ def load_model(
     device_map: DeviceMap | None = None,
     max_memory: MaxMemory | None = None,
     offload_folder: Path | str | None = None,
-    tp: str | None = None,
 ) -> LoadedModel:
     """Load a model, in evaluation mode, from safetensors.
 
@@ -138,8 +143,6 @@ def load_model(
         max_memory: the most that each place may hold, with a device map that is worked out: ``{0: "20GiB", "cpu": "64GiB"}`` or
             ``"0=20GiB,cpu=64GiB"``.
         offload_folder: directory for weights that go to the disk in another form than the checkpoint's.
-        tp: ``"auto"`` shares the heads among the processes of ``torchrun``, by the plan that transformers has for the model; in
-            place of ``device``.
 
     Raises:
         InputError: a directory, file or repository that cannot be used; the message says which and what to do.
@@ -151,7 +154,7 @@ def load_model(
         in_memory = "; wrap_model(model) takes one that is in memory" if isinstance(name, nn.Module) else ""
         raise InputError(f"the name of a model is a text or a path, and this is of {type(name).__name__}{in_memory}")
     name, device = os.fspath(name), str(device)  # a torch.device by its name
-    spread = read_spread(device, device_map, max_memory, offload_folder, tp)
+    spread = read_spread(device, device_map, max_memory, offload_folder)
     _check_dtype(dtype, spread.device)
     for argument, value in (("attn_implementation", attn_implementation), ("revision", revision)):
         if not isinstance(value, str | None):
@@ -169,7 +172,7 @@ def load_model(
     require_numbers(name, model, headers)
     model = restore(model, folder, name)
     _check_finite(model, name)
-    tokenizer = load_tokenizer(folder, name, trust_remote_code, _rows(model))
+    tokenizer = load_tokenizer(folder, name, trust_remote_code)
     return LoadedModel(
         name=name,
         model=(model if spread.options else model.to(spread.device)).eval(),
@@ -228,29 +231,15 @@ def wrap_model(
 def hash_weights(model: nn.Module) -> str:
     """Identity of the weights of a model in memory: ``sha256-`` and the first 16 digits of the hash of names and values.
 
-    Where the weights are does not matter: offloaded ones are read, and parts that ranks hold are put together. Nor does what
-    torch has put round parts of the model, such as a layer that is compiled.
+    Where the weights are does not matter: offloaded ones are read. Nor does what torch has put round parts of the model, such
+    as a layer that is compiled.
     """
-    digest, ranks = hashlib.sha256(), ranks_of(model)
+    digest = hashlib.sha256()
     with bare_parts(model):
         for key, tensor in weights_of(model):
-            whole = tensor if ranks is None else _whole(model, key, tensor)
             digest.update(key.encode())
-            digest.update(whole.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return f"sha256-{digest.hexdigest()[:16]}"
-
-
-def _whole(model: nn.Module, key: str, part: Tensor) -> Tensor:
-    """A weight of a tensor-parallel model; every rank has to ask for it."""
-    from transformers.integrations.tensor_parallel import gather_state_dict_for_save
-
-    owner, _, name = key.rpartition(".")
-    weight = getattr(model.get_submodule(owner), name).detach()
-    if hasattr(weight, "full_tensor"):
-        return weight.full_tensor()
-    if (getattr(model, "_tp_size", None) or 1) == 1:  # cut up with torch: what is no DTensor is whole
-        return part
-    return gather_state_dict_for_save({key: part}, model.tp_plan or {}, model._device_mesh, model._tp_size)[key]
 
 
 def _check_dtype(name: str, device: torch.device) -> None:
@@ -306,15 +295,12 @@ def _build(
     if trust_remote_code:
         options["trust_remote_code"] = True
     # Parameters of an attached operation are read by restore(); transformers would list them as unexpected.
-    # Of a plan it lists the layers that are no part of it.
-    noisy = getattr(config, CONFIG_FIELD, None) is not None or spread.ranks > 1 or is_quiet()
+    noisy = getattr(config, CONFIG_FIELD, None) is not None or is_quiet()
     quiet = only_errors() if noisy else contextlib.nullcontext()
     try:
-        with _one_at_a_time, quiet, without_bars(), bounded_building(name, config, headers):
+        with _one_at_a_time, quiet, without_bars():
             if spread.options:
                 options |= spread.options_for(name, skeleton_of(cls, config))
-            if spread.ranks > 1 and not torch.distributed.is_initialized():
-                atexit.register(_leave)  # from_pretrained starts the processes' group, and nobody else ends it
             model, report = cls.from_pretrained(
                 folder,
                 config=config,
@@ -359,16 +345,8 @@ def _explained(error: Exception, cls: type, name: str, attn_implementation: str 
     return InputError(f"{name} cannot be loaded as {cls.__name__}: {first_line(error)}")
 
 
-def _leave() -> None:
-    """End the group of processes."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
 def num_parameters(model: PreTrainedModel) -> int:
-    """Learned numbers, those of other ranks too, and those that are packed: two in a byte, or in what is no parameter."""
-    if ranks_of(model) is not None and not any(hasattr(parameter, "to_local") for parameter in model.parameters()):
-        return int(skeleton_of(type(model), model.config).num_parameters())  # plain shards, of an older transformers
+    """Learned numbers, and those that are packed: two in a byte, or in what is no parameter."""
     # bitsandbytes: a parameter of bytes knows the shape that it stands for.
     shapes = (getattr(getattr(parameter, "quant_state", None), "shape", parameter.shape) for parameter in model.parameters())
     # torch: weight and bias of a quantised linear map, as one entry of the state.
@@ -381,16 +359,11 @@ def num_parameters(model: PreTrainedModel) -> int:
 
 
 def _check_finite(model: nn.Module, name: str) -> None:
-    bad: tuple[int, int, str] | None = None
     for key, _ in model.named_parameters():
         finite = torch.isfinite(held(model, key))
         if not bool(finite.all()):
-            bad = int((~finite).sum()), finite.numel(), key
-            break
-    ranks = ranks_of(model)
-    of_ranks = [bad] if ranks is None else ranks.gather_objects(bad)
-    for number, size, key in filter(None, of_ranks):
-        raise InputError(f"{name} has NaN or infinite weights: {number} of {size} numbers in {key}")
+            bad, size = int((~finite).sum()), finite.numel()
+            raise InputError(f"{name} has NaN or infinite weights: {bad} of {size} numbers in {key}")
 
 
 def _rows(model: PreTrainedModel) -> int:

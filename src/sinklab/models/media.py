@@ -17,11 +17,10 @@ from sinklab.corpora.base import Corpus, Encoder, Picture, Recording
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import first_line
-from sinklab.models.classes import class_targets
 from sinklab.models.loading import LoadedModel, num_parameters
+from sinklab.models.losses import class_targets
 from sinklab.models.positions import positions_of
-from sinklab.models.processor import FILES, Processor, kind_of, load_processor
-from sinklab.results.requirements import require_memory
+from sinklab.models.tokenizer import PROCESSOR_FILES, Processor, kind_of, load_processor
 
 __all__ = ["draw_pictures", "draw_recordings", "has_own_length", "reading_part"]
 
@@ -69,7 +68,6 @@ def draw_pictures(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: in
     processor = _processor(loaded, "pictures")
     size = getattr(config, "image_size", None) or EDGE
     edge = int(size if isinstance(size, int) else max(size))
-    require_memory(16 * samples * edge * edge, f"`samples` {samples} of {edge} × {edge} pixels")
     pixels: list[Tensor] = []
 
     def read(picture: Picture) -> None:
@@ -117,7 +115,6 @@ def draw_recordings(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, sample
     rate = int(getattr(processor, "sampling_rate", 16_000))
     length = _numbers(model, processor, rate, seq_len)
     name = model.main_input_name
-    require_memory(16 * samples * length, f"`samples` {samples} of {length / rate:.2f} s")
     values: list[Tensor] = []
 
     def read(recording: Recording) -> None:
@@ -160,7 +157,7 @@ def _drawn(
 def _processor(loaded: LoadedModel, what: str) -> Processor:
     if loaded.processor is None:
         where = (
-            f"{loaded.name} has no {FILES[0]}, which says"
+            f"{loaded.name} has no {PROCESSOR_FILES[0]}, which says"
             if loaded.source
             else "this model came without a processor, which knows"
         )

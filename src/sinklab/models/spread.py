@@ -1,4 +1,4 @@
-"""Spreading a model over devices, main memory, disk and processes: the arguments of it, refused early where they cannot be."""
+"""Spreading a model over devices, main memory and disk: the arguments of it, refused early where they cannot be."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import copy
 import dataclasses
 import importlib.util
 import json
-import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.errors import ConfigurationError
 from sinklab.results.requirements import require_path
 
 if TYPE_CHECKING:
@@ -34,9 +31,6 @@ T = TypeVar("T")
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps that transformers works out itself."""
 
-_HEAD_MAPS = re.compile(r"^(q|k|v|qkv|kv|query|key|value|c_attn|w_?qkv)(_|$)")
-"""Last parts of the names of maps to queries, keys and values."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
@@ -45,12 +39,10 @@ class Spread:
     Attributes:
         device: the device, or the kind of it, that most is computed on; decides what ``dtype`` auto is.
         options: for ``from_pretrained``; empty where the model is loaded as a whole and then moved to ``device``.
-        ranks: processes that share the heads; 1 without tensor parallelism.
     """
 
     device: torch.device
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    ranks: int = 1
 
     def options_for(self, name: str, skeleton: PreTrainedModel) -> dict[str, object]:
         """The options, after refusing what this model cannot be loaded with; no weight has been read then.
@@ -60,12 +52,8 @@ class Spread:
             skeleton: the model without weights, as :func:`skeleton_of` makes it.
 
         Raises:
-            ConfigurationError: a device map with a name that the model has not, or without one that it has; heads that the
-                processes cannot share.
-            UnsupportedModelError: transformers has no plan for tensor parallelism.
+            ConfigurationError: a device map with a name that the model has not, or without one that it has.
         """
-        if self.ranks > 1:
-            _require_heads(name, skeleton, self.ranks)
         if isinstance(given := self.options.get("device_map"), Mapping) and given.keys() != {""}:
             _require_names(name, skeleton, given)
             apart = _apart(skeleton, given)
@@ -75,21 +63,18 @@ class Spread:
 
 
 def read_spread(
-    device: str, device_map: DeviceMap | None, max_memory: MaxMemory | None, offload_folder: Path | str | None, tp: str | None
+    device: str, device_map: DeviceMap | None, max_memory: MaxMemory | None, offload_folder: Path | str | None
 ) -> Spread:
     """What the arguments of :func:`~sinklab.models.loading.load_model` ask for.
 
     Raises:
         ConfigurationError: arguments that exclude each other, or that cannot take effect on this machine.
     """
-    named = {"device": device != "auto", "device_map": device_map is not None, "tp": tp is not None}
-    if len(given := [f"`{key}`" for key, value in named.items() if value]) > 1:
-        raise ConfigurationError(f"{' and '.join(given)} each say where the model goes; give one of them")
+    if device != "auto" and device_map is not None:
+        raise ConfigurationError("`device` and `device_map` each say where the model goes; give one of them")
     extra = {"max_memory": max_memory is not None, "offload_folder": offload_folder is not None}
     if device_map is None and (lone := [key for key, value in extra.items() if value]):
         raise ConfigurationError(f"`{lone[0]}` is about a model that is spread; give `device_map` too, such as auto")
-    if tp is not None:
-        return _read_ranks(tp)
     if device_map is None:
         return Spread(device_named(device))
     if importlib.util.find_spec("accelerate") is None:
@@ -138,27 +123,6 @@ def device_named(name: str) -> torch.device:
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
         raise ConfigurationError(f"there is no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-def _read_ranks(tp: str) -> Spread:
-    if tp != "auto":
-        raise ConfigurationError(f"`tp` {tp!r} must be auto: the plan that transformers has for the model, over all processes")
-    if not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys():
-        raise ConfigurationError(
-            "`tp` shares the heads of a model among the processes of torchrun, and this process is not one of them; start it "
-            "with: torchrun --nproc-per-node 2 -m sinklab …"
-        )
-    distributed = getattr(transformers, "distributed", None)
-    if distributed is None or not hasattr(distributed, "DistributedConfig"):
-        raise ConfigurationError(
-            f"transformers {transformers.__version__} has no DistributedConfig, so `tp` cannot be used with it; spread the "
-            "model with `device_map` auto"
-        )
-    ranks = int(os.environ["WORLD_SIZE"])
-    if ranks == 1:
-        return Spread(device_named("auto"))
-    options: dict[str, object] = {"distributed_config": distributed.DistributedConfig(tp_size=ranks, tp_plan="auto")}
-    return Spread(device_named("auto"), options, ranks)
 
 
 def _read_map(device_map: DeviceMap) -> str | dict[str, str | int]:
@@ -261,26 +225,3 @@ def _apart(module: nn.Module, device_map: Mapping[str, T], name: str = "", aroun
     for key, child in module.named_children():
         apart |= _apart(child, device_map, f"{inside}{key}", place)
     return apart
-
-
-def _require_heads(name: str, skeleton: PreTrainedModel, ranks: int) -> None:
-    plan = getattr(skeleton, "tp_plan", None) or {}
-    if not plan:
-        raise UnsupportedModelError(
-            f"{name}: transformers {transformers.__version__} has no tensor-parallel plan for {type(skeleton).__name__}; "
-            "spread it with `device_map` auto, in one process"
-        )
-    rules = ((key.rpartition(".")[2], style) for key, style in plan.items())
-    if not any(style in ("colwise", "packed_colwise", "local_colwise") and _HEAD_MAPS.match(last) for last, style in rules):
-        return  # every process computes all heads
-    config = skeleton.config.get_text_config()
-    heads = int(config.num_attention_heads)
-    shared = int(getattr(config, "num_key_value_heads", None) or heads)
-    if heads % ranks == 0 and shared % ranks == 0:
-        return
-    common = math.gcd(heads, shared)
-    numbers = [number for number in range(2, common + 1) if common % number == 0]
-    advice = f"start torchrun with {' or '.join(map(str, numbers))} of them" if numbers else "spread it with `device_map` auto"
-    which = (heads, "attention heads") if heads % ranks else (shared, "key-value heads")
-    reason = "each process needs one at least" if which[0] < ranks else f"{ranks} does not divide {which[0]}"
-    raise ConfigurationError(f"{name} has {which[0]} {which[1]}, which {ranks} processes cannot share: {reason}; {advice}")

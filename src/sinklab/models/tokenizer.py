@@ -1,16 +1,26 @@
-"""The tokenizer of a checkpoint: loaded, and tried on a short text before anything relies on it."""
+"""What turns texts, pictures and sound into inputs: the tokenizer and the processor of a checkpoint."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
+from typing import TypeAlias
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoTokenizer,
+    BaseImageProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    SequenceFeatureExtractor,
+)
 
+from sinklab.corpora.samples import Kind
 from sinklab.errors import InputError, UnsupportedModelError
 from sinklab.models.checkpoint import first_line
+from sinklab.models.quiet import only_errors
 
-__all__ = ["load_tokenizer"]
+__all__ = ["PROCESSOR_FILES", "Processor", "kind_of", "load_processor", "load_tokenizer"]
 
 FILES = (
     "tokenizer.json",
@@ -24,33 +34,17 @@ FILES = (
     "tekken.json",
 )
 
-TRIED = f"def main():\n    return 0  # 1984, naïve {'a' * 32}!\n"
-"""A text with letters, digits, spaces, a letter that is no ASCII, and a run that slow patterns try in every way."""
 
-PATIENCE = 10.0
-"""Seconds in which a tokenizer must have read it; they take a thousandth."""
-
-EXPANSION = 64
-"""Tokens that a tokenizer may make of a character."""
-
-SPARE = 4096
-"""Added tokens that a tokenizer may have beyond the rows of the embedding."""
-
-
-def load_tokenizer(folder: Path, name: str, trust_remote_code: bool, rows: int) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a model directory; ``None`` where there is none.
 
-    Args:
-        rows: of the model's embedding; 0 for a model without one.
-
     Raises:
-        InputError: it cannot be loaded, or does not read a short text in bounded time and length.
+        InputError: it cannot be loaded.
         UnsupportedModelError: it needs a package that is not installed.
     """
     # Without its files transformers makes an empty tokenizer for some architectures, which reads every text as nothing.
     if not any((folder / file).is_file() for file in FILES):
         return None
-    _require_few_added(folder / "tokenizer.json", rows)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except ImportError as error:
@@ -59,58 +53,43 @@ def load_tokenizer(folder: Path, name: str, trust_remote_code: bool, rows: int) 
         ) from error
     except BaseException as error:
         # tokenizers raises bare Exception for a damaged tokenizer.json, and a BaseException where its own code panics.
-        if isinstance(error, Exception) or _is_panic(error):
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise InputError(f"the tokenizer of {name} cannot be loaded: {first_line(error)}") from error
         raise
-    limit = getattr(tokenizer, "model_max_length", 0)
-    if isinstance(limit, bool) or not isinstance(limit, int | float):
-        raise InputError(
-            f"{folder / 'tokenizer_config.json'} cannot be used: model_max_length is {str(limit)[:40]!r}, no number"
-        )
-    _try(tokenizer, name)
     return tokenizer
 
 
-def _is_panic(error: BaseException) -> bool:
-    """Whether the Rust code of a tokenizer failed: its error is no Exception, and cannot be imported by name."""
-    return type(error).__name__ == "PanicException"
+Processor: TypeAlias = BaseImageProcessor | SequenceFeatureExtractor
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Files of a checkpoint that may describe its processor."""
+
+_READ: dict[str, Kind] = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}
+"""Main input of a model, and what it is made of; everything else is text."""
 
 
-def _require_few_added(path: Path, rows: int) -> None:
-    """Refuse added tokens by the hundred thousand that the model has no embedding for: each is compiled into a pattern."""
-    if not rows or not path.is_file():
-        return
-    added = path.read_bytes().count(b'"single_word"')
-    if added > rows + SPARE:
-        raise InputError(
-            f"{path} adds {added:,} tokens, and the model's embedding has {rows:,} rows; is it that of another model?"
-        )
+def kind_of(model: PreTrainedModel) -> Kind:
+    """What a model reads: text, pictures or sound."""
+    return _READ.get(model.main_input_name, "text")
 
 
-def _try(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse a tokenizer whose code fails, hangs or explodes on a short text; one that needs more than a text passes."""
-    outcome: list[int | BaseException] = []
+def load_processor(folder: Path, name: str, kind: Kind, trust_remote_code: bool) -> Processor | None:
+    """The processor of a model directory; ``None`` for a model of text, and where there is none.
 
-    def read() -> None:
-        try:
-            outcome.append(len(tokenizer(TRIED, verbose=False)["input_ids"]))
-        except BaseException as error:
-            outcome.append(error)
-
-    # Nothing can end a call into compiled code. The thread is left behind, and does not keep the process from ending.
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    way_out = "get its files again, or remove them to go on with random tokens"
-    if not outcome:
-        raise InputError(
-            f"the tokenizer of {name} does not come to an end: it has been reading {len(TRIED)} characters for {PATIENCE:g} s; "
-            f"{way_out}"
-        )
-    (found,) = outcome
-    if isinstance(found, BaseException):
-        if _is_panic(found):
-            raise InputError(f"the tokenizer of {name} fails on a plain text: {first_line(found)}; {way_out}") from found
-        return  # documents with boxes, tables: what it is for is not known here
-    if found > EXPANSION * len(TRIED):
-        raise InputError(f"the tokenizer of {name} makes {found:,} tokens of {len(TRIED)} characters; {way_out}")
+    Raises:
+        InputError: it cannot be loaded.
+        UnsupportedModelError: it needs a package that is not installed.
+    """
+    if kind not in ("image", "audio") or not any((folder / file).is_file() for file in PROCESSOR_FILES):
+        return None
+    auto = AutoImageProcessor if kind == "image" else AutoFeatureExtractor
+    try:
+        with only_errors():
+            return auto.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"the processor of {name} needs a package that is not installed: {first_line(error)}"
+        ) from error
+    except Exception as error:
+        # A file that was changed by hand makes classes of transformers fail in every way that Python has.
+        raise InputError(f"the processor of {name} cannot be loaded: {first_line(error)}") from error

@@ -26,7 +26,7 @@ from torch import Tensor
 from sinklab.errors import ConfigurationError
 from sinklab.results.requirements import require_whole
 
-__all__ = ["BoundedPolicy", "Policy", "PolicySpec", "Positions", "SlotPolicy"]
+__all__ = ["Policy", "PolicySpec", "Positions", "SlotPolicy"]
 
 Positions = Literal["in_cache", "original"]
 """Position of a key: its rank among the tokens that are held, as StreamingLLM has it, or its index in the text."""
@@ -44,12 +44,10 @@ class Policy(abc.ABC):
         name: set by the registry.
         positions: in-cache or original positions; a policy that supports one of them only refuses the other.
         bounded: whether :meth:`max_held` stays finite however long the sequence gets.
-        of_model: whether its settings are for one model, so that it has no default ones, and sizes that are not to be changed.
     """
 
     name: ClassVar[str]
     bounded: ClassVar[bool] = True
-    of_model: ClassVar[bool] = False
     positions: Positions = "in_cache"
 
     def __post_init__(self) -> None:
@@ -108,8 +106,13 @@ PREDECESSORS = ": a query sees so many tokens before it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BoundedPolicy(Policy):
-    """A rule that never lets more than a fixed number of tokens stay."""
+class SlotPolicy(Policy):
+    """A rule of positions alone: every token has its slot, and is visible until another token takes it.
+
+    Slots come in two kinds. Pinned ones, first in the cache, are those of :attr:`pinned` tokens and never taken: token
+    ``pinned[j]`` is in slot ``j``. The others are taken again and again. Under in-cache positions a pinned key is rotated so
+    that it stays right before the tokens that are held; see :meth:`evicted`.
+    """
 
     @property
     def pinned(self) -> tuple[int, ...]:
@@ -128,16 +131,6 @@ class BoundedPolicy(Policy):
 
     def max_held(self, seq_len: int) -> int:
         return min(seq_len, self.num_slots)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SlotPolicy(BoundedPolicy):
-    """A rule of positions alone: every token has its slot, and is visible until another token takes it.
-
-    Slots come in two kinds. Pinned ones, first in the cache, are those of :attr:`pinned` tokens and never taken: token
-    ``pinned[j]`` is in slot ``j``. The others are taken again and again. Under in-cache positions a pinned key is rotated so
-    that it stays right before the tokens that are held; see :meth:`evicted`.
-    """
 
     @property
     def holds_more(self) -> bool:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from sinklab.errors import InputError, ResultError
 
-__all__ = ["require_audit", "require_kind", "require_origin"]
+__all__ = ["require_audit", "require_kind"]
 
 
 class Record(BaseModel):
@@ -79,55 +79,6 @@ class Interval(Record):
     high: float | None = None
 
 
-class Policy(Record):
-    """What a model loses under a cache policy."""
-
-    policy: str
-    label: str
-    num_sinks: int | None
-    window: int | None = None
-    budget: int | None
-    loss: float
-    loss_low: float | None
-    loss_high: float | None
-    scored_tokens: int
-    against_window: Interval | None = None
-    against_recompute: Interval | None = None
-    tokens_per_second: float
-    bytes_held: float
-    loss_by_position: list[float | None]
-
-
-class Advice(Record):
-    """The policy that is recommended; ``pinned`` are the sinks' positions where they are not the first ones."""
-
-    num_sinks: int
-    window: int
-    pinned: list[int] | None = None
-
-
-class LeftOut(Record):
-    """A policy that was not measured."""
-
-    policy: str
-    reason: str
-
-
-class Cache(Record):
-    """The comparison of cache policies."""
-
-    policies: Annotated[list[Policy], Field(min_length=1)]
-    positions: list[Range]
-    documents: int
-    tokens: int
-    scored_from: int
-    corpus: str
-    recommendation: str
-    recommended: Advice | None = None
-    trained_length: int | None = None
-    left_out: list[LeftOut] | None = None
-
-
 class CertifiedHead(Record):
     """A head whose output was bounded."""
 
@@ -155,87 +106,6 @@ class Certificate(Record):
     sink_position: int | str
 
 
-class OriginEdit(Record):
-    """What one edit does."""
-
-    edit: str
-    on: str
-    what: str
-    loss: Interval | None
-    weight: float | None
-    weight_kept: Interval | None
-    spike: float
-    spike_kept: Interval
-
-
-class OriginUnit(Record):
-    """A neuron, head or neuron of an expert."""
-
-    unit: int
-    name: str
-    along: float
-    size: float
-
-
-class OriginNorms(Record):
-    """Norms by block."""
-
-    place: list[float]
-    others: list[float]
-
-
-class OriginWeight(Record):
-    """A part of a parameter."""
-
-    unit: int
-    parameter: str
-    part: str
-    role: str
-    norm: float
-    times_median: float
-    channel: int
-    value: float
-    rank: int
-
-
-class OriginHead(Record):
-    """What a head gives to the place."""
-
-    layer: int
-    head: int
-    weight: float | None
-    uniform: float | None
-    edited: dict[str, float | None]
-
-
-class Origin(Record):
-    """Where one sink is born."""
-
-    place: str
-    kind: str
-    block: int | None
-    norms: OriginNorms
-    norm: float | None
-    rest: float | None
-    units: list[OriginUnit]
-    unit_kind: str | None
-    weights: list[OriginWeight]
-    weight: float | None
-    spike: float
-    edits: list[OriginEdit]
-    heads: list[OriginHead]
-    verdict: str
-
-
-class Origins(Record):
-    """The origins of all sinks."""
-
-    samples: int
-    controls: int
-    origins: list[Origin]
-    notes: list[str]
-
-
 class Audit(Record):
     """``summary.json`` of an audit."""
 
@@ -253,13 +123,7 @@ class Audit(Record):
     conditions: list[Condition] | None = None
     finding: str | None = None
     text: list[str] | None = None
-    cache: Annotated[Cache | None, BeforeValidator(_if_it_has("policies"))] = None
     certificate: Annotated[Certificate | None, BeforeValidator(_if_it_has("heads"))] = None
-    origin: Annotated[Origins | None, BeforeValidator(_if_it_has("origins"))] = None
-
-
-class OriginRun(Origins):
-    """``summary.json`` of ``sinklab origin``."""
 
     model: str
     operation: str | None
@@ -299,11 +163,6 @@ def require_audit(summary: dict[str, Any], path: Path) -> None:
         ResultError: naming the field, what it holds and what is expected.
     """
     _require(Audit, summary, path)
-
-
-def require_origin(summary: dict[str, Any], path: Path) -> None:
-    """The same of ``sinklab origin``."""
-    _require(OriginRun, summary, path)
 
 
 def _require(kind: type[Record], summary: dict[str, Any], path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["counted", "display_token", "front_name", "front_names", "front_warning", "head_numbering", "quote"]
+__all__ = ["counted", "display_token", "front_name", "front_names", "front_warning", "head_numbering", "quote", "size"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -58,3 +58,12 @@ def head_numbering(attending: Sequence[int], total: int, noun: str = "layer") ->
         f"Of {counted(total, noun)} {len(attending)} {have} attention ({listed}), and heads are numbered by {these}: 0.0 is "
         f"the first head of {noun} {attending[0]}."
     )
+
+
+def size(count: float) -> str:
+    """Bytes in units of 1,024 with three digits: ``792 KiB``."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if count >= 1000:
+            count, unit = count / 1024, larger
+    return f"{round(count):,}\u202fB" if unit == "B" else f"{float(f'{count:.3g}'):,g}\u202f{unit}"

@@ -247,7 +247,6 @@ class Run:
             where it would put a result in the place of one of more.
         grid_of: gives the grid of the summary of an earlier result; needed with ``grid``.
         progress: called at every step; by default bars below the cell of a notebook, and nothing elsewhere.
-        writes: whether this process writes and says how far it is; of those that share a model only the first one does.
 
     Attributes:
         id: identity of the run, ``run_id`` in every row of its table.
@@ -270,13 +269,12 @@ class Run:
         grid: Mapping[str, Sequence[object]] | None = None,
         grid_of: Callable[[Mapping[str, Any]], Mapping[str, Sequence[object]]] | None = None,
         progress: Progress | None = None,
-        writes: bool = True,
     ) -> None:
         self.kind, self.settings, self.grid, self.grid_of = kind, dict(settings or {}), dict(grid or {}), grid_of
         self.out = None if out is None else Path(out)
         self.overwrite, self.resume, self.in_place = overwrite, bool(resume), resume is not None
         self.id, self.progress, self._drawn = new_run_id(), progress or silent, contextlib.ExitStack()
-        self._started, self._lock, self._writes, self._watched = time.time(), None, writes, progress is not None
+        self._started, self._lock, self._watched = time.time(), None, progress is not None
         if overwrite and resume:
             raise ConfigurationError("`overwrite` begins anew and `resume` goes on; give one of them")
         if out is None and (overwrite or resume):
@@ -291,8 +289,6 @@ class Run:
     def __enter__(self) -> Self:
         if self.out is not None:
             self._check()
-        if not self._writes:  # having been refused what the first process is refused, so that none waits for another
-            self.out, self.progress = None, silent
         if self.out is not None:
             self._lock = FolderLock(self.out)
             try:
@@ -304,7 +300,7 @@ class Run:
             except BaseException as error:
                 self.__exit__(type(error), error, None)
                 raise
-        if self._writes and not self._watched:
+        if not self._watched:
             self.progress = self._drawn.enter_context(notebook_bars())
         return self
 

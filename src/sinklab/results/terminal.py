@@ -126,6 +126,9 @@ def _narrowed(table: Table, console: Console) -> bool:
     if sum(widths) > room:
         return False
     natural = [max(cell.maximum for cell in cells) for cells in measured]
+    numbers = [index for index, column in enumerate(table.columns) if column.justify == "right"]
+    if sum(widths) + sum(natural[index] - widths[index] for index in numbers) <= room:  # numbers stay whole, texts wrap
+        widths = [natural[index] if index in numbers else width for index, width in enumerate(widths)]
     for _ in range(room - sum(widths)):  # to the column that lacks most
         lacks = [most - width for most, width in zip(natural, widths, strict=True)]
         widths[lacks.index(max(lacks))] += 1

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.token_text import token_text
 from sinklab.policies.base import Policy
 from sinklab.streaming.decoding import Tokenizer
-from sinklab.streaming.table import IndexedTable
+from sinklab.streaming.table import Table
 
 __all__ = ["Reader", "Telemetry", "describe_slots", "forget_media"]
 
@@ -53,7 +53,7 @@ class Telemetry:
         )
 
 
-def describe_slots(table: IndexedTable, batch: int, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
+def describe_slots(table: Table, batch: int, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
     """The tokens that a cache of ``batch`` rows holds, one a line, by row and slot.
 
     Returns:

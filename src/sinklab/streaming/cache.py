@@ -10,12 +10,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import Cache, EncoderDecoderCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
-from sinklab.attention.forward_arguments import given_cache
 from sinklab.attention.placement import input_device
-from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.policies.base import BoundedPolicy, Policy, Positions, SlotPolicy
+from sinklab.errors import ConfigurationError
+from sinklab.policies.base import Policy, Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.results.requirements import require_whole
@@ -30,12 +29,12 @@ from sinklab.streaming.host import (
     join,
     kept_tensors,
     mask_of,
-    media_of,
-    require_one_text,
+    no_mask,
+    require_plain,
     split,
     tokens_of,
 )
-from sinklab.streaming.layer import HeldLayer, HybridLayer, LatentLayer, OrderedLayer, RecurrentLayer, SlotLayer
+from sinklab.streaming.layer import HeldLayer, OrderedLayer, RecurrentLayer, SlotLayer
 from sinklab.streaming.limits import (
     fit_limits,
     hosted,
@@ -44,20 +43,16 @@ from sinklab.streaming.limits import (
     require_decoder,
     require_integers,
     require_ordered,
-    slides,
     warn_of_length,
 )
-from sinklab.streaming.quantized import QuantizedHybridLayer, QuantizedLatentLayer, QuantizedLayer, Workspace, read_bits
-from sinklab.streaming.rotation import KeyRotations, require_differences
+from sinklab.streaming.quantized import make_layers, read_bits
 from sinklab.streaming.slot_table import RecurrentTable, SlotTable, WindowedTable
-from sinklab.streaming.table import IndexedTable, OrderedStep, OrderedTable, PlannedStep, StaticStep, Step, Table
+from sinklab.streaming.table import OrderedStep, OrderedTable, PlannedStep, StaticStep, Step, Table
 from sinklab.streaming.traits import (
     columns_of,
     decoder_of,
     has_ordered_bias,
     has_states,
-    hybrid_layers,
-    keyless_layers,
     tokens_in_front,
     tokens_of_prefix,
 )
@@ -66,12 +61,6 @@ __all__ = ["PolicyCache", "SinkCache"]
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
-
-_RECOMPUTES = (
-    "is_activation_checkpointing"
-    if hasattr(PreTrainedModel, "is_activation_checkpointing")
-    else "is_gradient_checkpointing"  # before transformers 5.23
-)
 
 
 class PolicyCache(Cache, Planner):
@@ -108,13 +97,12 @@ class PolicyCache(Cache, Planner):
         static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.table.StaticStep`.
     """
 
-    takes: ClassVar[type] = SlotPolicy
     keys_in_slots: ClassVar[bool] = True
     layers: list[HeldLayer | RecurrentLayer]
 
     def __init__(
         self,
-        policy: BoundedPolicy,
+        policy: SlotPolicy,
         model: PreTrainedModel | None = None,
         *,
         chunk: int = 128,
@@ -127,10 +115,10 @@ class PolicyCache(Cache, Planner):
                 f"`policy` is of {type(policy).__name__}, which is no policy; make one with "
                 "sinklab.registry.policies.make('sink_window'), or let open_reader(model, policy) take its name"
             )
-        if not isinstance(policy, self.takes):
+        if not isinstance(policy, SlotPolicy):
             raise ConfigurationError(
-                f"{type(self).__name__} takes a {self.takes.__name__}, and policy {policy.name!r} is none; "
-                "open_reader(model, policy) picks what a policy needs"
+                f"{type(self).__name__} takes a SlotPolicy, and policy {policy.name!r} is none; open_reader(model, policy) "
+                "picks what a policy needs"
             )
         require_whole("chunk", chunk, 1)
         require_whole("`rollback`", rollback, 0, ": so many tokens can be taken back at once")
@@ -205,7 +193,6 @@ class PolicyCache(Cache, Planner):
 
     def _fit(self, model: PreTrainedModel) -> None:
         """Make layers and the table for a model."""
-        assert isinstance(self.policy, SlotPolicy)
         self._front, self._prefix = tokens_in_front(model), tokens_of_prefix(model)
         policy = hosted(self.policy, front=self._front, prefix=self._prefix, rollback=self.rollback)
         if has_ordered_bias(model):
@@ -221,27 +208,13 @@ class PolicyCache(Cache, Planner):
             self.layers = [OrderedLayer(ordered) for _ in range(config.num_hidden_layers)]
             self._table, self.rebase_at = ordered, sys.maxsize
             return
-        rotations = self._fit_positions(model, policy)
+        rotations, self.chunk, self.rebase_at = fit_limits(
+            model, policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
+        )
         self._table = slots = self._slots(model, policy)
         if slots.in_cache and not isinstance(slots, WindowedTable):
             self._apart = SinksApart(model, slots, len(rotations.layers))
-        layers: dict[int, HeldLayer | RecurrentLayer] = {
-            index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
-        }
-        hybrid, workspace = hybrid_layers(model), Workspace()
-        for index, rotation in rotations.layers.items():
-            table = slots.narrow if isinstance(slots, WindowedTable) and slides(model, index) else slots
-            settings: tuple[Any, ...] = (table, rotation)
-            kinds: tuple[Any, ...] = (SlotLayer, LatentLayer, HybridLayer)
-            if self._bits is not None:
-                settings = (table, rotation, self._bits, workspace)
-                kinds = (QuantizedLayer, QuantizedLatentLayer, QuantizedHybridLayer)
-            plain, of_latents, with_states = kinds
-            if index in hybrid:
-                layers[index] = with_states(*settings, states=hybrid[index])
-            else:
-                layers[index] = (of_latents if index in rotations.latent else plain)(*settings)
-        self.layers = [layers[index] for index in sorted(layers)]
+        self.layers = make_layers(model, slots, rotations, self._bits)
 
     def _slots(self, model: PreTrainedModel, policy: SlotPolicy) -> SlotTable:
         """The table of a model's layers of attention, of the kind that its other layers and its windows ask for."""
@@ -256,14 +229,6 @@ class PolicyCache(Cache, Planner):
                 "their state"
             )
         return RecurrentTable(policy, device, model)
-
-    def _fit_positions(self, model: PreTrainedModel, policy: BoundedPolicy) -> KeyRotations:
-        """Rotations of the keys of all layers; from now on positions stay below what the model can tell apart."""
-        rotations, self.chunk, self.rebase_at = fit_limits(
-            model, policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
-        )
-        require_differences(model, rotations)
-        return rotations
 
     # --- one forward ---------------------------------------------------------------------------------------------------------
 
@@ -320,20 +285,18 @@ class PolicyCache(Cache, Planner):
     def _make_static(self) -> None:
         """Replace the step at hand by a static one, in the tensors of the last, where it is a single token that allows it."""
         table, layers = self.table, [layer for layer in self.layers if isinstance(layer, SlotLayer)]
+        step = table.step
         if self.quantized or not isinstance(table, SlotTable) or isinstance(table, WindowedTable):
             return
-        if not layers[-1].is_initialized:
-            return
-        if any(layer.device != table.device for layer in layers):  # the tensors of a static step are on one device
-            return
-        step = table.step
         if not isinstance(step, Step) or not isinstance(step.slot, int):
+            return
+        if not all(layer.is_initialized and layer.device == table.device for layer in layers):  # its tensors are on one device
             return
         if self._static is None:
             rotations, first = [layer.rotation for layer in layers], layers[0]
             self._static = StaticStep(table.policy, rotations, first.device, first.masters.dtype)
             for layer in layers:
-                layer.static_matrices = self._static.matrices_of(layer.rotation)
+                layer.static_matrices = None if layer.rotation is None else self._static.matrices[layer.rotation]
         present = table.index[0] >= 0
         if table.policy.holds_more:
             present &= table.policy.visible(table.seen - 1, table.index[0])
@@ -342,11 +305,6 @@ class PolicyCache(Cache, Planner):
 
     def _require_ready(self, module: nn.Module, arguments: Arguments, batch: int, length: int) -> None:
         """Refuse what cannot go well, before anything is written; an empty cache is made ready for its rows."""
-        if arguments.get("use_cache") is False:
-            raise ConfigurationError(
-                f"{type(module).__name__} is given a cache and use_cache=False, with which generate() feeds the whole text "
-                "again at every step; pass use_cache=True"
-            )
         if not length:
             raise ConfigurationError(
                 f"{type(module).__name__} is given no token to read: the cache has been given {self.get_seq_length()} already, "
@@ -356,58 +314,30 @@ class PolicyCache(Cache, Planner):
         table, model = self.table, self.model  # in this order: the table binds a cache to the model that generates
         if model is None or decoder_of(model) is not module:
             raise ConfigurationError(self._belongs())
-        if model.config.is_encoder_decoder and not isinstance(given_cache(arguments), EncoderDecoderCache):
-            raise ConfigurationError(
-                f"{type(model).__name__} has cross-attention too, whose keys need a cache of their own: pass "
-                "past_key_values=EncoderDecoderCache(SinkCache(…), DynamicCache())"
-            )
         if self._unfinished:
             raise ConfigurationError(
                 "a forward with this cache was interrupted: some of its layers hold the tokens of that forward and others do "
                 "not; reset() it, or make another"
             )
-        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
-            raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
-        if module.training and getattr(model, _RECOMPUTES):
-            raise ConfigurationError(
-                f"{type(model).__name__} is in training mode with gradient checkpointing, in which transformers withholds the "
-                "cache from its layers; call model.eval() before"
-            )
-        self._require_maskable(table, str(getattr(module.config, "_attn_implementation", "eager")))
-        own = [kind for kind in ("token_type_ids", "mm_token_type_ids") if arguments.get(kind) is not None]
-        rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-        if (own or "mrope_section" in rope) and (media := media_of(arguments)):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} is given {media[0]} and has positions or a mask of its own for them, where a bounded "
-                "cache has those of a text; give it text alone"
-            )
-        require_one_text(arguments)
+        require_plain(model, module, arguments)
+        attention = str(getattr(module.config, "_attn_implementation", "eager"))
+        if isinstance(table, SlotTable):
+            table.maskless = "flash" in attention
+            more = "a sliding window narrower than what the policy holds" if isinstance(table, WindowedTable) else ""
+            more = more or ("a prefix" if self._prefix else "")
+            if table.policy.holds_more:
+                more = more or ("`rollback`" if self.rollback else f"policy {self.policy.name!r}")
+            if "flex" in attention or (table.maskless and more):
+                raise no_mask(attention, f"{more or 'a bounded cache'} needs")
         held = self.batch_size
         if held not in (-1, batch):
             if table.columns:
                 raise ConfigurationError(f"the cache holds {held} rows and is given {batch}; reset() it or make another")
-            if isinstance(table, IndexedTable):
-                table.ids = None
+            table.ids = None
             for layer in self.layers:
                 layer.release()
         if isinstance(table, SlotTable) and table.maskless and table.leaves_gaps(length + self._new_in_front):
-            raise _no_mask("flash", f"policy {self.policy.describe()} needs while it holds no token in some slots")
-
-    def _require_maskable(self, table: Table, name: str) -> None:
-        """Refuse attention functions that take no mask, where one is needed; tell the slot table whether there may be none."""
-        if "flex" in name and not table.in_order:
-            raise _no_mask(name, "a bounded cache needs")
-        maskless = "flash" in name
-        if isinstance(table, SlotTable):
-            table.maskless = maskless
-            if maskless and isinstance(table, WindowedTable):
-                raise _no_mask(name, "a sliding window narrower than what the policy holds needs")
-            if maskless and self._prefix:
-                raise _no_mask(name, "a prefix needs")
-            if maskless and table.policy.holds_more:
-                raise _no_mask(name, f"{'`rollback`' if self.rollback else f'policy {self.policy.name!r}'} needs")
-        elif maskless and not table.in_order:
-            raise _no_mask(name, f"policy {self.policy.name!r} needs")
+            raise no_mask("flash", f"policy {self.policy.describe()} needs while it holds no token in some slots")
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""
@@ -420,7 +350,7 @@ class PolicyCache(Cache, Planner):
         front = self._new_in_front
         if isinstance(table, SlotTable) and table.maskless:
             if self._valid(mask, batch, length) is not None:
-                raise _no_mask("flash", "a padded batch needs")
+                raise no_mask("flash", "a padded batch needs")
             return max(1, table.unmasked(size + front) - front)
         if size == 1:
             return size
@@ -550,7 +480,6 @@ class PolicyCache(Cache, Planner):
 
     def describe(self, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
         """The tokens held, one a line, with slot, position and distance; see :func:`describe_slots`."""
-        assert isinstance(self.table, IndexedTable)
         return describe_slots(self.table, max(1, self.batch_size), tokenizer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -645,13 +574,6 @@ class PolicyCache(Cache, Planner):
         if keep < columns:
             with kept_tensors():
                 self.table.crop(keep + self._front)
-
-
-def _no_mask(attention: str, who: str) -> UnsupportedModelError:
-    """Why an attention function that takes no mask will not do."""
-    return UnsupportedModelError(
-        f'attention {attention!r} takes no 4-D mask, which {who}; load the model with attn_implementation="sdpa"'
-    )
 
 
 class SinkCache(PolicyCache):

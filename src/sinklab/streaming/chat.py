@@ -106,7 +106,8 @@ class Chat:
         first, turn = self.stream.position == 0, {"role": "user", "content": text}
         behind: str | None
         if not self._template:
-            behind = PLAIN.format(text) if first else self._next_plain(text)
+            more = "" if first else " {}\nAssistant:" if self.stream.stopped_by_text[0] else "\n" + PLAIN
+            behind = (more or PLAIN).format(text)
         elif first:
             self._said = [turn]
             self._written = self._render(self._said)
@@ -161,11 +162,7 @@ class Chat:
 
     def _next(self, text: str) -> str:
         """A later turn, with what ends the model's own, whatever was said before."""
-        before = [{"role": "user", "content": "."}, {"role": "assistant", "content": _MARK}]
-        return self._rendered([*before, {"role": "user", "content": text}], answer=True).partition(_MARK)[2]
-
-    def _next_plain(self, text: str) -> str:
-        return (" {}\nAssistant:" if self.stream.stopped_by_text[0] else "\n" + PLAIN).format(text)
+        return self._rendered(_turns(".", _MARK, text), answer=True).partition(_MARK)[2]
 
     def _head(self, system: str) -> str:
         """What stands in front of the first turn, the system message in it: the same whatever that turn says."""
@@ -189,15 +186,12 @@ class Chat:
         except ConfigurationError:
             alone = ""  # some templates want a user; then the head of the first turn is pinned too
         head = alone if system.strip() in alone and head.startswith(alone) else head
-        turns = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}, {"role": "user", "content": "."}]
-        self._moved = not self._rendered([message, *turns], answer=True).startswith(head)
+        self._moved = not self._rendered([message, *_turns(".", ".", ".")], answer=True).startswith(head)
         return head
 
     def _common(self, before: Messages, system: str | None = None) -> str:
         """The beginning of a conversation with these messages in front that does not depend on its first turn."""
-        turns = [[{"role": "user", "content": word}] for word in ("a", "b")]
-        if system is not None:
-            turns = [_folded(system, turn) for turn in turns]
+        turns = [_turns(word) if system is None else _folded(system, _turns(word)) for word in ("a", "b")]
         first, second = (self._rendered([*before, *turn], answer=False) for turn in turns)
         differs = (at for at, (left, right) in enumerate(zip(first, second, strict=False)) if left != right)
         return first[: next(differs, min(len(first), len(second)))]
@@ -215,10 +209,14 @@ class Chat:
         return self.tokenizer(text, add_special_tokens=first and not self._template)["input_ids"]
 
 
+def _turns(*contents: str) -> Messages:
+    """What user and assistant say by turns."""
+    return [{"role": "assistant" if at % 2 else "user", "content": content} for at, content in enumerate(contents)]
+
+
 def _folded(system: str, turns: Messages) -> Messages:
     """Turns of which the first has the system message in front."""
-    first = {**turns[0], "content": f"{system.strip()}\n\n{turns[0]['content']}"}
-    return [first, *turns[1:]]
+    return [{**turns[0], "content": f"{system.strip()}\n\n{turns[0]['content']}"}, *turns[1:]]
 
 
 def _behind(written: str, before: str, answer: str) -> str | None:

@@ -141,9 +141,7 @@ class Sampling:
             raise ConfigurationError(f"top_p {self.top_p} must be above 0 and at most 1")
         given = next((name for name in ("top_k", "top_p", "seed") if getattr(self, name) not in (None, 0)), None)
         if self.temperature == 0 and given:
-            raise ConfigurationError(
-                f"{given} has no effect at temperature 0, which takes the likeliest token; give a temperature"
-            )
+            raise ConfigurationError(f"{given} has no effect at temperature 0, which takes the likeliest token")
 
 
 class Sampler:

@@ -50,7 +50,9 @@ __all__ = [
     "kept_tensors",
     "mask_of",
     "media_of",
+    "no_mask",
     "require_one_text",
+    "require_plain",
     "split",
     "tokens_of",
 ]
@@ -63,6 +65,12 @@ BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
 ENCODED = "mm_encoder_outputs"
 """Keyword argument with which generate() gives a model the images, videos and sounds that it has let it encode before."""
+
+_RECOMPUTES = (
+    "is_activation_checkpointing"
+    if hasattr(PreTrainedModel, "is_activation_checkpointing")
+    else "is_gradient_checkpointing"  # before transformers 5.23
+)
 
 
 class Planner(abc.ABC):
@@ -141,6 +149,42 @@ def require_one_text(arguments: Arguments) -> None:
             "row, so that later documents would see earlier ones. Give every document a row of its own, padded on the left, or "
             "reset() the cache between them"
         )
+
+
+def require_plain(model: PreTrainedModel, module: nn.Module, arguments: Arguments) -> None:
+    """Refuse a forward that no cache of ours can plan: of images with positions of their own, with gradients, and the like."""
+    if arguments.get("use_cache") is False:
+        raise ConfigurationError(
+            f"{type(module).__name__} is given a cache and use_cache=False, with which generate() feeds the whole text "
+            "again at every step; pass use_cache=True"
+        )
+    if model.config.is_encoder_decoder and not isinstance(given_cache(arguments), EncoderDecoderCache):
+        raise ConfigurationError(
+            f"{type(model).__name__} has cross-attention too, whose keys need a cache of their own: pass "
+            "past_key_values=EncoderDecoderCache(SinkCache(…), DynamicCache())"
+        )
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
+    if module.training and getattr(model, _RECOMPUTES):
+        raise ConfigurationError(
+            f"{type(model).__name__} is in training mode with gradient checkpointing, in which transformers withholds the "
+            "cache from its layers; call model.eval() before"
+        )
+    own = [kind for kind in ("token_type_ids", "mm_token_type_ids") if arguments.get(kind) is not None]
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    if (own or "mrope_section" in rope) and (media := media_of(arguments)):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is given {media[0]} and has positions or a mask of its own for them, where a bounded "
+            "cache has those of a text; give it text alone"
+        )
+    require_one_text(arguments)
+
+
+def no_mask(attention: str, who: str) -> UnsupportedModelError:
+    """Why an attention function that takes no mask will not do."""
+    return UnsupportedModelError(
+        f'attention {attention!r} takes no 4-D mask, which {who}; load the model with attn_implementation="sdpa"'
+    )
 
 
 def split(arguments: Arguments, size: int, config: object = None, *, chunk: int) -> tuple[Arguments, Arguments]:

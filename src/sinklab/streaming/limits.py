@@ -17,14 +17,13 @@ from sinklab.attention.forward_arguments import takes_cache
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS
-from sinklab.models.lengths import trained_length
+from sinklab.models.positions import trained_length
 from sinklab.models.wrappers import transformers_model, unwrapped
-from sinklab.policies.base import BoundedPolicy, Policy, PolicySpec, SlotPolicy
-from sinklab.policies.per_head import PerHead
+from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.results.progress import warn
-from sinklab.streaming.rotation import KeyRotations, read_rotations
+from sinklab.streaming.rotation import KeyRotations, read_rotations, require_differences
 from sinklab.streaming.traits import (
     continues_in_chunks,
     has_ordered_bias,
@@ -48,7 +47,6 @@ __all__ = [
     "require_decoder",
     "require_integers",
     "require_ordered",
-    "slides",
     "warn_of_length",
 ]
 
@@ -78,7 +76,7 @@ def inside(model: object) -> PreTrainedModel:
     return transformers_model(model)
 
 
-def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
+def require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
     """Refuse what is not a causal decoder whose every layer can see all that the policy holds."""
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder and has_ordered_bias(model):
@@ -102,13 +100,7 @@ def require_decoder(model: PreTrainedModel, policy: BoundedPolicy) -> None:
         why = "has no layer of attention: its states have one size for any text, so there is nothing to bound"
     elif strange:
         why = f"has layers of the kind {', '.join(strange)}; a policy needs full attention"
-    elif not isinstance(policy, SlotPolicy) and (front or tokens_of_prefix(model)):
-        what = "puts learned tokens in front of every text" if front else "has a prefix of tokens that see each other both ways"
-        why = (
-            f"{what}; policy {policy.name!r}, under which heads hold tokens of their own, is not there for it. One with the "
-            "same for all heads is, such as sink_window"
-        )
-    elif (most := most_slots(model, policy)) is not None and most < policy.num_slots:
+    elif (most := most_slots(model)) is not None and most < policy.num_slots:
         why = (
             f"has layers that see {most + front:,} tokens; the policy holds {policy.num_slots + front:,}, and its sinks would "
             f"be hidden from them. Choose sizes that add up to {most + front} or less, the token at hand included"
@@ -126,28 +118,23 @@ def narrowest(model: PreTrainedModel) -> int | None:
     return sliding - tokens_in_front(model) if sliding and any_slides else None
 
 
-def most_slots(model: PreTrainedModel, policy: BoundedPolicy | None = None) -> int | None:
+def most_slots(model: PreTrainedModel) -> int | None:
     """Most tokens that a policy can hold in ``model``, the token at hand included; ``None`` where there is no end.
 
-    Under a policy of slots (the default) layers with a narrower window keep it, as long as others see the whole text.
+    Layers with a narrower window keep it, as long as others see the whole text.
     """
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
     both = kinds == {"full_attention", "sliding_attention"} and not tokens_in_front(model) and not tokens_of_prefix(model)
-    return None if both and (policy is None or isinstance(policy, SlotPolicy)) else narrowest(model)
+    return None if both else narrowest(model)
 
 
-def narrow_window(model: PreTrainedModel, policy: BoundedPolicy) -> Window | None:
+def narrow_window(model: PreTrainedModel, policy: SlotPolicy) -> Window | None:
     """What layers with a sliding window hold where it is narrower than what the policy holds; ``None`` where none is."""
     seen = narrowest(model)
     return Window(window=seen - 1) if seen is not None and seen < policy.num_slots else None
 
 
-def slides(model: PreTrainedModel, index: int) -> bool:
-    """Whether a layer of a model with layers of both kinds has a sliding window."""
-    return bool(model.config.get_text_config().layer_types[index] == "sliding_attention")
-
-
-def require_ordered(policy: BoundedPolicy, model: PreTrainedModel) -> None:
+def require_ordered(policy: SlotPolicy, model: PreTrainedModel) -> None:
     """Refuse a policy that a model with an ordered bias cannot have.
 
     Raises:
@@ -190,7 +177,7 @@ def require_integers(policy: Policy) -> None:
 
 
 def fit_limits(
-    model: PreTrainedModel, policy: BoundedPolicy, *, chunk: int, rebase_at: int | None, integers: bool
+    model: PreTrainedModel, policy: SlotPolicy, *, chunk: int, rebase_at: int | None, integers: bool
 ) -> tuple[KeyRotations, int, int]:
     """Limits below which the model can tell positions apart.
 
@@ -205,9 +192,10 @@ def fit_limits(
 
     Raises:
         ConfigurationError: positions that are too few for the policy and a chunk.
-        UnsupportedModelError: see :func:`read_rotations`; or a layer that writes no keys.
+        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; or a layer that writes no keys.
     """
     rotations, reach = read_rotations(model), policy.reach
+    require_differences(model, rotations)
     extent = f"{policy.num_slots:,} tokens" + ("" if reach == policy.num_slots else f" over {reach:,} positions")
     if rotations.limit is not None and reach >= rotations.limit:
         raise UnsupportedModelError(
@@ -241,7 +229,7 @@ def length_note(model: PreTrainedModel, policy: Policy) -> str:
     if trained is None or not policy.bounded:
         return ""
     held = policy.max_held(1 << 62)
-    span = policy.reach if isinstance(policy, BoundedPolicy) else held
+    span = policy.reach if isinstance(policy, SlotPolicy) else held
     if max(held, span) <= trained:
         return ""
     over = f" over {span:,} positions" if span > held else ""
@@ -407,10 +395,7 @@ def _same_frequencies(model: PreTrainedModel, policy: Policy) -> int:
 def _pinning(policy: Policy, count: int) -> Policy:
     """The policy with at least its first so many tokens pinned."""
     fitted: Policy
-    if isinstance(policy, PerHead):
-        budgets = tuple(tuple((max(count, sinks), window) for sinks, window in layer) for layer in policy.budgets)
-        fitted = _changed(policy, budgets=budgets)
-    elif hasattr(policy, "num_sinks"):
+    if hasattr(policy, "num_sinks"):
         fitted = _changed(policy, num_sinks=max(count, policy.num_sinks))
     elif "pinned" in {field.name for field in dataclasses.fields(policy)}:
         fitted = _changed(policy, pinned=tuple(sorted({*range(count), *getattr(policy, "pinned")})))  # noqa: B009

@@ -13,14 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.attention.placement import input_device
-from sinklab.attention.ranks import Ranks, ranks_of
 from sinklab.errors import InputError
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec
 from sinklab.results.intervals import LEAST_PARTS, mean_interval
 from sinklab.results.progress import DONE
 from sinklab.results.requirements import require_function
-from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
 
 __all__ = ["Decoding", "Estimate", "decoding", "estimate", "losses", "unit_means"]
@@ -186,14 +184,7 @@ def decoding(
             own.append(time.perf_counter() - started)
         if progress is not None:
             progress(position - begin + 1, length - begin)
-    ranks = ranks_of(model)
     return [
-        Decoding(1.0 / statistics.median(own[warm_up:]), steps, _bytes_of_all(reader, ranks))
+        Decoding(1.0 / statistics.median(own[warm_up:]), steps, reader.bytes_held())
         for reader, own in zip(readers, times, strict=True)
     ]
-
-
-def _bytes_of_all(reader: Reader, ranks: Ranks | None) -> int:
-    """Keys and values that a reader holds, in every process."""
-    held = reader.bytes_held()
-    return held if ranks is None else sum(ranks.gather_objects(held))

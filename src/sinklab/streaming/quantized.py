@@ -1,22 +1,33 @@
-"""Quantised layer: the ring of a cache in int8 or int4, its sinks and its newest tokens in full precision."""
+"""Quantised layers: the ring of a cache in int8 or int4, its sinks and newest tokens whole; and the kind each layer has."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
-from sinklab.models.grids import affine_grid
+from sinklab.models.integer_linear import affine_grid
 from sinklab.results.requirements import require_memory
-from sinklab.streaming.layer import HybridMixin, LatentMixin, SlotLayer
-from sinklab.streaming.rotation import Rotation
-from sinklab.streaming.slot_table import SlotTable
+from sinklab.streaming.layer import HeldLayer, HybridLayer, HybridMixin, LatentLayer, LatentMixin, RecurrentLayer, SlotLayer
+from sinklab.streaming.rotation import KeyRotations, Rotation
+from sinklab.streaming.slot_table import SlotTable, WindowedTable
 from sinklab.streaming.table import Step
+from sinklab.streaming.traits import hybrid_layers, keyless_layers
 
-__all__ = ["BITS", "GROUP", "QuantizedHybridLayer", "QuantizedLatentLayer", "QuantizedLayer", "Workspace", "read_bits"]
+__all__ = [
+    "BITS",
+    "GROUP",
+    "QuantizedHybridLayer",
+    "QuantizedLatentLayer",
+    "QuantizedLayer",
+    "Workspace",
+    "make_layers",
+    "read_bits",
+]
 
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 """What ``quantized`` may be, and how many bits a number then takes."""
@@ -291,3 +302,28 @@ class QuantizedLatentLayer(LatentMixin, QuantizedLayer):
 
 class QuantizedHybridLayer(HybridMixin, QuantizedLayer):
     """A :class:`~sinklab.streaming.quantized.QuantizedLayer` with states, which stay as they are."""
+
+
+def make_layers(
+    model: PreTrainedModel, slots: SlotTable, rotations: KeyRotations, bits: int | None
+) -> list[HeldLayer | RecurrentLayer]:
+    """The layers of a cache of slots, each of the kind that its layer of the model asks for; integers if there are bits."""
+    layers: dict[int, HeldLayer | RecurrentLayer] = {
+        index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
+    }
+    hybrid, workspace = hybrid_layers(model), Workspace()
+    for index, rotation in rotations.layers.items():
+        table = slots
+        if isinstance(slots, WindowedTable) and model.config.get_text_config().layer_types[index] == "sliding_attention":
+            table = slots.narrow
+        settings: tuple[Any, ...] = (table, rotation)
+        classes: tuple[Any, ...] = (SlotLayer, LatentLayer, HybridLayer)
+        if bits is not None:
+            settings = (table, rotation, bits, workspace)
+            classes = (QuantizedLayer, QuantizedLatentLayer, QuantizedHybridLayer)
+        plain, of_latents, with_states = classes
+        if index in hybrid:
+            layers[index] = with_states(*settings, states=hybrid[index])
+        else:
+            layers[index] = (of_latents if index in rotations.latent else plain)(*settings)
+    return [layers[index] for index in sorted(layers)]

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from sinklab.attention.forward_arguments import cache_argument
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.lengths import learned_positions
 from sinklab.models.losses import is_causal_lm
+from sinklab.models.positions import learned_positions
 from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
-from sinklab.policies.per_head import PerHead
 from sinklab.policies.recompute import Recompute
+from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader, Telemetry, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.limits import inside, require_integers, warn_of_length
-from sinklab.streaming.per_head import PerHeadCache, verify_groups
-from sinklab.streaming.traits import continues_in_chunks, has_states, states_of
-from sinklab.streaming.verify import verify_model
+from sinklab.streaming.rotation import without_autocast
+from sinklab.streaming.traits import continues_in_chunks, has_states, states_of, tokens_in_front, tokens_of_prefix
 
-__all__ = ["CacheReader", "RecomputeReader", "open_reader", "reader_of"]
+__all__ = ["CacheReader", "RecomputeReader", "open_reader", "reader_of", "verify_model"]
 
-_TOKENS = 8192
+_AT_ONCE = 8192
 """Tokens of one forward at most, unless one window has more: the memory that is needed does not depend on the text."""
 
 
@@ -41,7 +41,6 @@ class RecomputeReader(Reader):
 
     Raises:
         ConfigurationError: a window that is longer than the model's table of positions.
-        UnsupportedModelError: an encoder-decoder.
     """
 
     policy: Recompute
@@ -49,8 +48,6 @@ class RecomputeReader(Reader):
     def __init__(self, model: PreTrainedModel, policy: Recompute) -> None:
         super().__init__(model, policy)
         name, size = type(model).__name__, policy.window + 1
-        if model.config.is_encoder_decoder:
-            raise UnsupportedModelError(f"{name} is an encoder-decoder; its decoder does not read a text by itself")
         table = learned_positions(model)
         if table is not None and size > table:
             raise ConfigurationError(
@@ -137,7 +134,7 @@ class RecomputeReader(Reader):
         """Logits of the last ``every`` tokens of every window in ``ids``; ``(batch, windows · every, vocab_size)``."""
         size, every = self.policy.window + 1, self.policy.every
         windows = ids.unfold(1, size, every).flatten(0, 1)
-        parts = [self._logits(part, every) for part in windows.split(max(1, _TOKENS // size))]
+        parts = [self._logits(part, every) for part in windows.split(max(1, _AT_ONCE // size))]
         return torch.cat(parts).unflatten(0, (len(ids), -1)).flatten(1, 2)
 
     def _go_on(self, window: Tensor, new: int, more: bool) -> Tensor:
@@ -305,13 +302,6 @@ def _(policy: SlotPolicy, model: PreTrainedModel, *, chunk: int) -> Reader:
     return CacheReader(model, policy, PolicyCache(policy, model, chunk=chunk))
 
 
-@reader_of.register(PerHead)
-def _(policy: PerHead, model: PreTrainedModel, *, chunk: int) -> Reader:
-    verify_model(model)
-    verify_groups(model)
-    return CacheReader(model, policy, PerHeadCache(policy, model, chunk=chunk))
-
-
 @reader_of.register(Full)
 def _(policy: Full, model: PreTrainedModel, *, chunk: int) -> Reader:
     return CacheReader(model, policy, DynamicCache(config=model.config))
@@ -320,3 +310,55 @@ def _(policy: Full, model: PreTrainedModel, *, chunk: int) -> Reader:
 @reader_of.register(Recompute)
 def _(policy: Recompute, model: PreTrainedModel, *, chunk: int) -> Reader:
     return RecomputeReader(model, policy)
+
+
+# --- a model proves itself --------------------------------------------------------------------------------------------------
+
+
+_TOKENS, _WINDOW, _REBASE_AT = 12, 2, 8
+"""Tokens that a model reads to prove itself, under which window, and where their positions are counted anew."""
+
+_MARGIN = {torch.float64: 1e-3, torch.float32: 1e-2}
+"""Largest distance of two logits, relative to their standard deviation. Rounding is below 1e-3 in float32 and below 0.2 in
+bfloat16 for trained models; a mask that is not followed moves logits by a good part of the deviation."""
+
+_verified: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+@torch.no_grad()
+def verify_model(model: PreTrainedModel) -> None:
+    """Read a few tokens at once and one by one under a narrow policy: the logits must agree. Once for a model.
+
+    A chunk needs the mask and the copies of the sinks that the cache makes, single tokens need neither; one reading counts its
+    positions anew on the way. A model that ignores the mask or the positions gives other logits, without an error.
+
+    Raises:
+        UnsupportedModelError: the logits do not agree, or what :class:`PolicyCache` refuses.
+    """
+    if model in _verified:
+        return
+    training = model.training
+    model.eval()
+    try:
+        with without_autocast(model):
+            chunk, single = _read_a_few(model, _TOKENS), _read_a_few(model, 1)
+    finally:
+        model.train(training)
+    distance = float((chunk - single).abs().max() / single.std().clamp(min=1e-12))
+    margin = _MARGIN.get(model.dtype, 0.5)
+    if not distance <= margin:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not follow the masks of a bounded cache: {_TOKENS} tokens read at once and one by "
+            f"one give logits that differ by {distance:.2g} standard deviations; at most {margin:g} is rounding"
+        )
+    _verified.add(model)
+
+
+def _read_a_few(model: PreTrainedModel, chunk: int) -> Tensor:
+    """Logits ``(tokens, vocab_size)`` of a few tokens, and those of a prefix, ``chunk`` at a time."""
+    prefix, vocabulary = tokens_of_prefix(model), model.config.get_text_config().vocab_size
+    policy, more = SinkWindow(num_sinks=1, window=_WINDOW + prefix), tokens_in_front(model) + prefix
+    cache = PolicyCache(policy, model, chunk=chunk, rebase_at=_REBASE_AT + more if chunk == 1 else None)
+    tokens = (torch.arange(_TOKENS + prefix, device=input_device(model)) * 7 + 5).remainder(vocabulary)[None]
+    logits: Tensor = model(input_ids=tokens, **cache_argument(model, cache), use_cache=True).logits
+    return logits[0].to(torch.promote_types(logits.dtype, torch.float32))

@@ -15,7 +15,7 @@ from sinklab.models.layer_kinds import HYBRID, RECURRENT_KINDS
 from sinklab.policies.base import SlotPolicy
 from sinklab.results.requirements import require_memory
 from sinklab.streaming.rotation import Rotation
-from sinklab.streaming.table import IndexedTable, StaticStep, Step
+from sinklab.streaming.table import StaticStep, Step, Table
 
 __all__ = ["COPIES", "RecurrentTable", "SlotTable", "WindowedTable"]
 
@@ -30,7 +30,7 @@ _AHEAD = 32
 """Single tokens that are planned at once: a function of one number costs as much as one of some dozens."""
 
 
-class SlotTable(IndexedTable):
+class SlotTable(Table):
     """Each token is in the slot that the policy gives it, pinned ones first; see :class:`~sinklab.streaming.table.Table`.
 
     Attributes:

@@ -16,15 +16,12 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.policies.base import SlotPolicy
-from sinklab.policies.per_head import PerHead
 from sinklab.registry import policies
 from sinklab.results.file import check_file, parse_object, write_file
 from sinklab.results.version import __version__
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
-from sinklab.streaming.per_head import PerHeadCache
 from sinklab.streaming.reader import CacheReader
-from sinklab.streaming.table import IndexedTable
 from sinklab.streaming.traits import fingerprint
 
 __all__ = ["SavedState", "load_state", "read_state", "require_slots", "save_state"]
@@ -59,7 +56,7 @@ def require_slots(held: PolicyCache | Reader) -> PolicyCache:
         ConfigurationError: a policy that keeps no cache of slots.
     """
     cache = held if isinstance(held, PolicyCache) else getattr(held, "cache", None)
-    if not isinstance(cache, PolicyCache) or not isinstance(cache.policy, SlotPolicy | PerHead):
+    if not isinstance(cache, PolicyCache) or not isinstance(cache.policy, SlotPolicy):
         raise ConfigurationError(
             f"policy {held.policy.name!r} keeps no cache of slots, so there is no state to save; use sink_window, for example"
         )
@@ -98,7 +95,7 @@ def save_state(
     buffers: dict[str, Tensor] = {f"books.{name}": tensor for name, tensor in table.state().items()}
     for index, layer in enumerate(cache.layers):
         buffers |= {f"layers.{index}.{name}": tensor for name, tensor in layer.state().items()}
-    if isinstance(table, IndexedTable) and table.ids is not None:
+    if table.ids is not None:
         buffers["ids"] = table.ids
     buffers |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
     record = {
@@ -148,7 +145,7 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
         names = ("chunk", "rebase_at", "quantized", "rollback")
         settings = {name: record[name] for name in names if record.get(name) is not None}
         policy = policies.make(record["policy"])
-        cache = (PerHeadCache if isinstance(policy, PerHead) else PolicyCache)(policy, model, **settings)
+        cache = PolicyCache(policy, model, **settings)
         _fill(cache, record["books"], tensors)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:  # a file that was written without its SHA-256
         if isinstance(error, SinklabError):
@@ -164,8 +161,7 @@ def _fill(cache: PolicyCache, numbers: Json, tensors: dict[str, Tensor]) -> None
     on_device = {name: tensor.to(table.device) for name, tensor in tensors.items()}
     for index, layer in enumerate(cache.layers):
         layer.restore(_below(f"layers.{index}.", on_device))
-    if isinstance(table, IndexedTable):
-        table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
+    table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

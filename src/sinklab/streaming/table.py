@@ -6,17 +6,17 @@ import abc
 import copy
 import dataclasses
 import weakref
-from typing import ClassVar, Protocol
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
-from sinklab.policies.base import BoundedPolicy, SlotPolicy
+from sinklab.policies.base import SlotPolicy
 from sinklab.streaming.rotation import Rotation
 
-__all__ = ["IndexedTable", "OrderedStep", "OrderedTable", "PlannedStep", "StaticStep", "Step", "Table"]
+__all__ = ["OrderedStep", "OrderedTable", "PlannedStep", "StaticStep", "Step", "Table"]
 
 
 @dataclasses.dataclass(eq=False)
@@ -92,6 +92,7 @@ class StaticStep:
         position_ids: int64 ``(1, 1)``.
         seen: columns before the step, int64 ``()``: a number would be part of the graph.
         filled: slots of the cache, all of which a layer returns.
+        matrices: for the pinned keys of layers by rotation, ``(pinned, head_dim, head_dim)``, the same tensors at every step.
     """
 
     length = 1
@@ -105,15 +106,11 @@ class StaticStep:
         self.position_ids = torch.zeros(1, 1, dtype=torch.long, device=device)
         self._all_visible = False
         self.seen = torch.zeros((), dtype=torch.long, device=device)
-        self._matrices = {
+        self.matrices = {
             rotation: torch.empty(pinned, rotation.head_dim, rotation.head_dim, device=device, dtype=dtype)
             for rotation in rotations
             if rotation is not None
         }
-
-    def matrices_of(self, rotation: Rotation | None) -> Tensor | None:
-        """Matrices ``(pinned, head_dim, head_dim)`` for the pinned keys of a layer, the same tensor at every step."""
-        return None if rotation is None else self._matrices[rotation]
 
     def set(self, step: Step, slot: int, present: Tensor, seen: int) -> None:
         """Become ``step``, which writes ``slot``; ``present`` is boolean ``(slots,)``, those that hold a token behind it."""
@@ -124,23 +121,15 @@ class StaticStep:
             self.visible.copy_(present)
         self._all_visible = every
         self.position_ids.copy_(step.position_ids)
-        for rotation, matrices in self._matrices.items():
+        for rotation, matrices in self.matrices.items():
             if step.shifts is None:
                 matrices.copy_(torch.eye(rotation.head_dim, device=matrices.device))
             else:
                 matrices.copy_(step.rotation_matrices(rotation, matrices.dtype)[0, 0])
 
 
-class PlannedStep(Protocol):
-    """What one forward does."""
-
-    @property
-    def length(self) -> int:
-        """Columns of the forward, padding included."""
-
-    @property
-    def filled(self) -> int:
-        """Keys that a layer returns in this forward."""
+PlannedStep: TypeAlias = "Step | StaticStep | OrderedStep"
+"""What one forward does."""
 
 
 class Table(abc.ABC):
@@ -160,7 +149,12 @@ class Table(abc.ABC):
         padded: columns up to the last one in which a row had padding.
         rebases: how often positions were counted anew.
         highest: largest position of a token before the last time they were.
+        index: token in every slot, int64 ``(rows, slots)``, -1 where there is none.
+        ids: token id in every slot, int64 ``(batch, slots)``, -1 where embeddings were given; on the device of the model.
     """
+
+    ids: Tensor | None = None
+    index: Tensor
 
     in_order: ClassVar[bool] = False
     """Whether columns are in the order of the text, so that a forward must not make a token leave halfway."""
@@ -168,7 +162,7 @@ class Table(abc.ABC):
     """Tensors with a row for each row of the batch, and below the numbers that are saved with them."""
     numbers: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, policy: BoundedPolicy, device: torch.device, model: PreTrainedModel | None = None) -> None:
+    def __init__(self, policy: SlotPolicy, device: torch.device, model: PreTrainedModel | None = None) -> None:
         self.policy, self.device = policy, device
         self._model = None if model is None else weakref.ref(model)
         self.clear()
@@ -208,7 +202,7 @@ class Table(abc.ABC):
     @property
     def held(self) -> Tensor:
         """Tokens of every row that are there now, int64 ``(rows,)``."""
-        return self.seen.clamp(max=self.policy.num_slots)
+        return (self.index >= 0).sum(dim=1)
 
     @property
     def seq_length(self) -> int | Tensor:
@@ -244,6 +238,7 @@ class Table(abc.ABC):
         if self.rows > 1:
             for name in self.per_row:
                 setattr(self, name, getattr(self, name)[rows.cpu()])
+        self.ids = None if self.ids is None else self.ids[rows.to(self.ids.device)]
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that a saved cache has of it."""
@@ -272,8 +267,9 @@ class Table(abc.ABC):
         The tables are those behind the step when this returns.
         """
 
-    def note(self, ids: Tensor | None, batch: int) -> None:  # noqa: B027
-        """Keep which token ids, ``(batch, length)``, are held behind the step at hand; nothing by default."""
+    @abc.abstractmethod
+    def note(self, ids: Tensor | None, batch: int) -> None:
+        """Keep which token ids, ``(batch, length)``, are held behind the step at hand."""
 
     @abc.abstractmethod
     def rebase(self) -> Tensor:
@@ -285,36 +281,6 @@ class Table(abc.ABC):
         steps, self.base = oldest - self.base, oldest
         self.rebases += 1
         return steps
-
-    @abc.abstractmethod
-    def crop(self, keep: int) -> None:
-        """Forget all but the first ``keep`` columns.
-
-        Raises:
-            ConfigurationError: rows do not agree on their tokens, there is padding among those that go, or some that would be
-                held again have been evicted.
-        """
-
-
-class IndexedTable(Table):
-    """The table of a slot policy, which knows the token of every slot.
-
-    Attributes:
-        index: token in every slot, int64 ``(rows, slots)``, -1 where there is none.
-        ids: token id in every slot, int64 ``(batch, slots)``, -1 where embeddings were given; on the device of the model.
-    """
-
-    policy: SlotPolicy
-    ids: Tensor | None = None
-    index: Tensor
-
-    @property
-    def held(self) -> Tensor:
-        return (self.index >= 0).sum(dim=1)
-
-    def take(self, rows: Tensor) -> None:
-        super().take(rows)
-        self.ids = None if self.ids is None else self.ids[rows.to(self.ids.device)]
 
     def count(self, valid: Tensor) -> None:
         """Count new columns, boolean ``(rows, length)``, true for tokens."""
@@ -338,6 +304,12 @@ class IndexedTable(Table):
         """
 
     def crop(self, keep: int) -> None:
+        """Forget all but the first ``keep`` columns.
+
+        Raises:
+            ConfigurationError: rows do not agree on their tokens, there is padding among those that go, or some that would be
+                held again have been evicted.
+        """
         if self.rows > 1:
             raise ConfigurationError("a padded batch cannot be cropped: its rows do not agree on their last tokens")
         columns = keep
@@ -385,7 +357,7 @@ class OrderedStep:
     attention_mask: Tensor | None
 
 
-class OrderedTable(IndexedTable):
+class OrderedTable(Table):
     """Which token is in which column; no position is counted.
 
     Columns of a row are in the order of the text and end with its newest token; a row that has fewer tokens than another has

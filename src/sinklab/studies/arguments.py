@@ -94,7 +94,6 @@ __all__ = [
     "StepSamples",
     "Threshold",
     "Tolerance",
-    "Tp",
     "TrustRemoteCode",
     "WrittenTo",
     "annotations_of",
@@ -135,9 +134,6 @@ DeviceMap = Annotated[
 MaxMemory = Annotated[_MaxMemory | None, Doc("With --device-map auto, the limit for each device: 0=20GiB,cpu=64GiB.")]
 OffloadFolder = Annotated[
     Path | None, Doc("With --device-map: directory for weights on disk that the checkpoint does not have in this form.")
-]
-Tp = Annotated[
-    Literal["auto"] | None, Doc("auto: split the heads over the processes of torchrun, by the plan of transformers.")
 ]
 Seed = Annotated[int, Doc("Seed of the sampling; the same seed gives the same tokens.")]
 Operations = Annotated[
@@ -216,8 +212,7 @@ def command(function: str) -> Callable[[Callable[..., R]], Callable[..., R]]: ..
 def command(function: Any) -> Any:
     """Mark of a function that is a command of ``sinklab``; its numbers and paths are checked before it is called.
 
-    ``@command`` takes the name of the function, ``@command("list")`` another one. The mark is found in the text of the files of
-    the package, so it is written as a decorator at the beginning of a line, first of all decorators.
+    The command line knows it by its line in ``sinklab.cli.commands``, or by an entry point of another package.
 
     - What comes before ``*`` in the signature is given by its position, or by its name too if it has a default; all else is an
       option. ``progress`` is handed in.
@@ -226,7 +221,6 @@ def command(function: Any) -> Any:
       their parts separated by commas.
     - With a :class:`WrittenTo` in the annotation of a path, the command line always writes a folder.
     - Every command has ``--quiet``; a function that takes ``quiet`` is given it.
-    - ``Next:`` in the docstring says what a user does next; see :func:`sinklab.cli.following.next_line`.
     - ``In Python:`` in the docstring says what a line cannot give; help does not show it.
     - What only Python can give (a callback, a tensor) is no option; ``say`` is handed in too, and prints a sentence on stderr.
     - With :data:`WHOLE` in its annotation a list is taken as it is given: one part each time, whatever commas are in it.
@@ -259,6 +253,7 @@ def _with_checked_numbers(function: Callable[..., R]) -> Callable[..., R]:
             if name == "model" and isinstance(value, os.PathLike):  # a directory; everything behind reads names
                 value = os.fspath(value)
             bound.arguments[name] = _checked(call, name, value)
+        _check_early(call, {**bound.arguments, **{k: v for part in given.values() for k, v in vars(part).items()}})
         return function(*bound.args, **bound.kwargs, **given)
 
     call.__signature__ = _flat(function)  # type: ignore[attr-defined]
@@ -360,6 +355,42 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     return type(value)([_of_python(item) for item in value]) if type(value) in (list, tuple) else value
 
 
+DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+"""The values of ``dtype``."""
+
+
+def _check_early(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse names that are none and folders that are in the way before anything heavy is imported.
+
+    Raises:
+        ConfigurationError: no dtype.
+        InputError, UnknownNameError: no corpus, or an output directory that cannot be.
+    """
+    annotations = annotations_of(function)
+    dtype = given.get("dtype", "auto")
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise ConfigurationError(f"there is no dtype {dtype!r}; `dtype` is {', '.join(DTYPES)}")
+    for name, value in given.items():
+        for spec in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(spec, str) and spec != "auto" and _is_corpus(annotations[name]):
+                from sinklab.corpora import kind_of_spec
+
+                kind_of_spec(spec if Path(spec).expanduser().exists() else spec.partition(":")[0].strip())
+    if given.get("out") is not None and annotations.get("overwrite") == Overwrite and "resume" not in annotations:
+        from sinklab.results.folder import check_free, check_place
+
+        check_place(Path(given["out"]))
+        check_free(Path(given["out"]), given.get("overwrite", False))
+
+
+def _is_corpus(annotation: Any) -> bool:
+    """Whether a parameter names a corpus, or several."""
+    documented = (*CorpusSource.__metadata__, *CorpusOfModel.__metadata__)
+    if any(note in documented for note in getattr(annotation, "__metadata__", ())):
+        return True
+    return any(_is_corpus(inner) for inner in get_args(annotation))
+
+
 def _of_python(value: Any) -> Any:
     """A number of numpy as one of Python; all else as it is."""
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
@@ -374,7 +405,6 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
     if not isinstance(seeds, str):
         return list(seeds)
     from sinklab.configuration import check_numbers
-    from sinklab.results.requirements import BYTES_OF_NUMBER, require_memory
 
     numbers: list[int] = []
     for part in seeds.split(","):
@@ -382,7 +412,6 @@ def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise ConfigurationError(f"`seeds` {seeds!r}: expected seeds such as 0..4 (five of them) or 0,3,7")
-        require_memory((last - first + 1) * BYTES_OF_NUMBER, f"`seeds` {part.strip()}")
         check_numbers("`seeds`", last)
         numbers += range(first, last + 1)
     return numbers

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Unpack
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from sinklab.attention import host_arguments, seam
 from sinklab.attention.forward_arguments import cache_argument
 from sinklab.errors import ContractError, SinklabError
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.policies.full import Full
-from sinklab.policies.per_head import PerHead
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
@@ -62,11 +60,6 @@ def check_policy(policy: Policy) -> None:
     - *evicting is masking*: decoding equals a dense forward under the rule as a mask (original positions), or a cache that
       rotates every key to its rank among those held (in-cache positions);
 
-    for a :class:`PerHead`, whose budgets are those of the two layers of two key-value heads of that Llama:
-
-    - *slots* and *in-cache positions* of the rule of every head;
-    - *evicting is masking*: decoding equals a dense forward in which every head sees what its rule says, where it stands;
-
     and for all:
 
     - *division*: a text read whole, in pieces and token by token gives the same logits; so does ``keep``;
@@ -92,11 +85,7 @@ def check_policy(policy: Policy) -> None:
     assert isinstance(model, PreTrainedModel)
     tokens = torch.randint(1, 50, (2, length), generator=torch.Generator().manual_seed(0))
     try:
-        if isinstance(policy, PerHead):
-            for rule in policy.distinct:
-                _check_rule(checks, rule)
-            _check_per_head(checks, policy, model, tokens)
-        elif isinstance(policy, SlotPolicy | Full):
+        if isinstance(policy, SlotPolicy | Full):
             _check_masking(checks, policy, model, tokens)
         _check_reader(checks, policy, model, tokens)
     except ContractError:
@@ -318,65 +307,3 @@ def _sizes(reader: Reader, tokens: Tensor) -> Iterator[int]:
     for token in tokens.split(1, dim=1):
         reader.read(token)
         yield reader.bytes_held()
-
-
-class _MaskedHeads(seam.Observer):
-    """Gives every attention call the mask of its layer, and with a rotation keys rotated to their rank."""
-
-    running = True
-
-    def __init__(self, model: nn.Module, masks: list[Tensor], rotation: Rotation | None) -> None:
-        numbers = ((module, getattr(module, "layer_idx", None)) for module in model.modules())
-        self.layers = {id(module): number for module, number in numbers if isinstance(number, int)}
-        self.masks, self.rotation = masks, rotation
-
-    def owns(self, module: nn.Module) -> bool:
-        return id(module) in self.layers
-
-    def on_attention(
-        self,
-        native: seam.Native,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: object,
-        **kwargs: Unpack[host_arguments.Keywords],
-    ) -> seam.Attended:
-        groups, scaling = query.shape[1] // key.shape[1], kwargs["scaling"]
-        assert scaling is not None  # these models say it
-        visible = self.masks[self.layers[id(module)]].repeat_interleave(groups, dim=1)
-        if self.rotation is None:
-            return native(module, query, key, value, visible, **kwargs)
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-        rows = []
-        for index in range(query.shape[2]):
-            held = visible[:, :, index].long()
-            lost = (1 - held).flip(2).cumsum(2).flip(2) - (query.shape[2] - 1 - index)  # those ahead of the query are not lost
-            rotated = key[:, :, :, None] @ self.rotation.matrices((lost * held).clamp(min=0), key.dtype)
-            scores = (query[:, :, None, index] @ rotated[:, :, :, 0].transpose(2, 3))[:, :, 0] * scaling
-            weights = scores.masked_fill(~visible[:, :, index], -torch.inf).softmax(dim=-1)
-            rows.append((weights[:, :, None] @ value)[:, :, 0])
-        return torch.stack(rows, dim=1), None
-
-
-def _close_to_masked(
-    checks: Checks, policy: Policy, model: PreTrainedModel, tokens: Tensor, masks: list[Tensor], decoded: Tensor
-) -> None:
-    """Logits of decoding are those of a dense forward with a mask for every layer, ``(batch, kv_heads, length, length)``."""
-    in_cache = policy.positions == "in_cache"
-    rotation = next(iter(read_rotations(model).layers.values())) if in_cache else None
-    with seam.shadow(_MaskedHeads(model, masks, rotation)):
-        expected = model(input_ids=tokens, use_cache=False).logits
-    tolerance = _ROTATED if in_cache else _EXACT
-    checks.close(decoded, expected, tolerance, "evicting is masking", "logits of decoding")
-
-
-@torch.no_grad()
-def _check_per_head(checks: Checks, policy: PerHead, model: PreTrainedModel, tokens: Tensor) -> None:
-    index = torch.arange(tokens.shape[1])
-    masks = [
-        torch.stack([rule.visible(index[:, None], index) for rule in layer])[None].expand(len(tokens), -1, -1, -1)
-        for layer in policy.rules
-    ]
-    _close_to_masked(checks, policy, model, tokens, masks, _read(policy, model, tokens, _singly(tokens)))

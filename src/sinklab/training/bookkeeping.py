@@ -33,7 +33,7 @@ from sinklab.training import checkpoints
 from sinklab.training.callback import TOKENS_PER_FORWARD, SinkCallback, log_between, measuring
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.progress import Display
-from sinklab.training.run_table import RunTable
+from sinklab.training.record import RunTable
 from sinklab.training.trainer import PretrainingTrainer, stack
 
 __all__ = ["METRICS", "Bookkeeper", "held_out_loss", "save_model", "stoppable"]

@@ -1,4 +1,4 @@
-"""SinkCallback: the measurements of the audit on a fixed batch, every so many steps of any Trainer, without touching it."""
+"""The sinks of a model in training: the callback that measures them, their rows, and the numbers that trackers get."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,25 +24,51 @@ from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.results.metric import LOSS, PERCENTAGE, Metric, Row, SingleRow
+from sinklab.results.metric import LOSS, PERCENTAGE, Metric, Row, SingleRow, declared
 from sinklab.results.requirements import require_whole
 from sinklab.results.table import unpacked
 from sinklab.sinks import SinkFinder, Sinks
-from sinklab.training.headline import HEADLINE
-from sinklab.training.rows import TextRows
-from sinklab.training.run_table import RunTable
-from sinklab.training.windowed import token_losses, windowed_losses
+from sinklab.training.record import RunTable
+from sinklab.training.rows import TextRows, token_losses, windowed_losses
 
 __all__ = [
+    "HEADLINE",
     "PROBES",
     "READOUT",
     "TOKENS_PER_FORWARD",
     "SinkCallback",
     "SinkMeasurement",
+    "headline_metrics",
     "log_between",
     "measure_sinks",
     "measuring",
+    "tracked",
 ]
+
+HEADLINE: dict[str, tuple[str, str, Literal["value", "key_position"]]] = {
+    "sink_rate": ("gu2024", "at position 0", "value"),
+    "sink_rate_max": ("sink_position_rate", "of the strongest sink", "value"),
+    "sink_position": ("sink_position_rate", "of the strongest sink", "key_position"),
+    "first_token_attention": ("qiu2025_first_attention", "", "value"),
+    "attention_entropy": ("entropy", "", "value"),
+    "probe_loss": ("loss", "on the probe rows", "value"),
+    "sink_loss_gap": ("sink_loss_gap", "", "value"),
+}
+"""Name to the metric in the table, of the whole model, which of its rows, and the column; in the order of logging."""
+
+
+def tracked(name: str) -> str:
+    """How TensorBoard, trackio and wandb show a name: ``Trainer`` puts all that is logged in training below ``train``."""
+    return f"train/{name}"
+
+
+def headline_metrics() -> Iterator[tuple[str, Metric, str, str]]:
+    """Every name with its metric, which of its rows, and the unit of what is logged."""
+    for name, (metric, which, column) in HEADLINE.items():
+        found = declared(metric)
+        assert found is not None, f"{metric} is declared by no probe"
+        yield name, found, which, found.unit if column == "value" else "position"
+
 
 FIRST_POSITIONS = 8
 """Positions that get rows of their own for each layer and head; the profile over all positions is that of the whole model."""
@@ -52,9 +78,6 @@ READOUT_ROWS = 16
 
 TOKENS_PER_FORWARD = 2048
 """Of a measurement; the logits of more would fill the memory of small machines."""
-
-OTHER_HOOKS = ("setup", "teardown", "state_key")
-"""What Lightning's Trainer asks of a callback, beside its ``on_…``."""
 
 SINK_POSITION_RATE = Metric(
     "sink_position_rate",
@@ -89,7 +112,7 @@ class SinkMeasurement:
 
     Attributes:
         rows: rows of the long table, without what a run knows.
-        headline: the few numbers that curves are drawn of, under the names of :data:`~sinklab.training.headline.HEADLINE`.
+        headline: the few numbers that curves are drawn of, under the names of :data:`~sinklab.training.callback.HEADLINE`.
         operation: attention operation that the model was seen to run.
         sinks: where the sinks are; ``entropy`` is taken at the main one.
     """
@@ -111,7 +134,7 @@ class SinkCallback(TrainerCallback):
 
     ``trainer.add_callback(SinkCallback(rows, trainer=trainer))`` also sends the headline numbers through ``Trainer.log``, so
     that every tracker of ``report_to`` gets them under the same names: those of
-    :data:`~sinklab.training.headline.HEADLINE`, which TensorBoard, trackio and wandb show as ``train/sink_rate`` and so on.
+    :data:`~sinklab.training.callback.HEADLINE`, which TensorBoard, trackio and wandb show as ``train/sink_rate`` and so on.
 
     Args:
         rows: int64 ``(rows, seq_len)``: the fixed probe batch, the beginning-of-sequence token included if it should be. For a
@@ -177,17 +200,6 @@ class SinkCallback(TrainerCallback):
         self.seconds = 0.0
         self.measures_end = True
         self._measured_at: int | None = None
-
-    def __getattr__(self, name: str) -> NoReturn:
-        """Say whose callback it is where the Trainer of another library asks for a hook of its own."""
-        own = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if name.startswith("on_") or name in OTHER_HOOKS:
-            raise AttributeError(
-                f"{own}: it is a callback of transformers' Trainer and of no other. With Lightning, open a session in "
-                "validation_step, `with attend(self.model, probes) as session:`, around a forward of the model of transformers "
-                "that the module holds"
-            )
-        raise AttributeError(own)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **kwargs: object

@@ -1,7 +1,9 @@
-"""Optimisers of a run: those of ``torch.optim``, and Muon for the matrices inside the blocks with AdamW for the rest."""
+"""Optimisers and schedules of the learning rate, by the names that a configuration has."""
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
@@ -9,12 +11,13 @@ from torch import nn
 from torch.nn import Parameter
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
-from sinklab.training.config import OptimizerConfig
+from sinklab.training.config import OptimizerConfig, ScheduleConfig
 
-__all__ = ["MuonWithAdamW", "make_optimizer"]
+__all__ = ["MuonWithAdamW", "learning_rate_factor", "make_optimizer", "make_schedule"]
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
@@ -124,3 +127,30 @@ def _stored(module: nn.Linear | nn.Embedding) -> Parameter:
     """The parameter behind the weight, also where an operation has reparametrised it."""
     name = "parametrizations.weight.original" if parametrize.is_parametrized(module, "weight") else "weight"
     return module.get_parameter(name)
+
+
+def learning_rate_factor(step: int, schedule: ScheduleConfig, steps: int) -> float:
+    """Factor on the peak learning rate at an optimiser step, in [0, 1].
+
+    All three rise linearly from 0, which the first step has, over ``warmup_steps``. Then ``constant`` stays at 1; ``cosine``
+    falls along half a cosine towards ``min_ratio``; ``warmup_stable_decay`` stays at 1 and falls linearly towards ``min_ratio``
+    over the last ``decay_steps`` (Hägele et al. 2024, arXiv 2405.18392). A step behind the last one would have ``min_ratio``:
+    of four steps of decay to 0.1 the last has 0.325.
+
+    Args:
+        step: 0-based number of the step.
+        steps: steps of the whole run.
+    """
+    if step < schedule.warmup_steps:
+        return step / schedule.warmup_steps
+    if schedule.name == "constant":
+        return 1.0
+    falling = schedule.decay_steps if schedule.name == "warmup_stable_decay" else steps - schedule.warmup_steps
+    done = min(max((step - (steps - falling)) / max(falling, 1), 0.0), 1.0)
+    height = 1.0 - done if schedule.name == "warmup_stable_decay" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return schedule.min_ratio + (1.0 - schedule.min_ratio) * height
+
+
+def make_schedule(optimizer: Optimizer, schedule: ScheduleConfig, steps: int) -> LambdaLR:
+    """The scheduler that multiplies every parameter group's own rate by :func:`learning_rate_factor`."""
+    return LambdaLR(optimizer, functools.partial(learning_rate_factor, schedule=schedule, steps=steps))

@@ -21,8 +21,7 @@ from transformers import Trainer
 from sinklab.errors import ConfigurationError
 from sinklab.training import checkpoints
 from sinklab.training.config import PretrainingConfig
-from sinklab.training.optimizers import make_optimizer
-from sinklab.training.schedules import make_schedule
+from sinklab.training.optimizers import make_optimizer, make_schedule
 
 __all__ = ["PretrainingTrainer", "RowOrder", "stack"]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sinklab.corpora.base import Corpus
 from sinklab.errors import ConfigurationError, DoesNotApply
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.models.losses import is_causal_lm
+from sinklab.models.positions import trained_length
 from sinklab.results.table import read_run, read_table
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data

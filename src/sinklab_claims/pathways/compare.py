@@ -22,6 +22,7 @@ from sinklab.results.table import make_table, read_run, read_table, write_json, 
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import BASES, SCALES, Base, Scale, bases_at, is_natural
+from sinklab_claims.contract.scales import base_config
 from sinklab_claims.pathways.columns import COLUMNS, GROUPS, READ_OUTS
 from sinklab_claims.pathways.cost import costs
 from sinklab_claims.pathways.judging import PROTOCOL, judged
@@ -36,7 +37,6 @@ from sinklab_claims.pathways.runs import (
     trigger_numbers,
 )
 from sinklab_claims.pathways.show import DEFINITION, show, show_numbers
-from sinklab_claims.reproduce.cells import base_config
 from sinklab_claims.reproduce.store import keeping
 
 __all__ = ["design_of", "own_base", "run_pathways"]

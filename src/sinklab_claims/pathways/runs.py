@@ -28,10 +28,11 @@ from sinklab.studies.trigger.maps import write_maps
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import SCALES, Base, Changes, Scale, Times, Variant, is_natural
+from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU
 from sinklab_claims.pathways.columns import COLUMNS, ON_NATURAL_TEXT, READ_OUTS, Source
 from sinklab_claims.pathways.operations import Pathway
 from sinklab_claims.reproduce import store as work
-from sinklab_claims.reproduce.cells import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, make_cells
+from sinklab_claims.reproduce.cells import make_cells
 
 __all__ = [
     "FACTORS",

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._overlap import count_repeats
-from sinklab.corpora._reading import read_samples
+from sinklab.corpora._reading import count_repeats, read_samples
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.models.checkpoint import OwnCode

@@ -23,14 +23,8 @@ from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import SCALES, Base, Claim, Cost, Scale, bases_at, folder_name
 from sinklab_claims.contract.effect import Numbers
-from sinklab_claims.reproduce.cells import (
-    SECONDS_OF_A_TRAINING,
-    SECONDS_ON_A_GPU,
-    base_config,
-    make_cells,
-    open_store,
-    resolved_changes,
-)
+from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, base_config
+from sinklab_claims.reproduce.cells import make_cells, open_store, resolved_changes
 from sinklab_claims.reproduce.claims import claim_called
 from sinklab_claims.reproduce.store import Measurement, keeping, name_of, read_numbers, train_and_read
 from sinklab_claims.verdict.records import ClaimFound, answer
@@ -208,7 +202,7 @@ def plan_runs(
     cells = {cell.name: cell for request in requests for cell in request.cells.values()}
     plan = open_store(out / "runs" / scale, cells, (cache or default_cache()).expanduser().absolute(), progress=progress)
     left = [name for name in sorted(cells, key=lambda name: cells[name].init_from is not None) if plan.outcome(name) is None]
-    return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name} --no-driver" for name in left]
+    return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name}" for name in left]
 
 
 def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Base | None = None) -> list[_Request]:

@@ -24,8 +24,7 @@ from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, DoesNotApply, UnsupportedModelError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
-from sinklab.jobs.processes import run_processes, serve
-from sinklab.jobs.watch import watching
+from sinklab.jobs.processes import run_processes, serve, watching
 from sinklab.models.loading import load_model
 from sinklab.registry import read_outs
 from sinklab.results.folder import from_outside
@@ -224,12 +223,9 @@ def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
 
 
 def version_of(functions: Sequence[Callable[..., object]]) -> str:
-    """Of sinklab, and of the metrics that the modules of functions declare, where one is not the first."""
+    """Of sinklab, and of the metrics that functions declare, where one is not the first."""
     declared: dict[str, Metric] = {
-        metric.name: metric
-        for function in functions
-        for metric in getattr(sys.modules[function.__module__], "METRICS", ())
-        if metric.version > 1
+        metric.name: metric for function in functions for metric in getattr(function, "metrics", ()) if metric.version > 1
     }
     return " ".join([__version__, *(f"{name}={metric.version}" for name, metric in sorted(declared.items()))])
 
@@ -331,7 +327,7 @@ def run_missing(
         return {}
     commands = {
         name: [
-            *(sys.executable, "-m", "sinklab_claims.reproduce.store", str(cache)),
+            *("sinklab_claims.reproduce.store", str(cache)),
             json.dumps([[type(task).__name__, dataclasses.asdict(task)] for task in batch], default=str),
         ]
         for name, batch in batches.items()
@@ -349,7 +345,6 @@ def run_missing(
             retries=0,
             watch=watch,
             environments={name: {"OMP_NUM_THREADS": "1"} for name in commands},
-            forked=not torch.cuda.is_available(),
         )
 
 

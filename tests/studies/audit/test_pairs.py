@@ -16,9 +16,9 @@ from sinklab.cli.pages import compare
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
-from sinklab.models.lengths import short_target_warning
 from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
+from sinklab.models.positions import short_target_warning
 from sinklab.report.head_data import head_data
 from sinklab.report.maps import read_audit
 from sinklab.sinks import find_sinks

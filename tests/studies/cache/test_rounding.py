@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import dataclasses
 
 import pytest
 import torch
@@ -16,7 +16,9 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.cache.cache import compare_policies
-from sinklab.studies.cache.rounding import _largest, must_stay_whole, quantized_caches, quantized_table
+from sinklab.studies.cache.found import Difference, QuantizedEntry, quantized_rows
+from sinklab.studies.cache.rounding import _largest, quantized_caches
+from sinklab.studies.cache.show import must_stay_whole, show_quantized
 
 ROWS = torch.randint(4, 40, (4, 160), generator=torch.Generator().manual_seed(0))
 
@@ -35,41 +37,40 @@ def entries(loaded):
 def test_every_set_of_whole_tokens_is_compared_with_the_same_cache_unrounded(loaded, entries):
     model = loaded.model
     for entry in entries:
-        rows = ROWS if entry["window"] else ROWS[:, :64]  # as many as the model was made for
-        window = entry["window"] or 64
-        pinned = tuple(entry["positions"])
+        rows = ROWS if entry.window else ROWS[:, :64]  # as many as the model was made for
+        window = entry.window or 64
+        pinned = tuple(entry.positions)
         policy = Pinned(pinned=pinned, window=window) if pinned else SinkWindow(num_sinks=0, window=window)
         chunk = rows.shape[1] // 8
-        rounded = losses(model, rows, policy, chunk=chunk, quantized=entry["quantized"])
+        rounded = losses(model, rows, policy, chunk=chunk, quantized=entry.quantized)
         expected = estimate(rounded - losses(model, rows, policy, chunk=chunk)).mean
         # Unrounded, what is pinned changes only the order of float32 sums: some 1e-6 of a loss of 4.
-        assert entry["gap"]["mean"] == pytest.approx(expected, abs=1e-5)
-        assert entry["gap"]["low"] < entry["gap"]["mean"] < entry["gap"]["high"]
-        assert entry["tokens"] == rows.shape[1]
+        assert entry.gap.mean == pytest.approx(expected, abs=1e-5)
+        assert entry.gap.low < entry.gap.mean < entry.gap.high
+        assert entry.tokens == rows.shape[1]
 
 
 def test_sets_of_the_same_tokens_are_one_row_and_the_last_row_is_bounded(entries):
-    kinds = [entry["quantized"] for entry in entries]
+    kinds = [entry.quantized for entry in entries]
     assert kinds == ["int8", "int4"] * (len(entries) // 2)
-    assert [entry["window"] for entry in entries] == [None] * (len(entries) - 2) + [32, 32]
-    held = [tuple(entry["positions"]) for entry in entries if entry["window"] is None and entry["quantized"] == "int8"]
+    assert [entry.window for entry in entries] == [None] * (len(entries) - 2) + [32, 32]
+    held = [tuple(entry.positions) for entry in entries if entry.window is None and entry.quantized == "int8"]
     assert len(set(held)) == len(held)
     assert {(), (0, 1, 2, 3)} <= set(held)
 
 
 def test_integers_of_eight_bits_are_nearer_than_those_of_four_and_take_more_bytes(entries):
     for eight, four in zip(entries[::2], entries[1::2], strict=True):
-        assert abs(eight["gap"]["mean"]) < 0.01
-        assert four["bytes_ratio"] < eight["bytes_ratio"] < 1
+        assert abs(eight.gap.mean) < 0.01
+        assert four.bytes_ratio < eight.bytes_ratio < 1
 
 
-def test_rows_of_the_table_say_what_is_held_and_what_is_whole(loaded, entries):
-    table = quantized_table(entries, loaded, documents=len(ROWS), corpus="drawn", bos=False, run_id="r", seed=0)
-    gaps = table[table["metric"] == "cache_quantization_gap"]
-    assert gaps["value"].tolist() == [entry["gap"]["mean"] for entry in entries]
-    assert gaps["policy"].is_unique
-    assert gaps["policy"].iloc[-1].startswith("int4, window of 32, whole: ")
-    assert gaps["count"].tolist() == [ROWS[:, : entry["tokens"]].numel() - len(ROWS) for entry in entries]  # tokens predicted
+def test_rows_of_the_table_say_what_is_held_and_what_is_whole(entries):
+    gaps = [row for row in quantized_rows(entries, len(ROWS)) if row["metric"].name == "cache_quantization_gap"]
+    assert [row["value"] for row in gaps] == [entry.gap.mean for entry in entries]
+    assert len({row["policy"] for row in gaps}) == len(gaps)
+    assert gaps[-1]["policy"].startswith("int4, window of 32, whole: ")
+    assert [row["count"] for row in gaps] == [ROWS[:, : entry.tokens].numel() - len(ROWS) for entry in entries]  # predicted
 
 
 def test_a_planted_activation_is_found_where_it_stands():
@@ -93,7 +94,7 @@ def test_what_cannot_be_rounded_is_refused_in_a_line():
 def test_a_window_of_the_trained_length_is_compared_with_itself(loaded):
     """The texts with all tokens held are cut to that length, and those under the window are not."""
     (*_, bounded) = quantized_caches(loaded, ROWS, ["int8"], 64)
-    assert (bounded["window"], bounded["tokens"]) == (64, 160)
+    assert (bounded.window, bounded.tokens) == (64, 160)
 
 
 def test_a_model_that_cannot_have_integers_is_refused_before_anything_is_compared(tmp_path):
@@ -110,11 +111,7 @@ def test_a_model_that_cannot_have_integers_is_refused_before_anything_is_compare
 
 def test_which_tokens_must_stay_whole_is_said():
     def entry(kind, whole, positions, low, high, window=None):
-        gap = {"mean": (low + high) / 2, "low": low, "high": high}
-        return {
-            "quantized": kind, "whole": whole, "positions": positions, "window": window, "tokens": 512, "gap": gap,
-            "bytes_ratio": 0.5,
-        }  # fmt: skip
+        return QuantizedEntry(kind, whole, positions, window, 512, Difference((low + high) / 2, low, high), 0.5)
 
     measured = [
         entry("int8", "nothing", [], -0.002, 0.005),
@@ -124,17 +121,15 @@ def test_which_tokens_must_stay_whole_is_said():
         entry("int4", "the sinks found", [0], -0.5, 0.5, window=128),  # of another question
         entry("int2", "nothing", [], 0.1, 0.2),
     ]
-    eight, four, two = re.split(" (?=int[0-9])", must_stay_whole(measured))
-    assert eight == "int8: no token must stay in full precision; the loss changes by 0.0050 nats per token at most."
-    assert four == (
-        "int4: keep position 0 (the sinks found) in full precision; the loss changes by 0.0160 nats per token at most, with "
-        "nothing in full precision perhaps by 0.1110."
-    )
-    assert two.startswith("int2: no tokens are shown that keep the change of the loss within 0.02 nats per token")
+    eight, four, two = (must_stay_whole(measured, kind) for kind in ("int8", "int4", "int2"))
+    assert eight == "int8: no token must stay in full precision; the loss changes by 0.0050 nats at most."
+    assert four == "int4: keep position 0 (the sinks found) in full precision; the loss changes by 0.0160 nats at most."
+    assert two.startswith("int2: none are shown whose full precision keeps the change below 0.02 nats")
     rare = "A cost in fewer than one text in 2 may not show in these 8."
-    assert must_stay_whole(measured, 8) == f"{eight} {four} {two} {rare}"
+    assert [block.text for block in list(show_quantized(measured, 8))[1:]] == [eight, four, two, rare]
     # Alone in a bounded cache, or where nothing is shown to be harmless, there is no such verdict.
-    assert must_stay_whole([measured[0] | {"window": 128}, measured[-1]], 8).endswith("more texts make intervals shorter.")
+    bounded = dataclasses.replace(measured[0], window=128)
+    assert list(show_quantized([bounded, measured[-1]], 8))[-1].text.endswith("read more texts.")
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +143,11 @@ def sliding():
 def test_of_a_model_with_a_window_no_more_is_held_than_all_layers_see(sliding):
     """24 slots are 19 tokens, four that are pinned besides, and the one at hand; the bounded row has what its sinks leave."""
     entries = quantized_caches(sliding, ROWS, ["int8"], 23)
-    sinks = entries[-1]["positions"]
-    assert [entry["tokens"] for entry in entries] == [19] * (len(entries) - 1) + [160]
-    assert [entry["window"] for entry in entries] == [None] * (len(entries) - 1) + [23 - len(sinks)]
-    first = next(entry for entry in entries if entry["positions"] == [0, 1, 2, 3])
+    sinks = entries[-1].positions
+    assert [entry.tokens for entry in entries] == [19] * (len(entries) - 1) + [160]
+    assert [entry.window for entry in entries] == [None] * (len(entries) - 1) + [23 - len(sinks)]
+    first = next(entry for entry in entries if entry.positions == [0, 1, 2, 3])
     held, rows = Pinned(pinned=(0, 1, 2, 3), window=19), ROWS[:, :19]
     rounded = losses(sliding.model, rows, held, chunk=2, quantized="int8")
     # With nothing evicted the cache in full precision is dense attention.
-    assert first["gap"]["mean"] == pytest.approx(estimate(rounded - losses(sliding.model, rows, "full")).mean, abs=1e-5)
+    assert first.gap.mean == pytest.approx(estimate(rounded - losses(sliding.model, rows, "full")).mean, abs=1e-5)

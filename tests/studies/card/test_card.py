@@ -14,10 +14,13 @@ from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.report.card import Card, CardNumber, front_matter, markdown, plain
+from sinklab.results.intervals import Interval
+from sinklab.results.record import to_json
 from sinklab.results.run import Run
 from sinklab.results.table import make_table, read_run, write_json
 from sinklab.studies.card.contents import _task
 from sinklab.studies.card.reproduction import command_of, public_name, public_spec
+from sinklab.studies.origin.found import Edited, Norms, Origin, Unit
 from sinklab.studies.origin.origin import find_origin
 from sinklab.studies.quantize.measurement import OWN
 from sinklab.studies.quantize.quantize import quantize
@@ -46,22 +49,25 @@ def test_the_card_of_an_origin_has_every_edit_with_its_interval(checkpoint, tmp_
     run("origin", checkpoint, "--corpus", "random_tokens", "--samples", "8", "--seq-len", "12", "--out", out)
     summary = read_run(out, "summary.json")
     # A small model has no sink for sure; what a card says of one is said of one that is written down.
-    interval, share = {"mean": 1.5, "low": 1.0, "high": 2.0}, {"mean": 0.3, "low": 0.2, "high": 0.4}
+    interval, share = Interval(1.5, 1.0, 2.0), Interval(0.3, 0.2, 0.4)
     edits = [
-        {"edit": edit, "on": on, "what": "", "loss": interval, "weight": 0.1, "weight_kept": share, "spike": 3.0,
-         "spike_kept": share}
+        Edited(edit, on, "", interval, 0.1, share, 3.0, share)
         for edit in ("zero", "mean", "resampled", "constant") for on in ("units", "controls", "write")
     ]  # fmt: skip
-    found = {
-        "place": "position 0", "kind": "sink", "unit_kind": "neuron", "units": [{"name": "neuron 2"}], "weight": 0.4,
-        "spike": 60.0, "edits": edits, "verdict": "It is born there.",
-    }  # fmt: skip
-    write_json({**summary, "origins": [found, {**found, "place": "position 5"}]}, out / "summary.json")
+    nothing = dict.fromkeys(("stage", "module", "pull", "pull_lost", "norm", "rest", "error", "num_units", "uniform"))
+    written = Origin(
+        **nothing, place="position 0", kind="sink", positions=[0], description="position 0", by="norm", block=1, sublayer="mlp",
+        before=1.0, after=9.0, peak=9.0, norms=Norms([1.0, 9.0], [1.0, 1.0]), against_others=False, not_split="", channels=[],
+        unit_kind="neuron", units=[Unit(2, "neuron 2", 1.0, 1.0, 1.0)], weights=[], weight=0.4, weight_by_block=[None],
+        spike=60.0, spiked=True, edits=edits, heads=[], verdict="It is born there.",
+    )  # fmt: skip
+    found = to_json(written)
+    write_json({**summary, "origins": [found, {**found, "description": "position 5"}]}, out / "summary.json")
     printed = run("card", out).stdout
     rows = [line for line in printed.splitlines() if line.startswith("| Sink at position")]
     assert len(rows) == 2 * (1 + len(edits))  # all of them
-    assert rows[1].replace("\\", "").startswith("| Sink at position 0: neuron 2: zero | +1.5000 [+1.0000, +2.0000] | 0.10 ")
-    assert "8 samples of random_tokens" in printed
+    assert rows[1].replace("\\", "").startswith("| Sink at position 0: 1 neuron: zero | +1.500 [+1.000, +2.000] | 0.10 ")
+    assert "random_tokens. 8 samples." in " ".join(printed.split())
     assert "no interval" not in printed
 
 
@@ -125,7 +131,7 @@ def test_the_card_of_a_comparison(runs, checkpoint):
     assert " ".join(printed.replace("\\", "").split()).count(summary["recommendation"]) == 1  # as the finding, not twice
     for entry in summary["policies"]:
         assert f"{entry['loss']:.3f} ± " in printed
-    assert "2 texts of 80 tokens of random_tokens with BOS, scored from token 40 on." in printed
+    assert "2 texts of 80 tokens of random_tokens with BOS. Loss: of the tokens from 40 on" in printed
     assert str(checkpoint.parent) not in printed  # where it lay on this machine is nobody's business
 
 
@@ -250,16 +256,15 @@ def test_the_command_has_the_corpus_of_all_tasks(checkpoint, tmp_path, monkeypat
 
 
 def test_the_command_measures_what_the_comparison_did_and_no_more(checkpoint, tmp_path, monkeypatch):
-    """By default some policies are taken at the largest size alone; budgets per head are measured too if they were."""
+    """By default some policies are taken at the largest size alone."""
     sizes = ["--corpus", "random_tokens", "--tokens", "100", "--documents", "2", "--window", "8,20", "--sinks", "0,1"]
-    run("cache", checkpoint, *sizes, "--per-head", "random", "--export", "llama.cpp", "--out", tmp_path / "first")
+    run("cache", checkpoint, *sizes, "--export", "llama.cpp", "--out", tmp_path / "first")
     words = shlex.split(run("card", tmp_path / "first").stdout.split("```")[1].removeprefix("console\n"))
     (tmp_path / checkpoint.name).symlink_to(checkpoint)
     monkeypatch.chdir(tmp_path)
     run(*words[1:], "--out", tmp_path / "again")
     first, again = (read_run(tmp_path / name, "summary.json") for name in ("first", "again"))
     assert [entry["label"] for entry in again["policies"]] == [entry["label"] for entry in first["policies"]]
-    assert again["per_head"] == first["per_head"]
     assert [entry["engine"] for entry in again["exports"]] == ["llama.cpp"]
 
 
@@ -441,7 +446,7 @@ def test_the_card_of_an_older_run_has_the_settings_too(checkpoint, tmp_path):
         ({"kind": "trigger"}, "is a run of trigger, which says nothing about one model"),
         ({"kind": "pretrain", "status": "failed", "name": "tiny"}, "holds a run of pretrain that is failed"),
         ({"kind": "measure"}, "is a run of measure that says nothing about a model as a whole"),
-        ({"kind": "cache"}, "summary.json of this run of cache has no comparison of policies"),
+        ({"kind": "cache"}, "summary.json: cache is not what this version writes"),
     ],
 )
 def test_bad_input(tmp_path, record, message):

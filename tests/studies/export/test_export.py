@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import io
 import json
 import re
 import runpy
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
@@ -22,12 +19,10 @@ from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.models.loading import load_model
 from sinklab.registry import policies
 from sinklab.results.table import read_run, write_json
-from sinklab.streaming.perplexity import losses
-from sinklab.studies.cache.long_texts import long_texts
+from sinklab.studies.cache.found import Comparison, Difference, PolicyEntry, QuantizedEntry, Size
+from sinklab.studies.cache.plan import long_texts
 from sinklab.studies.export.base import ExportPlan, engines, exported
-from sinklab.studies.export.chosen import plan_of, require_advice
-from sinklab.studies.export.display import display_exports
-from sinklab.studies.export.writing import advised_exports, checked_engines, exports_of
+from sinklab.studies.export.chosen import advised_exports, checked_engines, comparison_of, exports_of, plan_of, require_advice
 
 OPTIONS = {
     # tools/server/README.md of llama.cpp at commits 25d5b0c and 00dc805; --flash-attn takes a word since pull request 15434
@@ -45,7 +40,7 @@ VALUES = {
 SPECS = [
     "full", "window:window=20", "sink_window:num_sinks=4,window=60", "sink_window:num_sinks=1,window=7,positions=original",
     "pinned:pinned=[0,3],window=40", "pinned:pinned=[0,300],window=20", "strided", "recompute",
-    "per_head:budgets=[[[1,4],[2,20]]]", "blocks", "blocks:block=16,blocks=4",
+    "blocks", "blocks:block=16,blocks=4",
 ]  # fmt: skip
 
 
@@ -54,13 +49,13 @@ def plan(spec: str, quantized: str | None = None, *, bos: bool = True, model: st
 
 
 def answers(engine: str, spec: str, quantized: str | None = None) -> dict[str, str]:
-    return {part["part"]: part["how"] for part in exported(engines()[engine], plan(spec, quantized))["parts"]}
+    return {part.part: part.how for part in exported(engines()[engine], plan(spec, quantized)).parts}
 
 
 def words(engine: str, spec: str, quantized: str | None = None, **about) -> list[str]:
     """The words of the command in a shell script."""
     entry = exported(engines()[engine], plan(spec, quantized, **about))
-    code = [line for line in entry["text"].splitlines() if not line.startswith("#")]
+    code = [line for line in entry.text.splitlines() if not line.startswith("#")]
     return shlex.split("\n".join(code).replace("\\\n", ""))
 
 
@@ -79,28 +74,28 @@ def joined(text: str) -> str:
 def test_every_policy_for_every_engine_is_a_file_or_a_reason(name, quantized):
     for spec in SPECS:
         entry = exported(engines()[name], plan(spec, quantized, model='a"""b\nimport os  # `x`'))
-        assert entry["parts"]
-        if entry["refused"]:
-            assert (entry["text"], entry["file"], entry["command"]) == ("", "", "")
+        assert entry.parts
+        if entry.refused:
+            assert (entry.text, entry.file, entry.command) == ("", "", "")
             continue
-        assert any(part["how"] != "not expressible" for part in entry["parts"])
+        assert any(part.how != "not expressible" for part in entry.parts)
         # What the terminal says stands in the file too.
-        head = joined(entry["text"])
-        for part in entry["parts"]:
-            assert f"{part['part']} ({part['wanted']}): {part['how']}: {part['says']}." in head
+        head = joined(entry.text)
+        for part in entry.parts:
+            assert f"{part.part} ({part.wanted}): {part.how}: {part.says}." in head
         assert "Found out." in head
-        if entry["file"].endswith(".py"):
-            ast.parse(entry["text"])
+        if entry.file.endswith(".py"):
+            ast.parse(entry.text)
         else:
-            assert entry["text"].startswith("#!/bin/sh\n")
-            options = re.findall(r"^  (--[\w-]+)", entry["text"], re.MULTILINE)
+            assert entry.text.startswith("#!/bin/sh\n")
+            options = re.findall(r"^  (--[\w-]+)", entry.text, re.MULTILINE)
             assert set(options) <= OPTIONS[name]
 
 
 def test_no_engine_but_our_own_has_rules():
-    for spec in ("strided", "recompute", "per_head:budgets=[[[1,4],[2,20]]]"):
+    for spec in ("strided", "recompute"):
         for name, engine in engines().items():
-            assert bool(exported(engine, plan(spec))["refused"]) == (name != "transformers")
+            assert bool(exported(engine, plan(spec)).refused) == (name != "transformers")
 
 
 class TestLlamaCpp:
@@ -116,10 +111,10 @@ class TestLlamaCpp:
         assert answers("llama.cpp", "pinned:pinned=[0,3],window=40")["tokens that stay"] == "approximated"
         assert value("llama.cpp", "--keep", "pinned:pinned=[0,3],window=40", bos=False) == "4"
         assert value("llama.cpp", "--ctx-size", "pinned:pinned=[0,3],window=40") == "45"
-        assert exported(engines()["llama.cpp"], plan("pinned:pinned=[0,300],window=20"))["refused"]
+        assert exported(engines()["llama.cpp"], plan("pinned:pinned=[0,300],window=20")).refused
         assert "--context-shift" not in words("llama.cpp", "pinned:pinned=[0,300],window=20", "int8")
         for spec, shifts in (("full", False), ("sink_window:num_sinks=4,window=60", True)):
-            says = exported(engines()["llama.cpp"], plan(spec, "int8"))["parts"][-1]["says"]
+            says = exported(engines()["llama.cpp"], plan(spec, "int8")).parts[-1].says
             assert ("rounded again at every shift" in says) == shifts == ("--context-shift" in words("llama.cpp", spec, "int8"))
 
     def test_two_blocks_are_its_context_shift(self):
@@ -131,10 +126,10 @@ class TestLlamaCpp:
         assert (value("llama.cpp", "--ctx-size", exact), value("llama.cpp", "--keep", exact)) == ("256", "0")
         assert "--context-shift" in words("llama.cpp", exact)
         assert answers("llama.cpp", other)["rule"] == "approximated"
-        says = exported(engines()["llama.cpp"], plan(other))["parts"][0]["says"]
+        says = exported(engines()["llama.cpp"], plan(other)).parts[0].says
         assert "--ctx-size 205 " in says
         assert "rounds it up to 256, and blocks to 125 tokens" in says
-        refused = exported(engines()["llama.cpp"], plan("blocks:block=16,blocks=4"))["refused"]
+        refused = exported(engines()["llama.cpp"], plan("blocks:block=16,blocks=4")).refused
         assert refused == "it gives up half of what is not kept, one of two blocks, and not one of 4"
 
     def test_types_of_the_cache(self):
@@ -155,8 +150,8 @@ class TestVllm:
         found = words("vllm", spec, "int8")
         assert found == ["exec", "vllm", "serve", "org/model", "--kv-cache-dtype", "int8_per_token_head"]
         assert found[-1] in VALUES["--kv-cache-dtype"]
-        assert "0.250 nats per token more" in joined(exported(engines()["vllm"], plan(spec, "int8"))["text"])
-        assert "keeps some tokens" in exported(engines()["vllm"], plan(spec))["refused"]
+        assert "0.250 nats per token more" in joined(exported(engines()["vllm"], plan(spec, "int8")).text)
+        assert "keeps some tokens" in exported(engines()["vllm"], plan(spec)).refused
 
     def test_a_name_is_one_word(self):
         assert words("vllm", "window", model="a b; rm -rf 'x'")[3] == "a b; rm -rf 'x'"
@@ -165,14 +160,14 @@ class TestVllm:
 @pytest.mark.parametrize("model", ["org/model", "C:\\models\\new", "mod\u00e8le", "\U0001f642 two words", "a\"b'c"])
 def test_the_script_names_the_model(model):
     """JSON writes what is beyond 16 bits as two halves, which are two characters in Python and no name of a folder."""
-    script = ast.parse(exported(engines()["transformers"], plan("window", model=model))["text"])
+    script = ast.parse(exported(engines()["transformers"], plan("window", model=model)).text)
     named = {node.targets[0].id: node.value for node in script.body if isinstance(node, ast.Assign)}
     assert ast.literal_eval(named["MODEL"]) == model
 
 
 def test_mlx_and_kvpress_hold_as_many():
     spec = "sink_window:num_sinks=4,window=15"
-    mlx, press = (exported(engines()[name], plan(spec))["text"] for name in ("mlx-lm", "kvpress"))
+    mlx, press = (exported(engines()[name], plan(spec)).text for name in ("mlx-lm", "kvpress"))
     # RotatingKVCache counts the token at hand; a press cuts behind it.
     assert "RotatingKVCache(max_size=20, keep=4)" in mlx
     assert "prompt_cache=cache, prefill_step_size=1" in mlx
@@ -180,12 +175,12 @@ def test_mlx_and_kvpress_hold_as_many():
     assert "n_sink=4" in press
     assert answers("mlx-lm", spec, "int4")["integers"] == "not expressible"
     assert answers("mlx-lm", "full", "int4")["integers"] == "approximated"
-    assert "kv_bits=4" in exported(engines()["mlx-lm"], plan("full", "int4"))["text"]
+    assert "kv_bits=4" in exported(engines()["mlx-lm"], plan("full", "int4")).text
     # A plain window keeps no first tokens that the mask of a piece of a prompt could hide.
     window = exported(engines()["mlx-lm"], plan("window:window=19"))
-    assert "RotatingKVCache(max_size=20, keep=0)" in window["text"]
-    assert "prefill_step_size" not in window["text"]
-    assert "from its later ones" not in window["text"]
+    assert "RotatingKVCache(max_size=20, keep=0)" in window.text
+    assert "prefill_step_size" not in window.text
+    assert "from its later ones" not in window.text
     assert answers("mlx-lm", spec)["positions"] == "not expressible"
     assert answers("mlx-lm", f"{spec},positions=original")["positions"] == "expressed"
 
@@ -232,7 +227,7 @@ def test_cache_writes_the_exports_of_what_it_recommends(finished):
     assert [entry["engine"] for entry in entries] == ["transformers", "llama.cpp", "vllm"]
     assert {path.name for path in (folder / "export").iterdir()} == {entry["file"] for entry in entries if entry["file"]}
     for entry in entries:
-        assert f"\n{entry['engine']}: {entry['policy']}" in printed
+        assert f"{entry['engine']}: {entry['policy']}" in printed
         if not entry["refused"]:
             assert (folder / "export" / entry["file"]).read_text() == entry["text"]
             assert summary["recommendation"] in joined(entry["text"])
@@ -262,25 +257,6 @@ def test_the_script_gives_the_losses_of_the_table(finished, tmp_path, label):
     assert script["loss"](loaded.model, rows, first=first).mean().item() == pytest.approx(row["loss"], abs=1e-5)
 
 
-def test_a_script_has_the_budgets_of_every_head(finished, tmp_path):
-    budgets = [[[1, 6], [2, 14]]] * 6
-    export(finished[0], "--to", "transformers", "--policy", f"per_head:budgets={budgets}", "--out", tmp_path)
-    script = runpy.run_path(str(tmp_path / "transformers_cache.py"))
-    wanted = policies.make({"name": "per_head", "budgets": budgets})
-    assert policies.make(script["POLICY"]) == wanted
-    model = load_model(script["MODEL"]).model
-    tokens = torch.randint(2, 300, (1, 40), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(script["loss"](model, tokens), losses(model, tokens, wanted))
-
-
-def test_without_a_folder_the_files_are_shown():
-    entries = exports_of(plan("window:window=20"), checked_engines(["vllm", "llama.cpp"]))
-    shown = [str(part) for part in display_exports(entries, None)]
-    for entry in entries:
-        assert entry["text"].rstrip() in "\n".join(shown)
-    assert not any("#!/bin/sh" in str(part) for part in display_exports(entries, Path("folder")))
-
-
 def test_the_script_goes_on_with_a_prompt(finished, tmp_path, monkeypatch, capsys):
     folder, _ = finished
     text = (folder / "export" / "transformers_cache.py").read_text().replace("generate(200)", "generate(3)")
@@ -291,54 +267,48 @@ def test_the_script_goes_on_with_a_prompt(finished, tmp_path, monkeypatch, capsy
 
 
 def test_what_was_not_measured_says_so(finished):
-    folder, _ = finished
-    summary = read_run(folder, "summary.json")
+    summary = comparison_of(finished[0])
     assert plan_of(summary, "window:window=99").found == ("Not measured: this comparison has no row of it.",)
     measured = plan_of(summary, "sink_window:num_sinks=4,window=12")
     assert measured.found[0].startswith("Measured: ")
-    row = next(row for row in summary["policies"] if row["label"] == "sink_window 4+12")
-    assert measured.without == -row["against_window"]["mean"]
-    assert measured.without_ends == (-row["against_window"]["high"], -row["against_window"]["low"])
-
-
-@pytest.mark.parametrize(
-    ("without", "said"), [(0.25, "lost 0.250 nats per token more"), (-0.317, "lost 0.317 nats per token less")]
-)
-def test_a_window_that_was_better_is_not_said_to_have_lost_more(without, said):
-    asked = dataclasses.replace(plan("sink_window:num_sinks=4,window=60"), without=without)
-    parts = exported(engines()["vllm"], asked)["parts"]
-    assert f"plain window, which {said} here;" in next(part["says"] for part in parts if part["part"] == "recent tokens")
+    against = next(row.against_window for row in summary.policies if row.label == "sink_window 4+12")
+    assert (measured.without, measured.without_ends) == (-against.mean, (-against.high, -against.low))
 
 
 @pytest.mark.parametrize(
     ("without", "ends", "said"),
     [
+        (0.25, None, "lost 0.250 nats per token more"),
+        (-0.317, None, "lost 0.317 nats per token less"),
         (0.004, (-0.03, 0.05), "lost 0.004 [-0.030, 0.050] nats per token more"),
         (-0.3, (-0.4, 0.1), "lost 0.300 [-0.100, 0.400] nats per token less"),
     ],
 )
 def test_what_a_plain_window_lost_has_its_interval(without, ends, said):
     asked = dataclasses.replace(plan("sink_window:num_sinks=4,window=60"), without=without, without_ends=ends)
-    parts = exported(engines()["vllm"], asked)["parts"]
-    assert f"plain window, which {said} here;" in next(part["says"] for part in parts if part["part"] == "recent tokens")
+    parts = exported(engines()["vllm"], asked).parts
+    assert f"plain window, which {said} here;" in next(part.says for part in parts if part.part == "recent tokens")
+
+
+def row(settings: dict) -> PolicyEntry:
+    return PolicyEntry(
+        settings["name"], str(settings), settings.get("num_sinks"), 12, 13, 12, settings, 2.0, None, None, 64, None, None, None,
+        8, 1.0, 1.0, 1.0, [2.0],
+    )  # fmt: skip
+
+
+def comparison(*rows: PolicyEntry, num_sinks: int | None = 1, quantized: tuple[QuantizedEntry, ...] = ()) -> Comparison:
+    return Comparison(
+        1, "m", None, "softmax", "book", 1, 2, 40, "", 20, None, [[1, 40]], list(rows), [], None,
+        None if num_sinks is None else Size(num_sinks, 12), "Keep it.", quantized=list(quantized),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("measured", "kind"), [(["original"], "original"), (["original", "in_cache"], "in_cache")])
 def test_the_recommended_policy_has_the_positions_that_were_measured(measured, kind):
-    def row(positions):
-        settings = {"name": "sink_window", "num_sinks": 1, "window": 12, "positions": positions}
-        return {
-            "policy": "sink_window", "label": f"sink_window 1+12, {positions}", "settings": settings, "loss": 2.0,
-            "loss_low": None, "loss_high": None, "against_window": None,
-        }  # fmt: skip
-
-    summary = {
-        "model": "m", "revision": None, "bos": 1, "documents": 2, "tokens": 40, "corpus": "book",
-        "policies": [row(positions) for positions in measured], "recommended": {"num_sinks": 1, "window": 12},
-        "recommendation": "Keep 1 sink.",
-    }  # fmt: skip
-    chosen = plan_of(summary)  # type: ignore[arg-type]
-    assert chosen.policy == policies.make(f"sink_window:num_sinks=1,window=12,positions={kind}")
+    settings = {"name": "sink_window", "num_sinks": 1, "window": 12}
+    chosen = plan_of(comparison(*(row({**settings, "positions": positions}) for positions in measured)))
+    assert chosen.policy == policies.make({**settings, "positions": kind})
     assert chosen.found[0].startswith("Measured: 2.000 nats per token")
 
 
@@ -346,37 +316,17 @@ def test_the_recommended_policy_has_the_positions_that_were_measured(measured, k
 def test_a_recommended_window_without_sinks_is_the_row_that_was_measured(name):
     """Which has the name of ``sink_window`` where ``--policies`` named that alone."""
     settings = {"name": name, "window": 12, "positions": "in_cache"} | ({"num_sinks": 0} if name == "sink_window" else {})
-    row = {
-        "policy": name, "label": f"{name} 0+12", "settings": settings, "loss": 2.0, "loss_low": None, "loss_high": None,
-        "against_window": None,
-    }  # fmt: skip
-    summary = {
-        "model": "m", "revision": None, "bos": 1, "documents": 2, "tokens": 40, "corpus": "book", "policies": [row],
-        "recommended": {"num_sinks": 0, "window": 12}, "recommendation": "No sinks needed.",
-    }  # fmt: skip
-    chosen = plan_of(summary)  # type: ignore[arg-type]
+    chosen = plan_of(comparison(row(settings), num_sinks=0))
     assert chosen.policy == policies.make(settings)
     assert chosen.found[0].startswith("Measured: 2.000 nats per token")
 
 
 def test_integers_are_taken_where_they_change_little():
     def kind(low: float = -0.01, **ends: float) -> str | None:
-        entries = [
-            {
-                "quantized": kind,
-                "whole": "nothing",
-                "positions": [],
-                "window": 12,
-                "gap": {"mean": 0.0, "low": low, "high": end},
-            }
-            for kind, end in ends.items()
-        ]
-        summary = {
-            "model": "m", "revision": None, "bos": 1, "policies": [], "recommended": {"num_sinks": 1, "window": 12},
-            "recommendation": "Keep 1 sink.", "quantized": entries,
-        }  # fmt: skip
-        assert plan_of(summary, quantized="none").quantized is None  # type: ignore[arg-type]
-        return plan_of(summary).quantized  # type: ignore[arg-type]
+        entries = (QuantizedEntry(kind, "nothing", [], 12, 40, Difference(0.0, low, end), 0.5) for kind, end in ends.items())
+        found = comparison(quantized=tuple(entries))
+        assert plan_of(found, quantized="none").quantized is None
+        return plan_of(found).quantized
 
     assert kind(int8=0.01, int4=0.019) == "int4"
     assert kind(int8=0.01, int4=0.021) == "int8"
@@ -387,17 +337,11 @@ def test_integers_are_taken_where_they_change_little():
 @pytest.mark.parametrize(("num_sinks", "kind"), [(0, None), (1, "int8"), (4, "int8")])
 def test_integers_are_taken_where_the_policy_keeps_what_was_whole(num_sinks, kind):
     """They were measured with the sink at position 0 in full precision; a window without sinks lets it go."""
-    entry = {
-        "quantized": "int8", "whole": "the sinks found", "positions": [0], "window": 12,
-        "gap": {"mean": 0.001, "low": 0.0, "high": 0.002},
-    }  # fmt: skip
-    summary = {
-        "model": "m", "revision": None, "bos": 1, "policies": [], "recommended": {"num_sinks": num_sinks, "window": 12},
-        "recommendation": "Keep it.", "quantized": [entry],
-    }  # fmt: skip
-    assert plan_of(summary).quantized == kind  # type: ignore[arg-type]
+    entry = QuantizedEntry("int8", "the sinks found", [0], 12, 40, Difference(0.001, 0.0, 0.002), 0.5)
+    found = comparison(num_sinks=num_sinks, quantized=(entry,))
+    assert plan_of(found).quantized == kind
     said = "int8 costs 0.0010 [0.0000, 0.0020]" if kind else "What int8 costs was not measured."
-    assert plan_of(summary, quantized="int8").found[-1].startswith(said)  # type: ignore[arg-type]
+    assert plan_of(found, quantized="int8").found[-1].startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -443,11 +387,11 @@ def test_cache_refuses_before_it_opens_the_model():
 
 
 def test_nothing_recommended_is_a_reason_in_each_entry():
-    summary = {"recommended": None, "recommendation": "No recommendation: the model has no window."}
-    (entry,) = advised_exports(summary, checked_engines(["vllm", "vllm"]))  # type: ignore[arg-type]
-    assert "the model has no window" in entry["refused"]
+    found = dataclasses.replace(comparison(num_sinks=None), recommendation="No recommendation: the model has no window.")
+    (entry,) = advised_exports(found, checked_engines(["vllm", "vllm"]))
+    assert "the model has no window" in entry.refused
     with pytest.raises(InputError, match="recommends no policy"):
-        plan_of(summary)  # type: ignore[arg-type]
+        plan_of(found)
     with pytest.raises(ConfigurationError, match=r"vllm cannot do strided .*leave it out of `to`"):
         exports_of(plan("strided"), checked_engines(["vllm"]))
     with pytest.raises(UnknownNameError):
@@ -461,18 +405,3 @@ def test_every_engine_says_what_it_was_checked_against():
     for name, engine in engines().items():
         assert engine.name == name
         assert name == "transformers" or re.search(r"\b20\d\d-\d\d-\d\d$", engine.checked)
-
-
-def test_parts_are_shown_in_lines_that_say_them_whole(finished):
-    """At 200 columns, too, where a table gave a word of a line to all columns but the longest."""
-    from rich.console import Console
-
-    folder, _ = finished
-    entries = read_run(folder, "summary.json")["exports"]
-    console = Console(width=200, record=True, file=io.StringIO())
-    for part in display_exports(entries, Path("folder")):
-        console.print(part)
-    shown = console.export_text()
-    for entry in entries:
-        for part in entry["parts"] if not entry["refused"] else ():
-            assert f"{part['part']} ({part['wanted']}): {part['how']}: {part['says'][:40]}" in shown

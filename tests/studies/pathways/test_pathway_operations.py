@@ -9,10 +9,11 @@ import pytest
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.registry import operations
 from sinklab_claims.contract.claim import BASELINE, Variant
+from sinklab_claims.contract.scales import base_config
 from sinklab_claims.pathways import runs
 from sinklab_claims.pathways.compare import own_base
 from sinklab_claims.pathways.operations import PUBLISHED, pathways_of
-from sinklab_claims.reproduce.cells import base_config, make_cells
+from sinklab_claims.reproduce.cells import make_cells
 
 
 def test_the_twelve():

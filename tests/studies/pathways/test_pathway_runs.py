@@ -11,13 +11,13 @@ import torch
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import run_cell
-from sinklab.read_outs import extrapolation as extrapolation_file
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import read_outs
 from sinklab.results.table import make_table, read_run, read_table, write_table
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.rows import TextRows
 from sinklab_claims.contract.trained import TrainedModel
+from sinklab_claims.numbers import losses as extrapolation_file
 from sinklab_claims.pathways import compare, cost, runs
 from sinklab_claims.pathways.operations import pathways_of
 from sinklab_claims.reproduce import cells, store

@@ -11,8 +11,9 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs.cell import read_plan
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab_claims.contract.claim import BASELINE, Times, Variant, bases_at, folder_names
+from sinklab_claims.contract.scales import base_config
 from sinklab_claims.reproduce import cells as store_of_cells
-from sinklab_claims.reproduce.cells import base_config, configure, make_cells, open_store, resolved_changes, train_cells
+from sinklab_claims.reproduce.cells import configure, make_cells, open_store, resolved_changes, train_cells
 
 
 def test_equal_settings_are_one_run_whatever_they_are_called() -> None:

@@ -16,7 +16,6 @@ from tests.test_real_models import real
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
 
 from sinklab.attention.session import attend
-from sinklab.claims.mass_thrown_on_content import SEQ_LEN, SILENT, TEXTS, of_checkpoint
 from sinklab.cli.app import app
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.text_file import TextFile
@@ -24,14 +23,14 @@ from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.loading import load_model, wrap_model
-from sinklab.read_outs._attention import attention_numbers
-from sinklab.read_outs.norms import norms
 from sinklab.registry import claims
 from sinklab.results.blocks import markdown
-from sinklab.training.windowed import token_losses
+from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Value
 from sinklab_claims.contract.trained import LONGEST, Checkpoint, kind_of, not_about
+from sinklab_claims.numbers.attention import attention_numbers
+from sinklab_claims.numbers.norms import norms
 from sinklab_claims.reproduce import on_checkpoints
 from sinklab_claims.reproduce.on_checkpoints import parse_model, reproduce_on
 from sinklab_claims.reproduce.show import show_results, write_claims_page
@@ -39,6 +38,7 @@ from sinklab_claims.reproduce.store import OfModel, _work, claim_called
 from sinklab_claims.verdict.forecast import needed_seeds
 from sinklab_claims.verdict.records import read_results, summary_of
 from sinklab_claims.verdict.rule import judge_model, judge_models, judge_part
+from sinklab_claims.xiao2023_content import SILENT, content_of_checkpoint
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 FAST = "repeated_token_laws"
@@ -336,7 +336,7 @@ def test_the_bounds_hold_where_keys_are_shared_and_can_fail(llama, text):
 def test_the_sink_silenced_is_the_sink_hidden_without_renormalisation(llama, text):
     """In one layer both take what the sink says from all queries but the first, and leave all other weights."""
     checkpoint = Checkpoint(load_model(str(llama)), TextFile(text))
-    rows, model = checkpoint.rows(TEXTS, SEQ_LEN), checkpoint.loaded.model
+    rows, model = checkpoint.rows(32, 256), checkpoint.loaded.model
     losses = []
     for edits in ((), (ZeroValue(place=0),), (HideKey(place=0, renormalize=False),)):
         with torch.no_grad(), attend(model, (), edits):
@@ -345,7 +345,7 @@ def test_the_sink_silenced_is_the_sink_hidden_without_renormalisation(llama, tex
     # Float32 losses of order 5.
     assert torch.allclose(silent[:, 1:], hidden[:, 1:], atol=1e-5)
     assert not torch.allclose(silent, plain, atol=1e-3)
-    numbers = of_checkpoint(checkpoint)
+    numbers = content_of_checkpoint(checkpoint)
     assert numbers[SILENT]["cost"] == pytest.approx(float((silent - plain).mean()), abs=1e-6)
 
 

@@ -587,7 +587,6 @@
     } else $("profile").append(el("p", { class: "missing", text: "The sink rate was not measured per position." }));
     for (const figure of data.figures) chart($("figures"), figure);
     if (data.pictures) pictures();
-    if (data.policies) chart($("policy-curves"), { ...data.policies, tip: (i) => data.policies.ranges[i] });
     if (data.certificate) scatter($("certificate-plot"), data.certificate);
   }
 

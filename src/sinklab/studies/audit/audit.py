@@ -25,7 +25,6 @@ from sinklab.studies.arguments import (
     Seed,
     SeqLen,
     Threshold,
-    Tp,
     TrustRemoteCode,
     WrittenTo,
     command,
@@ -47,7 +46,6 @@ def audit(
     device_map: DeviceMap = None,
     max_memory: MaxMemory = None,
     offload_folder: OffloadFolder = None,
-    tp: Tp = None,
     seed: Seed = 0,
     bos: Bos = "auto",
     batch_size: BatchSize = None,
@@ -93,15 +91,14 @@ def audit(
     from sinklab.studies.audit.display import display
     from sinklab.studies.audit.measurement import measure_audit, write_arrays
     from sinklab.studies.audit.page import frame_report, write_report
-    from sinklab.studies.measure.probing import opened, writes
+    from sinklab.studies.measure.probing import opened
 
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
-    leads = writes(model, tp)
-    with Run("audit", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=leads) as run:
+    with Run("audit", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         named_corpus = None if corpus == AUTO else resolve_corpus(corpus)
         loaded = reading_part(opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
-            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,
+            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
         ))  # fmt: skip
         text = named_corpus or default_corpus(loaded)
         audit = measure_audit(

@@ -21,13 +21,11 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import corpus_record, read_samples
 from sinklab.corpora.base import HELD, Corpus
 from sinklab.corpora.samples import Kind, Samples
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_two_sided, loss_kind
-from sinklab.models.processor import kind_of
+from sinklab.models.tokenizer import kind_of
 from sinklab.probes._of_sink import SinkProbe
-from sinklab.registry import policies as policy_registry
 from sinklab.registry import probes as probe_registry
 from sinklab.report.maps import PICTURES_FILE
 from sinklab.report.words import bos_words
@@ -35,16 +33,12 @@ from sinklab.results.metric import definitions
 from sinklab.results.naming import front_names
 from sinklab.results.run import Progress
 from sinklab.results.sections import Context
-from sinklab.results.summaries.cache import Comparison
-from sinklab.results.summaries.shared import Refused
-from sinklab.results.table import append, make_table
+from sinklab.results.table import append
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.studies.audit.certificate import certified
 from sinklab.studies.audit.patches import OnPatches
 from sinklab.studies.audit.summary import Condition, summarize
-from sinklab.studies.cache.cache_policies import compared, require_next_token
-from sinklab.studies.cache.long_texts import long_texts
-from sinklab.studies.cache.policy_plan import checked_budgets, default_length
+from sinklab.studies.cache.comparison import policies_section
 from sinklab.studies.causes.measurement import causes_section
 from sinklab.studies.measure.probing import (
     check_identity,
@@ -63,9 +57,6 @@ __all__ = ["Audited", "measure_audit"]
 
 MAP_SAMPLES = 3
 MAP_TILES = 64
-POLICIES = ("full", "recompute", "window", "sink_window", "pinned")
-SINKS, TEXTS, LARGEST_CACHE, LONGEST_TEXT, DECODED = (0, 1, 4), 4, 256, 2048, 32
-"""What an audit compares: numbers of sinks, texts, and the most tokens held, read of a text, and decoded one by one."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,8 +143,12 @@ def measure_audit(
     if tokens is None:
         _refuse_sections(summary, drawn.kind, {"cache": cache, "certificate": certificate, "causes": causes})
         cache = certificate = causes = False
+    context = Context(
+        loaded=loaded, corpus=text, samples=drawn, sinks=sinks, summary=summary, bos=main_bos, run_id=run_id, seed=seed,
+        progress=progress,
+    )  # fmt: skip
     if cache:
-        summary["cache"], policy_table = _policies(loaded, text, summary, sinks, run_id=run_id, seed=seed, progress=progress)
+        summary["cache"], policy_table = policies_section(context)
         tables.append(policy_table)
     certificate_probes: list[Probe] = []
     if certificate and tokens is not None:
@@ -162,16 +157,10 @@ def measure_audit(
         )
         tables.append(certificate_table)
     if causes:
-        context = Context(
-            loaded=loaded, corpus=text, samples=drawn, sinks=sinks, summary=summary, bos=main_bos, run_id=run_id, seed=seed,
-            progress=progress,
-        )  # fmt: skip
         summary["causes"], causes_table = causes_section(context)
         tables.append(causes_table)
     if origin:
-        summary["origin"], origin_table = origin_section(
-            loaded, drawn, sinks, run_id=run_id, corpus=text.label, bos=int(main_bos), seed=seed, progress=progress
-        )
+        summary["origin"], origin_table = origin_section(context)
         tables.append(origin_table)
     record = {
         "model": model_facts(loaded, main.session),
@@ -278,33 +267,6 @@ def _finder(threshold: float, part: Part, samples: Samples) -> SinkFinder:
     if part == "decoder":
         return SinkFinder(threshold, part=part)
     return SinkFinder(threshold, part=part, names=samples.names, together=samples.together)
-
-
-def _policies(
-    loaded: LoadedModel,
-    text: Corpus,
-    summary: dict[str, object],
-    sinks: Sinks,
-    *,
-    run_id: str,
-    seed: int,
-    progress: Progress,
-) -> tuple[Comparison | Refused, pd.DataFrame]:
-    """The section on cache policies: one size and few texts, to be quick; ``{"refused": why}`` where it cannot be had."""
-    bos = bool(summary["bos"])
-    names = [name for name in POLICIES if name in policy_registry]
-    try:
-        require_next_token(loaded)
-        (budget,) = checked_budgets(loaded, None, SINKS)[-1:]
-        budget = max(max(SINKS) + 1, min(budget, LARGEST_CACHE))
-        length = max(4 * budget, min(default_length(loaded, [budget]), LONGEST_TEXT))
-        rows = long_texts(text, loaded.encoder, tokens=length, documents=TEXTS, seed=seed, bos=bos)
-        return compared(
-            loaded, rows, names=names, budgets=[budget], sinks=SINKS, corpus=text.label, bos=bos, run_id=run_id, seed=seed,
-            found=sinks, steps=DECODED, progress=progress,
-        )  # fmt: skip
-    except (ConfigurationError, InputError, UnsupportedModelError) as error:
-        return {"refused": str(error)}, make_table([])
 
 
 def about_sinks(

@@ -8,9 +8,7 @@ from typing import Any
 from sinklab.report.certificate import certificate_plot, certificate_section
 from sinklab.report.head_data import add_maps, head_data
 from sinklab.report.maps import Audit, Maps, picture_data, read_audit
-from sinklab.report.origin import origin_section, write_origin_report
 from sinklab.report.page import facts_of, json_text, render, write_blocks_page, write_page
-from sinklab.report.policies import Curves, is_comparison, policy_curves, policy_section
 from sinklab.report.schema import require_kind
 from sinklab.report.words import (
     TITLES,
@@ -39,9 +37,6 @@ PAGE_BUDGET = 10_000_000
 FRAME_BUDGET = 2 * 1024 * 1024
 """Bytes that the page of an audit stays below in a notebook, with 32 × 32 heads; larger models have no maps there."""
 
-_WRITERS = {"origin": write_origin_report}
-"""Commands besides the audit whose runs have a page, to what writes it."""
-
 _RESERVE = 300_000
 """Bytes kept free for the template, the style, the script and what surrounds the packed arrays."""
 
@@ -65,12 +60,10 @@ def write_report(folder: Path) -> Path:
     """
     require_path("`folder`", folder)
     folder = Path(folder)
-    kind = require_kind(read_run(folder), folder, "audit", *sections(), *_WRITERS)
-    if kind in sections():
-        section = sections()[kind]
-        return write_blocks_page(folder, section.title, section.lead, section.blocks)
-    if kind in _WRITERS:
-        return _WRITERS[kind](folder)
+    studies = sections()
+    kind = require_kind(read_run(folder), folder, "audit", *studies)
+    if kind in studies:
+        return write_blocks_page(folder, studies[kind].title, studies[kind].lead, studies[kind].blocks)
     return write_page(render_report(read_audit(folder)), folder / "report.html")
 
 
@@ -86,6 +79,11 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         budget: bytes that it stays below if it can; maps get what everything else leaves of them.
     """
     finding, parts = verdict(audit), audit.parts
+    studies = [
+        (section, html(section.blocks(audit.summary[name])))
+        for name, section in sections().items()
+        if audit.summary.get(name) is not None
+    ]
     context = {
         "title": audit.model,
         "operation": audit.operation,
@@ -101,10 +99,8 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "loss_definition": audit.summary.get("loss_definition"),
         "loss_unit": loss_unit(audit.summary),
         "sample": audit.summary.get("kind") or "text",
-        "policies": policy_section(audit.summary["cache"]) if "cache" in audit.summary else None,
         "certificate": certificate_section(audit.summary.get("certificate")),
-        "causes": html(sections()["causes"].blocks(audit.summary["causes"])) if audit.summary.get("causes") else None,
-        "origin": origin_section(audit.summary.get("origin")),
+        "studies": studies,
         "definitions": [row for part, view in parts or [("", audit)] for row in _definitions(view, part)],
         "metrics": _metrics(audit),
         "checks": _checks(audit.run.get("checks")),
@@ -115,13 +111,12 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
     context["skips_layers"] = any(view.numbers.skips_layers for _, view in audit.by_part)
     data, blobs = head_data(audit, parts)
     context["pictures"] = data["pictures"] = picture_data(audit.folder)
-    data.update(page="report", figures=figures, policies=_policies(audit.summary.get("cache")))
+    data.update(page="report", figures=figures)
     if "certificate" in audit.summary:
         data["certificate"] = certificate_plot(audit.summary["certificate"])
     if audit.maps is not None:
         spent = len(json_text(data).encode()) + sum(map(len, blobs.values())) + _map_overhead(audit.maps) + _RESERVE
-        if context["causes"] is not None:  # a megabyte for a thousand heads
-            spent += len(context["causes"].encode())
+        spent += sum(len(body.encode()) for _, body in studies)  # a megabyte for the causes of a thousand heads
         add_maps(data, blobs, audit.maps, budget - spent)
     return render("template.html.j2", context, data, blobs)
 
@@ -156,10 +151,6 @@ def _sinks(audit: Audit, part: str, whole: Audit) -> list[dict[str, Any]]:
             }
         )
     return result
-
-
-def _policies(comparison: object) -> Curves | None:
-    return policy_curves(comparison) if is_comparison(comparison) else None
 
 
 def _conditions(audit: Audit, part: str = "") -> list[dict[str, Any]]:

@@ -13,9 +13,9 @@ from sinklab.attention.call import Part
 from sinklab.corpora._reading import Reading
 from sinklab.corpora.samples import Samples
 from sinklab.models.layer_kinds import attending_layers, layers_without_attention
-from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
+from sinklab.models.positions import length_warnings
 from sinklab.report.words import condition_name, finding, of_heads, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL, MOST
 from sinklab.results.naming import counted, front_warning, head_numbering, quote

@@ -1,15 +1,17 @@
-"""Recommendation: from losses under cache policies to one sentence, by rules that look at intervals and not at means alone."""
+"""Recommendation: from losses under cache policies to what to use, by rules that look at intervals and not at means alone."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor
 
 from sinklab.errors import InputError
+from sinklab.results.blocks import interval
 from sinklab.results.intervals import rare_cost
+from sinklab.results.naming import counted
 from sinklab.streaming.perplexity import Estimate, estimate
 
 __all__ = ["SINK_MARGIN", "WINDOW_MARGIN", "Recommendation", "recommend"]
@@ -36,9 +38,8 @@ class Recommendation:
             more than the margin; ``None`` where none is.
         loss: of what to use, in nats per token.
         gain: what it gains against a window of the same total size; of a plain window, what the best number of sinks would.
-        against_recompute, against_full: what it loses against re-computing the window and against keeping everything;
-            negative if it is better. ``None`` where that was not measured.
-        sentence: all of it.
+        sentence: the finding.
+        notes: what it rests on where that is not enough, and what it cannot show, a sentence each.
     """
 
     needed: Needed
@@ -47,18 +48,14 @@ class Recommendation:
     better: str | None
     loss: Estimate
     gain: Estimate
-    against_recompute: Estimate | None
-    against_full: Estimate | None
     sentence: str
+    notes: tuple[str, ...]
 
 
 def recommend(
     by_sinks: Mapping[int, Mapping[int, Tensor]],
     *,
-    recompute: Mapping[int, Tensor] | None = None,
-    full: Tensor | None = None,
     pinned: Mapping[int, Mapping[str, Tensor]] | None = None,
-    length: int,
     trained_length: int | None = None,
 ) -> Recommendation:
     """The number of sinks and the window to use.
@@ -73,10 +70,7 @@ def recommend(
     Args:
         by_sinks: tokens held before the query, sinks included, to number of sinks to losses ``(documents, tokens)``, all of the
             same tokens, NaN where not scored. Every cache needs 0 sinks and one other number.
-        recompute: tokens held to the losses of the window computed anew for every token.
-        full: losses of dense attention.
         pinned: tokens held to losses of policies that keep other tokens than the first ones, by their labels.
-        length: tokens of a document.
         trained_length: tokens that the model was trained on at once, if known.
 
     Raises:
@@ -99,27 +93,18 @@ def recommend(
     chosen = first if better is None else pinned[budget][better]
     with_sinks = by_sinks[budget][sinks or rival] if better is None else chosen
     gain = estimate(by_sinks[budget][0] - with_sinks)
-    use = Recommendation(
-        needed="yes" if better is not None and _above(gain, SINK_MARGIN) else needed,
-        num_sinks=sinks,
-        window=budget - sinks,
-        better=better,
-        loss=estimate(chosen),
-        gain=gain,
-        against_recompute=estimate(chosen - recompute[budget]) if recompute and budget in recompute else None,
-        against_full=None if full is None else estimate(chosen - full),
-        sentence="",
-    )
-    clauses = [*_clauses(use, rival, length, trained_length)]
-    if better is not None:
-        clauses.append(f"{_first_tokens(sinks)} in that size {_loses(estimate(first - chosen))} against it")
+    if better is not None and _above(gain, SINK_MARGIN):
+        needed = "yes"
+    notes = []
     if trained_length is not None and largest >= trained_length:
-        clauses.append(
-            f"this rests on caches that take {largest + 1:,} positions, and the model was trained on {trained_length:,}: "
-            "measure smaller ones"
+        notes.append(
+            f"This rests on caches that take {largest + 1:,} positions, and the model was trained on {trained_length:,}: "
+            "measure smaller ones."
         )
-    rare = f" {rare_cost(len(chosen))}" if use.needed == "no" else ""  # of means over texts, which hide what few of them have
-    return dataclasses.replace(use, sentence="; ".join(clauses).rstrip(".") + "." + rare)
+    if needed == "no":  # of means over texts, which hide what few of them have
+        notes.append(rare_cost(len(chosen)))
+    use = Recommendation(needed, sinks, budget - sinks, better, estimate(chosen), gain, "", tuple(notes))
+    return dataclasses.replace(use, sentence=_sentence(use, rival))
 
 
 def _require_choice(by_sinks: Mapping[int, Mapping[int, Tensor]]) -> None:
@@ -185,66 +170,14 @@ def _better_pinned(first: Tensor, pinned: Mapping[str, Tensor]) -> str | None:
     return best if best is not None and _above(gains[best], SINK_MARGIN) else None
 
 
-def _clauses(use: Recommendation, rival: int, length: int, trained_length: int | None) -> Iterator[str]:
-    """What to use, and how it compares with re-computation and with dense attention."""
-    yield _opening(use, rival)
-    if use.against_recompute is not None:
-        yield f"against re-computing the window for every token it {_loses(use.against_recompute)}"
-    if use.against_full is not None:
-        why = _why(use.against_full, length, trained_length)
-        yield f"against keeping all {length:,} tokens it {_loses(use.against_full)}{why}"
-
-
-def _opening(use: Recommendation, rival: int) -> str:
-    """What to use, its loss and its gain; ``rival`` is the best number of sinks that is not 0."""
-    loss, gain, window = f"{use.loss.mean:.3f}", _signed(use.gain), f"a window of {use.window:,} tokens"
+def _sentence(use: Recommendation, rival: int) -> str:
+    """What to use, and what it gains; ``rival`` is the best number of sinks that is not 0."""
+    gain, window = interval(use.gain, 3, ""), f"a window of {use.window:,} tokens"
     if use.better is not None:
-        return (
-            f"Keep the sinks where they were found ({use.better}): {loss} nats per token, {gain} better than a "
-            "window of the same size without"
-        )
+        return f"Keep the sinks where they were found ({use.better}): {gain} nats per token better than without."
     if use.needed == "yes":
-        return f"Keep {_number(use.num_sinks)} and {window}: {loss} nats per token, {gain} better than without"
+        return f"Keep {counted(use.num_sinks, 'sink')} and {window}: {gain} nats per token better than without."
+    best = f"{counted(rival, 'sink')} would gain {gain} nats per token"
     if use.needed == "no":
-        return (
-            f"No sinks needed: {window} gives {loss} nats per token, and no number of sinks improves it by more "
-            f"than {SINK_MARGIN:g} ({_number(rival)}: a gain of {gain})"
-        )
-    held, verb = (f"{_number(use.num_sinks)} and {window}", "give") if use.num_sinks else (window, "gives")
-    return (
-        f"Whether sinks are needed is undecided on this text (a gain of {gain} nats per token from "
-        f"{_number(rival)}); {held} {verb} {loss}; measure on more text"
-    )
-
-
-def _first_tokens(sinks: int) -> str:
-    if sinks == 0:
-        return "the window without sinks"
-    return "a window with the first token" if sinks == 1 else f"a window with the first {sinks} tokens"
-
-
-def _number(sinks: int) -> str:
-    return "1 sink" if sinks == 1 else f"{sinks} sinks"
-
-
-def _signed(value: Estimate) -> str:
-    if value.low is None or value.high is None:
-        return f"{value.mean:z.3f}"
-    return f"{value.mean:z.3f} [{value.low:z.3f}, {value.high:z.3f}]"
-
-
-def _loses(difference: Estimate) -> str:
-    if difference.mean >= 0:
-        return f"loses {_signed(difference)}"
-    gain = Estimate(-difference.mean, _minus(difference.high), _minus(difference.low))
-    return f"gains {_signed(gain)}"
-
-
-def _minus(value: float | None) -> float | None:
-    return None if value is None else -value
-
-
-def _why(against_full: Estimate, length: int, trained_length: int | None) -> str:
-    if trained_length is None or length <= trained_length or not _below(against_full, -SINK_MARGIN):
-        return ""
-    return f", since dense attention fails past the {trained_length:,} tokens that the model was trained on"
+        return f"No sinks needed: {window}; {best}."
+    return f"Whether sinks are needed is undecided on this text ({best}): measure on more text."

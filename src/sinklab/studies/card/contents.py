@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from sinklab.errors import InputError
 from sinklab.registry import spelled
 from sinklab.report.card import Card, CardNumber
-from sinklab.report.origin import COUNTED_HEADS, edit_rows, origin_title
-from sinklab.report.origin import HEADINGS as EDIT_HEADINGS
-from sinklab.report.policies import HEADINGS, is_comparison, left_out_lines, parts_of, policy_rows, sampled_line
 from sinklab.report.runs import IndexedRun, index_run
 from sinklab.report.words import condition_name, is_number, loss_unit, number, percent, samples_of, sinks_of
+from sinklab.results.blocks import Block, Grid, Heading, Say, cell_text
 from sinklab.results.naming import counted
-from sinklab.results.summaries.cache import Comparison
+from sinklab.results.sections import sections
 from sinklab.results.table import read_run
 from sinklab.studies.card.reproduction import command_of, probe_settings, public_name, public_spec
 from sinklab.studies.depend.words import bos_name, index_text
@@ -120,32 +118,20 @@ def _audit(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
     ]
     limits += [f"Weights are {summary['tier']}, not proved to be those that made the outputs."] if summary.get("tier") else []
     cache = summary.get("cache")
-    if is_comparison(cache):
-        some = "text" if cache["documents"] == 1 else "texts"
-        texts = f"{number(cache['documents'])} {some} of {number(cache['tokens'])} tokens of {public_name(cache['corpus'])}"
-        limits += [f"The recommendation rests on {texts}.", *filter(None, [sampled_line(cache)])]
+    if isinstance(cache, dict) and "policies" in cache:
+        texts = f"{counted(cache['documents'], 'text')} of {number(cache['tokens'])} tokens of {public_name(cache['corpus'])}"
+        limits += [f"The recommendation rests on {texts}."]
     limits += list(summary.get("warnings") or [])
     return ["measurement", "value"], rows, limits, numbers
 
 
 def _cache(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
-    if not is_comparison(summary):
-        raise InputError("summary.json of this run of cache has no comparison of policies")
-    comparison: Comparison = summary
+    headings, rows, limits = _of_blocks(sections()["cache"].blocks(summary))
     numbers = [
         CardNumber("loss", f"loss under {entry['label']}", float(entry["loss"]), "nats per token")
-        for entry in comparison["policies"]
+        for entry in summary["policies"]
     ]
-    bos = "with BOS" if comparison["bos"] else "without BOS"
-    texts = counted(comparison["documents"], "text")
-    limits = [
-        f"{texts} of {number(comparison['tokens'])} tokens of {public_name(comparison['corpus'])} {bos}, scored from token "
-        f"{number(comparison['scored_from'])} on. Losses are in nats per token with half of their 95 % interval over "
-        f"{parts_of(comparison)}; differences are paired. Tokens per second are those of one machine ({_hardware(record)})."
-    ]
-    limits += filter(None, [sampled_line(comparison)])
-    limits += [f"Left out: {line}." for line in left_out_lines(comparison)]
-    return HEADINGS, policy_rows(comparison), limits, numbers
+    return headings, rows, [*limits, f"Tokens per second are those of one machine ({_hardware(record)})."], numbers
 
 
 def _causes(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
@@ -248,21 +234,31 @@ def _quantize(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
 
 
 def _origin(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
-    rows, numbers = [], []
-    for origin in summary["origins"]:
-        title = origin_title(origin)
-        edited = edit_rows(origin)
-        rows += [[f"{title}: {row[0]}", *row[1:]] for row in edited]
-        for row, edit in zip(edited[1:], origin["edits"], strict=True):
-            if edit["loss"] is not None:
-                loss = float(edit["loss"]["mean"])
-                numbers.append(CardNumber("origin_loss_change", f"{title}: change of the loss, {row[0]}", loss, "nats"))
-    limits = [
-        f"{counted(summary['samples'], 'sample')} of {public_name(str(summary['corpus']))}. Loss: change in nats, with its "
-        f"95 % interval over samples; weight: mean over {COUNTED_HEADS}, and what is kept "
-        "of it above uniform attention; spike: largest over median size of a state. Random units are the control."
-    ]
-    return EDIT_HEADINGS, rows, limits, numbers
+    headings, rows, limits = _of_blocks(sections()["origin"].blocks(summary))
+    numbers = [
+        CardNumber(
+            "origin_loss_change", f"{origin['kind']} at {origin['place']}: change of the loss, {edit['on']} {edit['edit']}",
+            float(edit["loss"]["mean"]), "nats",
+        )
+        for origin in summary["origins"]
+        for edit in origin["edits"]
+        if edit["loss"] is not None
+    ]  # fmt: skip
+    return headings, rows, [f"{public_name(str(summary['corpus']))}.", *limits], numbers
+
+
+def _of_blocks(blocks: Iterable[Block]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Headings and rows of the tables that are not folded, each under its section, and the notes."""
+    headings, rows, limits, title = list[str](), list[list[str]](), list[str](), ""
+    for block in blocks:
+        if isinstance(block, Heading):
+            title = f"{block.text}: "
+        elif isinstance(block, Say) and block.small:
+            limits.append(block.text)
+        elif isinstance(block, Grid) and not block.folded:
+            headings = list(block.headings)
+            rows += [[f"{title}{cell_text(row[0])}", *map(cell_text, row[1:])] for row in block.rows]
+    return headings, rows, limits
 
 
 def _other(record: Summary, summary: Summary, run: IndexedRun) -> Filled:
@@ -301,7 +297,7 @@ def _advice(kind: str, summary: Summary) -> str:
     if kind == "cache":
         return str(summary["recommendation"])
     cache = summary.get("cache")
-    return str(cache["recommendation"]) if kind == "audit" and is_comparison(cache) else ""
+    return str(cache["recommendation"]) if kind == "audit" and isinstance(cache, dict) and "policies" in cache else ""
 
 
 def _task(kind: str, summary: Summary) -> str:

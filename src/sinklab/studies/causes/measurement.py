@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, SinklabError, UnsupportedModelError
 from sinklab.models.layer_kinds import attending_layers
-from sinklab.models.lengths import length_warning
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, loss_kind
+from sinklab.models.positions import length_warning
 from sinklab.results.metric import Row
 from sinklab.results.naming import head_numbering
 from sinklab.results.record import to_json

@@ -13,8 +13,8 @@ from sinklab.corpora._reading import written_corpus
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.corpora.records import Records
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
-from sinklab.models.lengths import learned_positions, require_positions, trained_length
 from sinklab.models.loading import LoadedModel
+from sinklab.models.positions import learned_positions, require_positions, trained_length
 from sinklab.studies.causes.effects import TEXTS
 from sinklab.studies.causes.readout import MaskedToken, NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples

@@ -18,7 +18,7 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import loss_kind
-from sinklab.models.processor import kind_of
+from sinklab.models.tokenizer import kind_of
 from sinklab.results.intervals import require_threshold
 from sinklab.results.naming import counted
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from sinklab.models.lengths import length_warning
+from sinklab.models.positions import length_warning
 from sinklab.results.naming import counted
 from sinklab.results.summaries.denoise import DenoiseSummary, DenoisingStep, SinkCost
 from sinklab.results.summaries.shared import Difference

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import Policy
 from sinklab.registry import policies
-from sinklab.studies.cache.policy_plan import plain, require_one_name, sized_policy
+from sinklab.studies.cache.plan import plain, require_one_name, sized_policy
 
 __all__ = ["Contenders", "make_contenders", "parse_policy"]
 

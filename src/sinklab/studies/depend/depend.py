@@ -130,14 +130,14 @@ def depend(
     from sinklab.studies.depend.measurement import default_window, loss_warning, require_windows, window_warning
     from sinklab.studies.depend.plot import write_plots
     from sinklab.studies.depend.rows import index_rows
-    from sinklab.studies.measure.probing import opened, writes
+    from sinklab.studies.measure.probing import opened
 
     settings = {
         "sinks": list(sinks), "items": items, "seed": seed, "bos": read_bos(bos), "visibility": read_sights(visibility),
         "cache_bits": list(cache_bits), "cross": cross, "level": level,
     }  # fmt: skip
     with (
-        Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=writes(model)) as run,
+        Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress) as run,
         length_known(),  # the summary has a warning
     ):
         _check_arguments(tasks, items, level)

@@ -9,18 +9,18 @@ from typing import Any
 
 from torch import Tensor
 
-from sinklab.corpora._overlap import RUN, count_repeats
+from sinklab.corpora._reading import RUN, count_repeats
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import UnsupportedModelError
-from sinklab.models.lengths import trained_length
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm
+from sinklab.models.positions import trained_length
 from sinklab.results.metric import Row
 from sinklab.results.naming import counted
 from sinklab.results.progress import SinklabWarning
 from sinklab.streaming.limits import most_slots
 from sinklab.streaming.rotation import FixedPositions, read_rotations
-from sinklab.studies.cache.policy_plan import sinks_of_texts
+from sinklab.studies.cache.plan import sinks_of_texts
 from sinklab.studies.depend.conditions import ConditionPlan
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.outcome import Facts, Measured, outcome

@@ -10,8 +10,8 @@ import torch
 
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.lengths import require_positions
 from sinklab.models.loading import LoadedModel
+from sinklab.models.positions import require_positions
 from sinklab.policies.base import Policy
 from sinklab.registry import policies
 from sinklab.results.metric import Row

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from sinklab.errors import UnknownNameError
-from sinklab.policies.base import BoundedPolicy, Policy
+from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies
-from sinklab.results.summaries.cache import ExportEntry, ExportPart, HowExported
+from sinklab.studies.export.found import ExportEntry, ExportPart, HowExported
 
 __all__ = [
     "PAST_TRAINING",
@@ -98,7 +98,7 @@ class ExportPlan:
     @property
     def pinned(self) -> tuple[int, ...]:
         """Positions that are never evicted, ascending."""
-        return self.policy.pinned if isinstance(self.policy, BoundedPolicy) else ()
+        return self.policy.pinned if isinstance(self.policy, SlotPolicy) else ()
 
     @property
     def num_first(self) -> int | None:
@@ -195,19 +195,15 @@ class Engine(abc.ABC):
         """The line by which the file is used."""
 
 
+@functools.cache
 def engines() -> Mapping[str, Engine]:
     """All engines by name, sorted."""
-    return _engines()
-
-
-@functools.cache
-def _engines() -> Mapping[str, Engine]:
     from sinklab.studies.export import engines as package
 
-    engines = [
+    found: list[Engine] = [
         importlib.import_module(f"{package.__name__}.{one.name}").ENGINE for one in pkgutil.iter_modules(package.__path__)
     ]
-    return {engine.name: engine for engine in sorted(engines, key=lambda engine: engine.name)}
+    return {engine.name: engine for engine in sorted(found, key=lambda engine: engine.name)}
 
 
 def engine_called(name: str) -> Engine:
@@ -233,20 +229,16 @@ def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
             answer = not_expressible(f"left out: without the tokens that stay it is a plain window{cost}; all tokens are kept")
         if method == "positions" and plan.pinned and not engine.evicts(plan):
             answer = not_expressible("left out with the window")
-        parts.append({"part": name, "wanted": wanted, "how": answer.how, "says": answer.says})
+        parts.append(ExportPart(name, wanted, answer.how, answer.says))
         if method == "rule" and answer.how == "not expressible":
             refused = answer.says
-    if not refused and all(part["how"] == "not expressible" for part in parts):
-        refused = parts[0]["says"]
-    entry: ExportEntry = {
-        "engine": engine.name, "policy": plan.label, "checked": engine.checked, "parts": parts, "refused": refused,
-        "file": "", "command": "", "text": "",
-    }  # fmt: skip
-    if not refused:
-        text = f"{_head(engine, plan, parts)}\n{engine.text(plan)}"
-        first = "#!/bin/sh\n" if engine.file.endswith(".sh") else ""
-        entry |= {"file": engine.file, "command": engine.command(plan), "text": first + text}
-    return entry
+    if not refused and all(part.how == "not expressible" for part in parts):
+        refused = parts[0].says
+    if refused:
+        return ExportEntry(engine.name, plan.label, engine.checked, parts, refused)
+    first = "#!/bin/sh\n" if engine.file.endswith(".sh") else ""
+    text = f"{first}{_head(engine, plan, parts)}\n{engine.text(plan)}"
+    return ExportEntry(engine.name, plan.label, engine.checked, parts, "", engine.file, engine.command(plan), text)
 
 
 def _more(nats: float, ends: tuple[float, float] | None) -> str:
@@ -260,7 +252,7 @@ def _head(engine: Engine, plan: ExportPlan, parts: list[ExportPart]) -> str:
     """Comment lines that say what the file is, what was measured, and what the engine makes of each part."""
     # What a name of a model holds must not end the comment.
     lines = [f"{plan.label} for {json.dumps(plan.model)[1:-1]}, written by sinklab for {engine.name}.", *plan.found, ""]
-    lines += [f"{part['part']} ({part['wanted']}): {part['how']}: {part['says']}." for part in parts]
+    lines += [f"{part.part} ({part.wanted}): {part.how}: {part.says}." for part in parts]
     lines += ["", f"Checked against {engine.checked}."]
     wrapped = (
         piece for line in lines for piece in textwrap.wrap(line, 118, subsequent_indent="  ", break_on_hyphens=False) or [""]

@@ -1,62 +1,51 @@
-"""The policy of a finished comparison that is to be written for engines, and what was measured of it."""
+"""The policy of a finished comparison that is to be written for engines, what was measured of it, and the files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, cast, get_args
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import Policy, Positions, SlotPolicy
 from sinklab.registry import policies
+from sinklab.results.blocks import interval
 from sinklab.results.naming import counted
-from sinklab.results.summaries.cache import Comparison, IntegerChoice, PolicyEntry, QuantizedEntry
-from sinklab.results.summaries.shared import Difference
+from sinklab.results.record import from_json
+from sinklab.results.table import read_run, write_text
 from sinklab.streaming.limits import require_integers
-from sinklab.studies.export.base import ExportPlan
+from sinklab.studies.cache.found import Comparison, PolicyEntry, QuantizedEntry
+from sinklab.studies.export.base import Engine, ExportPlan, engine_called, exported
+from sinklab.studies.export.found import INTEGER_MARGIN, ExportEntry, IntegerChoice
 
-__all__ = ["INTEGER_MARGIN", "plan_of", "require_advice"]
+__all__ = [
+    "FOLDER",
+    "advised_exports",
+    "checked_engines",
+    "comparison_of",
+    "exports_of",
+    "plan_of",
+    "require_advice",
+    "write_exports",
+]
 
-INTEGER_MARGIN = 0.02
-"""Nats per token by which integers may change the loss at most (the whole interval) before they are taken; as of sinks."""
+FOLDER = "export"
+"""Folder of the files inside that of a run."""
 
 
-def plan_of(summary: Comparison, policy: str | None = None, quantized: IntegerChoice = "auto") -> ExportPlan:
-    """A policy of a comparison, by default the recommended one.
-
-    Args:
-        policy: a row of the table by its label or its name, or ``name:setting=value`` for one that need not have been measured.
-        quantized: ``auto`` takes the fewest bits that change the loss by :data:`INTEGER_MARGIN` at most where that is
-            measured, with no token in full precision that the policy does not keep, or none.
+def comparison_of(folder: Path) -> Comparison:
+    """``summary.json`` of ``sinklab cache``, or the entry ``cache`` of that of an audit.
 
     Raises:
-        InputError: nothing was recommended; a name that stands for several rows, or for none.
-        UnknownNameError, ConfigurationError: no such policy; integers that it cannot have.
+        InputError: no finished run is there, or one that compares no policies.
     """
-    made, entry = _recommended(summary) if policy is None else _named(summary, policy)
-    kind: str | None = None if quantized == "none" else quantized
-    sentences = [_loss(summary, entry)]
-    if policy is None:
-        sentences.append(summary["recommendation"])
-    ring = made if isinstance(made, SlotPolicy) and made.is_one_ring else None
-    measured = [
-        one
-        for one in summary.get("quantized", [])
-        # A token that was whole there and leaves here is another cache: it is kept whole because rounding it costs most.
-        if ring is not None and one["window"] is not None and set(one["positions"]) <= set(ring.pinned)
-    ]
-    if kind == "auto":
-        kind = _cheapest(measured)
-    elif kind is not None and made.bounded:
-        require_integers(made)
-    if kind is not None:
-        sentences.append(_integers(measured, kind))
-    without = _without(made, entry)
-    return ExportPlan(
-        model=summary["model"], revision=summary["revision"], bos=bool(summary["bos"]), policy=made,
-        quantized=cast(Literal["int8", "int4"] | None, kind), found=tuple(sentences),
-        without=None if without is None else without["mean"], all_rounded="" if kind is None else _all_rounded(summary, kind),
-        without_ends=_ends(without),
-    )  # fmt: skip
+    kind = read_run(folder).get("kind")
+    summary = read_run(folder, "summary.json") if kind in ("cache", "audit") else {}
+    comparison = summary.get("cache") if kind == "audit" else summary
+    if not isinstance(comparison, dict) or "policies" not in comparison:
+        what = f"a run of {kind}" if kind != "audit" else "an audit that compared no policies"
+        raise InputError(f"{folder} is {what}; a run of 'sinklab cache' is needed")
+    return from_json(Comparison, comparison, folder / "summary.json")
 
 
 def require_advice(names: Sequence[str], sinks: Sequence[int]) -> None:
@@ -74,101 +63,153 @@ def require_advice(names: Sequence[str], sinks: Sequence[int]) -> None:
         )
 
 
-def _recommended(summary: Comparison) -> tuple[Policy, PolicyEntry | None]:
-    advised = summary["recommended"]
+def plan_of(found: Comparison, policy: str | None = None, quantized: IntegerChoice = "auto") -> ExportPlan:
+    """A policy of a comparison, by default the recommended one.
+
+    Args:
+        policy: a row of the table by its label or its name, or ``name:setting=value`` for one that need not have been measured.
+        quantized: ``auto`` takes the fewest bits that change the loss by :data:`INTEGER_MARGIN` at most where that is
+            measured, with no token in full precision that the policy does not keep, or none.
+
+    Raises:
+        InputError: nothing was recommended; a name that stands for several rows, or for none.
+        UnknownNameError, ConfigurationError: no such policy; integers that it cannot have.
+    """
+    made, entry = _recommended(found) if policy is None else _named(found, policy)
+    kind: str | None = None if quantized == "none" else quantized
+    sentences = [_loss(found, entry)]
+    if policy is None:
+        sentences.append(found.recommendation)
+    ring = made if isinstance(made, SlotPolicy) and made.is_one_ring else None
+    measured = [
+        one
+        for one in found.quantized
+        # A token that was whole there and leaves here is another cache: it is kept whole because rounding it costs most.
+        if ring is not None and one.window is not None and set(one.positions) <= set(ring.pinned)
+    ]
+    if kind == "auto":
+        kind = _cheapest(measured)
+    elif kind is not None and made.bounded:
+        require_integers(made)
+    all_rounded = ""
+    if kind is not None:
+        sentences.append(_integers(measured, kind))
+        unkept = (one for one in found.quantized if one.quantized == kind and not one.positions)
+        if (one := next(unkept, None)) is not None:
+            all_rounded = f", which on the grids of sinklab costs {interval(one.gap, 4, '')} nats per token"
+    against = None if entry is None or made.name == "window" else entry.against_window
+    without = None if against is None else -against
+    ends = None if without is None or without.low is None or without.high is None else (without.low, without.high)
+    return ExportPlan(
+        model=found.model, revision=found.revision, bos=bool(found.bos), policy=made,
+        quantized=cast(Literal["int8", "int4"] | None, kind), found=tuple(sentences),
+        without=None if without is None else without.mean, without_ends=ends, all_rounded=all_rounded,
+    )  # fmt: skip
+
+
+def _recommended(found: Comparison) -> tuple[Policy, PolicyEntry | None]:
+    advised = found.recommended
     if advised is None:
-        raise InputError(f"this comparison recommends no policy, name one with `policy`: {summary['recommendation']}")
-    num_sinks, window = advised["num_sinks"], advised["window"]
-    if "pinned" in advised:
-        sizes = [{"name": "pinned", "pinned": tuple(advised["pinned"]), "window": window}]
+        raise InputError(f"this comparison recommends no policy, name one with `policy`: {found.recommendation}")
+    window = advised.window
+    if advised.pinned is not None:
+        sizes = [{"name": "pinned", "pinned": tuple(advised.pinned), "window": window}]
     else:
-        sizes = [{"name": "sink_window", "num_sinks": num_sinks, "window": window}]
-        if not num_sinks:  # one rule under two names; the plain one is usual
+        sizes = [{"name": "sink_window", "num_sinks": advised.num_sinks, "window": window}]
+        if not advised.num_sinks:  # one rule under two names; the plain one is usual
             sizes.insert(0, {"name": "window", "window": window})
     made: list[Policy] = [policies.make({**size, "positions": kind}) for kind in get_args(Positions) for size in sizes]
     # Of one size with both kinds of positions, the recommendation is about the first kind.
-    entries = ((policy, entry) for policy in made if (entry := _measured(summary, policy)) is not None)
+    entries = ((policy, entry) for policy in made if (entry := _measured(found, policy)) is not None)
     return next(entries, (made[0], None))
 
 
-def _named(summary: Comparison, text: str) -> tuple[Policy, PolicyEntry | None]:
-    rows = summary["policies"]
-    matches = [row for row in rows if text == row["label"]] or [row for row in rows if text == row["policy"]]
+def _named(found: Comparison, text: str) -> tuple[Policy, PolicyEntry | None]:
+    rows = found.policies
+    matches = [row for row in rows if text == row.label] or [row for row in rows if text == row.policy]
+    labels = ", ".join(repr(row.label) for row in matches or rows)
     if len(matches) > 1:
-        labels = ", ".join(repr(row["label"]) for row in matches)
         raise InputError(f"`policy` {text!r} stands for {len(matches)} rows of this comparison; name one: {labels}")
     if matches:
-        return policies.make(dict(matches[0]["settings"])), matches[0]
-    known = [row["label"] for row in rows]
+        return policies.make(dict(matches[0].settings)), matches[0]
     if ":" not in text and text not in policies and not text.isidentifier():
-        raise InputError(f"`policy` {text!r} is no row of this comparison; it has {', '.join(map(repr, known))}")
+        raise InputError(f"`policy` {text!r} is no row of this comparison; it has {labels}")
     if ":" not in text and text in policies:
         raise InputError(
-            f"policy {text!r} was not measured in this comparison, which has {', '.join(map(repr, known))}; give its settings "
-            f"to have it all the same: {text}:setting=value"
+            f"policy {text!r} was not measured in this comparison, which has {labels}; give its settings to have it all the "
+            f"same: {text}:setting=value"
         )
     policy: Policy = policies.make(text)
-    return policy, _measured(summary, policy)
+    return policy, _measured(found, policy)
 
 
-def _measured(summary: Comparison, policy: Policy) -> PolicyEntry | None:
+def _measured(found: Comparison, policy: Policy) -> PolicyEntry | None:
     """The row of a policy, ``None`` where it was not measured."""
     settings = policies.settings(policy)
-    return next(
-        (row for row in summary["policies"] if policies.settings(policies.make(dict(row["settings"]))) == settings), None
-    )
+    same = (row for row in found.policies if policies.settings(policies.make(dict(row.settings))) == settings)
+    return next(same, None)
 
 
-def _loss(summary: Comparison, entry: PolicyEntry | None) -> str:
+def _loss(found: Comparison, entry: PolicyEntry | None) -> str:
     if entry is None:
         return "Not measured: this comparison has no row of it."
-    interval = "" if entry["loss_low"] is None else f" [{entry['loss_low']:.3f}, {entry['loss_high']:.3f}]"
-    texts = f"{counted(summary['documents'], 'text')} of {summary['tokens']:,} tokens of {summary['corpus']}"
-    return f"Measured: {entry['loss']:.3f}{interval} nats per token, {texts} {'with' if summary['bos'] else 'without'} BOS."
+    loss = interval({"mean": entry.loss, "low": entry.loss_low, "high": entry.loss_high}, 3, "")
+    texts = f"{counted(found.documents, 'text')} of {found.tokens:,} tokens of {found.corpus}"
+    return f"Measured: {loss} nats per token, {texts} {'with' if found.bos else 'without'} BOS."
 
 
 def _cheapest(entries: list[QuantizedEntry]) -> str | None:
     """The fewest bits that change the loss by no more than the margin in a bounded cache, up or down."""
     for kind in ("int4", "int8"):
-        ends = [entry["gap"][end] for entry in entries if entry["quantized"] == kind for end in ("low", "high")]
-        if ends and all(end is not None and abs(end) <= INTEGER_MARGIN for end in ends):
+        of_kind = [entry.gap.most for entry in entries if entry.quantized == kind]
+        if of_kind and max(of_kind) <= INTEGER_MARGIN:
             return kind
     return None
 
 
 def _integers(entries: list[QuantizedEntry], kind: str) -> str:
-    entry = next((entry for entry in entries if entry["quantized"] == kind), None)
+    entry = next((entry for entry in entries if entry.quantized == kind), None)
     if entry is None:
         return f"What {kind} costs was not measured."
-    gap = entry["gap"]
-    ends = "" if gap["low"] is None else f" [{gap['low']:.4f}, {gap['high']:.4f}]"
     return (
-        f"{kind} costs {gap['mean']:.4f}{ends} nats per token in a cache of {entry['window']:,} tokens, in full precision: "
-        f"{entry['whole']}."
+        f"{kind} costs {interval(entry.gap, 4, '')} nats per token in a cache of {entry.window:,} tokens, in full precision: "
+        f"{entry.whole}."
     )
 
 
-def _all_rounded(summary: Comparison, kind: str) -> str:
-    """What integers cost with all tokens held and none of them whole."""
-    entries = (entry for entry in summary.get("quantized", []) if entry["quantized"] == kind and not entry["positions"])
-    gap = next((entry["gap"] for entry in entries), None)
-    if gap is None:
-        return ""
-    ends = "" if gap["low"] is None else f" [{gap['low']:.4f}, {gap['high']:.4f}]"
-    return f", which on the grids of sinklab costs {gap['mean']:.4f}{ends} nats per token"
+def checked_engines(names: Sequence[str]) -> list[Engine]:
+    """Engines by their names, each once, in the order in which they were named.
+
+    Raises:
+        UnknownNameError: there is none of a name.
+    """
+    return [engine_called(name) for name in dict.fromkeys(names)]
 
 
-def _ends(difference: Difference | None) -> tuple[float, float] | None:
-    """Of an interval, where there is one."""
-    if difference is None or difference["low"] is None or difference["high"] is None:
-        return None
-    return difference["low"], difference["high"]
+def exports_of(plan: ExportPlan, engines: Sequence[Engine]) -> list[ExportEntry]:
+    """What every engine makes of a plan.
+
+    Raises:
+        ConfigurationError: one of them can do nothing of it.
+    """
+    entries = [exported(engine, plan) for engine in engines]
+    for entry in entries:
+        if entry.refused:
+            raise ConfigurationError(f"{entry.engine} cannot do {entry.policy}: {entry.refused}; leave it out of `to`")
+    return entries
 
 
-def _without(policy: Policy, entry: PolicyEntry | None) -> Difference | None:
-    """What a window of the same size without the tokens that stay lost more."""
-    difference = None if entry is None else entry["against_window"]
-    if difference is None or policy.name == "window":
-        return None
-    low, high = difference["low"], difference["high"]
-    return {"mean": -difference["mean"], "low": None if high is None else -high, "high": None if low is None else -low}
+def advised_exports(found: Comparison, engines: Sequence[Engine]) -> list[ExportEntry]:
+    """What every engine makes of the recommended policy; an engine that can do nothing of it has an entry that says why."""
+    try:
+        plan = plan_of(found)
+    except InputError as error:  # nothing was recommended, which is known only now
+        return [ExportEntry(engine.name, "", engine.checked, refused=str(error)) for engine in engines]
+    return [exported(engine, plan) for engine in engines]
+
+
+def write_exports(entries: Sequence[ExportEntry], folder: Path, inside: str = "") -> None:
+    """Write the files of the entries that have one; each is there whole or not at all, and takes the place of an older one."""
+    for entry in entries:
+        if not entry.refused:
+            write_text(entry.text, folder / inside / entry.file)

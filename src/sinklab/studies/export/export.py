@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from sinklab.results.run import Listing
-from sinklab.results.summaries.cache import IntegerChoice
 from sinklab.studies.arguments import command
+from sinklab.studies.export.found import IntegerChoice
 
 __all__ = ["export"]
 
@@ -44,15 +45,13 @@ def export(
         sinklab export build/cache --to transformers --policy blocks --out build/serve
     """
     from sinklab.results.file import check_file
-    from sinklab.studies.export.chosen import plan_of
-    from sinklab.studies.export.display import display_exports
-    from sinklab.studies.export.finished import comparison_of
-    from sinklab.studies.export.writing import FOLDER, checked_engines, exports_of, write_exports
+    from sinklab.studies.export.chosen import FOLDER, checked_engines, comparison_of, exports_of, plan_of, write_exports
+    from sinklab.studies.export.found import show_exports
 
     engines = checked_engines(to)
     entries = exports_of(plan_of(comparison_of(run), policy, quantized), engines)
     folder = out if out is not None else run / FOLDER
     for entry in entries:
-        check_file(folder / entry["file"], overwrite=True)
+        check_file(folder / entry.file, overwrite=True)
     write_exports(entries, folder)
-    return Listing(entries, lambda shown: display_exports(shown, folder))
+    return Listing([dataclasses.asdict(entry) for entry in entries], lambda _: show_exports(entries, folder))

@@ -26,7 +26,6 @@ from sinklab.studies.arguments import (
     Seed,
     SeqLen,
     Threshold,
-    Tp,
     TrustRemoteCode,
     command,
 )
@@ -54,7 +53,6 @@ def measure(
     device_map: DeviceMap = None,
     max_memory: MaxMemory = None,
     offload_folder: OffloadFolder = None,
-    tp: Tp = None,
     seed: Seed = 0,
     bos: Bos = "auto",
     batch_size: BatchSize = None,
@@ -88,8 +86,8 @@ def measure(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record, read_samples
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
-    from sinklab.models.lengths import length_warnings
     from sinklab.models.losses import is_causal_lm
+    from sinklab.models.positions import length_warnings
     from sinklab.registry import probes as registry
     from sinklab.registry import spelled
     from sinklab.results.metric import definitions
@@ -99,8 +97,7 @@ def measure(
     from sinklab.studies.measure.display import display
 
     settings = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
-    leads = probing.writes(model, tp)
-    with Run("measure", out=out, overwrite=overwrite, settings=settings, progress=progress, writes=leads) as run:
+    with Run("measure", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
         if not probes:
             raise ConfigurationError(f"name at least one probe; known: {', '.join(registry)}")
         chosen = probing.make_probes(probes, threshold)
@@ -109,7 +106,7 @@ def measure(
             _require_threshold(threshold, chosen_settings)
         loaded = reading_part(probing.opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
-            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder, tp=tp,
+            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
         ))  # fmt: skip
         text = default_corpus(loaded) if corpus == AUTO else resolve_corpus(corpus)
         with_bos = probing.uses_bos(loaded.encoder, bos)

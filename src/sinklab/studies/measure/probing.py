@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -15,9 +14,8 @@ from transformers import PreTrainedModel
 
 from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.operation import Operation
-from sinklab.attention.placement import input_device, placement_of
+from sinklab.attention.placement import has_all_heads, input_device, placement_of
 from sinklab.attention.probe import Probe, named_twice
-from sinklab.attention.ranks import ranks_of
 from sinklab.attention.returned import attend_returned, bytes_of_weights, unavailable, uses_returned
 from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import HELD, Encoder
@@ -52,7 +50,6 @@ __all__ = [
     "sample_losses",
     "scored_pairs",
     "uses_bos",
-    "writes",
 ]
 
 TOKENS_PER_BATCH = 8192
@@ -71,22 +68,13 @@ class Seen:
     loss: float | None
 
 
-def writes(model: str | LoadedModel | PreTrainedModel, tp: str | None = None) -> bool:
-    """Whether this process writes: of those that share the heads of a model, the first; otherwise every one."""
-    if isinstance(model, str):
-        return tp is None or os.environ.get("RANK", "0") == "0"
-    module = model.model if isinstance(model, LoadedModel) else model
-    ranks = ranks_of(module) if isinstance(module, nn.Module) else None
-    return ranks is None or ranks.rank == 0
-
-
 def require_one_place(model: nn.Module, command: str) -> None:
     """Refuse a model of which this process does not hold every weight, for a command that replaces or copies weights.
 
     Raises:
         UnsupportedModelError: it is offloaded, or other processes hold a part of it.
     """
-    if ranks_of(model) is not None or any(parameter.is_meta for parameter in model.parameters()):
+    if not has_all_heads(model) or any(parameter.is_meta for parameter in model.parameters()):
         raise UnsupportedModelError(
             f"{type(model).__name__} is spread over memory, disk or processes, and {command} needs every weight at hand; load "
             "it on one device, with `device`"

@@ -3,41 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import pandas as pd
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
-from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
-from sinklab.models.lengths import length_warnings
-from sinklab.models.loading import LoadedModel
+from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
 from sinklab.models.losses import guess_warning, is_two_sided
+from sinklab.models.positions import length_warnings
 from sinklab.models.registers import require_pictures
-from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 from sinklab.results.metric import Row
 from sinklab.results.naming import head_numbering
-from sinklab.results.run import Progress, silent
-from sinklab.results.summaries.origin import OriginFound, OriginSummary
+from sinklab.results.progress import Progress, silent
+from sinklab.results.record import to_json
+from sinklab.results.sections import Context
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments
-from sinklab.studies.origin.ablation import MODES, Edit, Measured, Mode, clean_losses, new_values, read_columns, run_edits
-from sinklab.studies.origin.decomposition import Decomposition, decompose
-from sinklab.studies.origin.entry import PlacedEdit, TracedPlace, entry_of, known
-from sinklab.studies.origin.registers import measure_registers
-from sinklab.studies.origin.rows import origin_rows
-from sinklab.studies.origin.setting import OriginSetting, mean_over, own_heads
-from sinklab.studies.origin.structure import Block, Structure, Sublayer, find_structure
-from sinklab.studies.origin.tracing import Birth, Growth, Place, birth_of, measure_growth, spike_places
-from sinklab.studies.origin.words import sentences
-from sinklab.studies.origin.writers import Linear, Writer, writer_of
+from sinklab.studies.origin.ablation import (
+    MODES,
+    Edit,
+    Measured,
+    Moved,
+    clean_losses,
+    measure_registers,
+    new_values,
+    read_columns,
+    run_edits,
+)
+from sinklab.studies.origin.decomposition import Decomposition, Linear, Writer, decompose, writer_of
+from sinklab.studies.origin.found import Edited, HeadWeight, Norms, Origin, Origins, RegistersFound, origin_rows
+from sinklab.studies.origin.show import finding
+from sinklab.studies.origin.structure import Structure, Sublayer, find_structure
+from sinklab.studies.origin.tracing import (
+    Birth,
+    HeadsByModule,
+    OriginSetting,
+    Place,
+    birth_of,
+    mean_over,
+    measure_growth,
+    own_heads,
+    spike_places,
+)
 
-__all__ = ["ROWS_AT_ONCE", "Located", "decoded", "locate_origins", "origin_section", "require_settings"]
+__all__ = ["ROWS_AT_ONCE", "locate_origins", "origin_section", "require_settings"]
 
 PLACES = 8
 """Sinks that are followed at most, the strongest first."""
@@ -48,8 +64,8 @@ PULL_SAMPLES = 8
 LEAST_PULL = 0.1
 """Share of a sink's pull that one write must carry to be called its origin."""
 
-CONTROLLED: tuple[Mode, ...] = ("zero", "mean", "resampled")
-"""Edits that are also made on random units."""
+HEADS = 8
+"""Heads that are listed with their weight on the place, the strongest first."""
 
 ROWS_AT_ONCE = 64
 """Samples a forward, those under different edits counted."""
@@ -58,19 +74,6 @@ MOST_CONTROLS = 1000
 
 IN_AUDIT = 32
 """Samples of an audit that its section on origins is measured on."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Located:
-    """What was found.
-
-    Attributes:
-        summary: for ``summary.json``; docs/explain.md#where-a-sink-is-born.
-        rows: of the long table.
-    """
-
-    summary: OriginSummary
-    rows: list[Row]
 
 
 def locate_origins(
@@ -83,8 +86,8 @@ def locate_origins(
     batch_size: int = ROWS_AT_ONCE,
     seed: int = 0,
     progress: Progress = silent,
-) -> Located:
-    """Find the origin of every sink, and of every spike that is no sink of its own.
+) -> tuple[Origins, list[Row]]:
+    """Find the origin of every sink, and of every spike that is no sink of its own; with the rows of the long table.
 
     Args:
         samples: two or more, of any kind that the model reads.
@@ -113,69 +116,65 @@ def locate_origins(
 
     structure = find_structure(model, lambda: forward(samples.take(slice(0, 2))))
     progress("norms by block", 0, 1)
-    growth = measure_growth(model, structure, samples, forward, batch_size)
-    listed = [sink for sink in sinks.sinks if sink.kind != "null"]
-    rare = {sink.name: count for sink in listed if (count := _having(growth, sink)) < 2}
-    followed = [sink for sink in listed if sink.name not in rare]
+    growth, total = measure_growth(model, structure, samples, forward, batch_size), len(samples)
+    everywhere = OriginSetting(
+        model, structure, samples, forward, growth, growth.positions >= 0, batch_size, controls, seed, progress, registers
+    )
+    having = {sink.name: int(everywhere.tokens_at(Place((sink,))).any(1).sum()) for sink in sinks.sinks if sink.kind != "null"}
+    followed = [sink for sink in sinks.sinks if having.get(sink.name, 0) > 1]
     spikes = spike_places(growth, followed, samples.names)
-    others = _other_tokens(growth, (*followed, *spikes))
-    setting = OriginSetting(model, structure, samples, forward, growth, others, batch_size, controls, seed, progress, registers)
-    origins, rows, loss = [], list[Row](), torch.full((1,), float("nan"))
-    partly: dict[str, int] = {}
+    setting = everywhere.without(Place((*followed, *spikes)))
+    origins, rows, loss, partly = list[Origin](), list[Row](), torch.full((1,), float("nan")), list[str]()
     for place, birth in _groups(setting, followed[:PLACES], spikes):
-        if (having := int(setting.tokens_at(place).any(1).sum())) < len(samples):
-            partly[place.name] = having
+        if (count := int(setting.tokens_at(place).any(1).sum())) < total:
+            partly.append(f"Of {total} samples {count} have {place.name}; its numbers are those of these samples.")
         origin, own, loss = _origin(setting, place, birth)
         origins.append(origin)
         rows += own
-    if origins and len(loss) < len(samples):  # samples that lack the place have a loss, too
-        loss = clean_losses(model, samples, forward, batch_size)
-    mean_loss = known(float(loss.nanmean()))
-    summary: OriginSummary = {
-        "samples": len(samples),
-        "positions": growth.positions.shape[1],
-        "blocks": len(structure.blocks),
-        "loss": mean_loss,
-        "controls": controls,
-        "seed": seed,
-        "origins": origins,
-        "notes": [
-            *_notes(sinks, followed, spikes, structure),
-            *_numbering(origins),
-            *_counts(rare, partly, len(samples)),
-            *filter(None, [guess_warning(model, mean_loss), *length_warnings(model, samples, None)]),
-            *(_without_registers(origins) if registers else []),
-        ],
-    }
-    summary["text"] = sentences(summary)
-    return Located(summary, rows)
+    if origins and len(loss) < total:  # samples that lack the place have a loss, too
+        loss = clean_losses(setting)
+    mean_loss = _known(loss.nanmean())
+    rare = [
+        f"Of {total} samples {count} has {name}, and an interval needs two: it is not followed."
+        for name, count in having.items()
+        if count < 2
+    ]
+    notes = [
+        *_notes(sinks, followed, spikes, structure),
+        *(_numbering(origins[0]) if origins else []),
+        *rare,
+        *partly,
+        *filter(None, [guess_warning(model, mean_loss), *length_warnings(model, samples, None)]),
+    ]
+    notes += [
+        f"What makes {origin.place} stand out is not traced to neurons of one write, so nothing is moved to registers."
+        for origin in origins
+        if registers and origin.registers is None
+    ]
+    text = origins[0].verdict if origins else notes[0]
+    found = Origins(total, growth.positions.shape[1], len(structure.blocks), mean_loss, controls, seed, origins, notes, text)
+    return found, rows
 
 
-def _other_tokens(growth: Growth, sinks: Sequence[Sink]) -> Tensor:
-    """Boolean ``(samples, length)``: the tokens that are no sink and no spike.
-
-    Raises:
-        InputError: a sample without such a token.
-    """
-    real = growth.positions >= 0
-    if not sinks:
-        return real
-    everything = Place(tuple(sinks))
-    others = real & ~everything.mask(growth.positions, growth.tokens)
-    if not bool(others.any(1).all()):
-        raise InputError(
-            f"a sample of {int(real.sum(1).min())} positions has no token besides {everything.name} to compare with; give "
-            "longer samples (`seq_len`)"
-        )
-    return others
+def origin_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The origins as a section of an audit, on the first samples of its main condition and with the sinks that it found."""
+    loaded, samples = context.loaded, context.samples.take(slice(0, IN_AUDIT))
+    try:
+        found, rows = locate_origins(loaded.model, samples, context.sinks, seed=context.seed, progress=context.progress)
+    except SinklabError as error:
+        return {"refused": str(error)}, make_table([])
+    table = make_table(
+        rows, run_id=context.run_id, corpus=context.corpus.label, bos=int(context.bos), seed=context.seed, model=loaded.name,
+        revision=loaded.revision, operation=loaded.operation,
+    )  # fmt: skip
+    return to_json(found), table
 
 
 def require_settings(samples: int, controls: int, batch_size: int | None, registers: int = 0) -> None:
     """Refuse numbers that no measurement can be made with, before a model is loaded.
 
     Raises:
-        ConfigurationError: fewer than two samples, no draw of controls or too many, no sample a forward, or a negative number
-            of registers.
+        ConfigurationError: there is one.
     """
     if samples < 2:
         raise ConfigurationError(f"`samples` {samples}: an interval over samples needs two or more")
@@ -187,206 +186,158 @@ def require_settings(samples: int, controls: int, batch_size: int | None, regist
         raise ConfigurationError(f"`registers` {registers} must be 0 or more: tokens that are added")
 
 
-def decoded(loaded: LoadedModel) -> Callable[[int], str] | None:
-    """From ids to texts of tokens; ``None`` where the model has no tokenizer."""
-    tokenizer = loaded.tokenizer
-    return None if tokenizer is None else lambda token: token_text(tokenizer, token)
-
-
-def origin_section(
-    loaded: LoadedModel, samples: Samples, sinks: Sinks, *, run_id: str, corpus: str, bos: int, seed: int, progress: Progress
-) -> tuple[Mapping[str, object], pd.DataFrame]:
-    """The origins as a section of an audit, on the first samples of its main condition and with the sinks that it found.
-
-    Returns:
-        What ``summary.json`` has under ``origin``, ``{"refused": why}`` where it cannot be had; and rows of the long table.
-    """
-    facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
-    try:
-        located = locate_origins(loaded.model, samples.take(slice(0, IN_AUDIT)), sinks, seed=seed, progress=progress)
-    except SinklabError as error:
-        return {"refused": str(error)}, make_table([])
-    table = make_table(located.rows, run_id=run_id, corpus=corpus, bos=bos, seed=seed, **facts)
-    return {**located.summary}, table
-
-
 def _groups(setting: OriginSetting, sinks: Sequence[Sink], spikes: Sequence[Sink]) -> list[tuple[Place, Birth]]:
     """Sinks that jump at one write together, and spikes likewise; a sink that does not jump stands by itself."""
+
+    def born(place: Place) -> Birth:
+        return birth_of(setting.growth, setting.tokens_at(place), setting.others)
+
     groups: dict[tuple[object, ...], list[Sink]] = {}
     for spike, listed in ((False, sinks), (True, spikes)):
         for number, sink in enumerate(listed):
-            birth = birth_of(setting.growth, setting.tokens_at(Place((sink,))), setting.others)
+            birth = born(Place((sink,)))
             groups.setdefault((spike, birth.stage) if birth.jumps else (spike, "alone", number), []).append(sink)
-    placed = []
-    for key, members in groups.items():
-        place = Place(tuple(members), spike=bool(key[0]))
-        placed.append((place, birth_of(setting.growth, setting.tokens_at(place), setting.others)))
-    return placed
+    places = [Place(tuple(members), spike=bool(key[0])) for key, members in groups.items()]
+    return [(place, born(place)) for place in places]
 
 
-def _having(growth: Growth, sink: Sink) -> int:
-    """In how many samples a sink has a token."""
-    return int(Place((sink,)).mask(growth.positions, growth.tokens).any(1).sum())
-
-
-def _counts(rare: Mapping[str, int], partly: Mapping[str, int], samples: int) -> list[str]:
-    """Which places not all samples have, a sentence each.
-
-    Args:
-        rare, partly: how many have them: fewer than two, or more.
-    """
-    return [
-        *(
-            f"Of {samples} samples {count} has {name}, and an interval needs two: it is not followed."
-            for name, count in rare.items()
-        ),
-        *(
-            f"Of {samples} samples {count} have {name}; its numbers are those of these samples."
-            for name, count in partly.items()
-        ),
-    ]
-
-
-def _notes(sinks: Sinks, followed: Sequence[Sink], spikes: Sequence[Sink], structure: Structure) -> list[str]:
+def _notes(sinks: Sinks, followed: Sequence[Sink], spikes: Sequence[Sink], structure: Structure) -> Iterator[str]:
     """What is not followed, and why, a sentence each."""
-    notes = []
     if any(sink.kind == "null" for sink in sinks.sinks):
-        notes.append(
-            "The null score is a number that the attention itself has learned: no token carries it, and no write makes it."
-        )
+        yield "The null score is a number that the attention itself has learned: no token carries it, and no write makes it."
     if len(followed) > PLACES:
-        notes.append(f"{len(followed) - PLACES} weaker sinks are not followed.")
+        yield f"{len(followed) - PLACES} weaker sinks are not followed."
     if not followed and not spikes:
-        notes.append("There is no sink at a token and no token whose norm stands out, so there is no origin to look for.")
-    if structure.unsplit:
-        listed = ", ".join(structure.unsplit[:3]) + (", …" if len(structure.unsplit) > 3 else "")
-        notes.append(
-            f"{len(structure.unsplit)} of {len(structure.blocks)} blocks ({listed}) return something else than what entered "
-            "plus what their modules write: such a block is taken as a whole, and not split."
+        yield "There is no sink at a token and no token whose norm stands out, so there is no origin to look for."
+    if unsplit := structure.unsplit:
+        listed = ", ".join(unsplit[:3]) + (", …" if len(unsplit) > 3 else "")
+        yield (
+            f"{len(unsplit)} of {len(structure.blocks)} blocks ({listed}) return something else than what entered plus what "
+            "their modules write: such a block is taken as a whole, and not split."
         )
-    return notes
 
 
-def _without_registers(origins: Sequence[OriginFound]) -> list[str]:
-    """Places for which nothing is moved to the registers that were asked for, a sentence each."""
-    return [
-        f"What makes {origin['place']} stand out is not traced to neurons of one write, so nothing is moved to registers."
-        for origin in origins
-        if "registers" not in origin
-    ]
+def _numbering(origin: Origin) -> list[str]:
+    """How heads are numbered where not every block has attention; blocks are numbered among all."""
+    attending = [block for block, weight in enumerate(origin.weight_by_block) if weight is not None]
+    return list(filter(None, [head_numbering(attending, len(origin.weight_by_block), "block")]))
 
 
-def _numbering(origins: Sequence[OriginFound]) -> list[str]:
-    """How heads are numbered where not every block has attention, a sentence; blocks are numbered among all."""
-    if not origins:
-        return []
-    blocks = origins[0]["weight_by_block"]
-    attending = [block for block, weight in enumerate(blocks) if weight is not None]
-    return list(filter(None, [head_numbering(attending, len(blocks), "block")]))
-
-
-def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[OriginFound, list[Row], Tensor]:
+def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[Origin, list[Row], Tensor]:
     """Everything about one place in the samples that have it, its rows, and the losses of the model as it is there."""
     at = setting.tokens_at(place)
     if not bool(at.any(1).all()):  # a token that samples lack
-        setting, at = setting.having(at.any(1)), at[at.any(1)]
-    clean = _run(setting, [Edit("as it is")], at, {}, f"{place.name}: as it is")[0]
-    sublayer, pull, by = _write_behind(setting, at, clean, place, birth)
-    block = -1 if sublayer is None else setting.structure.blocks[sublayer.block].number
-    own = own_heads(setting, clean, block)
-    writer, split = None, None
-    edits: list[PlacedEdit] = []
-    measured: list[Measured] = []
-    if sublayer is not None:
-        writer, split = _split(setting, at, clean, sublayer, against_others=by == "pull")
+        rows = torch.nonzero(at.any(1))[:, 0]
+        setting, at = setting.having(rows), at[rows]
+    clean = run_edits(setting, [Edit("as it is")], at, {}, f"{place.name}: as it is")[0]
+    sublayer, pull, pull_lost, by = _write_behind(setting, at, clean, place, birth)
+    block = None if sublayer is None else setting.structure.blocks[sublayer.block]
+    own = own_heads(setting, clean.weights, -1 if block is None else block.number)
+    behind = 0 if block is None else block.number
+    spike_block = behind + int(clean.spikes[:, behind:].mean(0).argmax())  # behind the origin, with the largest spike
+    writer: Writer | None = None
+    split: Decomposition | None = None
+    edits, measured, moved = list[Edit](), list[Measured](), None
+    if sublayer is not None and block is not None:
+        heads = clean.weights.get(f"{sublayer.attention}#{block.call}" if block.call else str(sublayer.attention))
+        writer = writer_of(setting.model, sublayer, None if heads is None else heads.shape[1])
+        split = decompose(setting, sublayer, writer, at, against_others=by == "pull")
         edits = list(_edits(setting, at, sublayer, writer, split))
         if edits:
-            measured = _run(setting, [placed.edit for placed in edits], at, {sublayer.stage: writer}, f"{place.name}: edits")
-    spike_block = _spike_block(clean, max(block, 0))
-    traced = TracedPlace(
-        place=place, at=at, birth=birth, by=by, sublayer=sublayer, pull=pull, writer=writer, split=split, clean=clean, own=own,
-        spike_block=spike_block, edits=edits, measured=measured,
+            measured = run_edits(setting, edits, at, {sublayer.stage: writer}, f"{place.name}: edits")
+        if setting.registers and split.parts and isinstance(writer, Linear) and writer.kind == "neuron":
+            moved = measure_registers(setting, at, writer, [part.unit for part in split.parts])
+    origin = Origin(
+        place=place.name,
+        kind="spike" if place.spike else "sink",
+        positions=place.positions,
+        description=place.sinks[0].describe() if len(place.sinks) == 1 else place.name,
+        by=by,
+        stage=sublayer.stage if sublayer is not None else birth.stage if by == "norm" else None,
+        block=None if sublayer is None else sublayer.block,
+        module=None if block is None else block.name,
+        sublayer=sublayer.kind if sublayer is not None else None if by == "none" else "embeddings",
+        before=birth.before,
+        after=birth.after,
+        peak=birth.peak,
+        pull=pull,
+        pull_lost=pull_lost,
+        norms=Norms(*(setting.growth.means(mask, blocks=True).nanmean(0).tolist() for mask in (at, setting.others))),
+        norm=None if split is None else split.norm,
+        rest=None if split is None else split.rest,
+        error=None if split is None else split.error,
+        against_others=split is not None and split.against_others,
+        not_split="" if split is None else split.why,
+        channels=[] if split is None else split.channels,
+        unit_kind=None if writer is None else writer.kind,
+        num_units=None if writer is None else writer.units,
+        units=[] if split is None else split.parts,
+        weights=[]
+        if writer is None or split is None
+        else [weight for part in split.parts for weight in writer.weights(part.unit)],
+        weight=_known(mean_over(clean.weights, own).nanmean()),
+        uniform=_known(mean_over(clean.uniform, own).nanmean()),
+        weight_by_block=_by_block(setting, clean),
+        spike=float(clean.spikes[:, spike_block].mean()),
+        spiked=birth.jumps and 2 * int(clean.spiked[:, spike_block].sum()) >= len(clean.spiked),
+        edits=list(_outcomes(clean, own, spike_block, edits, measured, moved)),
+        heads=_heads(clean, own, edits, measured),
+        registers=None if moved is None else RegistersFound(
+            setting.registers, _known(mean_over(moved.on_registers, own).nanmean()), _interval(moved.divergence),
+            _interval(moved.silenced),
+        ),
     )  # fmt: skip
-    if setting.registers and split is not None and split.parts and isinstance(writer, Linear) and writer.kind == "neuron":
-        units = [part.unit for part in split.parts]
-        traced = dataclasses.replace(traced, moved=measure_registers(setting, at, writer, units, setting.registers))
-    entry = entry_of(setting, traced)
-    return entry, list(origin_rows(entry, clean, len(setting.samples))), clean.loss
+    origin = dataclasses.replace(origin, verdict=finding(origin))
+    every_head = [
+        (label, clean.layers[label], head, weight)
+        for label, values in clean.weights.items()
+        for head, weight in enumerate(values.nanmean(0).tolist())
+    ]
+    return origin, list(origin_rows(origin, every_head, len(setting.samples))), clean.loss
 
 
 def _write_behind(
     setting: OriginSetting, at: Tensor, clean: Measured, place: Place, birth: Birth
-) -> tuple[Sublayer | None, tuple[float, Interval | None] | None, Literal["norm", "pull", "none"]]:
-    """``sublayer``, ``pull`` and ``by`` of :class:`TracedPlace`: the write at which the norm jumps, or that the pull is of.
+) -> tuple[Sublayer | None, float | None, Interval | None, Literal["norm", "pull", "none"]]:
+    """The write at which the norm jumps, or that the pull is of; that pull, what is lost of it, and which of the two it is.
 
     A sink whose norm does not jump, or whose heads read it before it does, is followed by its pull.
     """
     if not place.spike and clean.pulls and not (birth.jumps and _is_ahead(setting, clean, birth)):
-        sublayer, pull = _strongest_write(setting, at, clean, place)
-        return sublayer, pull, "none" if sublayer is None and pull[1] is not None else "pull"
+        sublayer, pull, lost = _strongest_write(setting, at, clean, place)
+        return sublayer, pull, lost, "none" if sublayer is None and lost is not None else "pull"
     if not birth.jumps:
-        return None, None, "none"
-    return (setting.structure.sublayers[birth.stage - 1] if birth.stage else None), None, "norm"
-
-
-def _split(
-    setting: OriginSetting, at: Tensor, clean: Measured, sublayer: Sublayer, *, against_others: bool
-) -> tuple[Writer | None, Decomposition]:
-    """The writer of a write, and the write as a sum over its units."""
-    heads = clean.weights.get(_label(sublayer, setting.structure.blocks[sublayer.block]))
-    writer = writer_of(setting.model, sublayer, None if heads is None else heads.shape[1])
-    split = decompose(
-        setting.model, setting.structure, sublayer, writer, setting.samples, (at, setting.others), setting.forward,
-        setting.batch_size, against_others=against_others,
-    )  # fmt: skip
-    return writer, split
-
-
-def _run(
-    setting: OriginSetting, edits: Sequence[Edit], at: Tensor, writers: dict[int, Writer | None], stage: str
-) -> list[Measured]:
-    return run_edits(
-        setting.model, setting.structure, edits, writers, setting.samples, (at, setting.others, setting.real), setting.forward,
-        setting.batch_size, progress=setting.progress, stage=stage,
-    )  # fmt: skip
-
-
-def _label(sublayer: Sublayer, block: Block) -> str:
-    """What the session calls the attention module of a sublayer."""
-    return f"{sublayer.attention}#{block.call}" if block.call else str(sublayer.attention)
+        return None, None, None, "none"
+    return (setting.structure.sublayers[birth.stage - 1] if birth.stage else None), None, None, "norm"
 
 
 def _is_ahead(setting: OriginSetting, clean: Measured, birth: Birth) -> bool:
     """Whether at least half of the heads that give a place most read it behind the write at which its norm jumps."""
     block = -1 if not birth.stage else setting.structure.sublayers[birth.stage - 1].block
-    heads = own_heads(setting, clean, -1)
+    heads = own_heads(setting, clean.weights, -1)
     behind = sum(len(own) for label, own in heads.items() if setting.block_of(label) > block)
     return 2 * behind >= sum(len(own) for own in heads.values())
 
 
 def _strongest_write(
     setting: OriginSetting, at: Tensor, clean: Measured, place: Place
-) -> tuple[Sublayer | None, tuple[float, Interval | None]]:
+) -> tuple[Sublayer | None, float, Interval | None]:
     """The write without which the scores of the place fall most, over the heads that give it most; how far these scores stand
     above the others, and how much they fall (``None`` where nothing is written before these heads read, or fewer than two
     samples have the place)."""
-    chosen = own_heads(setting, clean, -1)
+    chosen = own_heads(setting, clean.weights, -1)
     pulls = mean_over(clean.pulls, chosen)
     rows = (~pulls.isnan()).nonzero()[:PULL_SAMPLES, 0]  # a sink that is a token is not in every sample
-    few = dataclasses.replace(setting, samples=setting.samples.take(rows))
-    last = max(few.block_of(label) for label in chosen)
+    last = max(setting.block_of(label) for label in chosen)
     sublayers = [sublayer for sublayer in setting.structure.sublayers if sublayer.block < last and sublayer.kind != "block"]
-    edits = [Edit(f"write {sublayer.stage}", stage=sublayer.stage, mean_write=True) for sublayer in sublayers]
+    edits = [Edit(f"write {sublayer.stage}", stage=sublayer.stage, write="mean") for sublayer in sublayers]
     before = pulls[rows]
     mean = float(before.mean())
     if not edits or len(rows) < 2:
-        return None, (mean, None)
-    measured = run_edits(
-        few.model, few.structure, edits, {}, few.samples, (at[rows], few.others[rows], few.real[rows]), few.forward,
-        few.batch_size, progress=few.progress, stage=f"{place.name}: every write taken away",
-    )  # fmt: skip
-    best, interval, enough = _most_lost([before - mean_over(seen.pulls, chosen) for seen in measured], mean)
-    return (sublayers[best] if enough else None), (mean, interval)
+        return None, mean, None
+    measured = run_edits(setting.having(rows), edits, at[rows], {}, f"{place.name}: every write taken away")
+    best, lost, enough = _most_lost([before - mean_over(seen.pulls, chosen) for seen in measured], mean)
+    return (sublayers[best] if enough else None), mean, lost
 
 
 def _most_lost(lost: Sequence[Tensor], pull: float) -> tuple[int, Interval, bool]:
@@ -405,43 +356,115 @@ def _most_lost(lost: Sequence[Tensor], pull: float) -> tuple[int, Interval, bool
 
 def _edits(
     setting: OriginSetting, at: Tensor, sublayer: Sublayer, writer: Writer | None, split: Decomposition
-) -> Iterator[PlacedEdit]:
+) -> Iterator[Edit]:
     """Edits of the units of a write, of as many random ones, of the whole write and of its channels."""
     if writer is not None and split.parts:
         yield from _edits_of_units(setting, at, sublayer, writer, [part.unit for part in split.parts])
     if sublayer.kind != "block":
-        zero = torch.zeros(1, 1, 1)
-        whole = Edit("zero", stage=sublayer.stage, write=zero)
-        yield PlacedEdit("write", whole, "the whole write of the sublayer 0 at the place")
+        what = "the whole write of the sublayer 0 at the place"
+        yield Edit("zero", "write", what, stage=sublayer.stage, write="zero")
     if sum(channel.share for channel in split.channels) >= 0.5:
         channels = torch.tensor([channel.channel for channel in split.channels])
-        for name, state in (("zero", torch.zeros(len(channels))), ("mean", torch.tensor([c.state for c in split.channels]))):
-            what = f"the channels {'0' if name == 'zero' else 'at their mean over samples'} at the place, behind the block"
-            yield PlacedEdit("channels", Edit(name, block=sublayer.block, channels=channels, state=state), what)
+        means = torch.tensor([channel.state for channel in split.channels])
+        for name, said, state in (("zero", "0", torch.zeros(len(channels))), ("mean", "at their mean over samples", means)):
+            what = f"the channels {said} at the place, behind the block"
+            yield Edit(name, "channels", what, block=sublayer.block, channels=channels, state=state)
 
 
-def _edits_of_units(
-    setting: OriginSetting, at: Tensor, sublayer: Sublayer, writer: Writer, units: list[int]
-) -> Iterator[PlacedEdit]:
+def _edits_of_units(setting: OriginSetting, at: Tensor, sublayer: Sublayer, writer: Writer, units: list[int]) -> Iterator[Edit]:
     """Edits of the units, and of as many random ones where the writer has so many besides."""
     generator = torch.Generator().manual_seed(setting.seed)
     pool = torch.tensor([unit for unit in range(writer.units) if unit not in set(units)])
     draws = [pool[torch.randperm(len(pool), generator=generator)[: len(units)]] for _ in range(setting.controls)]
     enough = len(pool) >= len(units)
     columns = [writer.columns(group) for group in (units, *(draw.tolist() for draw in draws if enough))]
-    clean = read_columns(
-        setting.model, setting.structure, sublayer, writer, torch.cat(columns), setting.samples, at.shape[1],
-        setting.forward, setting.batch_size,
-    ).split([len(own) for own in columns], dim=2)  # fmt: skip
+    clean = read_columns(setting, sublayer, writer, torch.cat(columns)).split([len(own) for own in columns], dim=2)
     for mode, what in MODES.items():
         for number, (own, values) in enumerate(zip(columns, clean, strict=True)):
-            if number and mode not in CONTROLLED:
+            if number and mode == "constant":  # random units are edited in the other ways
                 continue
             new = new_values(mode, values, at, setting.others, generator)
-            yield PlacedEdit("controls" if number else "units", Edit(mode, stage=sublayer.stage, columns=own, values=new), what)
+            yield Edit(mode, "controls" if number else "units", what, stage=sublayer.stage, columns=own, values=new)
 
 
-def _spike_block(clean: Measured, block: int) -> int:
-    """The index, in what was seen of the blocks, of the one behind the origin whose output has the largest spike."""
-    behind = clean.spikes[:, block:].mean(0)
-    return block + int(behind.argmax())
+def _by_block(setting: OriginSetting, clean: Measured) -> list[float | None]:
+    """Mean weight that the heads of each block give the place; ``None`` for a block without any."""
+    inside: dict[int, list[Tensor]] = {block.number: [] for block in setting.structure.blocks}
+    for label, values in clean.weights.items():
+        inside.setdefault(setting.block_of(label), []).append(values)
+    of_blocks = (inside[block.number] for block in setting.structure.blocks)
+    return [_known(torch.cat(values, 1).nanmean()) if values else None for values in of_blocks]
+
+
+def _outcomes(
+    clean: Measured, own: HeadsByModule, block: int, edits: Sequence[Edit], measured: Sequence[Measured], moved: Moved | None
+) -> Iterator[Edited]:
+    """What every edit does; draws of random units are averaged before the interval is taken."""
+    kinds: dict[tuple[str, str, str], list[Measured | Moved]] = {}
+    for edit, seen in zip(edits, measured, strict=True):
+        kinds.setdefault((edit.on, edit.name, edit.what), []).append(seen)
+    if moved is not None:
+        kinds["registers", "moved", "the largest activation of all tokens at every register, and 0 at every patch"] = [moved]
+    uniform, as_it_is = mean_over(clean.uniform, own), mean_over(clean.weights, own)
+    for (on, name, what), runs in kinds.items():
+        weight = torch.stack([mean_over(run.weights, own) for run in runs]).mean(0)
+        spike = torch.stack([run.spikes[:, block:].amax(1) for run in runs]).mean(0)
+        yield Edited(
+            name, on, what,
+            loss=_interval(torch.stack([run.loss for run in runs]).mean(0) - clean.loss),
+            weight=_known(weight.nanmean()),
+            weight_kept=_kept(weight, as_it_is, uniform),
+            spike=float(spike.mean()),
+            spike_kept=_share(spike, clean.spikes[:, block]),
+        )  # fmt: skip
+
+
+def _heads(clean: Measured, own: HeadsByModule, edits: Sequence[Edit], measured: Sequence[Measured]) -> list[HeadWeight]:
+    """The heads that give the place most, with their weight as it is and under every edit of units and of the write."""
+    under = {
+        f"{edit.on} {edit.name}": seen for edit, seen in zip(edits, measured, strict=True) if edit.on in ("units", "write")
+    }
+    silenced = under.get("units zero")
+    listed: list[HeadWeight] = []
+    for label, values in clean.weights.items():
+        behind, uniform, means = set(own[label].tolist() if label in own else []), clean.uniform[label], values.nanmean(0)
+        for head in range(values.shape[1]):
+            kept = None
+            if silenced is not None and head in behind:
+                kept = _kept(silenced.weights[label][:, head], values[:, head], uniform[:, head])
+            listed.append(
+                HeadWeight(
+                    clean.layers[label], head, label, head in behind, _known(means[head]),
+                    _known(uniform[:, head].nanmean()),
+                    {name: _known(seen.weights[label][:, head].nanmean()) for name, seen in under.items()}, kept,
+                )
+            )  # fmt: skip
+    listed.sort(key=lambda head: (not head.own, -(head.weight or 0.0)))
+    return listed[: max(HEADS, sum(head.own for head in listed))]
+
+
+def _known(value: Tensor) -> float | None:
+    """A number for JSON, or ``None`` for NaN and infinity."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _interval(values: Tensor) -> Interval | None:
+    """Mean over samples with its interval; ``None`` where fewer than two samples have the number."""
+    own = values[~values.isnan()]
+    return mean_over_items(own.numpy()) if len(own) > 1 else None
+
+
+def _share(edited: Tensor, clean: Tensor) -> Interval:
+    """Mean under an edit over that of the same samples as they are, with its interval over samples.
+
+    Both means are of the same samples, so these are drawn together: what leaves every sample as it is keeps exactly 1.
+    """
+    return function_over_items(torch.stack([edited, clean]).numpy(), lambda means: means[0] / means[1])
+
+
+def _kept(edited: Tensor, clean: Tensor, uniform: Tensor) -> Interval | None:
+    """Share of the weight above a uniform one that an edit leaves; ``None`` with fewer than two samples, or nothing above."""
+    left, excess = edited - uniform, clean - uniform
+    known = ~(left.isnan() | excess.isnan())
+    enough = int(known.sum()) > 1 and float(excess[known].mean()) > 0
+    return _share(left[known], excess[known]) if enough else None

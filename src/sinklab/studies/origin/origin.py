@@ -10,18 +10,13 @@ from sinklab.studies.arguments import (
     BatchSize,
     Bos,
     CorpusOfModel,
-    Device,
-    Dtype,
+    Loading,
     ModelSource,
-    Out,
-    Overwrite,
-    Progress,
-    Revision,
+    Output,
     Samples,
     Seed,
     SeqLen,
     Threshold,
-    TrustRemoteCode,
     command,
 )
 
@@ -51,21 +46,16 @@ def find_origin(
     seed: Seed = 0,
     bos: Bos = "auto",
     batch_size: BatchSize = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    progress: Progress | None = None,
+    loading: Loading = Loading(),
+    output: Output = Output(),
 ) -> Result:
     """Find where each sink is born, what writes it, and what disappears without it: attention, spike, loss.
 
     Covers every sink, and every position whose norm stands out although no head has a sink there. Reports the block and
     sublayer in which its norm jumps (or from which its key's scores come), the channels that carry it, the neurons, heads or
     experts that write them and how much of it, and the weights behind these. The units are then silenced, set to the mean of
-    other positions and resampled, compared with as many random units of the same layer. docs/explain.md#where-a-sink-is-born has the definitions and
-    their limits.
+    other positions and resampled, compared with as many random units of the same layer.
+    docs/explain.md#where-a-sink-is-born has the definitions and their limits.
 
     embedded:softmax takes some 20 seconds of one core.
 
@@ -87,17 +77,18 @@ def find_origin(
         sinklab origin ./my-vit --corpus photographs/ --registers 4
         sinklab origin ./my-checkpoint --controls 10 --json
     """
+    from sinklab.attention.token_text import token_text
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
-    from sinklab.models.lengths import require_lengths
+    from sinklab.models.positions import require_lengths
+    from sinklab.results.record import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
     from sinklab.sinks.value import require_sinks
-    from sinklab.studies.audit.page import write_report
-    from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos
-    from sinklab.studies.origin.display import display
-    from sinklab.studies.origin.measurement import ROWS_AT_ONCE, decoded, locate_origins, require_settings
+    from sinklab.studies.measure.probing import as_samples, require_length, require_one_place, uses_bos
+    from sinklab.studies.origin.measurement import ROWS_AT_ONCE, locate_origins, require_settings
+    from sinklab.studies.origin.show import SECTION, write_page
 
     settings = {
         "seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos, "controls": controls,
@@ -106,36 +97,38 @@ def find_origin(
     require_sinks(sinks)
     inputs = None if inputs is None else as_samples(inputs)
     require_settings(samples if inputs is None else len(inputs), controls, batch_size, registers)
-    with Run("origin", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+    with Run("origin", **vars(output), settings=settings) as run:
         named_corpus = None if corpus == AUTO or inputs is not None else resolve_corpus(corpus)
-        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        loaded = loading.open(model)
         require_one_place(loaded.model, "origin")
-        loaded = loaded if inputs is not None else reading_part(loaded)
-        if inputs is not None:
-            require_lengths(loaded.model, inputs)
-        facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation}
         label, with_bos, about = "inputs", None, None
         if inputs is None:
+            loaded = reading_part(loaded)
             text = named_corpus or default_corpus(loaded)
             with_bos = uses_bos(loaded.encoder, bos)
             label, about = text.label, corpus_record(text)
             inputs = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
             require_length(loaded, inputs, seq_len)
+        else:
+            require_lengths(loaded.model, inputs)
+        constants = {"corpus": label, "bos": None if with_bos is None else int(with_bos)}
         if sinks is None:
+            tokenizer = loaded.tokenizer
             sinks = find_sinks(
-                loaded.model, inputs.on(loaded.device, loaded.dtype), threshold=threshold, decode=decoded(loaded),
-                corpus=label, bos=None if with_bos is None else int(with_bos), names=inputs.names, together=inputs.together,
+                loaded.model, inputs.on(loaded.device, loaded.dtype), threshold=threshold, names=inputs.names,
+                together=inputs.together, corpus=label, bos=None if with_bos is None else int(with_bos),
+                decode=None if tokenizer is None else lambda token: token_text(tokenizer, token),
             )  # fmt: skip
-        located = locate_origins(
+        found, rows = locate_origins(
             loaded.model, inputs, sinks, controls=controls, registers=registers, batch_size=batch_size or ROWS_AT_ONCE,
             seed=seed, progress=run.progress,
         )  # fmt: skip
-        constants = {"corpus": label, "bos": None if with_bos is None else int(with_bos)}
+        facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation, **constants}
         return run.finish(
-            summary={**facts, **constants, "sinks": sinks.to_dict(), **located.summary},
-            table=make_table(located.rows, run_id=run.id, seed=seed, **constants, **facts),
-            display=display,
-            page=write_report,
+            summary={**facts, "sinks": sinks.to_dict(), **to_json(found)},
+            table=make_table(rows, run_id=run.id, seed=seed, **facts),
+            show=SECTION.blocks,
+            page=write_page,
             loaded=loaded,
             config={"corpus": label, "samples": len(inputs)},
             model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},

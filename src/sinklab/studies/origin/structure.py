@@ -3,12 +3,14 @@
 A block is a member of a list of modules that holds attention. What comes out of it is what went in plus what its sublayers
 write, whatever they are called; which tensors these are is seen from sums that come out (``x + write`` is what a later module
 is given, or what the block returns), so that pre-norm, post-norm, sandwich norms, scales and parallel sublayers are one case.
+:class:`Tap` is shown these writes as the model runs, and may change them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -22,7 +24,7 @@ from sinklab.attention.linear_maps import linear_map
 from sinklab.attention.names import named_modules
 from sinklab.errors import UnsupportedModelError
 
-__all__ = ["Block", "Structure", "Sublayer", "find_structure", "hooked", "is_experts", "is_linear"]
+__all__ = ["Block", "Structure", "Sublayer", "Tap", "find_structure", "hooked", "is_experts", "is_linear"]
 
 Kind = Literal["attention", "cross-attention", "mlp", "block"]
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -40,8 +42,7 @@ class Sublayer:
         kind: what it is; ``block`` for all that a block adds, where that could not be accounted for.
         source: qualified name of the module whose output, times ``scale``, is added; of a whole block the block itself.
         scale: constant factor, 1 in nearly all models.
-        writer: qualified name of the linear map, or of the experts of a mixture, that the source's output is a rescaling of;
-            ``None`` where there is none.
+        writer: qualified name of the linear map, or of the experts of a mixture, that the source's output is a rescaling of.
         norm: module that the sum goes through before the next sublayer or the end of the block (post-norm), if any.
         turn: which call of the source within the block it is, from 0: one dropout may serve two sublayers.
         attention: qualified name of the attention module, of a sublayer of attention.
@@ -60,14 +61,7 @@ class Sublayer:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One call of a block.
-
-    Attributes:
-        number: running number of the call, in the order in which the model makes them.
-        module: qualified name of the module.
-        call: which call of this module it is, from 0: above 0 where layers share their weights (ALBERT).
-        sublayers: its writes in order; one of kind ``block`` where its output could not be accounted for.
-    """
+    """One call of a block: the ``call``-th, from 0, of a module that is called again where layers share weights (ALBERT)."""
 
     number: int
     module: str
@@ -102,6 +96,34 @@ class Structure:
         return [block.name for block in self.blocks if not block.split]
 
 
+class Tap:
+    """What is shown of every forward of a model; override what is needed. Hidden states are ``(batch, length, width)``."""
+
+    def enter(self, block: int, hidden: Tensor) -> None:
+        """What enters a block."""
+
+    def activations(self, sublayer: Sublayer, values: Tensor) -> Tensor | None:
+        """What is given to the linear map of a sublayer, ``(batch, length, units)``; other values if they are to be others."""
+
+    def routed(self, sublayer: Sublayer, arguments: tuple[Tensor, Tensor, Tensor], output: Tensor) -> Tensor | None:
+        """What the experts of a sublayer are given (tokens, chosen experts, their weights) and what they return."""
+
+    def write(self, sublayer: Sublayer, values: Tensor) -> Tensor | None:
+        """A write; other values if they are to be others."""
+
+    def normed(self, sublayer: Sublayer, values: Tensor) -> None:
+        """What the norm behind a write makes of the sum, where there is one (post-norm)."""
+
+    def leave(self, block: int, hidden: Tensor) -> Tensor | None:
+        """What leaves a block; other values if they are to be others."""
+
+    @contextlib.contextmanager
+    def on(self, model: nn.Module, structure: Structure) -> Iterator[None]:
+        """Be shown the forwards of a model until the ``with`` block ends."""
+        with hooked(functools.partial(_Forward(self, structure).register, model)):
+            yield
+
+
 @contextlib.contextmanager
 def hooked(register: Callable[[list[RemovableHandle]], None]) -> Iterator[None]:
     """Hooks for the length of a ``with`` block, taken away whatever happens."""
@@ -114,10 +136,96 @@ def hooked(register: Callable[[list[RemovableHandle]], None]) -> Iterator[None]:
             handle.remove()
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Whether it is a linear map with its weights as floating-point numbers, whatever adapters are put round it."""
-    core = linear_map(module)
-    return core is not None and core.weight.is_floating_point()
+class _Forward:
+    """Where a forward is, block by block and module by module; its methods are the hooks that show it to a tap."""
+
+    def __init__(self, tap: Tap, structure: Structure) -> None:
+        self._tap, self._sublayers = tap, structure.sublayers
+        self._blocks = {(block.module, block.call): block for block in structure.blocks}
+        self._split = [sublayer for sublayer in self._sublayers if sublayer.kind != "block"]
+        self._sources = {(sublayer.block, sublayer.source, sublayer.turn): sublayer for sublayer in self._split}
+        self._writers = {(sublayer.block, sublayer.writer): sublayer for sublayer in self._sublayers if sublayer.writer}
+        self._norms = {(sublayer.block, sublayer.norm): sublayer for sublayer in self._sublayers if sublayer.norm}
+        self._calls, self._turns = Counter[str](), Counter[str]()  # of modules: in the forward, and in the block at hand
+        self._inside: list[int] = []
+
+    def register(self, model: nn.Module, handles: list[RemovableHandle]) -> None:
+        """Add the hooks to a model."""
+        modules = dict(named_modules(model))
+        blocks = list(dict.fromkeys(name for name, _ in self._blocks))
+        handles.append(model.register_forward_pre_hook(self._begin))
+        for name in blocks:
+            handles.append(modules[name].register_forward_pre_hook(functools.partial(self._enter, name), with_kwargs=True))
+        for name in dict.fromkeys(sublayer.writer for sublayer in self._sublayers if sublayer.writer is not None):
+            if is_experts(modules[name]):
+                handles.append(modules[name].register_forward_hook(functools.partial(self._experts, name), with_kwargs=True))
+            else:
+                handles.append(modules[name].register_forward_pre_hook(functools.partial(self._writer, name)))
+        for name in dict.fromkeys(sublayer.source for sublayer in self._split):
+            handles.append(modules[name].register_forward_hook(functools.partial(self._source, name)))
+        for name in dict.fromkeys(sublayer.norm for sublayer in self._sublayers if sublayer.norm is not None):
+            handles.append(modules[name].register_forward_hook(functools.partial(self._norm, name)))
+        for name in blocks:
+            handles.append(modules[name].register_forward_hook(self._leave))
+
+    def _begin(self, module: nn.Module, args: tuple[object, ...]) -> None:
+        self._calls.clear()
+        self._inside.clear()
+
+    def _enter(self, name: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        block = self._blocks.get((name, self._calls[name]))
+        self._calls[name] += 1
+        if block is not None:
+            self._turns.clear()
+            self._inside.append(block.number)
+            hidden = args[0] if args else kwargs.get("hidden_states")
+            assert isinstance(hidden, Tensor)
+            self._tap.enter(block.number, hidden)
+
+    def _leave(self, module: nn.Module, args: tuple[object, ...], output: object) -> object:
+        return _replaced(output, self._tap.leave(self._inside.pop(), _first(output))) if self._inside else None
+
+    def _source(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> object:
+        self._turns[name] += 1
+        sublayer = self._sources.get((self._inside[-1], name, self._turns[name] - 1)) if self._inside else None
+        return None if sublayer is None else _replaced(output, self._tap.write(sublayer, _first(output)))
+
+    def _norm(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        if (sublayer := self._at(self._norms, name)) is not None:
+            self._tap.normed(sublayer, _first(output))
+
+    def _writer(self, name: str, module: nn.Module, args: tuple[object, ...]) -> object:
+        sublayer = self._at(self._writers, name)
+        if sublayer is None or not args or not isinstance(args[0], Tensor):
+            return None
+        new = self._tap.activations(sublayer, args[0])
+        return None if new is None else (new, *args[1:])
+
+    def _experts(
+        self, name: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
+    ) -> object:
+        sublayer = self._at(self._writers, name)
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if sublayer is None or len(tensors) != 3:
+            return None
+        return _replaced(output, self._tap.routed(sublayer, (tensors[0], tensors[1], tensors[2]), _first(output)))
+
+    def _at(self, sublayers: dict[tuple[int, str], Sublayer], name: str) -> Sublayer | None:
+        return sublayers.get((self._inside[-1], name)) if self._inside else None
+
+
+def _first(output: object) -> Tensor:
+    tensor = output[0] if isinstance(output, (tuple, list)) else output
+    assert isinstance(tensor, Tensor)
+    return tensor
+
+
+def _replaced(output: object, new: Tensor | None) -> object:
+    """The output of a module with another tensor in it; ``None``, which leaves it, where there is no other."""
+    if new is None:
+        return None
+    new = new.reshape(_first(output).shape)
+    return (new, *output[1:]) if isinstance(output, (tuple, list)) else new
 
 
 @dataclasses.dataclass(eq=False)
@@ -125,16 +233,13 @@ class _Event:
     """A call of a module inside a block: its name, first tensor given and returned, each ``(batch, length, width)``."""
 
     name: str
-    given: Tensor | None
+    taken: Tensor | None
     returned: Tensor | None
 
 
 @torch.no_grad()
 def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure:
-    """Run the model once on a few samples and see what its blocks add.
-
-    Args:
-        forward: runs the model.
+    """Run the model once on a few samples, by ``forward``, and see what its blocks add.
 
     Raises:
         UnsupportedModelError: no block gives hidden states of shape (batch, seq_len, hidden_size).
@@ -144,45 +249,37 @@ def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure
     calls: Counter[str] = Counter()
     stack: list[tuple[str, Tensor, list[_Event]]] = []
 
-    def begin(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            hidden = args[0] if args else kwargs.get("hidden_states")
-            if isinstance(hidden, Tensor) and hidden.ndim == 3:
-                stack.append((name, hidden.detach().clone(), []))
+    def begin(name: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        hidden = args[0] if args else kwargs.get("hidden_states")
+        if isinstance(hidden, Tensor) and hidden.ndim == 3:
+            stack.append((name, hidden.detach().clone(), []))
 
-        return hook
+    def inner(name: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
+        if stack:
+            shape = stack[-1][1].shape
+            inputs = args[0] if args else kwargs.get("hidden_states")
+            stack[-1][2].append(_Event(name, _shaped(inputs, shape), _shaped(output, shape)))
 
-    def inner(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
-            if stack:
-                shape = stack[-1][1].shape
-                inputs = args[0] if args else kwargs.get("hidden_states")
-                stack[-1][2].append(_Event(name, _shaped(inputs, shape), _shaped(output, shape)))
-
-        return hook
-
-    def end(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-            if not stack or stack[-1][0] != name:
-                return
-            _, hidden, events = stack.pop()
-            result = _shaped(output, hidden.shape)
-            number, stage = len(blocks), 1 + sum(len(block.sublayers) for block in blocks)
-            steps = [] if result is None else _account(hidden, result, events, anatomy)
-            steps = steps or [Sublayer(number, stage, "block", name)]
-            sublayers = tuple(dataclasses.replace(step, block=number, stage=stage + index) for index, step in enumerate(steps))
-            blocks.append(Block(number, name, calls[name], sublayers))
-            calls[name] += 1
-
-        return hook
+    def end(name: str, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        if not stack or stack[-1][0] != name:
+            return
+        _, hidden, events = stack.pop()
+        result = _shaped(output, hidden.shape)
+        number, stage = len(blocks), 1 + sum(len(block.sublayers) for block in blocks)
+        steps = [] if result is None else _account(hidden, result, events, anatomy)
+        steps = steps or [Sublayer(number, stage, "block", name)]
+        sublayers = tuple(dataclasses.replace(step, block=number, stage=stage + index) for index, step in enumerate(steps))
+        blocks.append(Block(number, name, calls[name], sublayers))
+        calls[name] += 1
 
     def register(handles: list[RemovableHandle]) -> None:
         for name, layer in anatomy.layers.items():
-            handles.append(layer.register_forward_pre_hook(begin(name), with_kwargs=True))
+            handles.append(layer.register_forward_pre_hook(functools.partial(begin, name), with_kwargs=True))
             for child, module in named_modules(layer):
                 if child:
-                    handles.append(module.register_forward_hook(inner(f"{name}.{child}"), with_kwargs=True))
-            handles.append(layer.register_forward_hook(end(name)))
+                    hook = functools.partial(inner, f"{name}.{child}")
+                    handles.append(module.register_forward_hook(hook, with_kwargs=True))
+            handles.append(layer.register_forward_hook(functools.partial(end, name)))
 
     with hooked(register):
         forward()
@@ -220,9 +317,9 @@ def _account(hidden: Tensor, result: Tensor, events: list[_Event], anatomy: Anat
         if step is None:
             both = _parallel(state, position, events, result)
             return [] if both is None else [*steps, *(_sublayer(index, position, 1.0, events, anatomy) for index in both)]
-        index, scale, target, given_to = step
+        index, scale, target, owner = step
         steps.append(_sublayer(index, position, scale, events, anatomy))
-        state, position, pending = target, index, given_to
+        state, position, pending = target, index, owner
     return steps
 
 
@@ -233,7 +330,7 @@ def _next(
 
     Of nested modules that return the same tensor the outermost one is taken, which ends last.
     """
-    targets = [(number, event.given, event) for number, event in enumerate(events) if event.given is not None]
+    targets = [(number, event.taken, event) for number, event in enumerate(events) if event.taken is not None]
     for number, target, owner in [*targets, (len(events), result, None)]:
         assert target is not None
         change = target - state
@@ -304,12 +401,12 @@ def _sublayer(index: int, before: int, scale: float, events: list[_Event], anato
         if _rescaled(event.returned, source.returned):
             writer = event.name
             break
-    mixture = [event.name for event in events[: index + 1] if is_experts(anatomy.modules[event.name])]
     if writer is None:  # of experts and what stands beside them (shared experts) the experts are split
+        mixture = [event.name for event in events[: index + 1] if is_experts(anatomy.modules[event.name])]
         writer = next((name for name in reversed(mixture) if name.startswith(f"{source.name}.")), None)
-    near = projections.get(writer or "") or next(
-        (name for name in anatomy.attention if _related(name, source.name) and _ran(name, events)), None
-    )
+    ran = {event.name for event in events}
+    related = (name for name in anatomy.attention if name in ran and _related(name, source.name))
+    near = projections.get(writer or "") or next(related, None)
     kind: Kind = "mlp" if near is None else "cross-attention" if anatomy.is_cross(near) else "attention"
     turn = sum(event.name == source.name for event in events[:index])
     return Sublayer(0, 0, kind, source.name, scale, writer, turn=turn, attention=near)
@@ -319,8 +416,10 @@ def _related(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
-def _ran(name: str, events: list[_Event]) -> bool:
-    return any(event.name == name for event in events)
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear map with its weights as floating-point numbers, whatever adapters are put round it."""
+    core = linear_map(module)
+    return core is not None and core.weight.is_floating_point()
 
 
 def is_experts(module: nn.Module) -> bool:

@@ -1,34 +1,37 @@
-"""Tracing: how the norm of some places grows from write to write against that of other tokens, and what is written there."""
+"""Tracing: how the norm of some places grows from write to write against that of other tokens, and which heads look there."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.call import AttentionCall, Statistics, run_of
 from sinklab.attention.chosen_keys import scores_of_keys, weights_of_keys
 from sinklab.attention.operation import row_share
 from sinklab.attention.probe import Watcher
 from sinklab.corpora.samples import Samples
-from sinklab.errors import UnsupportedModelError
+from sinklab.errors import InputError, UnsupportedModelError
+from sinklab.results.progress import Progress
 from sinklab.sinks import Sink
-from sinklab.studies.origin.structure import Structure, Sublayer
-from sinklab.studies.origin.tap import Tap
+from sinklab.studies.origin.structure import Structure, Sublayer, Tap
 
 __all__ = [
-    "LEAST_JUMP",
-    "SPIKE_TIMES",
     "Birth",
     "Growth",
+    "HeadsByModule",
+    "OriginSetting",
     "Place",
     "PlaceWeights",
     "birth_of",
     "largest_over_median",
+    "mean_over",
     "measure_growth",
-    "positions_of",
+    "own_heads",
     "spike_places",
 ]
 
@@ -38,15 +41,16 @@ LEAST_JUMP = 2.0
 SPIKE_TIMES = 4.0
 """Times the norm of other tokens above which a position counts as a spike, whether heads give it much attention or not."""
 
+STRONG = 0.5
+"""Share of the largest weight that a head behind the origin gives a place, from which on a head is one of its own."""
+
+HeadsByModule: TypeAlias = Mapping[str, Tensor]
+"""Numbers of some heads, int64 ``(heads,)``, by the label of their attention module."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Place:
-    """One or several places of the same origin.
-
-    Attributes:
-        sinks: what was found there, as :class:`~sinklab.sinks.Sinks` has it; for a spike that is no sink of its own a position.
-        spike: whether it was found by its norm and not by its attention.
-    """
+    """One or several places of the same origin; ``spike`` where they were found by their norm and not by their attention."""
 
     sinks: tuple[Sink, ...]
     spike: bool = False
@@ -94,13 +98,93 @@ class Growth:
     tokens: Tensor | None
 
     def means(self, at: Tensor, *, blocks: bool = False) -> Tensor:
-        """Mean norm over some tokens of each sample, ``(samples, stages)``, or at the blocks; NaN where a sample has none.
-
-        Args:
-            at: boolean ``(samples, length)``.
-        """
+        """Mean norm over the tokens of a mask in each sample, ``(samples, stages)`` or at the blocks; NaN where it has none."""
         norms, chosen = self.blocks if blocks else self.norms, at[:, None].to(self.norms)
         return (norms * chosen).sum(2) / chosen.sum(2)
+
+    def __getitem__(self, rows: Tensor) -> Growth:
+        """Of some samples alone."""
+        tokens = None if self.tokens is None else self.tokens[rows]
+        return Growth(self.norms[rows], self.blocks[rows], self.positions[rows], tokens)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OriginSetting:
+    """A model on its samples; every forward of the study is made here.
+
+    Attributes:
+        growth: norms of the residual stream, by sample, write and position.
+        others: boolean ``(samples, length)``: tokens that are neither sinks nor spikes.
+        batch_size: samples a forward, those under different edits counted.
+        controls: draws of random units for each edit.
+        registers: added tokens that what neurons write is moved to; 0 for none.
+    """
+
+    model: PreTrainedModel
+    structure: Structure
+    samples: Samples
+    forward: Callable[[Samples], object]
+    growth: Growth
+    others: Tensor
+    batch_size: int
+    controls: int
+    seed: int
+    progress: Progress
+    registers: int = 0
+
+    @property
+    def real(self) -> Tensor:
+        """Boolean ``(samples, length)``: what is no padding."""
+        return self.growth.positions >= 0
+
+    def tokens_at(self, place: Place) -> Tensor:
+        """Boolean ``(samples, length)``: the tokens of a place."""
+        return place.mask(self.growth.positions, self.growth.tokens)
+
+    def without(self, place: Place) -> OriginSetting:
+        """With the tokens of a place, and no others, left out of those that it is compared with.
+
+        Raises:
+            InputError: a sample without any other token.
+        """
+        if not place.sinks:
+            return self
+        others = self.real & ~self.tokens_at(place)
+        if not bool(others.any(1).all()):
+            raise InputError(
+                f"a sample of {int(self.real.sum(1).min())} positions has no token besides {place.name} to compare with; give "
+                "longer samples (`seq_len`)"
+            )
+        return dataclasses.replace(self, others=others)
+
+    def having(self, rows: Tensor) -> OriginSetting:
+        """On some of the samples alone, whose numbers are ``rows``."""
+        return dataclasses.replace(self, samples=self.samples.take(rows), growth=self.growth[rows], others=self.others[rows])
+
+    def block_of(self, label: str) -> int:
+        """Number of the block that an attention module belongs to, from the label of its site; -1 for one of no block."""
+        name, call = run_of(label)
+        blocks = (block for block in self.structure.blocks if name.startswith(f"{block.module}.") and block.call == call)
+        return next((block.number for block in blocks), -1)
+
+
+def own_heads(setting: OriginSetting, seen: Mapping[str, Tensor], block: int) -> HeadsByModule:
+    """The heads of the blocks behind one that give a place most; of all blocks where no attention comes behind it.
+
+    Args:
+        seen: the weight on the place, ``(samples, heads)``, by attention module.
+    """
+    labels = [label for label in seen if setting.block_of(label) > block] or list(seen)
+    weights = {label: seen[label].nanmean(0).nan_to_num(0.0) for label in labels}
+    most = max((float(values.max()) for values in weights.values()), default=0.0)
+    heads = {label: torch.nonzero(values >= STRONG * most)[:, 0] for label, values in weights.items()}
+    return {label: own for label, own in heads.items() if len(own)}
+
+
+def mean_over(values: Mapping[str, Tensor], heads: HeadsByModule) -> Tensor:
+    """Mean over some heads, ``(samples,)``; NaN without any."""
+    chosen = [values[label][:, own] for label, own in heads.items()]
+    return torch.cat(chosen, 1).nanmean(1) if chosen else torch.full((1,), float("nan"), dtype=torch.float64)
 
 
 class _Norms(Tap):
@@ -114,7 +198,7 @@ class _Norms(Tap):
     def enter(self, block: int, hidden: Tensor) -> None:
         self._state = hidden
         if not self.stages:
-            self.positions = positions_of(self.samples, hidden.shape[1])
+            self.positions = _positions(self.samples, hidden.shape[1])
             self.stages.append(_norm(hidden))
             self.blocks.append(_norm(hidden))
         if hidden.shape[1] != self.positions.shape[1]:
@@ -136,34 +220,11 @@ class _Norms(Tap):
         self.blocks.append(_norm(hidden))
 
 
-def largest_over_median(hidden: Tensor, at: Tensor, others: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest over median size of the hidden states of every sample, and whether the largest stands at a place.
-
-    The largest is that of the place and of the tokens that are neither sinks nor spikes, so that a spike at one place is none
-    of another; the median is that of all tokens.
-
-    Args:
-        at, others, real: which tokens are the place, which are neither sinks nor spikes, and which are no padding, boolean
-            ``(samples, length)``.
-
-    Returns:
-        float64 and boolean ``(samples,)``.
-    """
-    sizes, real = hidden.float().abs(), real.to(hidden.device)
-    if bool(real.all()):
-        medians = sizes.flatten(1).median(1).values
-    else:
-        medians = torch.stack([row[kept].median() for row, kept in zip(sizes, real, strict=True)])
-    by_token = sizes.amax(2)
-    here, there = (by_token.masked_fill(~mask.to(hidden.device), 0.0).amax(1) for mask in (at, others))
-    return (torch.maximum(here, there) / medians.clamp_min(1e-30)).double().cpu(), (here > there).cpu()
-
-
 def _norm(hidden: Tensor) -> Tensor:
     return hidden.float().norm(dim=-1).cpu()
 
 
-def positions_of(samples: Samples, length: int) -> Tensor:
+def _positions(samples: Samples, length: int) -> Tensor:
     """Positions in the document, int64 ``(samples, length)``, -1 for padding.
 
     Args:
@@ -172,16 +233,8 @@ def positions_of(samples: Samples, length: int) -> Tensor:
     mask, tokens = samples.arguments.get("attention_mask"), samples.tokens
     if mask is None or mask.ndim != 2 or tokens is None:
         return torch.arange(length).expand(len(samples), -1)
-    front = length - tokens.shape[1]
-    real = nn.functional.pad(mask.cpu().long(), (front, 0), value=1)
+    real = nn.functional.pad(mask.cpu().long(), (length - tokens.shape[1], 0), value=1)
     return torch.where(real > 0, real.cumsum(1) - 1, -1)
-
-
-def _ids_of(samples: Samples, length: int, positions: Tensor) -> Tensor | None:
-    tokens = samples.tokens
-    if tokens is None:
-        return None
-    return nn.functional.pad(tokens.cpu(), (length - tokens.shape[1], 0), value=-1).masked_fill(positions < 0, -1)
 
 
 @torch.no_grad()
@@ -189,9 +242,6 @@ def measure_growth(
     model: nn.Module, structure: Structure, samples: Samples, forward: Callable[[Samples], object], batch_size: int
 ) -> Growth:
     """Norms of all samples at every stage.
-
-    Args:
-        forward: runs the model on some samples.
 
     Raises:
         UnsupportedModelError: blocks that do not have the same positions.
@@ -201,8 +251,9 @@ def measure_growth(
         norms = _Norms(structure, batch)
         with norms.on(model, structure):
             forward(batch)
-        own = _ids_of(batch, norms.positions.shape[1], norms.positions)
-        ids += [] if own is None else [own]
+        if batch.tokens is not None:
+            front = norms.positions.shape[1] - batch.tokens.shape[1]
+            ids.append(nn.functional.pad(batch.tokens.cpu(), (front, 0), value=-1).masked_fill(norms.positions < 0, -1))
         parts.append((torch.stack(norms.stages, 1), torch.stack(norms.blocks, 1), norms.positions))
     stages, blocks, positions = (torch.cat([part[which] for part in parts]) for which in range(3))
     return Growth(stages, blocks, positions, torch.cat(ids) if ids else None)
@@ -241,8 +292,7 @@ def birth_of(growth: Growth, at: Tensor, others: Tensor) -> Birth:
     ratios = growth.means(at) / growth.means(others)
     ratios = ratios[~ratios.isnan().any(1)]
     logs = ratios.clamp_min(1.0).log().mean(0)
-    steps = torch.diff(logs, prepend=logs.new_zeros(1))
-    stage = int(steps.argmax())
+    stage = int(torch.diff(logs, prepend=logs.new_zeros(1)).argmax())
     means = ratios.mean(0)
     return Birth(stage, float(means[stage - 1]) if stage else 1.0, float(means[stage]), float(means.max()))
 
@@ -271,6 +321,25 @@ def spike_places(growth: Growth, known: Sequence[Sink], names: Sequence[str] | N
     return places
 
 
+def largest_over_median(hidden: Tensor, at: Tensor, others: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest over median size of the hidden states of every sample, and whether the largest stands at a place.
+
+    The largest is that of the place and of the tokens that are neither sinks nor spikes, so that a spike at one place is none
+    of another; the median is that of all tokens that are no padding (``real``).
+
+    Returns:
+        float64 and boolean ``(samples,)``.
+    """
+    sizes, real = hidden.float().abs(), real.to(hidden.device)
+    if bool(real.all()):
+        medians = sizes.flatten(1).median(1).values
+    else:
+        medians = torch.stack([row[kept].median() for row, kept in zip(sizes, real, strict=True)])
+    by_token = sizes.amax(2)
+    here, there = (by_token.masked_fill(~mask.to(hidden.device), 0.0).amax(1) for mask in (at, others))
+    return (torch.maximum(here, there) / medians.clamp_min(1e-30)).double().cpu(), (here > there).cpu()
+
+
 class PlaceWeights(Watcher):
     """What every head gives to some places of a sample, all of them together, and how far their scores stand above the others.
 
@@ -283,6 +352,7 @@ class PlaceWeights(Watcher):
         weights, pulls: by module, float64 ``(samples, heads)``: mean over queries of the weight on the places together, and of
             the largest score of them less the mean score of the other visible keys; NaN for a sample without such a query.
         uniform: by module, float64 ``(samples, heads)``: the weight if every visible key had the same.
+        layers: running number of each module.
     """
 
     name, needs = "place_weights", frozenset({"mass", "log_sum_exp", "scores"})

@@ -59,10 +59,8 @@ def pretrain(
     """
     from sinklab.configuration import with_overrides
     from sinklab.training.checkpoints import saved_steps
-    from sinklab.training.config import check_read
-    from sinklab.training.resolve import resolve_recipe
-    from sinklab.training.resuming import is_unfinished
-    from sinklab.training.train import run_training
+    from sinklab.training.config import check_read, resolve_recipe
+    from sinklab.training.train import is_unfinished, run_training
 
     config = with_overrides(resolve_recipe(recipe), changes or [])
     if not resume:

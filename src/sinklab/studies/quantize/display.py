@@ -10,10 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.report.policies import size
 from sinklab.report.quantize import scheme_name
 from sinklab.report.words import number
-from sinklab.results.naming import counted
+from sinklab.results.naming import counted, size
 from sinklab.results.run import Result
 from sinklab.results.summaries.quantize import QuantizeSummary
 from sinklab.studies.quantize.verdict import sample_noun

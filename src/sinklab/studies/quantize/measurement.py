@@ -14,10 +14,10 @@ from sinklab.attention.names import named_modules
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
 from sinklab.models.integer_linear import GROUP
-from sinklab.models.lengths import length_warnings
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
-from sinklab.models.processor import kind_of
+from sinklab.models.positions import length_warnings
+from sinklab.models.tokenizer import kind_of
 from sinklab.results.intervals import Interval, means_over_items
 from sinklab.results.metric import Row
 from sinklab.results.run import Progress, silent

@@ -91,7 +91,7 @@ def quantize(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
-    from sinklab.models.lengths import require_lengths
+    from sinklab.models.positions import require_lengths
     from sinklab.report.quantize import write_quantize_plot
     from sinklab.results.table import make_table
     from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from sinklab.corpora._overlap import RUN, token_runs
+from sinklab.corpora._reading import RUN, token_runs
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.losses import IGNORED

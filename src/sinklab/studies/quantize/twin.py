@@ -19,8 +19,15 @@ from sinklab.attention.linear_maps import linear_map
 from sinklab.attention.names import named_modules, of_peft, plain_module, submodule
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.grids import Grid, affine_grid, symmetric_grid
-from sinklab.models.integer_linear import LinearSetting, QuantizedLinear, WeightCodes, weight_codes
+from sinklab.models.integer_linear import (
+    Grid,
+    LinearSetting,
+    QuantizedLinear,
+    WeightCodes,
+    affine_grid,
+    symmetric_grid,
+    weight_codes,
+)
 from sinklab.studies.measure.probing import TOKENS_PER_BATCH, UNKNOWN_POSITIONS, forward_arguments, sample_losses
 from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from sinklab.corpora._pictures import open_picture, rgb
+from sinklab.corpora._media import open_picture, rgb
 from sinklab.corpora.base import Corpus, Encoder, Identity, Picture
 from sinklab.corpora.samples import Kind, Samples
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.drawing import shifted
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_two_sided
 from sinklab.models.media import draw_pictures
-from sinklab.models.pairs import shifted
-from sinklab.models.processor import kind_of
+from sinklab.models.tokenizer import kind_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image

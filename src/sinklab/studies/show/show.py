@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from sinklab.models.loading import LoadedModel
-    from sinklab.models.processor import Processor
+    from sinklab.models.tokenizer import Processor
     from sinklab.report.heads import HeadView
 
 __all__ = ["show"]
@@ -56,8 +56,8 @@ def show(
     """
     from sinklab.attention.maps import AttentionMaps
     from sinklab.models.drawing import reading_part
-    from sinklab.models.lengths import length_warnings, require_positions
     from sinklab.models.loading import LoadedModel, opened, require_as_it_is, wrap_model
+    from sinklab.models.positions import length_warnings, require_positions
     from sinklab.models.wrappers import unwrapped
     from sinklab.report.heads import Shown
     from sinklab.results.intervals import require_threshold

@@ -19,19 +19,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.results.file import check_file
 from sinklab.results.progress import bars, say
-from sinklab.studies.arguments import (
-    WHOLE,
-    AsJson,
-    Device,
-    DeviceMap,
-    Dtype,
-    MaxMemory,
-    OffloadFolder,
-    OverwriteFile,
-    Revision,
-    TrustRemoteCode,
-    command,
-)
+from sinklab.studies.arguments import WHOLE, AsJson, Loading, OverwriteFile, command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,13 +54,7 @@ def stream(
     save: Path | None = None,
     overwrite: OverwriteFile = False,
     resume: Path | None = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    device_map: DeviceMap = None,
-    max_memory: MaxMemory = None,
-    offload_folder: OffloadFolder = None,
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
+    loading: Loading = Loading(),
     as_json: AsJson = False,
 ) -> None:
     """Generate without end in bounded memory, from a prompt, a file, a pipe or a conversation; tokens appear as they are made.
@@ -113,22 +95,19 @@ def stream(
         sinklab stream ORG/MODEL --chat --system 'You answer in one sentence.' --temperature 0.7
         cat log.txt | sinklab stream ./my-checkpoint --policy window --set window=256 --json > tokens.jsonl
     """
-    has_prompt = prompt is not None or file is not None
-    _check_arguments(max_new_tokens, chat=chat, system=system, keep=keep, has_prompt=has_prompt)
-    _check_save(save, overwrite)
+    _check_arguments(max_new_tokens, chat, system, keep, has_prompt=prompt is not None or file is not None)
+    check_file(save, overwrite, "save")
+    if save is not None and not save.absolute().parent.is_dir():
+        raise InputError(f"there is no directory {save.parent} to save {save.name} in")
     fixed = _given(policy=policy, sinks=sinks, window=window, changes=changes, keep=keep, system=system)
     if resume is not None and fixed:
         raise ConfigurationError(f"`{next(iter(fixed))}` cannot change a state that is resumed: leave it out, or begin anew")
     text = None if chat else _text(prompt, file, needed=resume is None)
     quiet_libraries()
-    from sinklab.models.loading import load_model
-    from sinklab.streaming.limits import length_known
+    from sinklab.streaming.limits import length_known, length_note
     from sinklab.streaming.state import require_slots
 
-    loaded = load_model(
-        model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
-        device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
-    )  # fmt: skip
+    loaded = loading.open(model)
     if loaded.tokenizer is None:
         raise InputError(f"{model} has no tokenizer, and text goes in and out; use sinklab.streaming.stream with token ids")
     sampling = _given(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -141,7 +120,11 @@ def stream(
         source, conversation = _open(loaded.model, settings, resume=resume, chat=chat)
     if save is not None:
         require_slots(source.reader)  # what cannot be saved is said before anything is generated
-    _warn(source)
+    kept = source.reader.policy
+    if not kept.bounded:
+        say(f"note: policy {kept.name!r} evicts nothing, so memory grows with every token")
+    elif note := length_note(source.model, kept):
+        say(f"note: {note}")
     writer = _Writer(source, as_json, max_new_tokens, goes_on=save is not None and not chat)
     # A conversation begins with a turn of the user, unless the last one was read in part: its answer comes first.
     generates_first = conversation is None or source.unread > 0
@@ -158,23 +141,16 @@ def stream(
             signal.raise_signal(signal.SIGTERM)  # which ends the process, now that all is in order
 
 
-def _check_arguments(max_new_tokens: int | None, *, chat: bool, system: str | None, keep: str | None, has_prompt: bool) -> None:
+def _check_arguments(most: int | None, chat: bool, system: str | None, keep: str | None, *, has_prompt: bool) -> None:
     """Refuse an answer of no token, arguments of a prompt for a conversation, and of a conversation for a prompt."""
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise ConfigurationError(f"`max_new_tokens` {max_new_tokens} must be 1 or more; leave it out for no end")
+    if most is not None and most < 1:
+        raise ConfigurationError(f"`max_new_tokens` {most} must be 1 or more; leave it out for no end")
     if system is not None and not chat:
         raise ConfigurationError("`system` goes with `chat`; to pin a text in front of a prompt, use `keep`")
     if keep is not None and chat:
         raise ConfigurationError("`keep` goes with a prompt; what a chat keeps is its `system` message")
     if chat and has_prompt:
         raise ConfigurationError("`chat` takes its turns from stdin, one a line; leave out `prompt` and `file`")
-
-
-def _check_save(save: Path | None, overwrite: bool) -> None:
-    """Refuse a file that the state cannot be saved in, before anything is generated."""
-    check_file(save, overwrite, "save")
-    if save is not None and not save.absolute().parent.is_dir():
-        raise InputError(f"there is no directory {save.parent} to save {save.name} in")
 
 
 def _open(model: PreTrainedModel, settings: dict[str, Any], *, resume: Path | None, chat: bool) -> tuple[Stream, Chat | None]:
@@ -372,43 +348,27 @@ def _text_of(file: Path) -> str:
 
 def _policy(policy: str | None, sinks: int | None, window: int | None, changes: list[str]) -> dict[str, Any]:
     """Name and settings of a policy, from all places where they are given."""
+    import yaml
+
     from sinklab.registry import policies
 
     fields = policies.read(policy or "sink_window")
     origins = dict.fromkeys(fields, "`policy`")
-    named = (("num_sinks", sinks, "`sinks`"), ("window", window, "`window`"))
-    for name, value, option in (
-        *(setting for setting in named if setting[1] is not None),
-        *((name, value, f"`changes` {name}=…") for name, value in _fields(changes).items()),
-    ):
+    settings: list[tuple[str, object, str]] = [
+        (name, value, option)
+        for name, value, option in (("num_sinks", sinks, "`sinks`"), ("window", window, "`window`"))
+        if value is not None
+    ]
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"`changes` {change!r} is not of the form FIELD=VALUE, such as positions=original")
+        try:
+            settings.append((name, yaml.safe_load(text), f"`changes` {name}=…"))
+        except (yaml.YAMLError, ValueError) as error:
+            raise ConfigurationError(f"`changes` {change!r}: the value cannot be read: {error}") from error
+    for name, value, option in settings:
         if name in origins:
             raise ConfigurationError(f"{name} is given twice, by {origins[name]} and by {option}; give one of them")
         fields[name], origins[name] = value, option
     return fields
-
-
-def _fields(changes: list[str]) -> dict[str, object]:
-    """Fields of a policy from ``name=value``, the value in YAML."""
-    import yaml
-
-    fields = {}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals or not name:
-            raise ConfigurationError(f"`changes` {change!r} is not of the form FIELD=VALUE, such as positions=original")
-        try:
-            fields[name] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:  # dates and integers that Python has no room for, too
-            raise ConfigurationError(f"`changes` {change!r}: the value cannot be read: {error}") from error
-    return fields
-
-
-def _warn(source: Stream) -> None:
-    """One line on stderr about a policy that works, but not as one might think."""
-    from sinklab.streaming.limits import length_note
-
-    policy = source.reader.policy
-    if not policy.bounded:
-        say(f"note: policy {policy.name!r} evicts nothing, so memory grows with every token")
-    elif note := length_note(source.model, policy):
-        say(f"note: {note}")

@@ -62,7 +62,7 @@ def sweep(
     """
     from sinklab.jobs.driver import run_sweep
     from sinklab.jobs.grid import parse_grid
-    from sinklab.training.resolve import resolve_recipe
+    from sinklab.training.config import resolve_recipe
 
     config = resolve_recipe(recipe)
     return run_sweep(

@@ -30,8 +30,6 @@ class Kvpress(Engine):
         )
 
     def rule(self, plan: ExportPlan) -> Answer:
-        if plan.policy.name == "per_head":
-            return not_expressible("DuoAttentionPress splits heads in two by scores of its own, and takes no map of heads")
         return not_expressible("it has no such press")
 
     def positions(self, plan: ExportPlan) -> Answer:

@@ -1,1 +1,0 @@
-"""Claims: one file for each published statement about sinks; each defines one function that returns a Claim."""

@@ -1,0 +1,189 @@
+"""Files of pictures and of sound, read one by one as what a corpus yields."""
+
+from __future__ import annotations
+
+import io
+import random
+import warnings
+import wave
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from sinklab.corpora.base import Identity, MediaCorpus, hash_files
+from sinklab.errors import InputError
+from sinklab.results.naming import counted
+
+__all__ = ["LARGEST", "LONGEST", "Files", "open_picture", "read_wav", "resampled", "rgb", "windows"]
+
+
+class Files(MediaCorpus):
+    """Files with certain endings below a folder, or one file; hidden ones and empty ones are left out.
+
+    A file in a folder below has the name of the first of these folders as its class; one that lies at the top has none.
+
+    Args:
+        path: the folder, or the file.
+
+    Raises:
+        InputError: nothing there, or no such file in it.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]]
+    what: ClassVar[str]
+    """What the files are, in words, in the plural."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        if not self.path.exists():
+            raise InputError(f"there is no folder or file {self.path}")
+        root = self.path if self.path.is_dir() else self.path.parent
+        entries = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
+        self._files = {
+            entry.relative_to(root).as_posix(): entry
+            for entry in entries
+            if entry.suffix.lower() in self.suffixes
+            and entry.is_file()
+            and not any(part.startswith(".") for part in entry.relative_to(root).parts)
+            and entry.stat().st_size
+        }
+        if not self._files:
+            raise InputError(f"{self.path} holds no {self.what}: no file with an ending such as {', '.join(self.suffixes[:4])}")
+
+    @property
+    def label(self) -> str:
+        return f"{self.path.name}/" if self.path.is_dir() else self.path.name
+
+    @property
+    def identity(self) -> Identity:
+        root = self.path if self.path.is_dir() else self.path.parent
+        files = f" ({counted(len(self._files), 'file')})" if self.path.is_dir() else ""
+        return Identity(
+            source=f"{self.label}{files}", revision=f"sha256-{hash_files(root, self._files.values())}", licence="the user's own"
+        )
+
+    def shuffled(self, seed: int) -> Sequence[tuple[str, Path, str | None]]:
+        """Name below the folder, path and class of every file, once each, in the order of the seed."""
+        names = sorted(self._files)
+        random.Random(seed).shuffle(names)
+        return [(name, self._files[name], name.split("/")[0] if "/" in name else None) for name in names]
+
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+LARGEST = 100_000_000
+"""Pixels of the largest picture that is decoded: 300 MB as RGB. A file of a few kilobytes may claim far more."""
+
+
+def open_picture(source: Path | bytes, name: str) -> Image:
+    """A picture as RGB; of an animation its first frame; turned as its camera says.
+
+    Raises:
+        InputError: no picture, a broken one, or one of more than :data:`LARGEST` pixels.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is ours, and is an error
+            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
+                width, height = opened.size
+                if width * height > LARGEST:
+                    raise InputError(
+                        f"{name} says that it has {width:,} × {height:,} pixels, and pictures of more than {LARGEST:,} are not "
+                        "decoded; make it smaller"
+                    )
+                opened.load()
+                return rgb(ImageOps.exif_transpose(opened))
+    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+        what = "is no picture that Pillow knows" if isinstance(error, UnidentifiedImageError) else "has too many pixels"
+        raise InputError(f"{name} {what}; get it again, or take it out") from error
+    except FileNotFoundError:
+        raise InputError(f"there is no picture {name}") from None
+    except InputError:
+        raise
+    except Exception as error:
+        # A damaged file makes decoders fail in every way that Python has.
+        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(f"{name} cannot be decoded as a picture: {said}; get it again, or take it out") from error
+
+
+def rgb(image: Image) -> Image:
+    """The picture in mode RGB, with eight bits a channel: transparent parts on white, 16 bits scaled and not cut off."""
+    from PIL import Image
+
+    if image.mode.startswith("I") or image.mode == "F":
+        import numpy as np
+
+        values = np.asarray(image, dtype=np.float64)
+        if image.mode == "F" and values.size and values.min() >= 0.0 and values.max() <= 1.0:
+            values = values * 255.0
+        elif not values.size or values.max() > 255.0 or image.mode.startswith("I;16"):
+            values = values / 257.0  # 65535 becomes 255
+        return Image.fromarray(values.clip(0.0, 255.0).round().astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        whole = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("RGB")
+    return image.convert("RGB")
+
+
+LONGEST = 3600 * 48_000
+"""Numbers of a channel that are read of one file: an hour at 48 kHz."""
+
+
+def read_wav(path: Path) -> tuple[np.ndarray, int]:
+    """One channel (the mean of all), float32 ``(length,)`` in [-1, 1], and the rate in numbers a second.
+
+    Raises:
+        InputError: no wav file, a compressed, damaged or empty one, or one that is too long.
+    """
+    if path.suffix.lower() != ".wav":
+        raise InputError(
+            f"{path} is {path.suffix.lower() or 'no'} sound, and wav is read: ffmpeg -i {path.name} {path.stem}.wav"
+        )
+    try:
+        with wave.open(str(path), "rb") as file:
+            channels, width, rate, frames = file.getnchannels(), file.getsampwidth(), file.getframerate(), file.getnframes()
+            if frames > LONGEST:
+                raise InputError(f"{path} has {frames:,} numbers a channel, and at most {LONGEST:,} are read; cut it")
+            raw = file.readframes(frames)
+    except FileNotFoundError:
+        raise InputError(f"there is no recording {path}") from None
+    except (wave.Error, EOFError, OSError) as error:
+        raise InputError(
+            f"{path} cannot be read as an uncompressed wav file: {error or 'it ends too soon'}; convert it: "
+            f"ffmpeg -i {path.name} -c:a pcm_s16le new.wav"
+        ) from error
+    whole = len(raw) // (channels * width) * channels * width
+    if not whole or rate < 1:
+        raise InputError(f"{path} holds no sound; take it out")
+    return _decoded(raw[:whole], width).reshape(-1, channels).mean(1).astype(np.float32), rate
+
+
+def _decoded(raw: bytes, width: int) -> np.ndarray:
+    """Little-endian numbers of 1 to 4 bytes as float64 in [-1, 1); those of one byte are unsigned."""
+    if width == 1:
+        return (np.frombuffer(raw, np.uint8).astype(np.float64) - 128.0) / 128.0
+    padded = np.zeros((len(raw) // width, 4), np.uint8)
+    padded[:, 4 - width :] = np.frombuffer(raw, np.uint8).reshape(-1, width)
+    return padded.view("<i4")[:, 0].astype(np.float64) / 2.0**31
+
+
+def resampled(wave_in: np.ndarray, rate: int, wanted: int) -> np.ndarray:
+    """The same sound at another rate, float32."""
+    if rate == wanted:
+        return wave_in
+    from scipy.signal import resample_poly
+
+    ratio = Fraction(wanted, rate)
+    return np.asarray(resample_poly(wave_in, ratio.numerator, ratio.denominator), dtype=np.float32)
+
+
+def windows(sound: np.ndarray, length: int) -> Iterator[np.ndarray]:
+    """Consecutive windows of ``length`` numbers; a rest that is shorter is left out."""
+    return (sound[start : start + length] for start in range(0, len(sound) - length + 1, length))

@@ -1,0 +1,387 @@
+"""Cache policies compared: loss, speed and memory of a model under each, over long texts, and which one to use."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sinklab.corpora.base import hash_tokens
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.loading import LoadedModel
+from sinklab.models.losses import guess_warning, is_causal_lm
+from sinklab.models.positions import trained_length
+from sinklab.policies.base import Policy, SlotPolicy
+from sinklab.policies.pinned import Pinned
+from sinklab.policies.recompute import Recompute
+from sinklab.registry import policies as policy_registry
+from sinklab.results.metric import Row
+from sinklab.results.progress import Progress, silent
+from sinklab.results.record import to_json
+from sinklab.results.sections import Context
+from sinklab.results.table import make_table
+from sinklab.sinks import Sinks
+from sinklab.streaming.perplexity import Decoding, decoding, estimate, losses
+from sinklab.streaming.rotation import read_rotations
+from sinklab.studies.cache.found import Comparison, Difference, LeftOut, PolicyEntry, Size, policy_rows
+from sinklab.studies.cache.plan import (
+    checked_budgets,
+    default_length,
+    each_once,
+    label,
+    long_texts,
+    plan_policies,
+    scored_from,
+)
+from sinklab.studies.cache.recommendation import recommend
+
+__all__ = ["compared", "policies_section", "require_next_token"]
+
+SUMMARY_VERSION = 1
+BUCKETS = 24
+"""Points of the curve of loss against position."""
+
+STRETCH = 4
+"""Tokens of a point of the curve that are scored under re-computation, which encodes a whole window for each of them."""
+
+STEPS, WARM_UP = 128, 16
+"""Single tokens that are timed, and those before them that are not, at most one for four of these."""
+
+IN_AUDIT: dict[str, Any] = {"names": ("full", "recompute", "window", "sink_window", "pinned"), "sinks": (0, 1, 4), "steps": 32}
+LARGEST_CACHE, LONGEST_TEXT, TEXTS = 256, 2048, 4
+"""What the section of an audit measures: at most so many tokens held, of so long and so many texts."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Measured:
+    """One policy: losses ``(documents, tokens - 1)`` in nats, NaN where not scored, and tokens scored in a second."""
+
+    policy: Policy
+    budget: int | None
+    losses: Tensor
+    reading: float
+
+
+def require_next_token(loaded: LoadedModel) -> None:
+    """Refuse a model that policies have no loss for.
+
+    Raises:
+        UnsupportedModelError: it predicts no next token.
+    """
+    if not is_causal_lm(loaded.model):
+        raise UnsupportedModelError(
+            f"{type(loaded.model).__name__} predicts no next token, so policies have no loss to compare"
+        )
+
+
+def policies_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The section of an audit: one size and few texts, to be quick; ``{"refused": why}`` where it cannot be had."""
+    loaded, names = context.loaded, [name for name in IN_AUDIT["names"] if name in policy_registry]
+    sinks: Sequence[int] = IN_AUDIT["sinks"]
+    try:
+        require_next_token(loaded)
+        budget = max(max(sinks) + 1, min(checked_budgets(loaded, None, sinks)[-1], LARGEST_CACHE))
+        length = max(4 * budget, min(default_length(loaded, [budget]), LONGEST_TEXT))
+        texts = long_texts(context.corpus, loaded.encoder, tokens=length, documents=TEXTS, seed=context.seed, bos=context.bos)
+        found, rows = compared(
+            loaded, texts, names=names, budgets=[budget], sinks=sinks, corpus=context.corpus.label, bos=context.bos,
+            found=context.sinks, steps=IN_AUDIT["steps"], progress=context.progress,
+        )  # fmt: skip
+    except (ConfigurationError, InputError, UnsupportedModelError) as error:
+        return {"refused": str(error)}, make_table([])
+    table = make_table(
+        rows, run_id=context.run_id, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
+        corpus=context.corpus.label, bos=int(context.bos), seed=context.seed,
+    )  # fmt: skip
+    return to_json(found), table
+
+
+def compared(
+    loaded: LoadedModel,
+    rows: Tensor,
+    *,
+    names: Sequence[str],
+    budgets: Sequence[int],
+    sinks: Sequence[int],
+    corpus: str,
+    bos: bool,
+    found: Sinks | None = None,
+    steps: int = STEPS,
+    briefly: bool = False,
+    progress: Progress = silent,
+) -> tuple[Comparison, list[Row]]:
+    """A comparison, with the rows of the long table.
+
+    Args:
+        rows: texts, int64 ``(documents, tokens)``.
+        found: where the sinks are, if that is known; looked for if ``None``.
+        steps: single tokens that are timed.
+        briefly: take policies that no recommendation rests on at the largest size only.
+
+    Raises:
+        InputError: texts of which nothing is ever evicted.
+        ConfigurationError: two policies that are called alike.
+        UnsupportedModelError: no policy can be had with the model.
+    """
+    require_next_token(loaded)
+    length, held = rows.shape[1], max(budgets)
+    if length <= held + 2:  # a query sees itself besides, and the last token is none
+        raise InputError(
+            f"a window of {held:,} tokens covers the {length:,} tokens of a text, so nothing is ever evicted and all policies "
+            f"are one; choose a smaller `windows` or more `tokens` than {held + 2}"
+        )
+    trained, first = trained_length(loaded.model), scored_from(loaded, length, held)
+    left_out: list[LeftOut] = []
+    measured: list[_Measured] = []
+    # Once each: settings that are given may be those that a name alone stands for, among others.
+    plan = each_once(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly))
+    for number, (policy, budget) in enumerate(plan, start=1):
+        try:
+            if not policy.bounded and length > (trained or length):
+                _require_positions(loaded, length)
+            report = functools.partial(progress, f"{number}/{len(plan)} {label(policy)}")
+            measured.append(_measure(loaded.model, rows, policy, budget, first, report))
+        except (ConfigurationError, UnsupportedModelError) as error:
+            left_out.append(LeftOut(policy.name, label(policy), str(error)))
+    if not measured:
+        why = f"{left_out[0].policy}: {left_out[0].reason}" if left_out else "nothing was asked for"
+        raise UnsupportedModelError(f"no policy can be had with {loaded.name}; {why}")
+    warm_up = min(WARM_UP, max(1, steps // 4))
+    steps = max(1, min(steps, length - warm_up - 1))
+    timed = decoding(
+        loaded.model, rows[:1], [entry.policy for entry in measured], steps=steps, warm_up=min(warm_up, length - steps - 1),
+        progress=functools.partial(progress, "decoding"),
+    )  # fmt: skip
+    edges = _edges(length)
+    points = list(itertools.pairwise(edges))
+    known = [~entry.losses.isnan() for entry in measured]
+    counts = [[int(one[:, start - 1 : stop - 1].sum()) for start, stop in points] for one in known]
+    measured = _all_completed(measured, first, edges)
+    scored = [entry.losses[:, first - 1 :] for entry in measured]
+    references = _references(measured, scored, budgets)
+    entries = [
+        _policy_entry(entry, part, references, speed, int(one[:, first - 1 :].sum()), points)
+        for entry, part, speed, one in zip(measured, scored, timed, known, strict=True)
+    ]
+    comparison = Comparison(
+        SUMMARY_VERSION, loaded.name, loaded.revision, loaded.operation, corpus, int(bos), len(rows), length,
+        hash_tokens(rows), first, trained, [list(pair) for pair in points], entries, left_out,
+        **_advice(loaded, measured, references, left_out, trained),
+    )  # fmt: skip
+    return comparison, list(policy_rows(comparison, counts))
+
+
+def _require_positions(loaded: LoadedModel, length: int) -> None:
+    """Refuse to read past the end of a table of positions, where torch reports an index and a GPU is lost to the process."""
+    try:
+        read_rotations(loaded.model)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f"dense attention over {length:,} tokens needs positions past the {trained_length(loaded.model):,} that "
+            f"{loaded.name} was made for, and it may have none: {error}"
+        ) from error
+
+
+def _measure(
+    model: PreTrainedModel,
+    rows: Tensor,
+    policy: Policy,
+    budget: int | None,
+    first: int,
+    report: Callable[[int, int], None],
+) -> _Measured:
+    started = time.perf_counter()
+    if isinstance(policy, Recompute):
+        token_losses, read = _recomputed(model, rows, policy, first, report)
+    else:
+        token_losses, read = losses(model, rows, policy, progress=report), rows.numel()
+    return _Measured(policy, budget, token_losses, read / (time.perf_counter() - started))
+
+
+def _recomputed(
+    model: PreTrainedModel, rows: Tensor, policy: Recompute, first: int, report: Callable[[int, int], None] | None
+) -> tuple[Tensor, int]:
+    """Losses at stretches of tokens from ``first`` on; what such a policy sees is its window, wherever the reading began.
+
+    Where it reads blocks, a stretch is one of them long or several, since the first token of a block sees least, and reading
+    begins where a block does.
+    """
+    length, stretch = rows.shape[1], -(-STRETCH // policy.every) * policy.every
+    token_losses = torch.full((len(rows), length - 1), torch.nan)
+    points = [(begin, stop) for begin, stop in itertools.pairwise(_edges(length)) if stop > first]
+    read = 0
+    for number, (begin, stop) in enumerate(points, start=1):
+        start = max(first, begin, stop - stretch)
+        before = max(0, start - policy.max_held(length))
+        before -= before % policy.every
+        part = losses(model, rows[:, before:stop], policy, first=start - before)
+        token_losses[:, start - 1 : stop - 1] = part
+        read += part.numel()
+        if report is not None:
+            report(number, len(points))
+    return token_losses, read
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _References:
+    """Losses of the scored tokens, ``(documents, scored)``, of the policies that others are compared with.
+
+    Attributes:
+        by_sinks: of windows: tokens held before the query, to number of sinks, to losses.
+        recompute: of re-computation for every token, by tokens held.
+        full: of dense attention.
+        pinned: of policies that keep other tokens than the first ones: tokens held, to label, to losses.
+    """
+
+    by_sinks: dict[int, dict[int, Tensor]]
+    recompute: dict[int | None, Tensor]
+    full: Tensor | None
+    pinned: dict[int, dict[str, Tensor]]
+
+
+def _references(measured: Sequence[_Measured], scored: Sequence[Tensor], budgets: Sequence[int]) -> _References:
+    by_sinks: dict[int, dict[int, Tensor]] = {budget: {} for budget in budgets}
+    pinned: dict[int, dict[str, Tensor]] = {budget: {} for budget in budgets}
+    recompute: dict[int | None, Tensor] = {}
+    full: Tensor | None = None
+    for entry, part in zip(measured, scored, strict=True):
+        policy, budget = entry.policy, entry.budget
+        if policy.name in ("window", "sink_window") and budget is not None:
+            number = _num_sinks(policy) or 0
+            # Of one size with both kinds of positions, the recommendation is about the usual kind.
+            if number not in by_sinks[budget] or policy.positions == "in_cache":
+                by_sinks[budget][number] = part
+        elif policy.name == "pinned" and budget is not None:
+            pinned[budget][label(policy)] = part
+        elif policy.name == "full":
+            full = part
+        elif isinstance(policy, Recompute) and policy.every == 1:
+            # Blocks that share a window are another reading than one anew for every token, which others are compared with.
+            recompute[budget] = part
+    return _References(by_sinks, recompute, full, pinned)
+
+
+def _policy_entry(
+    entry: _Measured,
+    part: Tensor,
+    references: _References,
+    speed: Decoding,
+    count: int,
+    points: Sequence[tuple[int, int]],
+) -> PolicyEntry:
+    """What is reported of a policy.
+
+    Args:
+        part: its losses of the scored tokens, ``(documents, scored)``; the very tensor, if it is one of the references.
+        count: losses that were measured.
+    """
+    policy, loss, size = entry.policy, estimate(part), entry.budget
+    by_position = [float(entry.losses[:, start - 1 : stop - 1].nanmean()) for start, stop in points]
+    return PolicyEntry(
+        policy=policy.name,
+        label=label(policy),
+        num_sinks=_num_sinks(policy),
+        window=getattr(policy, "window", None),
+        held=policy.max_held(points[-1][1]),
+        budget=size,
+        settings=policy_registry.settings(policy),
+        loss=loss.mean,
+        loss_low=loss.low,
+        loss_high=loss.high,
+        scored_tokens=count,
+        against_window=_difference(part, references.by_sinks.get(size or -1, {}).get(0)),
+        against_recompute=_difference(part, references.recompute.get(size)),
+        against_full=_difference(part, references.full),
+        decoded_tokens=speed.steps,
+        tokens_per_second=speed.tokens_per_second,
+        reading_tokens_per_second=entry.reading,
+        bytes_held=speed.bytes_held,
+        loss_by_position=[None if mean != mean else mean for mean in by_position],
+    )
+
+
+def _difference(part: Tensor, other: Tensor | None) -> Difference | None:
+    if other is None or other is part:
+        return None
+    difference = estimate(part - other)
+    return Difference(difference.mean, difference.low, difference.high)
+
+
+def _advice(
+    loaded: LoadedModel,
+    measured: Sequence[_Measured],
+    references: _References,
+    left_out: Sequence[LeftOut],
+    trained: int | None,
+) -> dict[str, Any]:
+    """What is recommended; nothing without a size that was measured both with sinks and without."""
+    usable = {budget: sizes for budget, sizes in references.by_sinks.items() if 0 in sizes and len(sizes) > 1}
+    if not usable:
+        have = sorted({number for sizes in references.by_sinks.values() for number in sizes})
+        refused = dict.fromkeys(entry.reason for entry in left_out if entry.policy in ("window", "sink_window"))
+        measured_with = f"{', '.join(map(str, have))} sinks" if have else "neither"
+        why = f"No recommendation: it takes a window without sinks and one with some, and measured were {measured_with}."
+        if not have and refused:
+            why = "No recommendation: a window cannot be measured with this model."
+        return {"sinks_needed": None, "recommended": None, "recommendation": why}
+    advice = recommend(usable, pinned=references.pinned, trained_length=trained)
+    pins = next((entry.policy for entry in measured if advice.better == label(entry.policy)), None)
+    size = Size(advice.num_sinks, advice.window)
+    if isinstance(pins, Pinned):
+        size = Size(len(pins.pinned), pins.window, list(pins.pinned))
+    warning = guess_warning(loaded.model, advice.loss.mean)
+    return {
+        "sinks_needed": advice.needed, "better_pinned": advice.better, "recommended": size,
+        "recommendation": advice.sentence, "notes": [*advice.notes, *([warning] if warning else [])],
+    }  # fmt: skip
+
+
+def _all_completed(measured: Sequence[_Measured], first: int, edges: Sequence[int]) -> list[_Measured]:
+    """The same, with losses of all tokens for re-computation too, where there is a window of its size to add differences to."""
+    windows: dict[int, Tensor] = {}
+    for entry in measured:
+        # Others than a window without sinks, under either name, may pin no token and see something else.
+        plain = entry.policy.name in ("window", "sink_window") and _num_sinks(entry.policy) == 0
+        if entry.budget and plain and (entry.budget not in windows or entry.policy.positions == "in_cache"):
+            windows[entry.budget] = entry.losses
+    return [
+        dataclasses.replace(entry, losses=_completed(entry.losses, windows[entry.budget], first, edges))
+        if entry.policy.name == "recompute" and entry.budget in windows
+        else entry
+        for entry in measured
+    ]
+
+
+def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[int]) -> Tensor:
+    """Losses of all tokens from ``first`` on, of a policy that was scored at some of them.
+
+    Texts differ from place to place far more than policies do. So what is taken from the sample is the difference to another
+    policy, its mean in each row and stretch, and what it is added to is that policy's loss on all tokens.
+    """
+    result = sampled.clone()
+    for start, stop in itertools.pairwise(edges):
+        if stop > first:
+            part = slice(max(first, start) - 1, stop - 1)
+            result[:, part] = reference[:, part] + (sampled - reference)[:, part].nanmean(dim=1, keepdim=True)
+    return result
+
+
+def _edges(length: int) -> list[int]:
+    """Positions of tokens at which the points of the curve begin, and the end."""
+    points = min(BUCKETS, length - 1)
+    return [1 + (length - 1) * point // points for point in range(points + 1)]
+
+
+def _num_sinks(policy: Policy) -> int | None:
+    if isinstance(policy, SlotPolicy):
+        return len(policy.pinned)
+    number = getattr(policy, "num_sinks", None)
+    return number if isinstance(number, int) else None

@@ -1,0 +1,201 @@
+"""What is shown of the origins of sinks: where each is born, what writes it, and what is left without that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sinklab.results.blocks import Bar, Block, Cell, Curves, Facts, Grid, Heading, Say, interval, names, number
+from sinklab.results.intervals import Interval
+from sinklab.results.naming import counted
+from sinklab.results.sections import Section
+from sinklab.studies.origin.found import Edited, HeadWeight, Origin, Origins
+
+__all__ = ["SECTION", "finding", "grade", "show", "write_page"]
+
+GONE, STAYS = 0.25, 0.5
+"""Share of a spike, or of a sink's weight above a uniform one, up to which it is gone, and from which on it stays."""
+
+_SUBLAYERS = {"attention": "attention", "cross-attention": "cross-attention", "mlp": "MLP", "block": "as a whole"}
+_VERBS = {"gone": "goes", "weakened": "weakens", "stays": "stays", "open": "may go or stay"}
+_ON = {"units": "{units}", "controls": "random", "write": "the whole write", "channels": "channels", "registers": "registers"}
+
+
+def show(found: Origins) -> Iterator[Block]:
+    """Each place with its finding, its norms, its edits, and what is behind them."""
+    for origin in found.origins:
+        yield Heading(f"{origin.kind.capitalize()} at {origin.description}", 3)
+        yield Say(origin.verdict)
+        yield Facts(list(_facts(origin)))
+        stages = range(-1, len(origin.norms.place) - 1)
+        norms = {origin.place: origin.norms.place, "other tokens": origin.norms.others}
+        yield Curves("Norm by block", norms, stages, "block; −1 is what enters the first", logarithmic=True, mark=origin.block)
+        if origin.edits:
+            yield Grid(["Edit", "Loss, nats", "Weight", "kept", "Spike", "kept"], list(_edits(origin)))
+        if origin.units:
+            yield Grid(["Part", "Along the write"], list(_bars(origin)), "What writes it", folded=True)
+        yield Grid(
+            ["Head", "Weight on it", "If attention were uniform", "Units silenced", "Whole write 0"],
+            [
+                [_head(head), head.weight, head.uniform, head.edited.get("units zero"), head.edited.get("write zero")]
+                for head in origin.heads
+            ],
+            f"Heads that look at it, the {sum(head.own for head in origin.heads)} that are counted first", folded=True,
+        )  # fmt: skip
+        if origin.weights:
+            yield Grid(
+                ["Part of a parameter", "Role", "Norm", "Times the median", "Largest entry", "Its channel", "Its rank"],
+                [
+                    [f"{one.parameter}{one.part}", one.role, one.norm, one.times_median, one.value, one.channel, one.rank]
+                    for one in origin.weights
+                ],
+                "The weights behind it", folded=True, text=2,
+            )  # fmt: skip
+    for note in found.notes:
+        yield Say(note, small=True)
+    if found.origins:
+        unchanged = "" if found.loss is None else f" from {found.loss:.3f} of the model as it is"
+        yield Say(
+            f"{counted(found.samples, 'sample')}. Loss: change{unchanged}, with 95 % interval. Weight: mean over the heads "
+            "behind the origin that give the place at least half as much as the strongest of them; kept: of what exceeds "
+            "uniform attention. Spike: largest over median size of a state. Random: as many units of the same sublayer, mean "
+            f"of {counted(found.controls, 'draw')}.", small=True,
+        )  # fmt: skip
+
+
+def finding(origin: Origin) -> str:
+    """Where it is born, how much its units write, and whether spike and sink go with them; at most 160 characters."""
+    return f"{'; '.join(filter(None, (_birth(origin), _written(origin), _parting(origin))))}."
+
+
+def _birth(origin: Origin) -> str:
+    there = f"block {origin.block}, {_SUBLAYERS.get(origin.sublayer or '', '')}"
+    if origin.by == "norm":
+        return "Its embedding stands out before the first block" if origin.block is None else f"Born in {there}"
+    if origin.by == "pull":
+        what = "No jump of its norm where it matters"
+        return f"{what}; its pull is in its embedding" if origin.block is None else f"{what}; its pull is born in {there}"
+    return "No jump of its norm, and no single write carries its pull"
+
+
+def _written(origin: Origin) -> str:
+    if origin.norm is None or not origin.units:
+        return "the write is not split into units" if origin.not_split else ""
+    share = sum(unit.along for unit in origin.units) / origin.norm if origin.norm else 0.0
+    verb = "writes" if len(origin.units) == 1 else "write"
+    return f"{counted(len(origin.units), str(origin.unit_kind))} {verb} {100 * share:.0f} %"
+
+
+def _parting(origin: Origin) -> str:
+    """Whether spike and sink go together when the units are silenced: what the experiment is for."""
+    edit = origin.edit("units", "zero")
+    if edit is None:
+        return ""
+    said = [f"the spike {_VERBS[grade(edit.spike_kept)]}"] if origin.spiked else []
+    if origin.kind == "sink" and edit.weight_kept is not None:
+        lost, kept, unknown = heads_that_lose(origin)
+        differ = f" in {len(lost)} of {len(lost + kept + unknown)} heads" if lost and kept else ""
+        said.append(f"the sink {'goes' if differ else _VERBS[grade(edit.weight_kept)]}{differ}")
+    return f"silenced, {' and '.join(said)}" if said else ""
+
+
+def grade(kept: Interval) -> str:
+    """``gone``, ``weakened`` or ``stays`` by the share that is left; ``open`` where the interval reaches from gone to stays."""
+    if kept.low <= GONE and kept.high >= STAYS:
+        return "open"
+    return "gone" if kept.mean <= GONE else "stays" if kept.mean >= STAYS else "weakened"
+
+
+def heads_that_lose(origin: Origin) -> tuple[list[HeadWeight], list[HeadWeight], list[HeadWeight]]:
+    """The heads of a place that lose it with the units silenced, by what exceeds uniform attention, those that do not, and
+    those whose interval reaches from the one to the other."""
+    lost, kept, unknown = list[HeadWeight](), list[HeadWeight](), list[HeadWeight]()
+    for head in origin.heads:
+        weight, uniform, edited = head.weight, head.uniform, head.edited.get("units zero")
+        if head.own and weight is not None and uniform is not None and edited is not None and weight > uniform:
+            gone = (edited - uniform) / (weight - uniform) <= GONE
+            unsure = head.kept is not None and grade(head.kept) == "open"
+            (unknown if unsure else lost if gone else kept).append(head)
+    return lost, kept, unknown
+
+
+def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
+    change = f"{number(origin.before)} to {number(origin.after)} times that of other tokens"
+    yield "norm", change if origin.by == "norm" else f"at most {number(origin.peak)} times that of other tokens"
+    if origin.pull is not None:
+        lacking = "" if origin.pull_lost is None else f"; {interval(origin.pull_lost, 2)} of it is lost without the write"
+        yield "pull", f"{number(origin.pull)} above other scores{lacking}"
+    if origin.units and origin.norm is not None:
+        written, other = sum(unit.along for unit in origin.units), ", less other tokens'" if origin.against_others else ""
+        yield (
+            "written",
+            f"{number(written)} of {number(origin.norm)}{other} by {names([unit.name for unit in origin.units], 8)}",
+        )
+        first = origin.channels[0]
+        if first.share >= 0.5:
+            inside = sum(unit.in_channel for unit in origin.units)
+            yield "", f"{number(inside)} of {number(first.value)} in channel {first.channel}"
+    if origin.not_split:
+        yield "not split", origin.not_split
+    lost, kept, unknown = heads_that_lose(origin)
+    if lost and kept:
+        how = " (weight on it, units silenced)"
+        for label, heads in (("lose it", lost), ("keep it", kept), ("open", unknown)):
+            if heads:
+                yield label, f"{names(list(map(_change, heads)))}{how}"
+                how = ""
+    if (moved := origin.registers) is not None:
+        classes = f"; classes move by {interval(moved.divergence, 4, '')} nats (silenced {interval(moved.silenced, 4, '')})"
+        yield "registers", f"take {number(moved.weight, 2)} of the attention{classes if moved.divergence else ''}"
+
+
+def _head(head: HeadWeight) -> str:
+    return f"{head.layer}.{head.head}"
+
+
+def _change(head: HeadWeight) -> str:
+    return f"{_head(head)} {number(head.weight, 2)} to {number(head.edited['units zero'], 2)}"
+
+
+def _bars(origin: Origin) -> Iterator[list[Cell]]:
+    """Units, all others together, and what is from no unit; they sum to the norm of the write."""
+    if not origin.units or origin.norm is None or origin.rest is None:
+        return
+    parts = [(unit.name, unit.along, "unit") for unit in origin.units]
+    parts.append(("all others", origin.norm - sum(unit.along for unit in origin.units) - origin.rest, "rest"))
+    parts += [("bias and other parts", origin.rest, "rest")] if origin.rest else []
+    most = max(abs(value) for _, value, _ in parts) or 1.0
+    for name, value, kind in parts:
+        yield [name, Bar(value, value / most, kind)]
+
+
+def _edits(origin: Origin) -> Iterator[list[Cell]]:
+    """The model as it is, then every edit."""
+    units = counted(len(origin.units), str(origin.unit_kind))
+    yield ["as it is", "", number(origin.weight, 2), "", number(origin.spike) if origin.spiked else None, ""]
+    for edit in origin.edits:
+        yield [f"{_ON[edit.on].format(units=units)}: {edit.edit}", *_effects(origin, edit)]
+
+
+def _effects(origin: Origin, edit: Edited) -> list[Cell]:
+    spike: list[Cell] = [edit.spike, interval(edit.spike_kept, 2, "")] if origin.spiked else [None, None]
+    return [interval(edit.loss, 3), number(edit.weight, 2), interval(edit.weight_kept, 2, ""), *spike]
+
+
+SECTION = Section(
+    name="origin",
+    title="Where the sink is born",
+    lead="Which block and sublayer makes the place stand out, which neurons or heads write it, and what goes when these are "
+    "silenced. A spike in the hidden state and a sink in the attention are two things; they may have one origin or two.",
+    help="Find out where the sinks are born, and what depends on that (docs/origin.md).",
+    found=Origins,
+    show=show,
+    measure="sinklab.studies.origin.measurement:origin_section",
+)
+
+
+def write_page(folder: Path) -> Path:
+    """``folder/report.html`` of a run of ``sinklab origin``, from its ``summary.json`` and ``run.json``."""
+    from sinklab.report.page import write_blocks_page
+
+    return write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks)

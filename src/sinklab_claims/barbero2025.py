@@ -1,0 +1,95 @@
+"""Barbero et al. 2025: a model that was trained with BOS in front of every row loses its sink, and its footing, without it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sinklab.registry import claims
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
+from sinklab.sinks import find_sinks
+from sinklab.studies.causes.location import location
+from sinklab.studies.causes.samples import token_samples
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Ratio, Value
+from sinklab_claims.contract.trained import MeasuredModel
+from sinklab_claims.numbers.attention import attention_numbers
+from sinklab_claims.numbers.declared import gives
+from sinklab_claims.variants import UNCHANGED, has_no_sink, has_sink, without_bos_in_front
+
+__all__ = ["without_bos"]
+
+WITHOUT_BOS = (
+    Metric("strongest", "fraction", "Mean share of a row on BOS, of the head that gives it most.", range=FRACTION),
+    Metric("at_first_without", "fraction", "Share of that head on position 0 where BOS is gone.", range=FRACTION),
+    Metric(
+        "at_first_replaced",
+        "fraction",
+        "Share of that head on position 0 where a random token stands in the place of BOS.",
+        range=FRACTION,
+    ),
+    Metric("at_bos_moved", "fraction", "Share of that head on BOS where BOS stands a quarter into the row.", range=FRACTION),
+    Metric(
+        "at_first_moved",
+        "fraction",
+        "Share of that head on position 0 where BOS stands a quarter into the row.",
+        range=FRACTION,
+    ),
+    Metric(
+        "sink_rate_without", "percent", "sink_rate of the first token where BOS is gone, on the same texts.", range=PERCENTAGE
+    ),
+    Metric("loss_without", "nats", "Change of the loss where BOS is gone."),
+    Metric("loss_replaced", "nats", "Change of the loss where a random token stands in the place of BOS."),
+    Metric("loss_moved", "nats", "Change of the loss where BOS stands a quarter into the row."),
+)
+
+
+@gives(*WITHOUT_BOS)
+def without_bos(trained: MeasuredModel) -> dict[str, float]:
+    """Weight on the first token, with BOS and without, of the head that gives BOS most; and what each edit costs."""
+    model, rows = trained.loaded.model, trained.rows(64, seq_len=64)
+    samples = token_samples([("held-out", rows)])
+    sink = find_sinks(model, samples.inputs, place=trained.front)
+    with torch.no_grad():
+        located = location(model, samples, sink)
+    head, by_name = located.heads.index(located.head), located.conditions
+    numbers = {
+        "sink_rate_without": attention_numbers(model, rows[:, 1:], trained.front)["sink_rate"],
+        "strongest": by_name["as it is"].at_place[head],
+        "at_first_without": by_name["removed"].at_place[head],
+        "at_first_replaced": by_name["replaced"].at_place[head],
+        "at_bos_moved": by_name["moved"].at_first_token[head],
+        "at_first_moved": by_name["moved"].at_place[head],
+    }
+    for name, of in (("without", "removed"), ("replaced", "replaced"), ("moved", "moved")):
+        change = by_name[of].loss
+        assert change is not None, "only the texts as they are have no change"
+        numbers[f"loss_{name}"] = change.mean
+    return {name: math.nan if number is None else float(number) for name, number in numbers.items()}
+
+
+@claims.register("bos_removed")
+def bos_removed() -> Claim:
+    """A model that was trained with BOS in front of every row loses its sink, and its footing, without it.
+
+    Only where every row of the training begins with BOS, which the set-up of Gu et al. has not.
+    """
+    left = Ratio("at_first_without", BASELINE, BASELINE, "strongest")
+    return Claim(
+        statement="Where training had BOS in front of every row, the sink is on BOS: without it the first token has no sink, "
+        "and predictions are worse.",
+        source="barbero2025",
+        reference="Barbero et al. 2025 (arXiv 2504.02732), section 5",
+        published="Gemma 7B without BOS: ARC-e 80.8 to 28.5, RULER at 4,096 tokens 82.6 to 0.",
+        presupposes=(has_sink(),),
+        parts=(
+            Part("the first token has not half the weight that BOS had", left, less_than=0.5),
+            has_no_sink(BASELINE, "sink_rate_without"),
+            Part("the loss rises", Value("loss_without", BASELINE), more_than=0.02),
+        ),
+        variants=(UNCHANGED,),
+        checkpoint=OnCheckpoint(not_about=without_bos_in_front),
+        read_outs=("sinks", without_bos),
+        costs={"tiny": "minutes", "small": "hours"},
+    )

@@ -1,0 +1,362 @@
+"""Chen et al. 2026: the course of a training: gradients gather on the sink as attention does, and activations follow it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.anatomy import Anatomy
+from sinklab.errors import DoesNotApply
+from sinklab.models.loading import LoadedModel, load_model
+from sinklab.models.losses import cross_entropies
+from sinklab.probes.attention_received import AttentionReceived
+from sinklab.probes.query_key_angle import QueryKeyAngle
+from sinklab.registry import claims
+from sinklab.results.metric import Metric
+from sinklab.results.table import unpacked
+from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.effect import Numbers, Ratio, Value
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
+from sinklab_claims.numbers.attention import first_rows, look, sinks
+from sinklab_claims.numbers.declared import gives
+from sinklab_claims.numbers.losses import window
+from sinklab_claims.numbers.norms import norms
+from sinklab_claims.variants import has_sink, of_paper
+
+__all__ = ["ALONG", "LEAST", "gradient_numbers", "gradients", "half_way", "of_checkpoint", "onsets", "steps_kept"]
+
+claim = of_paper("chen2026", "Chen et al. 2026 (arXiv 2603.17771)")
+
+# --- models along the way -----------------------------------------------------------------------------------------------------
+
+KEPT = 16
+"""Models of one training: a sink comes within tens of steps, and each is read in a second."""
+
+
+def steps_kept(config: PretrainingConfig) -> tuple[int, ...]:
+    """Steps at equal ratios, from a fifth of the warm-up (or a hundredth of the steps) to the last one."""
+    steps = config.training.steps
+    first = max(1, config.schedule.warmup_steps // 5 or steps // 100)
+    return tuple(sorted({round(first * (steps / first) ** (index / (KEPT - 1))) for index in range(KEPT)}))
+
+
+ALONG = Variant("kept along the way", lambda base: {"training.snapshots": steps_kept(base)})
+"""The baseline, of which nothing is changed but that models are kept."""
+
+
+class AtStep(TrainedModel):
+    """The model of a training after some step, and the text of that training.
+
+    Args:
+        step: one of ``training.snapshots``.
+    """
+
+    def __init__(self, trained: TrainedModel, step: int) -> None:
+        super().__init__(trained.folder, trained.cache)
+        self.step = step
+
+    @functools.cached_property
+    def loaded(self) -> LoadedModel:
+        return load_model(str(self.folder / "snapshots" / f"step-{self.step}"))
+
+
+def along_the_way(trained: TrainedModel) -> Iterator[AtStep]:
+    """The models that a training has kept, first to last; none of a training that kept none."""
+    for step in sorted(trained.config.training.snapshots):
+        yield AtStep(trained, step)
+
+
+# --- gradients ----------------------------------------------------------------------------------------------------------------
+
+TIMES = 2.0
+"""Times the mean of the others: what the first token gets beyond it is called gathered. Published is 40."""
+
+TEXTS, SEQ_LEN = 32, 64
+
+LESS = 1.25
+"""Least ratio that is called more than even."""
+
+_WHEN = {
+    "start": "of the first model that the training kept",
+    "before": "of the last model kept before the weight on the first token was half of what it is in the end",
+    "end": "of the trained model",
+}
+
+GRADIENTS = tuple(
+    metric
+    for when, whose in _WHEN.items()
+    for metric in (
+        Metric(
+            f"token_gradient_{when}",
+            "ratio",
+            "Norm of the gradient of the loss with respect to the hidden state of the first token, over the mean norm of those "
+            f"of later tokens; mean over the inputs of the layers but the first, {whose}.",
+            paper="Chen et al. 2026 (arXiv 2603.17771)",
+        ),
+        Metric(
+            f"key_gradient_{when}",
+            "ratio",
+            "Norm of the gradient of the loss with respect to the first key over the mean norm of those of later keys; of "
+            f"sums over the key-value heads, {whose}.",
+        ),
+        Metric(
+            f"key_gradient_per_mass_{when}",
+            "ratio",
+            "key_gradient with each norm divided by the attention that the key receives from all queries together; of norms "
+            f"and attention summed over the key-value heads, {whose}.",
+        ),
+    )
+)
+
+
+@contextlib.contextmanager
+def _caught(modules: dict[str, nn.Module], outputs: dict[str, Tensor]) -> Iterator[None]:
+    """What modules put out in the block, with the graph behind it."""
+
+    def keep(name: str, output: Tensor | tuple[Tensor, ...]) -> None:
+        outputs[name] = output[0] if isinstance(output, tuple) else output
+
+    handles = [
+        module.register_forward_hook(lambda _module, _args, output, name=name: keep(name, output))
+        for name, module in modules.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _key_maps(anatomy: Anatomy) -> dict[str, nn.Module]:
+    """The map to the keys of every attention module.
+
+    Raises:
+        DoesNotApply: keys come from one map with queries and values.
+    """
+    maps = {}
+    for name, module in anatomy.attention.items():
+        found = [child for called, child in module.named_children() if called in ("k_proj", "key", "k")]
+        if not found:
+            raise DoesNotApply(f"{name} has no map for keys alone, so that their gradients are not seen apart")
+        maps[name] = found[0]
+    return maps
+
+
+def gradient_numbers(model: nn.Module, rows: Tensor, front: int) -> dict[str, float]:
+    """Ratios of gradients of the mean next-token loss, the first token to later ones; keys as their map gives them.
+
+    Args:
+        model: in evaluation mode.
+        rows: int64 ``(rows, seq_len)``, on the model's device.
+        front: learned tokens in front of every row, which are neither.
+    """
+    anatomy = Anatomy(model)
+    keys, layers = _key_maps(anatomy), dict(list(anatomy.layers.items())[:-1])
+    outputs: dict[str, Tensor] = {}
+    with torch.enable_grad(), _caught(keys | layers, outputs):
+        logits = model(input_ids=rows, use_cache=False).logits[:, -rows.shape[1] :]
+        loss = cross_entropies(logits, rows.roll(-1, dims=1))[:, :-1].mean()
+    found = dict(zip(outputs, torch.autograd.grad(loss, list(outputs.values())), strict=True))
+    received = AttentionReceived()
+    look(model, rows, (received,))
+    mass: dict[str, Tensor] = {}
+    for row in unpacked(received.rows()):
+        of_module = mass.setdefault(row["module"], torch.zeros(rows.shape[1] + front, dtype=torch.float64))
+        of_module[row["key_position"]] += row["value"] * row["count"]
+    norms, masses = (torch.zeros(rows.shape[1] + front, dtype=torch.float64) for _ in range(2))
+    for name in keys:
+        module = anatomy.attention[name]
+        head_dim = getattr(module, "head_dim", None) or getattr(module, "attention_head_size", 0)
+        norms += found[name].double().unflatten(-1, (-1, head_dim)).norm(dim=-1).mean(0).sum(1).cpu()
+        masses += mass[name]
+    tokens = [found[name].double().norm(dim=-1).mean(0) for name in layers]
+    numbers = {
+        "key_gradient": norms[front] / norms[front + 1 :].mean(),
+        "key_gradient_per_mass": norms[front] / masses[front] * masses[front + 1 :].sum() / norms[front + 1 :].sum(),
+    }
+    if tokens:
+        numbers["token_gradient"] = torch.stack([norm[front] / norm[front + 1 :].mean() for norm in tokens]).mean()
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def _of(model: MeasuredModel, when: str) -> dict[str, float]:
+    numbers = gradient_numbers(model.loaded.model, model.rows(TEXTS, SEQ_LEN), model.front)
+    return {f"{name}_{when}": number for name, number in numbers.items()}
+
+
+@gives(*GRADIENTS)
+def gradients(trained: TrainedModel) -> dict[str, float]:
+    """Of the first model that a training kept, the last before its sink, and the trained one. :data:`GRADIENTS`."""
+    kept = list(along_the_way(trained))
+    numbers = _of(trained, "end")
+    if kept:
+        half = sinks(trained)["first_attention"] / 2
+        before = list(itertools.takewhile(lambda model: sinks(model)["first_attention"] < half, kept))
+        numbers |= _of(kept[0], "start") | (_of(before[-1], "before") if before else {})
+    return numbers
+
+
+def of_checkpoint(checkpoint: Checkpoint) -> Numbers:
+    """Sinks and gradients of a model as it is."""
+    return {BASELINE: sinks(checkpoint) | _of(checkpoint, "end")}
+
+
+def _gathered(label: str) -> tuple[Part, ...]:
+    per_mass = Value("key_gradient_per_mass_end", label)
+    return (
+        Part("gradients gather on the first token", Value("token_gradient_end", label), more_than=TIMES),
+        Part("gradients gather on its keys", Value("key_gradient_end", label), more_than=TIMES),
+        Part("for the attention that it receives, its key gets less than others", per_mass, less_than=1 / LESS),
+    )
+
+
+@claims.register("gradient_sinks")
+def gradient_sinks() -> Claim:
+    """Gradients gather on the sink as attention does, and in proportion to it.
+
+    A causal mask alone gives early keys more queries, so the model is compared with itself before it had a sink.
+    """
+    label = ALONG.label
+    comes = Ratio("token_gradient_end", label, label, "token_gradient_start")
+    before = "before there is a sink, its key gets more than others for the attention that it receives"
+    return claim(
+        statement="Gradients gather on the sink as attention goes to it: before, its key gets more of them than others for the "
+        "attention that it receives, and then less.",
+        published="The norm of the gradient at the first token over the mean of the others: a median of 40.3, and 5.6 where "
+        "the gradients of the value path are scaled down; nothing is said of keys.",
+        variants=(ALONG,),
+        bases=("no-bos", "bos"),
+        read_outs=("sinks", gradients),
+        presupposes=(has_sink(label),),
+        parts=(
+            *_gathered(label),
+            Part("they gather on the first token as the sink comes", comes, more_than=LESS),
+            Part(before, Value("key_gradient_per_mass_before", label), more_than=LESS),
+        ),
+        checkpoint=OnCheckpoint(
+            measure=of_checkpoint,
+            parts=_gathered(BASELINE),
+            presupposes=(has_sink(),),
+            remark="How gradients came to gather takes a training; on a checkpoint it is asked whether they do.",
+        ),
+    )
+
+
+# --- the order of onset -------------------------------------------------------------------------------------------------------
+
+LATER = 1.1
+"""Ratio of two steps above which one is later; models are kept at steps that lie 1.25 apart, and lines are drawn between."""
+
+LEAST = {"angle": 0.1, "weight": 0.05, "value": 0.1, "key": 0.1, "hidden": 0.2, "massive": 1.0, "worth": 0.05}
+"""Change from the first model to the last below which a curve has no onset: of a cosine, a share, four ratios, and nats."""
+
+CURVES = {
+    "angle": "the mean cosine of queries with the first key less that with later ones",
+    "weight": "the mean share of a row on the first token, of all heads",
+    "key": "the norm of the first key over that of later ones",
+    "value": "the norm of the first value over that of later ones",
+    "hidden": "the norm of the first token's hidden state over that of later ones",
+    "massive": "the largest activation of a row over the median one (massive_ratio)",
+    "worth": "what first tokens are worth beyond a window (sink_worth)",
+}
+
+ONSETS = tuple(
+    Metric(
+        f"onset_{name}",
+        "steps",
+        f"Steps after which {what} has gone half of its way from the first model that is kept to the last, and stays beyond; "
+        "absent where the way is short.",
+        version=2,
+    )
+    for name, what in CURVES.items()
+)
+
+
+def half_way(curve: Mapping[int, float], least: float) -> float | None:
+    """Step from which a curve is beyond half of its way from its first value to its last, on straight lines between.
+
+    It counts when the curve comes to stay there: in warm-up activations jump past it and come back.
+
+    Args:
+        curve: step to value, of two steps or more.
+        least: change from first to last below which there is no way to go.
+    """
+    steps = sorted(curve)
+    start, end = curve[steps[0]], curve[steps[-1]]
+    if abs(end - start) < least:
+        return None
+    gone = {step: (curve[step] - start) / (end - start) for step in steps}
+    before = max(step for step in steps if gone[step] < 0.5)
+    after = steps[steps.index(before) + 1]
+    return before + (0.5 - gone[before]) / (gone[after] - gone[before]) * (after - before)
+
+
+def _angle(model: MeasuredModel) -> float:
+    """Mean cosine over all heads of queries with the first key, less that with later keys."""
+    probe = QueryKeyAngle()
+    look(model.loaded.model, first_rows(model), (probe,))
+    rows = [row for row in unpacked(probe.rows()) if row["metric"] == "cosine"]
+    means = []
+    for of_first in (True, False):
+        some = [
+            (row["value"], row["count"])
+            for row in rows
+            if (row["key_position"] == model.front if of_first else row["key_position"] > model.front)
+        ]
+        means.append(sum(value * count for value, count in some) / sum(count for _, count in some))
+    return means[0] - means[1]
+
+
+@gives(*ONSETS)
+def onsets(trained: TrainedModel) -> dict[str, float]:
+    """When each curve of a training gets under way. :data:`ONSETS`; nothing of a training that kept no models."""
+    curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    for model in along_the_way(trained):
+        of_norms = norms(model)
+        found = {
+            "angle": _angle(model),
+            "weight": sinks(model)["first_attention"],
+            "key": of_norms["key_ratio"],
+            "value": of_norms["value_ratio"],
+            "hidden": of_norms["hidden_ratio"],
+            "massive": of_norms["massive_ratio"],
+            "worth": window(model)["sink_worth"],
+        }
+        for name, value in found.items():
+            curves[name][model.step] = value
+    begun = {name: half_way(curve, LEAST[name]) for name, curve in curves.items() if len(curve) > 1}
+    return {f"onset_{name}": step for name, step in begun.items() if step is not None}
+
+
+def _after(name: str, says: str) -> Part:
+    label = ALONG.label
+    return Part(says, Ratio(f"onset_{name}", label, label, other="onset_weight"), more_than=LATER)
+
+
+@claims.register("order_of_onset")
+def order_of_onset() -> Claim:
+    """Attention goes to the sink first, and massive activations come later.
+
+    Seven curves of one training, each at half of its way; angle and norms of keys, values and hidden states are in no part. A
+    curve that does not move has no onset, and a training without one says nothing of the order.
+    """
+    return claim(
+        statement="In training attention goes to the sink first; that activations become massive and that predictions come to "
+        "need the sink follows.",
+        published="No steps: massive activations are read as an answer to the gradients that attention to the sink gathers "
+        "there, and so come after it.",
+        variants=(ALONG,),
+        bases=("no-bos", "bos"),
+        read_outs=("sinks", onsets),
+        presupposes=(has_sink(ALONG.label),),
+        parts=(
+            _after("massive", "activations become massive later than attention goes to the sink"),
+            _after("worth", "predictions come to need the sink later than attention goes to it"),
+        ),
+    )

@@ -1,0 +1,470 @@
+"""Gu et al. 2024, sections 3, 5 and 7: what a sink is in a trained model: norms, inputs, the metric, roles, fine-tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+import torch
+
+from sinklab.attention.session import attend
+from sinklab.probes.sink_rate import SinkRate
+from sinklab.registry import claims
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
+from sinklab.results.table import unpacked
+from sinklab.training.config import PretrainingConfig
+from sinklab.training.data import prepare_data
+from sinklab_claims.barbero2025 import without_bos
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale, Times, Variant
+from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Value
+from sinklab_claims.contract.scales import base_called
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
+from sinklab_claims.gu2024_pretraining import rate
+from sinklab_claims.models import EMBEDDED, READ_IN_SECONDS, numbers_of
+from sinklab_claims.numbers.attention import SAMPLES, look
+from sinklab_claims.numbers.declared import gives
+from sinklab_claims.variants import (
+    ALIBI,
+    FIXED,
+    RATE_AT,
+    ROTARY,
+    TOKEN,
+    UNCHANGED,
+    fixed,
+    has_massive,
+    has_no_massive,
+    has_no_sink,
+    has_sink,
+    of_paper,
+    only_about,
+    position,
+    without_bos_in_front,
+)
+
+__all__ = ["SameOrder", "on_the_first_text", "rates", "tune"]
+
+claim = of_paper("gu2024", "Gu et al. 2024 (arXiv 2410.10781)")
+
+# --- norms and angles ---------------------------------------------------------------------------------------------------------
+
+SMALL = 0.8
+"""A norm over the mean of others below which it is called small: a fifth less."""
+
+PUBLISHED_NORMS = (
+    "LLaMA3-8B: |h_1| 370 where others have 1 to 60; |k_1| 3 to 5 and 20; |v_1| below 1 and 2 to 5.7; cosine with queries 0.5 "
+    "and -0.2 in the head shown."
+)
+
+
+def _stands_out(label: str) -> tuple[Part, ...]:
+    """The four ways in which the sink token of a model stands out."""
+    angle = Difference("cosine_first", label, label, "cosine_other")
+    return (
+        has_massive(label),
+        Part("its key is small", Value("key_ratio_sink", label), less_than=SMALL),
+        Part("its value is small", Value("value_ratio_sink", label), less_than=SMALL),
+        Part("queries point to its key more than to others", angle, more_than=0.2),
+    )
+
+
+@claims.register("hidden_key_value_norms")
+def hidden_key_value_norms() -> Claim:
+    """A sink token has a large hidden state, a small key and value, and an angle that attracts.
+
+    Keys, values and angles are those of the heads whose mean weight on the first token exceeds 0.3.
+    """
+    return claim(
+        statement="The sink token has a large hidden state and a small key and value; queries are drawn by the angle.",
+        where="section 3.1",
+        published=PUBLISHED_NORMS,
+        variants=(UNCHANGED,),
+        checkpoint=OnCheckpoint(about="text"),
+        bases=("bos", "no-bos"),
+        read_outs=("sinks", "norms"),
+        presupposes=(has_sink(),),
+        parts=_stands_out(BASELINE),
+    )
+
+
+SOFTMAX, SIGMOID = "embedded:softmax", "embedded:sigmoid"
+
+
+def norms_of_softmax(seed: int, scale: Scale) -> Numbers:
+    """Sinks and norms of the embedded softmax model on the texts of this seed."""
+    return {SOFTMAX: numbers_of("softmax", seed, scale, "sinks", "norms")}
+
+
+def norms_of_both(seed: int, scale: Scale) -> Numbers:
+    """The same of both embedded models."""
+    return norms_of_softmax(seed, scale) | {SIGMOID: numbers_of("sigmoid", seed, scale, "sinks", "norms")}
+
+
+@claims.register("norms_of_a_deeper_model")
+def norms_of_a_deeper_model() -> Claim:
+    """The hidden states, keys, values and angles of the sink in the embedded softmax model.
+
+    What ``hidden_key_value_norms`` says, of six layers of two heads and rotary positions, trained for longer.
+    """
+    return claim(
+        statement="The sink token has a large hidden state, a small key and value, and an angle that draws queries, in a model "
+        "of six layers.",
+        where="section 3.1",
+        published=PUBLISHED_NORMS,
+        measure=norms_of_softmax,
+        natural_text=True,
+        one_model={"tiny": SOFTMAX},
+        costs=READ_IN_SECONDS,
+        presupposes=(has_sink(SOFTMAX),),
+        parts=_stands_out(SOFTMAX),
+        evidence=EMBEDDED,
+    )
+
+
+@claims.register("sigmoid_in_a_deeper_model")
+def sigmoid_in_a_deeper_model() -> Claim:
+    """Of two embedded models the one with softmax has a sink and massive activations, the other not.
+
+    Two models of six layers that differ in the operation, as the paper's two of a billion parameters do. The sigmoid of the
+    embedded model is shifted by ``-log(256)`` (Ramapuram et al. 2024, arXiv 2409.04431); the paper's is not.
+    """
+    return claim(
+        statement="Of two models that are trained alike, the one with softmax has a sink and massive activations, and the one "
+        "with sigmoid attention has neither.",
+        where="section 7",
+        published="A billion parameters: sink rates 45.11 and 2.46; |h_1| over the mean of others at most 23.3 and 1.5.",
+        measure=norms_of_both,
+        natural_text=True,
+        one_model={"tiny": "embedded:softmax beside embedded:sigmoid"},
+        costs=READ_IN_SECONDS,
+        presupposes=(has_sink(SOFTMAX),),
+        parts=(has_massive(SOFTMAX), has_no_sink(SIGMOID), has_no_massive(SIGMOID)),
+        evidence={
+            "tiny": EMBEDDED["tiny"].replace("one trained model", "one trained model of each operation,"),
+            "small": EMBEDDED["small"].replace("trainings", "trainings of each operation,"),
+        },
+    )
+
+
+# --- inputs -------------------------------------------------------------------------------------------------------------------
+
+LEARNED = position("learned positions", "learned")
+RELATIVE = position("relative positions", "relative")
+REPEATED = "sink_rate_repeated_no_bos"
+
+
+def _keeps_half(label: str) -> Part:
+    """Random tokens, with nothing in front, keep more than half of the sink rate."""
+    says = f"random tokens, with nothing in front, keep most of the sink with {label}"
+    return Part(says, Ratio("sink_rate_random_no_bos", label, label, "sink_rate"), more_than=0.5)
+
+
+@claims.register("inputs_by_position")
+def inputs_by_position() -> Claim:
+    """Random tokens keep the sink; one token repeated keeps it only where positions are absolute.
+
+    Learned positions against three schemes of which ``repeated_token_laws`` says what one token repeated does to them. Rows of
+    both kinds have nothing in front: where the training had BOS, a sink that is at that token and not at its position is lost
+    with it, and would be kept by any row that begins with it. Rotary positions, with which the paper measured, have a claim of
+    their own, ``inputs_with_rotary_positions``.
+    """
+    others = (position("no positions", "no_position"), ALIBI, RELATIVE)
+    keeps = (_keeps_half(LEARNED.label), has_sink(LEARNED.label, REPEATED))
+    return claim(
+        statement="Random tokens keep the sink; one token repeated keeps it with learned positions, and loses it without "
+        "positions, with ALiBi and with relative ones.",
+        where="table 1 and section 3.3",
+        published="GPT2-XL, which learns positions: natural 77.00, random 70.29, repeated 62.28; LLaMA3-8B 99.02, 91.23, 0.00. "
+        "That the three other schemes lose it is derived, not measured.",
+        variants=(UNCHANGED, LEARNED, *others),
+        bases=("no-bos", "bos"),
+        read_outs=("sinks", "inputs"),
+        checkpoint=OnCheckpoint(
+            label=LEARNED.label,
+            about="text",
+            presupposes=(has_sink(LEARNED.label),),
+            parts=keeps,
+            not_about=only_about("learned"),
+        ),
+        presupposes=(has_sink(LEARNED.label), *(has_sink(variant.label) for variant in others)),
+        parts=(
+            *keeps,
+            # Equal tokens get weights of the distance alone (repeated_token_laws): 1/t, and less for far ones under ALiBi.
+            # What relative positions have learned may favour the farthest key, which is the first, so there it is no theorem.
+            *(dataclasses.replace(has_no_sink(of.label, REPEATED), proved=of is not RELATIVE) for of in others),
+        ),
+    )
+
+
+@claims.register("inputs_with_rotary_positions")
+def inputs_with_rotary_positions() -> Claim:
+    """Random tokens keep the sink, and one token repeated has none.
+
+    It presupposes a sink with rotary positions, which very small models do not have; nothing follows from losing none. Rows of
+    both kinds have nothing in front, as in the paper. The models that it names read BOS in front of natural text.
+    """
+    return claim(
+        statement="With rotary positions random tokens keep the sink, and one token repeated loses it, both without BOS in "
+        "front.",
+        where="table 1 and section 3.3",
+        published="Natural, random, repeated: LLaMA2-7B 92.47, 90.13, 0.00; LLaMA3-8B 99.02, 91.23, 0.00; Mistral-7B 97.49, "
+        "75.21, 0.00.",
+        variants=(UNCHANGED, ROTARY),
+        bases=("bos", "no-bos"),
+        read_outs=("sinks", "inputs"),
+        checkpoint=OnCheckpoint(
+            label=ROTARY.label,
+            not_about=only_about("rotary"),
+            remark="Where BOS carries the sink, both kinds of rows lose it with BOS, and both have it behind BOS.",
+        ),
+        evidence={
+            "small": "BOS carries the sink here: behind BOS random tokens have a sink rate of 12 to 21 %, and one token "
+            "repeated of 15 to 19 %, so that what is lost is BOS and not the language"
+        },
+        presupposes=(has_sink(ROTARY.label),),
+        parts=(_keeps_half(ROTARY.label), has_no_sink(ROTARY.label, REPEATED)),
+    )
+
+
+# --- the metric ---------------------------------------------------------------------------------------------------------------
+
+THRESHOLDS = (20, 30, 40)
+"""Percent of a row. At 50, the fourth threshold of the paper's figure, models as small as ours are all near 0."""
+
+LENGTHS = (32, 48, 64)
+"""Tokens. In rows of 16 a head that attends evenly gives the first token 0.21, above the lowest threshold."""
+
+APART = 5.0
+"""Points of the rate at 0.3 and 64 tokens by which two models differ; nearer ones have no order to keep."""
+
+CHANGE = 10.0
+"""Points, about half of the rate of 18.18 that the paper's model of 60 million parameters has."""
+
+
+def _name(threshold: int, length: int) -> str:
+    return f"sink_rate_{threshold}_of_{length}"
+
+
+USUAL = _name(30, 64)
+OTHERS = tuple(_name(*setting) for setting in itertools.product(THRESHOLDS, LENGTHS) if setting != (30, 64))
+
+BY_SETTING = (
+    *(
+        Metric(
+            f"sink_rate_{threshold}_of_{length}",
+            "percent",
+            f"Sink rate (gu2024) of the first token at a threshold of {threshold} % of a row, over rows of {length} tokens.",
+            paper="Gu et al. 2024 (arXiv 2410.10781)",
+            range=PERCENTAGE,
+        )
+        for threshold in THRESHOLDS
+        for length in LENGTHS
+    ),
+    Metric(
+        "change_with_length",
+        "percent",
+        "Largest of the sink rates at a threshold of 0.3 over rows of 32, 48 and 64 tokens, less the smallest.",
+        range=PERCENTAGE,
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SameOrder(Effect):
+    """Share of the pairs of models, far enough apart by one metric, that another metric puts in the same order; the least of
+    several others. Missing where no two models are apart."""
+
+    metric: str
+    others: tuple[str, ...]
+    over: tuple[str, ...]
+    apart: float = APART
+
+    @property
+    def unit(self) -> str:
+        return "fraction"
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return FRACTION
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        if any(metric not in numbers.get(label, {}) for label, metric in self.needs()):
+            return None
+        usual = {label: numbers[label][self.metric] for label in self.over}
+        pairs = [(low, high) for low, high in itertools.permutations(self.over, 2) if usual[high] - usual[low] >= self.apart]
+        if not pairs:
+            return None
+        return min(sum(numbers[high][other] > numbers[low][other] for low, high in pairs) / len(pairs) for other in self.others)
+
+    def needs(self) -> frozenset[tuple[str, str]]:
+        return frozenset(itertools.product(self.over, (self.metric, *self.others)))
+
+    @property
+    def words(self) -> str:
+        return (
+            f"share of pairs of {', '.join(self.over)} that differ by {self.apart:g} or more in {self.metric} and are in the "
+            f"same order by each of {len(self.others)} others"
+        )
+
+
+@gives(*BY_SETTING)
+def rates(trained: MeasuredModel) -> dict[str, float]:
+    """Rates of the first token at every threshold and length; shorter rows are the beginnings of the longer ones."""
+    numbers: dict[str, float] = {}
+    for length in LENGTHS:
+        probes = {threshold: SinkRate(threshold / 100) for threshold in THRESHOLDS}
+        look(trained.loaded.model, trained.rows(SAMPLES, max(LENGTHS))[:, :length], tuple(probes.values()))
+        numbers |= {_name(threshold, length): _rate_at(probe, trained.front) for threshold, probe in probes.items()}
+    at_usual = [numbers[_name(30, length)] for length in LENGTHS]
+    return {**numbers, "change_with_length": max(at_usual) - min(at_usual)}
+
+
+def _rate_at(probe: SinkRate, place: int) -> float:
+    """The rate of a place in percent, over all layers and heads."""
+    return next(
+        row["value"]
+        for row in unpacked(probe.rows())
+        if row["metric"] == "gu2024" and "layer" not in row and row.get("key_position") == place
+    )
+
+
+@claims.register("threshold_and_length")
+def threshold_and_length() -> Claim:
+    """The metric itself: models that differ keep their order under other thresholds and lengths of the rows.
+
+    Four models that other claims train too, whose rates lie far apart; which one has more of a sink is not at issue.
+    """
+    models = (rate("rate x1/4"), ALIBI, UNCHANGED, FIXED[0])
+    labels = tuple(variant.label for variant in models)
+    changes = Extreme("change_with_length", labels)
+    return claim(
+        statement="Which of two models has the higher sink rate does not depend on the threshold (0.2, 0.3 or 0.4) or on the "
+        "length of the rows (32 to 64 tokens), and at 0.3 the rate changes little with the length.",
+        where="section 3.2",
+        published="Curves of three large models at thresholds of 0.2 to 0.5 over lengths, no numbers: the rate falls with the "
+        "length, faster at larger thresholds; 0.3 is chosen as strict and not very sensitive to the length.",
+        variants=models,
+        bases=("no-bos",),
+        read_outs=(rates,),
+        presupposes=(Part("there is a sink with baseline", Value(USUAL, BASELINE), more_than=APART),),
+        parts=(
+            Part("models that differ keep their order", SameOrder(USUAL, OTHERS, labels), more_than=0.9),
+            Part("the rate of no model changes much with the length", changes, less_than=CHANGE),
+        ),
+        checkpoint=OnCheckpoint(
+            parts=(Part("the rate changes little with the length", Value("change_with_length", BASELINE), less_than=CHANGE),),
+            remark="One checkpoint has no order; of it the rate at 0.3 over rows of 32 to 64 tokens is compared.",
+        ),
+    )
+
+
+# --- roles --------------------------------------------------------------------------------------------------------------------
+
+POINTS = 5.0
+"""Of the sink rate, by which the fixed token must exceed the first position."""
+
+SHARE = 0.05
+"""Of a row, by which the moved token must exceed the first position."""
+
+OTHER = fixed("another token fixed_second", 1, TOKEN + 1)
+
+
+def _is_there(label: str, place: int) -> Part:
+    says = f"with {label} the sink is there, and not at position 0"
+    return Part(says, Difference(RATE_AT[place], label, label, RATE_AT[0]), more_than=POINTS)
+
+
+def moved(checkpoint: Checkpoint) -> Numbers:
+    """Shares of the head that gives BOS most, with BOS where it was and a quarter into the row."""
+    return {BASELINE: without_bos(checkpoint)}
+
+
+@claims.register("sink_is_a_role")
+def sink_is_a_role() -> Claim:
+    """Read as a statement about roles: the sink is neither a position nor a token, but what never changes.
+
+    Positions are changed with one token, and tokens at one position; held-out rows hold them where training rows do.
+    """
+    follows = Part(
+        "with BOS a quarter into the row the sink is there, and not at position 0",
+        Difference("at_bos_moved", BASELINE, BASELINE, "at_first_moved"),
+        more_than=SHARE,
+    )
+    return claim(
+        statement="The sink is the token that stands at one place of every row, wherever that is and whichever token it is.",
+        where="section 5",
+        published="With a token fixed at the second or third position, the sink rate there is 69 or 70 %, and 0 at the first.",
+        parts=(_is_there(FIXED[1].label, 1), _is_there(FIXED[2].label, 2), _is_there(OTHER.label, 1)),
+        variants=(FIXED[1], FIXED[2], OTHER),
+        bases=("no-bos",),
+        read_outs=("sinks",),
+        checkpoint=OnCheckpoint(
+            measure=moved,
+            parts=(follows,),
+            presupposes=(Part("a head has its sink on BOS", Value("strongest", BASELINE), more_than=0.3),),
+            not_about=without_bos_in_front,
+            remark="On a checkpoint BOS, which stood first in every row of its training, is moved in the texts that it reads.",
+        ),
+    )
+
+
+# --- fine-tuning --------------------------------------------------------------------------------------------------------------
+
+FIRST_TEXT = (
+    Metric(
+        "first_text_sink_rate",
+        "percent",
+        "Sink rate of the first token on held-out text of the first training, 64 tokens a row.",
+        range=PERCENTAGE,
+    ),
+    Metric("first_text_loss", "nats", "Mean next-token loss on the same rows."),
+)
+
+MARGIN = 10.0
+"""Points of the sink rate: the largest change that is published, of Mistral-7B, is 9.15."""
+
+
+def tune(config: PretrainingConfig) -> Mapping[str, object]:
+    """Python source, or made-up text for a model that has been trained on Python source."""
+    corpus = "bigram_backcopy" if config.data.corpus == "python_source" else "python_source"
+    return {
+        "data.corpus": corpus,
+        "optimizer.learning_rate": Times(0.05),
+        "training.steps": Times(0.25),
+        "schedule.warmup_steps": Times(0.25),
+    }
+
+
+@gives(*FIRST_TEXT)
+def on_the_first_text(trained: TrainedModel) -> dict[str, float]:
+    """Sink rate and loss on held-out text of the scale's own configuration, after whichever training."""
+    first = base_called(trained.config.name)
+    samples, length = min(100, first.data.held_out_rows), min(64, first.model.max_position_embeddings)
+    rows = prepare_data(first, trained.cache).probe_rows(samples, length).to(trained.loaded.device)
+    probe = SinkRate()
+    with torch.no_grad(), attend(trained.loaded.model, (probe,)):
+        loss = trained.loaded.model(input_ids=rows, labels=rows).loss
+    return {"first_text_sink_rate": _rate_at(probe, 0), "first_text_loss": loss.item()}
+
+
+@claims.register("fine_tuning_keeps_the_sink")
+def fine_tuning_keeps_the_sink() -> Claim:
+    """A model that is trained on, at a low rate and on other text, has the sink that it had.
+
+    A twentieth of the rate and a quarter of the steps; both models are measured on text of the first training. That the loss
+    there has risen shows that the second training has changed something.
+    """
+    tuned = "fine-tuned"
+    stays = Difference("first_text_sink_rate", tuned, BASELINE)
+    changed = Part("fine-tuning changes the model", Difference("first_text_loss", tuned, BASELINE), more_than=0.02)
+    return claim(
+        statement="Fine-tuning does not change the sink much.",
+        where="table 1",
+        published="Base and chat: Mistral-7B 97.49 and 88.34, LLaMA2-7B 92.47 and 92.88, LLaMA2-13B 91.69 and 90.94, LLaMA3-8B "
+        "99.02 and 98.85.",
+        variants=(UNCHANGED, Variant(tuned, tune, after=BASELINE)),
+        bases=("bos", "no-bos"),
+        read_outs=(on_the_first_text,),
+        presupposes=(has_sink(metric="first_text_sink_rate"), changed),
+        parts=(Part("the sink rate stays", stays, more_than=-MARGIN, less_than=MARGIN),),
+    )

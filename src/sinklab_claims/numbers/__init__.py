@@ -1,0 +1,1 @@
+"""Read-outs: numbers of one trained model; each is a function that is registered under its name."""

@@ -1,0 +1,416 @@
+"""Where the attention of a trained model goes: to the first token, on text and on made-up inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.attention.accumulate import Means, by_head, filled
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
+from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.operation import SHARE_OF_ROW, is_largest, row_share
+from sinklab.attention.probe import Probe, Watcher
+from sinklab.attention.session import attend
+from sinklab.probes.entropy import ENTROPY
+from sinklab.probes.null_mass import NULL_MASS, NullMass
+from sinklab.probes.sink_rate import SinkRate
+from sinklab.registry import read_outs
+from sinklab.results.intervals import just_above
+from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
+from sinklab.results.table import unpacked
+from sinklab.training.callback import TOKENS_PER_FORWARD
+from sinklab.training.rows import TextRows
+from sinklab_claims.contract.trained import MeasuredModel
+from sinklab_claims.numbers.declared import gives
+
+__all__ = [
+    "ATTENTION",
+    "CARRYING",
+    "FIRST_ATTENTION",
+    "SAMPLES",
+    "SEQ_LEN",
+    "THRESHOLD",
+    "CarriedRate",
+    "EffectiveWeight",
+    "FirstToken",
+    "attention_numbers",
+    "batches",
+    "carried",
+    "effective",
+    "first_rows",
+    "first_text",
+    "inputs",
+    "look",
+    "sinks",
+    "sum_by_document",
+]
+
+FIRST_POSITIONS = 4
+"""Positions whose sink rates have names of their own."""
+
+SAMPLES, SEQ_LEN, THRESHOLD = 100, 64, 0.3
+"""Rows, tokens of a row and epsilon of Gu et al. 2024 (arXiv 2410.10781)."""
+
+Rows = TypeVar("Rows", Tensor, TextRows)
+
+FIRST_ATTENTION = Metric(
+    "first_attention",
+    "fraction",
+    "Mean over rows, layers, heads and queries of the weight on the first token; 0 for queries that cannot see it; "
+    f"{SHARE_OF_ROW}. Without learned tokens in front it is the probes' qiu2025_first_attention.",
+    paper="Qiu et al. 2025 (arXiv 2505.06708)",
+    range=FRACTION,
+)
+FIRST_MASS = Metric(
+    "first_mass",
+    "weight",
+    "first_attention by the weights as the operation gives them, not divided by the sum of their row.",
+)
+MASS_RATE = Metric(
+    "sink_rate_of_mass",
+    "percent",
+    "sink_rate of the first token by the weights as the operation gives them, not divided by the sum of their row.",
+    range=PERCENTAGE,
+)
+FIRST_ARGMAX = Metric(
+    "first_argmax",
+    "percent",
+    "Share of (query, head) pairs whose largest weight is on the first token. Without learned tokens in front it is the "
+    "probes' kaul2024_first_argmax.",
+    paper="Kaul et al. 2024 (arXiv 2410.17174)",
+    range=PERCENTAGE,
+)
+ATTENTION = (
+    Metric(
+        "sink_rate",
+        "percent",
+        "Sink rate of the first token: share of (row, layer, head) in which the mean weight on it, over the queries that see "
+        f"it, exceeds {THRESHOLD}; {SHARE_OF_ROW}.",
+        paper="Gu et al. 2024 (arXiv 2410.10781)",
+        range=PERCENTAGE,
+    ),
+    *(
+        Metric(
+            f"sink_rate_{position}",
+            "percent",
+            f"sink_rate of the token at position {position}, counted from 0.",
+            range=PERCENTAGE,
+        )
+        for position in range(1, FIRST_POSITIONS)
+    ),
+    Metric(
+        "sink_rate_max",
+        "percent",
+        "Largest sink rate over the tokens of the first half of the rows; late tokens are seen by too few queries to compare.",
+        range=PERCENTAGE,
+    ),
+    Metric(
+        "sink_rate_star",
+        "percent",
+        "Sink_* of Gu et al.: the rule of sink_rate for the mean mass on the null score (sink logit, key bias, plus one) or, "
+        "where the model puts learned tokens in front, for the most attended of them; 0 where there is neither.",
+        range=PERCENTAGE,
+    ),
+    FIRST_ATTENTION,
+    FIRST_MASS,
+    MASS_RATE,
+    FIRST_ARGMAX,
+    NULL_MASS,
+    ENTROPY,
+)
+"""Metrics of :func:`attention_numbers`. A learned token in front is a key, but no token and no query."""
+
+
+class FirstToken(Watcher):
+    """Weight on the first token and row entropy, over the queries of tokens, by head.
+
+    The probes of the audit count a learned token in front like any other: they would take it for the first.
+
+    Args:
+        front: learned tokens in front of every row.
+    """
+
+    name = "first_token"
+    needs: ClassVar[frozenset[str]] = frozenset({"mass", "log_sum_exp", "maximum", "entropy"})
+
+    def __init__(self, front: int) -> None:
+        self.front = front
+        self.means = Means("head")
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        mass, largest, entropy = filled(statistics, "row_mass", "row_max", "row_entropy")
+        counted = (call.query_positions >= self.front)[:, None]
+        first = keys_of_document(call, self.front)
+        weight = weights_of_keys(call, first, statistics.log_sum_exp)[..., 0]
+        share = row_share(weight, mass, call.operation)
+        self.means.add(FIRST_ATTENTION, call.site, *by_head(share, counted))
+        self.means.add(FIRST_MASS, call.site, *by_head(weight, counted))
+        sees = scores_of_keys(call, first)[1][..., 0] & counted  # behind a window no query does
+        means = sum_by_document(call, weight.where(sees, 0.0)) / sum_by_document(call, sees).clamp(min=1)
+        hits = 100.0 * (means > just_above(THRESHOLD)).double()
+        self.means.add(MASS_RATE, call.site, hits.sum(0), torch.ones_like(hits).sum(0))
+        self.means.add(FIRST_ARGMAX, call.site, *by_head(100.0 * is_largest(weight, largest), counted))
+        self.means.add(ENTROPY, call.site, *by_head(entropy, counted.to(mass.device) & (mass > 0)))
+
+    def by_head(self, metric: Metric) -> dict[int, Tensor]:
+        """Layer to the mean of each head, float64 ``(num_heads,)``."""
+        return {site.layer: sums / counts for site, sums, counts in self.means.cells(metric)}
+
+    def whole(self, metric: Metric) -> float:
+        """Mean over all heads and queries."""
+        cells = list(self.means.cells(metric))
+        return float(sum(sums.sum() for _, sums, _ in cells) / sum(counts.sum() for _, _, counts in cells))
+
+
+def sum_by_document(call: AttentionCall, values: Tensor) -> Tensor:
+    """Sum over the queries of each document: of ``(batch, heads or 1, q_len, …)``, ``(documents, heads or 1, …)``.
+
+    Rows that hold one document each are summed in one go.
+    """
+    documents = call.query_documents.to(values.device)
+    last = int(documents.max())
+    if last <= 0:
+        return values.sum(2)
+    sums = []
+    for number in range(last + 1):
+        inside = documents == number
+        here = inside[:, None].reshape(len(inside), 1, -1, *[1] * (values.ndim - 3))
+        sums.append(values.where(here, 0).sum(2)[inside.any(1)])
+    return torch.cat(sums)
+
+
+def look(model: nn.Module, rows: Tensor | TextRows, probes: Sequence[Probe]) -> None:
+    """Show the attention of the model over the rows to the probes.
+
+    Args:
+        model: in evaluation mode.
+        rows: int64 ``(rows, seq_len)``, or with the documents in them, on the model's device.
+    """
+    with torch.no_grad(), attend(model, probes):
+        for part in batches(TextRows.of(rows)):
+            model(**lean_arguments(model, part.inputs))
+
+
+def attention_numbers(model: nn.Module, rows: Tensor | TextRows, front: int = 0) -> dict[str, float]:
+    """The numbers of :data:`ATTENTION` of one model on one set of rows.
+
+    Args:
+        model: in evaluation mode.
+        rows: int64 ``(rows, seq_len)``, or with the documents in them, on the model's device.
+        front: learned tokens that the model puts in front of every row (``Architecture.tokens_in_front``).
+    """
+    rows = TextRows.of(rows)
+    rates, nothing, first = SinkRate(THRESHOLD), NullMass(), FirstToken(front)
+    look(model, rows, (rates, nothing, first))
+    whole = [row for probe in (rates, nothing) for row in unpacked(probe.rows()) if "layer" not in row]
+    profile = {row["key_position"] - front: row["value"] for row in whole if row["metric"] == "gu2024"}
+    of_nothing = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
+    numbers = {"sink_rate": profile[0]}
+    numbers |= {f"sink_rate_{at}": profile[at] for at in range(1, FIRST_POSITIONS) if at in profile}
+    numbers["sink_rate_max"] = max(profile[at] for at in range(max(1, rows.ids.shape[1] // 2)) if at in profile)
+    numbers["sink_rate_star"] = max([of_nothing.get("gu2024_null", 0.0), *(profile[at] for at in range(-front, 0))])
+    numbers |= {metric.name: first.whole(metric) for metric in (FIRST_ATTENTION, FIRST_MASS, MASS_RATE, FIRST_ARGMAX, ENTROPY)}
+    return numbers | ({"null_mass": of_nothing["null_mass"]} if "null_mass" in of_nothing else {})
+
+
+def first_rows(model: MeasuredModel) -> Tensor:
+    """The rows of Gu et al.: 100 of 64 tokens, or as many as there are, on the model's device.
+
+    Raises:
+        ConfigurationError: they hold documents that the training kept apart; take :func:`first_text`.
+    """
+    return model.rows(SAMPLES, SEQ_LEN)
+
+
+def first_text(model: MeasuredModel) -> TextRows:
+    """:func:`first_rows` in the documents that the training kept apart."""
+    return model.text(SAMPLES, SEQ_LEN)
+
+
+def batches(rows: Rows) -> Iterator[Rows]:
+    """The rows in parts whose logits fit any machine."""
+    length = rows.shape[1] if isinstance(rows, Tensor) else rows.ids.shape[1]
+    yield from rows.split(max(1, TOKENS_PER_FORWARD // length))
+
+
+@read_outs.register("sinks")
+@gives(*ATTENTION)
+def sinks(trained: MeasuredModel) -> dict[str, float]:
+    """Where the attention of a trained model goes on held-out text, by Gu et al.'s rate and by the mean weight.
+
+    Numbers of :data:`ATTENTION` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
+    """
+    return attention_numbers(trained.loaded.model, first_text(trained), trained.front)
+
+
+_WEIGHT = (
+    "the absolute weight as it is, not divided by the sum of its row, times the gate on the output of the head at the query, "
+    "of a gate with many coordinates the mean magnitude"
+)
+
+EFFECTIVE = (
+    Metric(
+        "effective_sink_rate",
+        "percent",
+        "Share of (row, layer, head) in which the mean effective weight of the first token, over the queries that see it, "
+        f"exceeds {THRESHOLD}; effective weight: {_WEIGHT}.",
+        range=PERCENTAGE,
+    ),
+    Metric(
+        "effective_first",
+        "weight",
+        "Mean effective weight of the first token over rows, layers, heads and the queries that see it.",
+    ),
+)
+"""Metrics. Without a gate, where rows sum to one, they are ``sink_rate`` and ``first_attention`` of the read-out ``sinks``."""
+
+
+class EffectiveWeight(Watcher):
+    """The mean effective weight of the first token over the queries that see it, by row, layer and head.
+
+    Args:
+        front: learned tokens in front of every row, which are not the first token.
+    """
+
+    name = "effective_weight"
+    needs: ClassVar[frozenset[str]] = frozenset({"log_sum_exp"})
+
+    def __init__(self, front: int) -> None:
+        self.front = front
+        self.means: list[Tensor] = []
+        """A tensor ``(rows, num_heads)`` of each call, float64; a row of each document where rows hold several."""
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        first = keys_of_document(call, self.front)
+        weight = weights_of_keys(call, first, statistics.log_sum_exp)[..., 0].double()
+        sees = scores_of_keys(call, first)[1][..., 0] & call.counted[:, None]
+        if call.gain is not None:
+            weight = weight * call.gain.double().abs().mean(-1)
+        self.means.append(sum_by_document(call, weight * sees) / sum_by_document(call, sees))
+
+
+@read_outs.register("effective")
+@gives(*EFFECTIVE)
+def effective(trained: MeasuredModel) -> dict[str, float]:
+    """What a head takes from the first token: the weight that is really there, times the gate on what comes out.
+
+    Numbers of :data:`EFFECTIVE` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
+    """
+    watched = EffectiveWeight(trained.front)
+    look(trained.loaded.model, first_text(trained), (watched,))
+    means = torch.cat([part.flatten() for part in watched.means])
+    above = means > just_above(THRESHOLD)
+    return {"effective_sink_rate": 100.0 * above.double().mean().item(), "effective_first": means.mean().item()}
+
+
+CARRYING = 5
+"""First tokens of which one may be the sink: as many as the prefix has."""
+
+CARRIED = (
+    Metric(
+        "carried_rate",
+        "percent",
+        "Share of (row, layer, head) in which one of the first five tokens has, over the queries that see it, a mean share of "
+        "more than 0.3 of its rows and a mean weight of more than 0.3 too: the weight itself, not divided by the sum of its "
+        "row, times the gate on the output of the head.",
+        range=PERCENTAGE,
+    ),
+)
+
+
+class CarriedRate(Watcher):
+    """Share of the heads of single rows that carry more than the threshold from one of the first tokens to their outputs.
+
+    Args:
+        front: learned tokens in front of every row.
+    """
+
+    name = "carried_rate"
+    needs: ClassVar[frozenset[str]] = frozenset({"mass", "log_sum_exp"})
+
+    def __init__(self, front: int) -> None:
+        self.keys = tuple(range(front, front + CARRYING))
+        self.hits: list[Tensor] = []
+        """Of each call, ``(rows, heads)``, 0 or 1; a row of each document where rows hold several."""
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        first = keys_of_document(call, *self.keys)
+        weights = weights_of_keys(call, first, statistics.log_sum_exp)
+        (mass,) = filled(statistics, "row_mass")
+        shares = row_share(weights, mass[..., None], call.operation)
+        if call.gain is not None:
+            weights = weights * call.gain.mean(-1, keepdim=True)
+        seen = sum_by_document(call, scores_of_keys(call, first)[1] & call.counted[:, None, :, None])
+        both = torch.minimum(sum_by_document(call, weights), sum_by_document(call, shares)) / seen.clamp_min(1)
+        self.hits.append((both.amax(-1) > just_above(THRESHOLD)).double().cpu())
+
+    def rate(self) -> float:
+        """Percent of all rows and heads."""
+        return 100 * float(torch.cat([hits.flatten() for hits in self.hits]).mean())
+
+
+@read_outs.register("carried")
+@gives(*CARRIED)
+def carried(trained: MeasuredModel) -> dict[str, float]:
+    """How many heads carry the sink to their outputs, by share of the row and by weight at once.
+
+    Number of :data:`CARRIED` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
+    """
+    watcher = CarriedRate(trained.front)
+    look(trained.loaded.model, first_text(trained), (watcher,))
+    return {"carried_rate": watcher.rate()}
+
+
+_TEXTS = {
+    "random": "rows of tokens drawn uniformly from those that occur in the held-out text",
+    "repeated": "rows of one such token repeated",
+}
+_FRONTS = {"": "as in training, with its token in front if it has one", "_no_bos": "without a token in front"}
+
+INPUTS = tuple(
+    Metric(f"{metric}_{text}{front}", unit, f"{metric} on {of_text}, {of_front}.", range=extent)
+    for metric, unit, extent in (("sink_rate", "percent", PERCENTAGE), ("first_attention", "fraction", FRACTION))
+    for text, of_text in _TEXTS.items()
+    for front, of_front in _FRONTS.items()
+)
+"""Metrics (Gu et al. 2024, arXiv 2410.10781, table 1); ``sink_rate`` as in the read-out ``sinks``.
+
+The first token is the one at position 0: the token in front where there is one."""
+
+
+@read_outs.register("inputs")
+@gives(*INPUTS)
+def inputs(trained: MeasuredModel) -> dict[str, float]:
+    """Whether the sink of a trained model needs language: its rate on random tokens and on one token repeated.
+
+    Numbers of :data:`INPUTS` on 100 rows of 64 tokens that are drawn once for all models of a vocabulary.
+
+    A fixed token of the training (``data.fixed_position``) stands where it stood. Special tokens are not drawn.
+    """
+    model, front, bos = trained.loaded.model, trained.front, trained.bos
+    length = min(SEQ_LEN, trained.context)
+    numbers: dict[str, float] = {}
+    for text, rows in _drawn(trained, length).items():
+        if trained.fixed is not None and trained.fixed[0] < length:
+            rows[:, trained.fixed[0]] = trained.fixed[1]
+        by_condition = {"_no_bos": attention_numbers(model, rows, front)}
+        by_condition[""] = by_condition["_no_bos"]
+        if bos is not None:
+            rows[:, 0] = bos
+            by_condition[""] = attention_numbers(model, rows, front)
+        for suffix, of_rows in by_condition.items():
+            numbers |= {f"{metric}_{text}{suffix}": of_rows[metric] for metric in ("sink_rate", "first_attention")}
+    return numbers
+
+
+def _drawn(trained: MeasuredModel, length: int) -> dict[str, Tensor]:
+    """Rows of random tokens and of one token repeated, int64 ``(SAMPLES, length)`` each, on the model's device."""
+    ids, generator = trained.text_ids, torch.Generator().manual_seed(trained.draw)
+    random = ids[torch.randint(len(ids), (SAMPLES, length), generator=generator)]
+    repeated = ids[torch.randint(len(ids), (SAMPLES, 1), generator=generator)].repeat(1, length)
+    device = trained.loaded.device
+    return {"random": random.to(device), "repeated": repeated.to(device)}

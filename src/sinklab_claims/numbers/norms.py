@@ -1,0 +1,135 @@
+"""How the first token stands out in a trained model: norms, angles, and outliers of what modules put out."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from sinklab.attention.probe import Probe
+from sinklab.probes.hidden_norm import HiddenNorm
+from sinklab.probes.key_norm import KeyNorm
+from sinklab.probes.massive_activation import MassiveActivation
+from sinklab.probes.outliers import KURTOSIS, LAYER_KURTOSIS, LAYER_MAX_INF_NORM, MAX_INF_NORM, Outliers
+from sinklab.probes.query_key_angle import QueryKeyAngle
+from sinklab.probes.value_norm import ValueNorm
+from sinklab.registry import read_outs
+from sinklab.results.intervals import just_above
+from sinklab.results.metric import VALUE_RATIO, Metric
+from sinklab.results.table import unpacked
+from sinklab_claims.contract.trained import MeasuredModel
+from sinklab_claims.numbers.attention import FIRST_ATTENTION, THRESHOLD, FirstToken, first_text, look
+from sinklab_claims.numbers.declared import gives
+
+__all__ = ["norms", "outliers"]
+
+_OTHERS = "over the mean at all later positions"
+_SINK_HEADS = f"heads whose first_attention exceeds {THRESHOLD}; absent without such heads"
+
+NORMS = (
+    Metric(
+        "hidden_ratio",
+        "ratio",
+        f"Mean L2 norm of the hidden state of the first token {_OTHERS}; largest over layer outputs, the last before "
+        "the final norm (Gu et al. 2024, arXiv 2410.10781).",
+    ),
+    Metric(
+        "massive_ratio",
+        "ratio",
+        "Largest |x| over the median |x| of the hidden state of a row, mean over rows; largest over the outputs of the layers "
+        "(Sun et al. 2024, arXiv 2402.17762).",
+    ),
+    Metric("key_ratio", "ratio", f"L2 norm of the key of the first token {_OTHERS}; mean over key-value heads."),
+    VALUE_RATIO,
+    Metric("key_ratio_sink", "ratio", f"key_ratio of the {_SINK_HEADS}."),
+    Metric("value_ratio_sink", "ratio", f"value_ratio of the {_SINK_HEADS}."),
+    Metric("cosine_first", "cosine", f"Mean cos(q, k) of the first key and the queries that see it, over the {_SINK_HEADS}."),
+    Metric(
+        "cosine_other", "cosine", f"Mean cos(q, k) of all later keys and the queries that see them, over the {_SINK_HEADS}."
+    ),
+)
+"""Metrics. Keys and queries are those that the scores see, after rotary embedding and feature maps."""
+
+Curves = dict[tuple[int, int], dict[int, tuple[float, int]]]
+"""Layer and head to position to value and number of observations."""
+
+
+@read_outs.register("norms")
+@gives(*NORMS)
+def norms(trained: MeasuredModel) -> dict[str, float]:
+    """How the first token stands out in a trained model: large hidden states, small keys and values, and the angle.
+
+    Numbers of :data:`NORMS` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
+
+    Learned tokens that the model puts in front are neither the first token nor one of the others, but for ``massive_ratio``.
+    """
+    front = trained.front
+    hidden, massive, keys, values, angle = HiddenNorm(), MassiveActivation(), KeyNorm(), ValueNorm(), QueryKeyAngle()
+    first = FirstToken(front)
+    look(trained.loaded.model, first_text(trained), (hidden, massive, keys, values, angle, first))
+    numbers = {
+        "hidden_ratio": max(_first_to_others(curve, front) for curve in _curves(hidden, "hidden_norm").values()),
+        "massive_ratio": max(
+            row["value"] for row in unpacked(massive.rows()) if row["metric"] == "max_to_median" and row["layer"] >= 0
+        ),
+    }
+    sinks = _sink_heads(first.by_head(FIRST_ATTENTION))
+    for name, probe in (("key", keys), ("value", values)):
+        ratios = {cell: _first_to_others(curve, front) for cell, curve in _curves(probe, f"{name}_norm").items()}
+        numbers[f"{name}_ratio"] = statistics.fmean(ratios.values())
+        if sinks:
+            groups = len(first.by_head(FIRST_ATTENTION)[0]) // (1 + max(head for _, head in ratios))
+            numbers[f"{name}_ratio_sink"] = statistics.fmean(ratios[layer, head // groups] for layer, head in sinks)
+    cosines = _curves(angle, "cosine")
+    if sinks:
+        numbers["cosine_first"] = statistics.fmean(cosines[cell][front][0] for cell in sinks)
+        numbers["cosine_other"] = statistics.fmean(_mean_of_others(cosines[cell], front) for cell in sinks)
+    return numbers
+
+
+def _curves(probe: Probe, metric: str) -> Curves:
+    """What a probe says of each position; head 0 where it knows of none; without the embeddings, layer -1."""
+    curves: Curves = defaultdict(dict)
+    for row in unpacked(probe.rows()):
+        if row["metric"] == metric and row["layer"] >= 0:
+            curves[row["layer"], row.get("head", 0)][row["key_position"]] = (row["value"], row["count"])
+    return curves
+
+
+def _first_to_others(curve: dict[int, tuple[float, int]], front: int) -> float:
+    return curve[front][0] / _mean_of_others(curve, front)
+
+
+def _mean_of_others(curve: dict[int, tuple[float, int]], front: int) -> float:
+    return _weighted(entry for position, entry in curve.items() if position > front)
+
+
+def _weighted(entries: Iterable[tuple[float, int]]) -> float:
+    pairs = list(entries)
+    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
+
+
+def _sink_heads(weights: dict[int, Tensor]) -> list[tuple[int, int]]:
+    """Layer and query head whose mean weight on the first token exceeds the threshold."""
+    return [
+        (layer, head)
+        for layer, of_layer in weights.items()
+        for head, weight in enumerate(of_layer.tolist())
+        if weight > just_above(THRESHOLD)
+    ]
+
+
+@read_outs.register("outliers")
+@gives(MAX_INF_NORM, KURTOSIS, LAYER_MAX_INF_NORM, LAYER_KURTOSIS)
+def outliers(trained: MeasuredModel) -> dict[str, float]:
+    """Kurtosis and largest absolute value of what attention modules and layers put out (Bondarenko et al. 2023).
+
+    The numbers of the probe for the whole model, on 100 held-out rows of 64 tokens, or as many as there are, as in training.
+
+    Learned tokens that the model puts in front count like others.
+    """
+    probe = Outliers()
+    look(trained.loaded.model, first_text(trained), (probe,))
+    return {row["metric"]: row["value"] for row in unpacked(probe.rows()) if "layer" not in row}

@@ -1,0 +1,202 @@
+"""Variants and parts that claims share, worded once so that equal settings are one training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sinklab.models.positions import learned_positions
+from sinklab.training.config import PretrainingConfig
+from sinklab_claims.contract.claim import BASELINE, Changes, Claim, Part, Variant
+from sinklab_claims.contract.effect import Difference, Value
+from sinklab_claims.contract.trained import Checkpoint
+
+__all__ = [
+    "ALIBI",
+    "ELEMENT_WISE",
+    "FIXED",
+    "HEAD_WISE",
+    "KEY_BIAS",
+    "KEY_VALUE_BIAS",
+    "LEARNED",
+    "LONG_VALUE",
+    "MASSIVE",
+    "PLUS_ONE",
+    "POST_NORM",
+    "RATE_AT",
+    "ROTARY",
+    "SHORT_VALUE",
+    "SIGMOID",
+    "SINK",
+    "SINK_TOKEN",
+    "TOKEN",
+    "UNCHANGED",
+    "VALUE_BIAS",
+    "WEIGHT",
+    "fixed",
+    "has_learned",
+    "has_massive",
+    "has_no_massive",
+    "has_no_sink",
+    "has_sink",
+    "of_paper",
+    "only_about",
+    "operation",
+    "position",
+    "without_bos_in_front",
+]
+
+
+def of_paper(source: str, paper: str, **usual: Any) -> Callable[..., Claim]:
+    """A way to state claims of one paper: like :class:`Claim`, with ``where`` in the paper in place of source and reference.
+
+    Args:
+        source: short name of the paper.
+        paper: its authors, year and number.
+        usual: fields that most of its claims share; a claim that has others gives them.
+    """
+
+    def claim(*, where: str = "", **stated: Any) -> Claim:
+        return Claim(source=source, reference=f"{paper}, {where}" if where else paper, **{**usual, **stated})
+
+    return claim
+
+
+SINK = 5.0
+"""Percent of Gu et al.'s metric above which a model is said to have a sink, and below which it is said to have none.
+
+Between what they report with a sink (9 and more, at their learning rate) and without (below 1).
+"""
+
+MASSIVE = 2.0
+"""Norm of the first token's hidden state over the mean of the others above which it is called massive.
+
+The model of a billion parameters of Gu et al. reaches 23 with softmax and stays at 1.0 to 1.5 with sigmoid attention.
+"""
+
+WEIGHT = 0.03
+"""Difference of the mean weight on the first token that is called one; over rows of 64 tokens even weights give it 0.07.
+
+A mean weight takes fewer trainings to compare than a rate, which counts the heads on one side of a threshold.
+"""
+
+LEARNED = 0.5
+"""Nats by which a model's loss may exceed the baseline's if it is to have learned; at the smallest scale, one that attends to
+nothing is 1.2 above."""
+
+POST_NORM_RATE = 3e-3
+"""Learning rate above which models with norms behind the residual sums stay untrained at the scales that are for seconds and
+minutes: at 1e-2 their loss was 3.18 nats in three of three seeds, at 3e-3 1.94, 2.07 and 1.93."""
+
+PLACES = {
+    "sink_rate": " on the first token",
+    "sink_rate_1": " on the second token",
+    "sink_rate_2": " on the third token",
+    "sink_rate_star": " on the learned place",
+    "carried_rate": " on one of the first tokens, by share and by weight,",
+    "first_text_sink_rate": " on text of the first training",
+    "sink_rate_repeated_no_bos": " on one token repeated, with nothing in front,",
+    "sink_rate_without": " on the first token, BOS taken away,",
+}
+"""Where and on what a rate looks for the sink, in words: one that is missing here would read as the rate on plain text."""
+
+
+def operation(label: str, name: str, **settings: object) -> Variant:
+    """The variant that changes the attention operation alone."""
+    return Variant(label, {"model.operation": {"name": name, **settings}})
+
+
+def position(label: str, name: str) -> Variant:
+    """The variant that changes the position scheme alone; nothing, where it is that of the scale."""
+    return Variant(label, {"model.position": {"name": name}})
+
+
+def _post_norm(config: PretrainingConfig) -> Changes:
+    """At the rate of the scale, or the largest at which it learns."""
+    rate = min(config.optimizer.learning_rate, POST_NORM_RATE)
+    return {"model.norm_placement": "post", "optimizer.learning_rate": rate}
+
+
+UNCHANGED = Variant(BASELINE)
+POST_NORM = Variant("post-norm", _post_norm)
+SINK_TOKEN = operation("sink token", "sink_token")
+KEY_VALUE_BIAS = operation("key-value bias", "key_value_bias")
+KEY_BIAS = operation("key bias", "key_bias")
+VALUE_BIAS = operation("value bias", "value_bias")
+SHORT_VALUE = operation("key bias, value of length 5", "key_bias", value_norm=5.0)
+LONG_VALUE = operation("key bias, value of length 20", "key_bias", value_norm=20.0)
+SIGMOID = operation("sigmoid", "sigmoid")
+PLUS_ONE = operation("softmax plus one", "softmax_plus_one")
+ALIBI = position("ALiBi", "alibi")
+ROTARY = position("rotary positions", "rotary")
+
+# Gates on the output of heads, as Qiu et al. 2025 compare them.
+ELEMENT_WISE = operation("gate, element-wise", "gated")
+HEAD_WISE = operation("gate, head-wise", "gated", element_wise=False)
+
+TOKEN = 200
+"""Id of a byte that the texts do not contain, or hardly, in the vocabularies of all scales; no special token."""
+
+
+def fixed(label: str, place: int, token: int = TOKEN) -> Variant:
+    """The variant in which every row holds one token at a place, counted from 0, and has no BOS."""
+    changes = {"data.fixed_position": place, "data.fixed_token": token, "data.random_positions": None}
+    return Variant(label, {"data.bos": "none", **changes})
+
+
+FIXED = tuple(fixed(f"fixed_{ordinal}", place) for place, ordinal in enumerate(("first", "second", "third")))
+"""The same token at the first, second and third place; held-out rows hold it where training rows do."""
+
+RATE_AT = ("sink_rate", "sink_rate_1", "sink_rate_2")
+"""Sink rate of each of the three places."""
+
+
+def has_sink(label: str = BASELINE, metric: str = "sink_rate") -> Part:
+    """The sink rate of a variant is above :data:`SINK`."""
+    return Part(f"there is a sink{PLACES[metric]} with {label}", Value(metric, label), more_than=SINK)
+
+
+def has_no_sink(label: str, metric: str = "sink_rate") -> Part:
+    """The sink rate of a variant is below :data:`SINK`."""
+    return Part(f"there is no sink{PLACES[metric]} with {label}", Value(metric, label), less_than=SINK)
+
+
+def has_learned(label: str) -> Part:
+    """The loss of a variant is not that of a model which stayed untrained."""
+    return Part(f"{label} has learned", Difference("held_out_loss", label, BASELINE), less_than=LEARNED)
+
+
+def has_massive(label: str = BASELINE) -> Part:
+    """The first token's hidden state is massive."""
+    return Part(f"there are massive activations with {label}", Value("hidden_ratio", label), more_than=MASSIVE)
+
+
+def has_no_massive(label: str) -> Part:
+    """The first token's hidden state is as large as others."""
+    return Part(f"there are no massive activations with {label}", Value("hidden_ratio", label), less_than=MASSIVE)
+
+
+def without_bos_in_front(checkpoint: Checkpoint) -> str:
+    """Why nothing can be taken away or moved; empty where a token stands in front of every text."""
+    return "" if checkpoint.bos is not None else "its tokenizer puts no token in front of a text"
+
+
+def only_about(wanted: str) -> Callable[[Checkpoint], str]:
+    """Why a claim about ``rotary`` or ``learned`` positions says nothing about a checkpoint; empty where they are its own."""
+
+    def not_about(checkpoint: Checkpoint) -> str:
+        scheme = _scheme_of(checkpoint)
+        has = "positions of another kind" if scheme == "other" else f"{scheme.replace('_', ' ')} positions"
+        return "" if scheme == wanted else f"it has {has}, and what is measured is about {wanted} ones"
+
+    return not_about
+
+
+def _scheme_of(checkpoint: Checkpoint) -> str:
+    model = checkpoint.loaded.model
+    named = getattr(model.config, "position", None)
+    if isinstance(named, dict):  # SinkLM
+        return str(named.get("name", "rotary"))
+    if learned_positions(model) is not None:
+        return "learned"
+    return "rotary" if any("inv_freq" in name for name, _ in model.named_buffers()) else "other"

@@ -1,0 +1,264 @@
+"""Xiao et al. 2023: lines that have left a cache with sinks, and what a model misses without its sink."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sinklab.attention.accumulate import filled
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys, weights_on_own_keys
+from sinklab.attention.intervention import Intervention
+from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, DoesNotApply, InputError
+from sinklab.interventions.hide_key import HideKey
+from sinklab.interventions.zero_value import ZeroValue
+from sinklab.models.loading import LoadedModel
+from sinklab.registry import claims, read_outs, tasks
+from sinklab.results.metric import FRACTION, Metric
+from sinklab.streaming.reader import open_reader
+from sinklab.studies.depend.score import score_sheet
+from sinklab.training.rows import token_losses
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale
+from sinklab_claims.contract.effect import Numbers, Ratio, Value
+from sinklab_claims.contract.trained import Checkpoint
+from sinklab_claims.models import MODELS, READ_IN_SECONDS, embedded_model, model_of, opened
+from sinklab_claims.numbers.attention import batches
+from sinklab_claims.variants import has_sink
+
+__all__ = ["CACHES", "LINES", "Shares", "content_of_checkpoint", "freed", "lookup_of_checkpoint"]
+
+# --- lines that have left the cache -------------------------------------------------------------------------------------------
+
+HELD = (
+    Metric(
+        "held by both", "of digits", "Share of right digits among ten where both caches hold the asked line.", range=FRACTION
+    ),
+    Metric(
+        "held by the larger",
+        "of digits",
+        "Share of right digits among ten where the larger cache holds the asked line.",
+        range=FRACTION,
+    ),
+    Metric("held by none", "of digits", "Share of right digits among ten where no cache holds the asked line.", range=FRACTION),
+)
+
+HOLDERS = ("held by none", "held by the larger", "held by both")
+"""By the number of caches that hold a line."""
+
+CACHES = {"smaller cache": 92, "larger cache": 156}
+"""Recent tokens besides four sinks; both within the 256 tokens of the training."""
+
+LINES = (1, 3, 4, 7, 9)
+"""How many lines of 25 tokens back the asked one is: 72 tokens; 122 and 147; 222 and 272. The first is in both caches, the
+next two are in the larger alone, and the last in neither. None lies where a cache would hold part of a line."""
+
+ROWS = 24
+
+KNOWS = 0.2
+"""Share of digits from which a model counts as able to look up; chance is 0.1."""
+
+CHANCE = 0.15
+"""Share of digits below which nothing was found: chance and the smallest difference of the task, 0.05."""
+
+
+def look_up(seed: int, scale: Scale) -> Numbers:
+    """The numbers of the model of a scale."""
+    return _looked_up(opened(model_of(scale, seed)), seed, bos=True)
+
+
+def lookup_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
+    """The same of a checkpoint; its lines have other numbers of tokens, and answers from lines held in part are left out."""
+    loaded, largest = checkpoint.loaded, max(CACHES.values()) + 4
+    if checkpoint.trained_on < largest:
+        raise DoesNotApply(f"it was trained on {checkpoint.trained_on} tokens, and the larger cache holds {largest}")
+    line = len(loaded.encoder.encode("line 417: REGISTER_CONTENT is 5802\n"))
+    try:
+        return _looked_up(loaded, checkpoint.draw, bos=checkpoint.bos is not None, line=line)
+    except (ConfigurationError, InputError) as error:
+        raise DoesNotApply(f"its tokenizer cannot write the task: {error}") from None
+
+
+def _looked_up(loaded: LoadedModel, seed: int, *, bos: bool, line: int = 0) -> Numbers:
+    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none.
+
+    Args:
+        line: tokens of a line; answers from lines of which a cache holds a part are left out.
+    """
+    task = tasks.make({"name": "line_lookup", "back": LINES, "shares": ()})
+    sheets = list(task.sheets(loaded.encoder, budget=max(CACHES.values()) + 4, rows=ROWS, seed=seed, bos=bos))
+    numbers: dict[str, dict[str, float]] = {}
+    for label, window in CACHES.items():
+        reader = open_reader(loaded.model, {"name": "sink_window", "num_sinks": 4, "window": window})
+        values_of: dict[str, list[float]] = {holders: [] for holders in HOLDERS}
+        for sheet in sheets:
+            for answer in score_sheet(reader, sheet):
+                distance = answer.question.distance
+                in_part = any(size < distance < size + line for size in CACHES.values())
+                if answer.question.start > max(CACHES.values()) + 4 and not in_part:  # before, nothing has been evicted
+                    held = sum(distance <= size for size in CACHES.values())
+                    values_of[HOLDERS[held]].append(float(answer.values["choice"].mean()))
+        if not all(values_of.values()):
+            missing = " or ".join(holders for holders, values in values_of.items() if not values)
+            raise DoesNotApply(f"with lines of {line} tokens none is {missing}")
+        numbers[label] = {holders: sum(values) / len(values) for holders, values in values_of.items()}
+    return numbers
+
+
+@claims.register("cliff_at_the_cache_size")
+def cliff_at_the_cache_size() -> Claim:
+    """What has left the cache is gone, and a line is found no further back than it reaches.
+
+    Two caches and three distances, as in the paper's table, on its own task made anew.
+    """
+    larger, smaller = "larger cache", "smaller cache"
+    score = "the score is the share of digits (chance 0.1) and not whole answers, of which a model of this size gets few"
+    return Claim(
+        statement="A cache with sinks does not lengthen the context: a line is looked up while it is in the cache, and not "
+        "at all as soon as it has left.",
+        source="xiao2023",
+        reference="Xiao et al. 2023 (arXiv 2309.17453), Table 7 (StreamEval)",
+        published="Accuracy of Llama-2-7B-32K-Instruct with caches of 2,048, 4,096, 8,192 and 16,384 tokens: 75.3, 77.2, "
+        "76.4, 73.8 % for a line 1,840 tokens back; 0, 61.6, 50.1, 40.5 % at 2,300; 0, 0, 62.8, 46.9 % at 4,600; 0, 0, 0, "
+        "45.7 % at 9,200.",
+        presupposes=(Part("the model can look up a line that it holds", Value("held by both", larger), more_than=KNOWS),),
+        parts=(
+            Part("what is in the larger cache is found", Value("held by the larger", larger), more_than=KNOWS),
+            Part("the smaller one does not find it", Value("held by the larger", smaller), less_than=CHANCE),
+            Part("what has left the larger is not found", Value("held by none", larger), less_than=CHANCE),
+        ),
+        measure=look_up,
+        natural_text=True,
+        one_model=MODELS,
+        checkpoint=OnCheckpoint(measure=lookup_of_checkpoint),
+        costs={"tiny": "minutes", "small": "minutes"},
+        evidence={
+            "tiny": f"one trained model, embedded:softmax, and seeds are draws of 24 texts; {score}",
+            "small": f"trainings of one recipe, and each reads 24 texts of its own; {score}",
+        },
+    )
+
+
+# --- what is missed without the sink ------------------------------------------------------------------------------------------
+
+HIDDEN, SILENT, BARE = "sink hidden", "value of the sink zeroed", "sink hidden, its weight handed to nothing"
+
+FREED = (
+    Metric("cost", "nats", "Next-token loss with something done to the first key of all heads, less that without."),
+    Metric(
+        "freed_to_first",
+        "fraction",
+        "Of the weight that the first key loses, the share that the other first tokens gain: those up to the fourth; mean over "
+        "all heads and the queries behind them.",
+    ),
+    Metric("freed_to_own", "fraction", "Likewise the share that the key of the query's own token gains."),
+    Metric("freed_to_content", "fraction", "Likewise the share that all other keys gain."),
+)
+
+FIRST = 4
+"""First tokens that may take the sink's place, as many as a bounded cache keeps."""
+
+LEAST = 0.05
+"""Nats per token: a cost below it is none, as in the other claims on eviction."""
+
+
+class Shares(Watcher):
+    """Weight on the first key, on those up to the fourth, on the query's own and on all, summed over heads and queries behind.
+
+    Args:
+        front: learned tokens in front of every row.
+    """
+
+    name = "shares"
+    needs: ClassVar[frozenset[str]] = frozenset({"mass", "log_sum_exp"})
+
+    def __init__(self, front: int) -> None:
+        self.keys = tuple(range(front, front + FIRST))
+        self.sums = torch.zeros(4, dtype=torch.float64)
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        behind = (call.query_positions > self.keys[-1])[:, None]
+        firsts = weights_of_keys(call, keys_of_document(call, *self.keys), statistics.log_sum_exp)
+        own = weights_on_own_keys(call, statistics.log_sum_exp)
+        (mass,) = filled(statistics, "row_mass")
+        groups = firsts[..., 0], firsts[..., 1:].sum(-1), own, mass
+        self.sums += torch.stack([(group * behind).double().sum().cpu() for group in groups])
+
+
+def freed(before: Tensor, after: Tensor) -> dict[str, float]:
+    """Where the weight of the first key goes, of sums of :class:`Shares`."""
+    first, second, own, mass = (after - before).tolist()
+    return {
+        "freed_to_first": second / -first,
+        "freed_to_own": own / -first,
+        "freed_to_content": (mass - first - second - own) / -first,
+    }
+
+
+@torch.no_grad()
+def content_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
+    """The sink of the model, what three edits of its first key cost on the same texts, and where its weight goes.
+
+    Hidden, a row hands its weight to the other keys. With a value of zero every other weight stays as it is and what the sink
+    says is gone; to hide the key and hand its weight to nothing does the same by another way, but to the first token itself.
+    """
+    model, rows = checkpoint.loaded.model, checkpoint.rows(32, 256)
+
+    def read(*edits: Intervention) -> tuple[float, Tensor]:
+        shares = Shares(checkpoint.front)
+        with attend(model, (shares,), edits):
+            loss = torch.cat([token_losses(model, part) for part in batches(rows)]).double().mean().item()
+        return loss, shares.sums
+
+    plain, before = read()
+    place = checkpoint.front
+    hidden, after = read(HideKey(place=place))
+    return {
+        BASELINE: read_outs["sinks"](checkpoint),
+        HIDDEN: {"cost": hidden - plain, **freed(before, after)},
+        SILENT: {"cost": read(ZeroValue(place=place))[0] - plain},
+        BARE: {"cost": read(HideKey(place=place, renormalize=False))[0] - plain},
+    }
+
+
+def content(seed: int, scale: Scale) -> Numbers:
+    """The same of the embedded softmax model."""
+    return content_of_checkpoint(embedded_model("softmax", seed, scale))
+
+
+@claims.register("mass_thrown_on_content")
+def mass_thrown_on_content() -> Claim:
+    """Without the sink it is the place for attention that is missed, and not what is said there.
+
+    The same key is taken out of the denominator, or out of the numerator alone.
+    """
+    handed = "its weight handed to nothing, it costs less than half"
+    return Claim(
+        statement="Without its sink a model misses a place for its attention and not what is said there: hidden, the sink's "
+        "weight falls on content and the loss rises; silenced, with all weights as they were, or with its weight handed to "
+        "nothing, it costs less than half of that.",
+        source="xiao2023",
+        reference="Xiao et al. 2023 (arXiv 2309.17453), section 3.1",
+        published="No number: evicting the first tokens takes away most of the denominator of the softmax, which shifts all "
+        "other weights.",
+        presupposes=(has_sink(),),
+        parts=(
+            Part("the sink hidden, the loss rises", Value("cost", HIDDEN), more_than=LEAST),
+            Part("most of its weight falls on content", Value("freed_to_content", HIDDEN), more_than=0.5),
+            Part("silenced, it costs less than half", Ratio("cost", SILENT, HIDDEN), less_than=0.5),
+            Part(handed, Ratio("cost", BARE, HIDDEN), less_than=0.5),
+        ),
+        measure=content,
+        natural_text=True,
+        costs=READ_IN_SECONDS,
+        one_model={"tiny": "embedded:softmax"},
+        evidence={
+            "tiny": "one trained model, embedded:softmax; a seed is a draw of texts, so intervals are over texts, not "
+            "trainings",
+            "small": "trainings of 1.5 million parameters on Python source; each reads texts of its own",
+        },
+        checkpoint=OnCheckpoint(measure=content_of_checkpoint, reads="context"),
+    )
