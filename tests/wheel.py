@@ -160,7 +160,7 @@ def check(programs: Path, away: Path, wheel: Path, audit: Sequence[str] = ("--sa
     versions = run([sinklab, "--version"], away)
     where = Path(run([python, "-c", "import sinklab; print(sinklab.__path__[0])"], away).strip())
     assert where.is_relative_to(programs.parent), f"{where} is not of the environment"
-    assert files(where) == packed(wheel), sorted(files(where) ^ packed(wheel))
+    assert files(where) == packed(wheel, where.name), sorted(files(where) ^ packed(wheel, where.name))
     assert "sink_rate" in run([sinklab, "list", "probes"], away)
     assert "norm_placement" in run([sinklab, "claims"], away)
     timed = "import time; start = time.process_time(); import sinklab; print(time.process_time() - start)"
