@@ -61,15 +61,15 @@ bench: install  ## every benchmark, as ratios measured in the same run; fails wh
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/import_time.py
 
-bench-gpu: install  ## every benchmark for a GPU, some minutes; writes docs/gpu.md#benchmarks-on-a-gpu (training: benchmarks/cuda/training.py)
-	$(BIN)/python benchmarks/cuda/run.py --out build/bench-gpu --write docs/gpu.md#benchmarks-on-a-gpu
+bench-gpu: install  ## every benchmark for a GPU, some minutes; writes docs/benchmarks-cuda.md (training: benchmarks/cuda/training.py)
+	$(BIN)/python benchmarks/cuda/run.py --out build/bench-gpu --write docs/benchmarks-cuda.md
 
 embedded: SEEDS = 0 1 2
 embedded: install  ## train the embedded models, by default those that are shipped (an hour and a half on one core; resumes; SEEDS="3 4" for others)
-	$(BIN)/python -m sinklab.training.embedded prepare
+	$(BIN)/python tools/train_embedded.py prepare
 	for seed in $(SEEDS); do for operation in softmax sigmoid; do \
-	  $(BIN)/python -m sinklab.training.embedded train $$operation --seed $$seed || exit 1; done; done
-	$(BIN)/python -m sinklab.training.embedded ship
+	  $(BIN)/python tools/train_embedded.py train $$operation --seed $$seed || exit 1; done; done
+	$(BIN)/python tools/train_embedded.py ship
 
 emergence: install  ## watch a sink appear: softmax and sigmoid trained side by side, with a figure (minutes on two cores; resumes)
 	$(BIN)/sinklab sweep emergence --grid 'operation={name: softmax},{name: sigmoid, bias: -5.545}' --jobs 2 --resume --out build/emergence

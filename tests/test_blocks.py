@@ -68,6 +68,7 @@ def stage(checkpoint, tokenizer, tmp_path_factory) -> Path:
 
 
 SHORTER = {
+    "compile_steps(model)": "compile_steps(model, backend='eager')",
     "samples=10": "samples=2",
     "documents=4": "documents=1",
     "steps=20)": "steps=2)",

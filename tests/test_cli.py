@@ -23,7 +23,7 @@ from sinklab.registry import KINDS
 from sinklab.results.progress import bars
 from sinklab.results.run import Result
 from sinklab.results.table import make_table, read_run, read_table
-from sinklab.studies.audit.display import display
+from sinklab.studies.audit.show import show
 from sinklab.studies.measure.measure import measure
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12"]
@@ -69,11 +69,12 @@ class TestAudit:
         folder, results = audits
         summary = read_run(folder / "softmax", "summary.json")
         lines = results["softmax"].stdout.splitlines()
-        assert lines[0] == f"model     {checkpoint} (softmax attention, 4 heads)"
-        assert lines[1] == "text      random_tokens with BOS, 3 samples of 12 tokens"
-        assert f"loss      {summary['loss']:.3f} nats per token" in lines  # random tokens stand for no text: nothing per byte
-        assert f"sink rate {summary['sink_rate_gu2024']:.2f} % at position 0 (Gu et al. 2024, threshold 0.3)" in lines
-        assert lines[-1] == f"report    {folder / 'softmax' / 'report.html'}"
+        assert lines[0].split()[0] == "sink"
+        # Random tokens stand for no text: nothing per byte.
+        assert [line.split(maxsplit=1)[1].strip() for line in lines if line.startswith("loss ")] == [
+            f"{summary['loss']:.3f} nats per token"
+        ]
+        assert lines[-1].split() == ["report", str(folder / "softmax" / "report.html")]
         assert (folder / "softmax" / "report.html").is_file()
         assert results["softmax"].stderr == ""
 
@@ -109,7 +110,7 @@ class TestAudit:
     def test_without_out_the_folder_is_named_after_the_model(self, checkpoint, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         result, name = run(*AUDIT, checkpoint), f"{checkpoint.parent.name}-{checkpoint.name}"
-        assert result.stdout.splitlines()[-1] == f"report    sinklab-audit/{name}/report.html"
+        assert result.stdout.splitlines()[-1].split() == ["report", f"sinklab-audit/{name}/report.html"]
         assert os.listdir(tmp_path / "sinklab-audit") == [name]
 
     @pytest.mark.parametrize(
@@ -145,12 +146,11 @@ class TestMeasure:
     def test_prints_each_metric_over_the_heads(self, checkpoint):
         result = run("measure", checkpoint, *QUICK, "--probe", "entropy", "--probe", "sink_rate")
         lines = {tuple(line.split()[:2]): line.split() for line in result.stdout.splitlines()}
-        assert lines["probe", "metric"][2:] == ["of", "values", "mean", "min", "max", "unit"]
-        assert lines["sink_rate", "gu2024"][2:5] == ["position", "0", "4"]
-        assert lines["sink_rate", "gu2024"][-1] == "percent"
+        assert lines["probe", "metric"][2:] == ["of", "unit", "values", "mean", "min", "max"]
+        assert lines["sink_rate", "gu2024"][2:6] == ["position", "0", "percent", "4"]
         entropy = lines["entropy", "entropy"]
-        assert entropy[2:5] == ["all", "positions", "4"]
-        mean, smallest, largest = map(float, entropy[5:8])
+        assert entropy[2:6] == ["all", "positions", "nats", "4"]
+        mean, smallest, largest = map(float, entropy[6:9])
         # Random weights of two layers attend almost evenly: the mean of ln(1) … ln(12) is ln(12!) / 12 = 1.666.
         assert smallest <= mean <= largest <= 1.6656 + 1e-3
         assert mean > 1.6
@@ -189,7 +189,7 @@ class TestCompare:
         result = run("compare", folder / "softmax", folder / "sigmoid", "--out", folder / "both.html")
         operation = next(line for line in result.stdout.splitlines() if line.startswith("operation"))
         assert operation.split()[1:] == ["softmax", "sigmoid"]
-        assert result.stdout.splitlines()[-1] == f"page  {folder / 'both.html'}"
+        assert result.stdout.splitlines()[-1].split() == ["page", str(folder / "both.html")]
         assert "<html" in (folder / "both.html").read_text()[:200].lower()
 
     def test_json(self, audits):
@@ -219,7 +219,7 @@ def test_report_of_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
-        *itertools.product(("report", "compare"), ("cache", "trigger", "measure")),
+        *itertools.product(("report", "compare"), ("trigger", "measure")),
         ("compare", "causes"),
     ],
 )
@@ -228,7 +228,7 @@ def test_runs_without_a_page_are_refused_and_nothing_is_written(command, kind, t
     (tmp_path / found).write_text("{}")
     (tmp_path / "run.json").write_text(json.dumps({"kind": kind}))
     before = sorted(tmp_path.iterdir())
-    expected = "audit, causes or origin" if command == "report" else "audit"
+    expected = "audit, cache, causes or origin" if command == "report" else "audit"
     folders = [tmp_path] if command == "report" else [tmp_path, tmp_path]
     assert run(command, *folders, status=2).stderr == (
         f"error: {tmp_path} holds a run of kind '{kind}', expected {expected}; what it found is in {tmp_path / found}\n"
@@ -397,26 +397,10 @@ def test_progress_is_silent_where_nobody_watches(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_markup_in_what_users_name_is_shown_as_it_is(capsys):
-    summary = {
-        "model": "[red]model[/red]",
-        "operation": "softmax",
-        "kind": "text",
-        "loss_kind": "next token",
-        "bos_name": "BOS",
-        "num_heads": 1,
-        "corpus": "c",
-        "bos": 1,
-        "samples": 1,
-        "seq_len": 2,
-        "loss": None,
-        "sink_rate_gu2024": 50.0,
-        "threshold": 0.3,
-        "sink_positions": [{"position": 0, "token": "[bold]\n", "rate": 50.0}],
-        "conditions": [{}],
-    }
-    Result(summary, make_table([]), {"kind": "audit"}, Path("[r]"), display).show()
+def test_markup_in_what_users_name_is_shown_as_it_is(audits, capsys):
+    folder, _ = audits
+    summary = read_run(folder / "softmax", "summary.json") | {"model": "[red]model[/red]", "loss": None}
+    Result(summary, make_table([]), {"kind": "audit"}, Path("[r]"), shows=show).show()
     printed = capsys.readouterr().out
     assert "[red]model[/red]" in printed
-    assert "“[bold]↵”" in printed
     assert "not defined for this model" in printed

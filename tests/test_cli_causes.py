@@ -52,14 +52,6 @@ def test_json_is_the_summary(checkpoint):
     assert summary["texts"] == 9
 
 
-def test_what_the_library_warns_of_is_said_in_a_line(checkpoint):
-    line = (checkpoint, *QUICK[:2], "--texts", 9, "--seq-len", 9, "--heads", "1.0", "--no-experiments")
-    said = run(*line).stderr.splitlines()
-    assert said[-1].startswith("warning: find_sinks: In texts of 9 tokens a head that looks at all keys alike gives the first ")
-    assert sum("find_sinks" in text for text in said) == 1
-    assert run(*line, "--quiet").stderr == ""
-
-
 def test_the_section_of_an_audit(checkpoint, tmp_path):
     out = tmp_path / "out"
     audit = [checkpoint, "--corpus", "random_tokens", "--samples", "4", "--seq-len", "16", "--no-cache", "--out", out]

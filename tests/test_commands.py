@@ -277,9 +277,11 @@ def test_an_unknown_command_suggests_the_nearest():
     assert 'Unknown command "mesure". Did you mean "measure"?' in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in commands.find_commands())], ids=" ".join)
-def test_help_imports_nothing_heavy(arguments):
-    program = f"import sys\nfrom sinklab.cli.app import app\ntry: app({arguments})\nexcept SystemExit: pass\n"
+def test_help_imports_nothing_heavy():
+    lines = [["--help"], *([name, "--help"] for name in commands.find_commands())]
+    program = (
+        f"import sys\nfrom sinklab.cli.app import app\nfor line in {lines}:\n    try: app(line)\n    except SystemExit: pass\n"
+    )
     program += "print(sorted({'torch', 'transformers', 'pandas', 'scipy'} & set(sys.modules)), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"

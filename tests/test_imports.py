@@ -282,13 +282,17 @@ def loaded_by(statement: str) -> set[str]:
         "from sinklab.cli.app import app",
         "from tests.command_line import CliRunner; from sinklab.cli.app import app\n"
         "assert CliRunner().invoke(app, ['list']).exit_code == 0\n"
-        "assert CliRunner().invoke(app, ['show', 'sink_rate']).exit_code == 0\n"
         "assert CliRunner().invoke(app, ['audit', '--help']).exit_code == 0",
     ],
-    ids=["package", "registry", "results", "report", "names", "cli", "list and show"],
+    ids=["package", "registry", "results", "report", "names", "cli", "list and help"],
 )
 def test_without_torch(statement):
     assert not loaded_by(statement) & set(HEAVY)
+
+
+def test_a_probe_is_shown_without_transformers():
+    line = "from sinklab.cli.app import app\ntry: app(['show', 'entropy'])\nexcept SystemExit: pass"
+    assert "transformers" not in loaded_by(line)
 
 
 def test_loaded_by_sees_torch():

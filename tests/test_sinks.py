@@ -19,7 +19,6 @@ from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.pinned import Pinned
-from sinklab.report.words import finding
 from sinklab.results.intervals import LEAST_SHARE
 from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
 from sinklab.sinks.finding import SinkWeights
@@ -235,12 +234,6 @@ class TestWhatCounts:
         assert (found.main.position, found.main.sinking, found.main.heads) == (0, 1, ((Head(0, 0), 100.0),))
         assert (found.main.token, found.main.token_share) == (0, 1.0)
         assert found.main.rate == pytest.approx(100 / 144)
-        summary = {
-            "sinks": found.to_dict(), "threshold": 0.6, "num_heads": 144, "sink_rate_gu2024": found.main.rate,
-        }  # fmt: skip
-        assert finding(summary).startswith(
-            "This model has an attention sink at the first position: 1 of 144 heads sinks there, "
-        )
 
     def test_a_token_wherever_it_stands_is_no_position(self):
         """A head that shares its attention among all line breaks: the verdict names the token, and says what is not known."""
@@ -253,9 +246,6 @@ class TestWhatCounts:
         assert found.main is None
         assert (followed.token, followed.anywhere, followed.rate, followed.sinking) == (LOUD, True, 50.0, 2)
         assert followed.heads == ((Head(0, 0), 100.0), (Head(0, 1), 100.0))  # twice in every document, counted once
-        said = finding({"sinks": found.to_dict(), "threshold": 0.3, "num_heads": 4, "sink_rate_gu2024": 0.0})
-        assert "no attention sink that stays at a place. 2 of 4 heads look at “↵” wherever it stands (50.0\u202f% of" in said
-        assert "they may rest on it or read it" in said
         assert Sinks.from_dict(found.to_dict()).followed == found.followed
         with pytest.raises(ConfigurationError, match=r"no sink found that stays at a place: “↵” wherever it stands in 50 %"):
             found.require()

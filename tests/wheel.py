@@ -31,8 +31,8 @@ __all__ = ["LARGEST", "Environment", "build", "check", "find_python", "main", "t
 
 BUILD = ROOT / "build" / "wheel"
 PACKAGE, CLAIMS = ROOT / "src" / "sinklab", ROOT / "src" / "sinklab_claims"
-LARGEST = 36_000_000
-"""Bytes of the wheel, and of the source distribution; the weights of the embedded models are 35.3 million, before packing."""
+LARGEST = 13_000_000
+"""Bytes of the wheel, and of the source distribution; the weights of its two embedded models are 11.8 million, before packing."""
 IMPORT = 0.3
 """Seconds of a processor for ``import sinklab``."""
 
@@ -174,11 +174,12 @@ def check(programs: Path, away: Path, wheel: Path, audit: Sequence[str] = ("--sa
 
 
 def files(package: Path) -> set[str]:
-    """What belongs to a package: sources, embedded checkpoints, assets of the page, the record of claims, ``py.typed``."""
+    """What belongs to a package: sources, the embedded checkpoints of seed 0, assets of the page, ``py.typed``."""
+    of_other_seeds = re.compile(r"embedded_checkpoints/\w+-\d")
     return {
         path.relative_to(package).as_posix()
         for path in package.rglob("*")
-        if path.is_file() and path.suffix not in (".pyc", ".pyo")
+        if path.is_file() and path.suffix not in (".pyc", ".pyo") and not of_other_seeds.search(path.as_posix())
     }
 
 

@@ -17,8 +17,8 @@ def page(*runs: dict[str, Any]) -> str:
     lines = [
         "# Benchmarks on a GPU",
         "",
-        "Written by `python benchmarks/cuda/run.py --out FOLDER --write docs/gpu.md#benchmarks-on-a-gpu`, or from kept results by",
-        "`python benchmarks/cuda/run.py --from-json benchmarks/cuda/*.json --write docs/gpu.md#benchmarks-on-a-gpu`. Times are of CUDA",
+        "Written by `python benchmarks/cuda/run.py --out FOLDER --write docs/benchmarks-cuda.md`, or from kept results by",
+        "`python benchmarks/cuda/run.py --from-json benchmarks/cuda/*.json --write docs/benchmarks-cuda.md`. Times are of CUDA",
         "events, the device idle before each, candidates of a ratio in turn in one process, the median of each. Inputs are",
         "random. No other part uses the device meanwhile.",
         "",

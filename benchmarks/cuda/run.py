@@ -1,7 +1,7 @@
 """GPU benchmarks: every part in a process of its own; all prepare at once, and one at a time uses the device to measure.
 
-python benchmarks/cuda/run.py --out FOLDER [--only NAME …] [--write docs/gpu.md#benchmarks-on-a-gpu] [--device cpu --quick]
-python benchmarks/cuda/run.py --from-json FOLDER/results.json … --write docs/gpu.md#benchmarks-on-a-gpu
+python benchmarks/cuda/run.py --out FOLDER [--only NAME …] [--write docs/benchmarks-cuda.md] [--device cpu --quick]
+python benchmarks/cuda/run.py --from-json FOLDER/results.json … --write docs/benchmarks-cuda.md
 
 Results are written to FOLDER/results.json after every bar, so that a run that is cut off leaves what it had.
 """

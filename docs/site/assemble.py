@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from docs.site.blocks import account
 from docs.site.notebook import notebook_page
-from docs.site.reference import commands_pages, library_pages
+from docs.site.reference import commands, library, metrics
 from docs.site.sources import LINK, ROOT, SUFFIXES, Section, SiteError, navigation, outside_code, title_of
 
 __all__ = ["assemble"]
@@ -55,22 +54,14 @@ def assemble(target: Path) -> int:
                 lines = [f"- [{title_of(page)}]({places[page].name})" for page in entry.pages]
                 names = [places[page].name for page in entry.pages]
                 _write(target / places[entry.folder], f"# {entry.title}\n\n" + "\n".join(lines) + "\n" + _toctree("", names))
-    checked = target / "checked.md"
-    before, mark, _ = checked.read_text(encoding="utf-8").partition("<!-- account -->")
-    _write(checked, f"{before}## The count\n\n{account()}\n" if mark else before)
-    reference = {"api": library_pages(), "commands": commands_pages()}
-    for folder, texts in reference.items():
-        for name, text in texts.items():
-            _write(target / folder / f"{name}.md", text)
-        _link_rows(target / f"{folder}.md", folder, texts)
-    names = {
-        places[entry.folder or entry.pages[0]].with_suffix("").parts[0]: section.title
-        for section in sections
-        for entry in section.entries
-    }
-    _write(target / "sections.json", json.dumps(names))
+    reliability = target / "reliability.md"
+    _write(reliability, reliability.read_text(encoding="utf-8").replace("<!-- account -->", account()))
+    made = {"library": library(), "commands": commands(), "metrics": metrics()}
+    for name, text in made.items():
+        _write(target / f"{name}.md", text)
     with (target / "index.md").open("a", encoding="utf-8") as file:
         file.write("".join(_toctree(section.title, _names(section, places)) for section in sections))
+        file.write(_toctree("Made from the code", [f"{name}.md" for name in made]))
     return sum(1 for _ in target.rglob("*.md"))
 
 
@@ -118,19 +109,9 @@ def _taken_along(path: Path, target: Path) -> PurePosixPath:
     language = {".py": "python", ".md": "markdown", ".toml": "toml"}.get(path.suffix, "text")
     text = path.read_text(encoding="utf-8")
     fence = "`" * (max((len(run) for run in re.findall(r"`{3,}", text)), default=2) + 1)
-    head = f"---\norphan: true\n---\n\n# {path.name}\n\n`{path.relative_to(ROOT).as_posix()}`\n\n"
+    head = f"---\norphan: true\nnosearch: true\n---\n\n# {path.name}\n\n`{path.relative_to(ROOT).as_posix()}`\n\n"
     _write(target / place, f"{head}{fence}{language}\n{text}{fence}\n")
     return place
-
-
-def _link_rows(page: Path, folder: str, names: Mapping[str, str]) -> None:
-    """Turn the names in the table of a reference page into links to their pages."""
-    text = page.read_text(encoding="utf-8")
-    for name in names:
-        text, count = re.subn(rf"^\| `{re.escape(name)}` \|", f"| [`{name}`]({folder}/{name}.md) |", text, flags=re.MULTILINE)
-        if count != 1:
-            raise SiteError(f"{page.name} has {count} rows for `{name}`; run: make docs")
-    _write(page, text + _toctree("", [f"{name} <{folder}/{name}.md>" for name in names]))
 
 
 def _write(path: Path, text: str) -> None:

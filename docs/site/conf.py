@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-from pathlib import Path
-from typing import Any
 
 from docutils.nodes import Element, SkipNode
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -53,7 +50,6 @@ html_show_search_summary = False  # it would be fetched, which a browser refuses
 html_show_sourcelink = False
 html_show_sphinx = False
 html_show_copyright = False
-templates_path = ["templates"]
 html_theme_options = {"navigation_with_keys": False, "top_of_page_buttons": []}
 pygments_style = "friendly"
 pygments_dark_style = "native"
@@ -92,14 +88,7 @@ def _exists(target: str) -> bool:
     return False
 
 
-def _placed(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Element | None) -> None:
-    """Tell the template the section of docs/index.md that a page stands in, for the line above its title."""
-    sections = json.loads((Path(app.srcdir) / "sections.json").read_text(encoding="utf-8"))
-    context["section"] = sections.get(page.split("/")[0], "")
-
-
 def setup(app: Sphinx) -> None:
     """Formulae as MathML, which browsers set by themselves: a script from elsewhere would need a network."""
-    app.connect("html-page-context", _placed)
     app.connect("missing-reference", _resolved)
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))

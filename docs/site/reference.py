@@ -1,4 +1,4 @@
-"""Pages of the reference that are made from the code: one for each public name, one for each command."""
+"""Pages that are made from the code: the library, the commands, the metrics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import re
 import sinklab
 from sinklab.cli.app import make_app
 from sinklab.cli.commands import find_commands
+from sinklab.registry import KINDS
+from sinklab.results.metric import metrics_of
 
-__all__ = ["TYPES", "commands_pages", "library_pages"]
+__all__ = ["commands", "library", "metrics"]
 
 TYPES = (
     "sinklab.attention.call.AttentionCall",
@@ -35,34 +37,39 @@ TYPES = (
 """What the public names take and return, and what plug-ins are made of; documented beside them, imported from where it is."""
 
 
-def library_pages() -> dict[str, str]:
-    """A page for each public name of the package, and for each type that these take or return, set by autodoc."""
-    pages = {}
-    for name, module in sinklab._HOMES.items():
-        pages[name] = _page(name, f"{module}.{name}", f"from sinklab import {name}")
-    for home in TYPES:
-        module, _, name = home.rpartition(".")
-        pages[name] = _page(name, home, f"from {module} import {name}")
-    return pages
+def library() -> str:
+    """The public names of the package, and the types that these take or return, set by autodoc."""
+    homes = [f"{module}.{name}" for name, module in sinklab._HOMES.items()]
+    return "# The library\n\n" + "\n".join(map(_entry, [*homes, *TYPES]))
 
 
-def _page(name: str, home: str, line: str) -> str:
-    module, _, attribute = home.rpartition(".")
-    is_class = inspect.isclass(getattr(importlib.import_module(module), attribute))
+def _entry(home: str) -> str:
+    module, _, name = home.rpartition(".")
+    is_class = inspect.isclass(getattr(importlib.import_module(module), name))
     directive = f".. autoclass:: {home}\n   :members:\n" if is_class else f".. autofunction:: {home}\n"
-    return f"# {name}\n\n```python\n{line}\n```\n\n```{{eval-rst}}\n{directive}```\n"
+    line = f"from sinklab import {name}" if name in sinklab._HOMES else f"from {module} import {name}"
+    return f"## {name}\n\n```python\n{line}\n```\n\n```{{eval-rst}}\n{directive}```\n"
 
 
-def commands_pages() -> dict[str, str]:
-    """A page for each command, with its arguments and options."""
-    pages = {}
+def commands() -> str:
+    """Every command with its arguments and options."""
+    parts = ["# Commands\n"]
     for name in find_commands():
-        app = make_app([name])[0][name]
-        text = app.generate_docs(output_format="markdown")
-        body = text.partition("\n")[2]
-        body = body.replace(f"```console\n{name} ", f"```bash\nsinklab {name} ").replace(
-            f"```console\n{name}\n", f"```bash\nsinklab {name}\n"
-        )
-        body = re.sub(r"^\*\*(Arguments|Options|Parameters|Commands)\*\*:$", r"## \1", body, flags=re.MULTILINE)
-        pages[name] = f"# sinklab {name}\n{body}\n"
-    return pages
+        body = make_app([name])[0][name].generate_docs(output_format="markdown").partition("\n")[2]
+        body = re.sub(rf"```console\n{name}\b", f"```bash\nsinklab {name}", body)
+        body = re.sub(r"^\*\*(Arguments|Options|Parameters|Commands)\*\*:$", r"**\1**", body, flags=re.MULTILINE)
+        parts.append(f"## sinklab {name}\n{body}\n")
+    return "\n".join(parts)
+
+
+def metrics() -> str:
+    """Every number of every probe, with its definition and its paper."""
+    parts = ["# Metrics\n"]
+    for name in KINDS["probes"]:
+        rows = [
+            f"| `{metric.name}` | {metric.text.replace('|', chr(92) + '|')} | {metric.unit} | {metric.paper or 'ours'} |"
+            for metric in metrics_of("probes", name)
+        ]
+        head = ["| metric | definition | unit | paper |", "|---|---|---|---|"]
+        parts.append("\n".join([f"## {name}", "", KINDS["probes"].summary(name), "", *head, *rows, ""]))
+    return "\n".join(parts)

@@ -89,9 +89,10 @@ def navigation(index: Path = INDEX, root: Path = ROOT) -> list[Section]:
 
 
 def _pages(folder: Path) -> Iterator[Path]:
-    """The pages below a folder; the folder of the builder has none."""
+    """The pages below a folder, but for decisions, which a search for help shall not find."""
+    without = {"site", "decisions", ".ipynb_checkpoints"}
     for path in folder.rglob("*"):
-        if path.suffix in SUFFIXES and "site" not in path.relative_to(folder).parts and ".ipynb_checkpoints" not in path.parts:
+        if path.suffix in SUFFIXES and without.isdisjoint(path.relative_to(folder).parts):
             yield path
 
 

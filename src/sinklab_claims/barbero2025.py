@@ -11,14 +11,16 @@ from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.sinks import find_sinks
 from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
-from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Ratio, Value
 from sinklab_claims.contract.trained import MeasuredModel
 from sinklab_claims.numbers.attention import attention_numbers
 from sinklab_claims.numbers.declared import gives
-from sinklab_claims.variants import UNCHANGED, has_no_sink, has_sink, without_bos_in_front
+from sinklab_claims.variants import UNCHANGED, Fields, has_no_sink, has_sink, of_paper, without_bos_in_front
 
 __all__ = ["without_bos"]
+
+barbero = of_paper("barbero2025", "Barbero et al. 2025 (arXiv 2504.02732)")
 
 WITHOUT_BOS = (
     Metric("strongest", "fraction", "Mean share of a row on BOS, of the head that gives it most.", range=FRACTION),
@@ -70,17 +72,16 @@ def without_bos(trained: MeasuredModel) -> dict[str, float]:
 
 
 @claims.register("bos_removed")
-def bos_removed() -> Claim:
-    """A model that was trained with BOS in front of every row loses its sink, and its footing, without it.
+@barbero
+def bos_removed() -> Fields:
+    """Where training had BOS in front of every row, the sink is on BOS: without it the first token has no sink, and predictions
+    are worse.
 
     Only where every row of the training begins with BOS, which the set-up of Gu et al. has not.
     """
     left = Ratio("at_first_without", BASELINE, BASELINE, "strongest")
-    return Claim(
-        statement="Where training had BOS in front of every row, the sink is on BOS: without it the first token has no sink, "
-        "and predictions are worse.",
-        source="barbero2025",
-        reference="Barbero et al. 2025 (arXiv 2504.02732), section 5",
+    return dict(
+        where="section 5",
         published="Gemma 7B without BOS: ARC-e 80.8 to 28.5, RULER at 4,096 tokens 82.6 to 0.",
         presupposes=(has_sink(),),
         parts=(

@@ -27,14 +27,14 @@ from sinklab.training.initial import build_model
 from sinklab.training.optimizers import make_optimizer, make_schedule
 from sinklab.training.process import chosen_dtype, compiles, default_cache
 from sinklab.training.trainer import RowOrder
-from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale, Variant
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import Checkpoint
-from sinklab_claims.variants import of_paper
+from sinklab_claims.variants import Fields, of_paper
 
 __all__ = ["Masked", "looked_at", "masked_of_checkpoint", "masked_of_seed", "train"]
 
-claim = of_paper("bondarenko2023", "Bondarenko et al. 2023 (arXiv 2306.12929)")
+bondarenko = of_paper("bondarenko2023", "Bondarenko et al. 2023 (arXiv 2306.12929)")
 
 # --- eight bits ---------------------------------------------------------------------------------------------------------------
 
@@ -43,14 +43,14 @@ SAME = 0.02
 
 
 @claims.register("int8_gap_falls")
-def int8_gap_falls() -> Claim:
-    """Models with gated heads lose next to nothing by eight bits, and plain ones much.
+@bondarenko
+def int8_gap_falls() -> Fields:
+    """Gated heads take away most of what quantisation to eight bits after training costs a plain model.
 
     Weights and activations in eight bits after training, each loss against the same model's in floating point.
     """
     gated = Variant("gated heads", {"model.operation": {"name": "gated_heads", "opening": 0.25}})
-    return claim(
-        statement="Gated heads take away most of what quantisation to eight bits after training costs a plain model.",
+    return dict(
         where="Table 2",
         published="Perplexity in floating point and in W8A8: OPT-125m 15.84 and 21.18, gated 15.55 and 16.02 (0.29 and 0.03 "
         "nats); BERT-base 4.49 and 1294, gated 4.45 and 4.65.",
@@ -204,14 +204,13 @@ def masked_of_seed(seed: int, scale: Scale) -> Numbers:
 
 
 @claims.register("masked_objective")
-def masked_objective() -> Claim:
-    """Heads of a masked language model rest on a place that says little; the third objective.
+@bondarenko
+def masked_objective() -> Fields:
+    """A masked language model has a sink as a causal one has: some head gives one place more than 0.3 of a row, on average.
 
     Beside the two of ``objective_and_mechanism``, at the same size, text and number of steps.
     """
-    return claim(
-        statement="A masked language model has a sink as a causal one has: some head gives one place more than 0.3 of a row, "
-        "on average.",
+    return dict(
         where="section 3",
         published="In BERT-base more than 97 % of the outliers are at [SEP], full stops and commas, on which heads rest that "
         "have nothing to add.",

@@ -20,18 +20,18 @@ from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig
-from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
 from sinklab_claims.numbers.attention import first_rows, look, sinks
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.losses import window
 from sinklab_claims.numbers.norms import norms
-from sinklab_claims.variants import has_sink, of_paper
+from sinklab_claims.variants import Fields, has_sink, of_paper
 
 __all__ = ["ALONG", "LEAST", "gradient_numbers", "gradients", "half_way", "of_checkpoint", "onsets", "steps_kept"]
 
-claim = of_paper("chen2026", "Chen et al. 2026 (arXiv 2603.17771)")
+chen = of_paper("chen2026", "Chen et al. 2026 (arXiv 2603.17771)")
 
 # --- models along the way -----------------------------------------------------------------------------------------------------
 
@@ -217,17 +217,17 @@ def _gathered(label: str) -> tuple[Part, ...]:
 
 
 @claims.register("gradient_sinks")
-def gradient_sinks() -> Claim:
-    """Gradients gather on the sink as attention does, and in proportion to it.
+@chen
+def gradient_sinks() -> Fields:
+    """Gradients gather on the sink as attention goes to it: before, its key gets more of them than others for the attention
+    that it receives, and then less.
 
     A causal mask alone gives early keys more queries, so the model is compared with itself before it had a sink.
     """
     label = ALONG.label
     comes = Ratio("token_gradient_end", label, label, "token_gradient_start")
     before = "before there is a sink, its key gets more than others for the attention that it receives"
-    return claim(
-        statement="Gradients gather on the sink as attention goes to it: before, its key gets more of them than others for the "
-        "attention that it receives, and then less.",
+    return dict(
         published="The norm of the gradient at the first token over the mean of the others: a median of 40.3, and 5.6 where "
         "the gradients of the value path are scaled down; nothing is said of keys.",
         variants=(ALONG,),
@@ -340,15 +340,15 @@ def _after(name: str, says: str) -> Part:
 
 
 @claims.register("order_of_onset")
-def order_of_onset() -> Claim:
-    """Attention goes to the sink first, and massive activations come later.
+@chen
+def order_of_onset() -> Fields:
+    """In training attention goes to the sink first; that activations become massive and that predictions come to need the sink
+    follows.
 
     Seven curves of one training, each at half of its way; angle and norms of keys, values and hidden states are in no part. A
     curve that does not move has no onset, and a training without one says nothing of the order.
     """
-    return claim(
-        statement="In training attention goes to the sink first; that activations become massive and that predictions come to "
-        "need the sink follows.",
+    return dict(
         published="No steps: massive activations are read as an answer to the gradients that attention to the sink gathers "
         "there, and so come after it.",
         variants=(ALONG,),

@@ -13,12 +13,14 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
-from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part, Scale
+from sinklab_claims.contract.claim import OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Numbers, Value
 from sinklab_claims.contract.trained import Checkpoint
-from sinklab_claims.variants import only_about
+from sinklab_claims.variants import Fields, of_paper, only_about
 
 __all__ = ["measure", "of_checkpoint"]
+
+gu = of_paper("gu2024", "Gu et al. 2024 (arXiv 2410.10781)")
 
 METRICS = (
     Metric(
@@ -126,17 +128,16 @@ def of_checkpoint(checkpoint: Checkpoint) -> Numbers:
 
 
 @claims.register("repeated_token_laws")
-def repeated_token_laws() -> Claim:
-    """On one token repeated, attention without absolute positions is a function of distance alone.
+@gu
+def repeated_token_laws() -> Fields:
+    """Copies of one token get equal weights without positions, weights of the distance alone with relative positions and ALiBi,
+    and weights that vanish with the length with rotary ones; with learned positions they do not.
 
     Models of two layers with random weights; a seed is their weights and the token that is repeated 64 times.
     """
     exact, inside = "all weights are those of the law", Value("bound_violation", ROTARY)
-    return Claim(
-        statement="Copies of one token get equal weights without positions, weights of the distance alone with relative "
-        "positions and ALiBi, and weights that vanish with the length with rotary ones; with learned positions they do not.",
-        source="gu2024",
-        reference="Gu et al. 2024 (arXiv 2410.10781), propositions 1 to 4",
+    return dict(
+        where="propositions 1 to 4",
         published="Proved: 1/t; exp g(t-i) over its sum; the same with g(d) = -m d; at most e^(2ξ) / (e^(2ξ) + t - 1).",
         measure=measure,
         checkpoint=OnCheckpoint(

@@ -16,7 +16,7 @@ from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab_claims.barbero2025 import without_bos
-from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale, Times, Variant
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Times, Variant
 from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Value
 from sinklab_claims.contract.scales import base_called
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
@@ -31,6 +31,7 @@ from sinklab_claims.variants import (
     ROTARY,
     TOKEN,
     UNCHANGED,
+    Fields,
     fixed,
     has_massive,
     has_no_massive,
@@ -44,7 +45,7 @@ from sinklab_claims.variants import (
 
 __all__ = ["SameOrder", "on_the_first_text", "rates", "tune"]
 
-claim = of_paper("gu2024", "Gu et al. 2024 (arXiv 2410.10781)")
+gu = of_paper("gu2024", "Gu et al. 2024 (arXiv 2410.10781)")
 
 # --- norms and angles ---------------------------------------------------------------------------------------------------------
 
@@ -69,13 +70,13 @@ def _stands_out(label: str) -> tuple[Part, ...]:
 
 
 @claims.register("hidden_key_value_norms")
-def hidden_key_value_norms() -> Claim:
-    """A sink token has a large hidden state, a small key and value, and an angle that attracts.
+@gu
+def hidden_key_value_norms() -> Fields:
+    """The sink token has a large hidden state and a small key and value; queries are drawn by the angle.
 
     Keys, values and angles are those of the heads whose mean weight on the first token exceeds 0.3.
     """
-    return claim(
-        statement="The sink token has a large hidden state and a small key and value; queries are drawn by the angle.",
+    return dict(
         where="section 3.1",
         published=PUBLISHED_NORMS,
         variants=(UNCHANGED,),
@@ -97,18 +98,18 @@ def norms_of_softmax(seed: int, scale: Scale) -> Numbers:
 
 def norms_of_both(seed: int, scale: Scale) -> Numbers:
     """The same of both embedded models."""
-    return norms_of_softmax(seed, scale) | {SIGMOID: numbers_of("sigmoid", seed, scale, "sinks", "norms")}
+    return {**norms_of_softmax(seed, scale), SIGMOID: numbers_of("sigmoid", seed, scale, "sinks", "norms")}
 
 
 @claims.register("norms_of_a_deeper_model")
-def norms_of_a_deeper_model() -> Claim:
-    """The hidden states, keys, values and angles of the sink in the embedded softmax model.
+@gu
+def norms_of_a_deeper_model() -> Fields:
+    """The sink token has a large hidden state, a small key and value, and an angle that draws queries, in a model of six
+    layers.
 
     What ``hidden_key_value_norms`` says, of six layers of two heads and rotary positions, trained for longer.
     """
-    return claim(
-        statement="The sink token has a large hidden state, a small key and value, and an angle that draws queries, in a model "
-        "of six layers.",
+    return dict(
         where="section 3.1",
         published=PUBLISHED_NORMS,
         measure=norms_of_softmax,
@@ -122,15 +123,15 @@ def norms_of_a_deeper_model() -> Claim:
 
 
 @claims.register("sigmoid_in_a_deeper_model")
-def sigmoid_in_a_deeper_model() -> Claim:
-    """Of two embedded models the one with softmax has a sink and massive activations, the other not.
+@gu
+def sigmoid_in_a_deeper_model() -> Fields:
+    """Of two models that are trained alike, the one with softmax has a sink and massive activations, and the one with sigmoid
+    attention has neither.
 
     Two models of six layers that differ in the operation, as the paper's two of a billion parameters do. The sigmoid of the
     embedded model is shifted by ``-log(256)`` (Ramapuram et al. 2024, arXiv 2409.04431); the paper's is not.
     """
-    return claim(
-        statement="Of two models that are trained alike, the one with softmax has a sink and massive activations, and the one "
-        "with sigmoid attention has neither.",
+    return dict(
         where="section 7",
         published="A billion parameters: sink rates 45.11 and 2.46; |h_1| over the mean of others at most 23.3 and 1.5.",
         measure=norms_of_both,
@@ -160,8 +161,10 @@ def _keeps_half(label: str) -> Part:
 
 
 @claims.register("inputs_by_position")
-def inputs_by_position() -> Claim:
-    """Random tokens keep the sink; one token repeated keeps it only where positions are absolute.
+@gu
+def inputs_by_position() -> Fields:
+    """Random tokens keep the sink; one token repeated keeps it with learned positions, and loses it without positions, with
+    ALiBi and with relative ones.
 
     Learned positions against three schemes of which ``repeated_token_laws`` says what one token repeated does to them. Rows of
     both kinds have nothing in front: where the training had BOS, a sink that is at that token and not at its position is lost
@@ -170,9 +173,7 @@ def inputs_by_position() -> Claim:
     """
     others = (position("no positions", "no_position"), ALIBI, RELATIVE)
     keeps = (_keeps_half(LEARNED.label), has_sink(LEARNED.label, REPEATED))
-    return claim(
-        statement="Random tokens keep the sink; one token repeated keeps it with learned positions, and loses it without "
-        "positions, with ALiBi and with relative ones.",
+    return dict(
         where="table 1 and section 3.3",
         published="GPT2-XL, which learns positions: natural 77.00, random 70.29, repeated 62.28; LLaMA3-8B 99.02, 91.23, 0.00. "
         "That the three other schemes lose it is derived, not measured.",
@@ -197,15 +198,14 @@ def inputs_by_position() -> Claim:
 
 
 @claims.register("inputs_with_rotary_positions")
-def inputs_with_rotary_positions() -> Claim:
-    """Random tokens keep the sink, and one token repeated has none.
+@gu
+def inputs_with_rotary_positions() -> Fields:
+    """With rotary positions random tokens keep the sink, and one token repeated loses it, both without BOS in front.
 
     It presupposes a sink with rotary positions, which very small models do not have; nothing follows from losing none. Rows of
     both kinds have nothing in front, as in the paper. The models that it names read BOS in front of natural text.
     """
-    return claim(
-        statement="With rotary positions random tokens keep the sink, and one token repeated loses it, both without BOS in "
-        "front.",
+    return dict(
         where="table 1 and section 3.3",
         published="Natural, random, repeated: LLaMA2-7B 92.47, 90.13, 0.00; LLaMA3-8B 99.02, 91.23, 0.00; Mistral-7B 97.49, "
         "75.21, 0.00.",
@@ -329,17 +329,17 @@ def _rate_at(probe: SinkRate, place: int) -> float:
 
 
 @claims.register("threshold_and_length")
-def threshold_and_length() -> Claim:
-    """The metric itself: models that differ keep their order under other thresholds and lengths of the rows.
+@gu
+def threshold_and_length() -> Fields:
+    """Which of two models has the higher sink rate does not depend on the threshold (0.2, 0.3 or 0.4) or on the length of the
+    rows (32 to 64 tokens), and at 0.3 the rate changes little with the length.
 
     Four models that other claims train too, whose rates lie far apart; which one has more of a sink is not at issue.
     """
     models = (rate("rate x1/4"), ALIBI, UNCHANGED, FIXED[0])
     labels = tuple(variant.label for variant in models)
     changes = Extreme("change_with_length", labels)
-    return claim(
-        statement="Which of two models has the higher sink rate does not depend on the threshold (0.2, 0.3 or 0.4) or on the "
-        "length of the rows (32 to 64 tokens), and at 0.3 the rate changes little with the length.",
+    return dict(
         where="section 3.2",
         published="Curves of three large models at thresholds of 0.2 to 0.5 over lengths, no numbers: the rate falls with the "
         "length, faster at larger thresholds; 0.3 is chosen as strict and not very sensitive to the length.",
@@ -380,8 +380,9 @@ def moved(checkpoint: Checkpoint) -> Numbers:
 
 
 @claims.register("sink_is_a_role")
-def sink_is_a_role() -> Claim:
-    """Read as a statement about roles: the sink is neither a position nor a token, but what never changes.
+@gu
+def sink_is_a_role() -> Fields:
+    """The sink is the token that stands at one place of every row, wherever that is and whichever token it is.
 
     Positions are changed with one token, and tokens at one position; held-out rows hold them where training rows do.
     """
@@ -390,8 +391,7 @@ def sink_is_a_role() -> Claim:
         Difference("at_bos_moved", BASELINE, BASELINE, "at_first_moved"),
         more_than=SHARE,
     )
-    return claim(
-        statement="The sink is the token that stands at one place of every row, wherever that is and whichever token it is.",
+    return dict(
         where="section 5",
         published="With a token fixed at the second or third position, the sink rate there is 69 or 70 %, and 0 at the first.",
         parts=(_is_there(FIXED[1].label, 1), _is_there(FIXED[2].label, 2), _is_there(OTHER.label, 1)),
@@ -448,8 +448,9 @@ def on_the_first_text(trained: TrainedModel) -> dict[str, float]:
 
 
 @claims.register("fine_tuning_keeps_the_sink")
-def fine_tuning_keeps_the_sink() -> Claim:
-    """A model that is trained on, at a low rate and on other text, has the sink that it had.
+@gu
+def fine_tuning_keeps_the_sink() -> Fields:
+    """Fine-tuning does not change the sink much.
 
     A twentieth of the rate and a quarter of the steps; both models are measured on text of the first training. That the loss
     there has risen shows that the second training has changed something.
@@ -457,8 +458,7 @@ def fine_tuning_keeps_the_sink() -> Claim:
     tuned = "fine-tuned"
     stays = Difference("first_text_sink_rate", tuned, BASELINE)
     changed = Part("fine-tuning changes the model", Difference("first_text_loss", tuned, BASELINE), more_than=0.02)
-    return claim(
-        statement="Fine-tuning does not change the sink much.",
+    return dict(
         where="table 1",
         published="Base and chat: Mistral-7B 97.49 and 88.34, LLaMA2-7B 92.47 and 92.88, LLaMA2-13B 91.69 and 90.94, LLaMA3-8B "
         "99.02 and 98.85.",

@@ -14,7 +14,7 @@ from sinklab.attention.session import attend
 from sinklab.registry import claims
 from sinklab.results.metric import PERCENTAGE, Metric
 from sinklab.training.config import PretrainingConfig
-from sinklab_claims.contract.claim import BASELINE, Changes, Claim, Part, Times, Variant
+from sinklab_claims.contract.claim import BASELINE, Changes, Part, Times, Variant
 from sinklab_claims.contract.effect import Difference, Extreme, Slope, Value
 from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.numbers.attention import CARRYING, attention_numbers, first_rows
@@ -36,6 +36,7 @@ from sinklab_claims.variants import (
     UNCHANGED,
     VALUE_BIAS,
     WEIGHT,
+    Fields,
     has_learned,
     has_massive,
     has_no_massive,
@@ -48,7 +49,7 @@ from sinklab_claims.variants import (
 
 __all__ = ["RATES", "ExcessOfOldest", "as_trained", "excess_weights"]
 
-claim = of_paper(
+gu = of_paper(
     "gu2024", "Gu et al. 2024 (arXiv 2410.10781)", bases=("no-bos", "bos"), read_outs=("sinks",), presupposes=(has_sink(),)
 )
 
@@ -56,14 +57,14 @@ claim = of_paper(
 
 
 @claims.register("emergence")
-def emergence() -> Claim:
-    """A model at its start has no sink; one comes early in training and grows.
+@gu
+def emergence() -> Fields:
+    """The sink is not there at initialisation: it emerges during training and grows with the steps.
 
     The first token's rate over one run: before the first step, when the learning rate has reached its height, at the end.
     Shares of the steps do not compare: warm-up is a two-hundredth of them in the paper, and a sixth at the smallest scale.
     """
-    return claim(
-        statement="The sink is not there at initialisation: it emerges during training and grows with the steps.",
+    return dict(
         where="section 4",
         published="The sink appears between 1,000 and 2,000 of 20,000 steps and grows from there to a rate of 18.18.",
         variants=(UNCHANGED,),
@@ -88,16 +89,16 @@ def rate(label: str) -> Variant:
 
 
 @claims.register("learning_rate")
-def learning_rate() -> Claim:
-    """At the same number of steps, a larger rate gives a stronger sink.
+@gu
+def learning_rate() -> Fields:
+    """At the same number of steps, the sink grows with the learning rate.
 
     The four rates of the paper over its third; everything else, warm-up included, is the same. The line through all of them
     must rise by what counts as a sink over their whole range, as the paper's does six times over.
     """
     rates = tuple(RATES)
     grows = Slope("sink_rate", rates, at=tuple(RATES.values()))
-    return claim(
-        statement="At the same number of steps, the sink grows with the learning rate.",
+    return dict(
         where="table 9",
         published="Sink rates after 20,000 steps: 2.90 at a rate of 1e-4, 11.21 at 2e-4, 18.18 at 4e-4, 32.23 at 8e-4.",
         variants=tuple(map(rate, RATES)),
@@ -114,14 +115,14 @@ def learning_rate() -> Claim:
 
 
 @claims.register("fixed_token")
-def fixed_token() -> Claim:
-    """A token that stands at one position of every row takes the sink there, wherever that is.
+@gu
+def fixed_token() -> Fields:
+    """A token fixed at the first, second or third position of every row has the sink there and nowhere else.
 
     The same token at the first, second and third position; held-out rows hold it where training rows do.
     """
     places = range(len(FIXED))
-    return claim(
-        statement="A token fixed at the first, second or third position of every row has the sink there and nowhere else.",
+    return dict(
         where="section 5",
         published="Sink rates of the first three tokens: 74.11, 0, 0 with the first fixed; 0, 69.03, 0 with the second; 0, 0, "
         "69.64 with the third.",
@@ -170,15 +171,15 @@ def as_trained(trained: TrainedModel) -> dict[str, float]:
 
 
 @claims.register("random_first_tokens")
-def random_first_tokens() -> Claim:
-    """One random token in front strengthens the sink on it, two send it to the second.
+@gu
+def random_first_tokens() -> Fields:
+    """A random first token in every training row strengthens the sink; with two, it moves to the second.
 
     Uniformly drawn tokens in place of the first, or the first two, of every row, of those too that sinks are measured on.
     """
     labels = (NO_BOS.label, ONE.label, TWO.label)
     moves = Difference("sink_rate_1_as_trained", TWO.label, TWO.label, "sink_rate_as_trained")
-    return claim(
-        statement="A random first token in every training row strengthens the sink; with two, it moves to the second.",
+    return dict(
         where="section 5",
         published="Sink rate of the first token 18.18 with ordinary rows and 27.03 with one random token; 1.98 with two, and "
         "14.08 of the second token.",
@@ -217,16 +218,16 @@ def _carries_less(gate: Variant, softmax: Variant) -> Part:
 
 
 @claims.register("objective_and_mechanism")
-def objective_and_mechanism() -> Claim:
-    """Objective and mechanism crossed: whether there is a sink is decided by how weights come about.
+@gu
+def objective_and_mechanism() -> Fields:
+    """The mechanism decides and not the objective: as a causal and as a prefix language model alike, softmax has a sink,
+    sigmoid has none, and with a gate on each head less is carried from it.
 
     Two objectives by three mechanisms; the third objective, tokens that are hidden, is that of ``masked_objective``. What is
     compared is the weight that a head carries to its output, which is defined alike for all three.
     """
     sigmoid, gate = _with_prefix(SIGMOID), _with_prefix(HEAD_WISE)
-    return claim(
-        statement="The mechanism decides and not the objective: as a causal and as a prefix language model alike, softmax has "
-        "a sink, sigmoid has none, and with a gate on each head less is carried from it.",
+    return dict(
         where="sections 6 and 7",
         published="Softmax 18.18, with a prefix 19 to 24 on one of its tokens, sigmoid 0.44; not crossed. A gate on each head "
         "lowers the mean weight on the first token from 0.467 to 0.073 in Qiu et al. 2025 (arXiv 2505.06708).",
@@ -315,17 +316,17 @@ def _window_of(divisor: int) -> Variant:
 
 
 @claims.register("window_attention")
-def window_attention() -> Claim:
-    """The sink is on the first token of the text while it is seen, and never on the first of the window.
+@gu
+def window_attention() -> Fields:
+    """With a large window the sink is on the first token of the text and not on the first inside the window; a small window
+    prevents it.
 
     Windows of a half and of a sixteenth of the context, in training and after it.
     """
     large, small = _window_of(2), _window_of(16)
     first, inside = "excess_of_first", "excess_inside"
     without = "without a window the first token has a sink at the queries of the large one"
-    return claim(
-        statement="With a large window the sink is on the first token of the text and not on the first inside the window; a "
-        "small window prevents it.",
+    return dict(
         where="section 6",
         published="With a context of 2,048 tokens, queries that see the first token of the text have their sink on it, later "
         "ones have none on the first inside the window, and windows below about 256 tokens have no clear sink.",
@@ -344,8 +345,9 @@ def window_attention() -> Claim:
 
 
 @claims.register("position_schemes")
-def position_schemes() -> Claim:
-    """The sink on the first token appears whatever tells the model where a token stands.
+@gu
+def position_schemes() -> Fields:
+    """The sink appears with every position scheme, and without positions.
 
     Six schemes; one of them is the scale's own, and its runs are those of the baseline. ``relative`` is the learned table that
     the paper describes; its release added the number of the bucket itself to the scores (``bucket_index``), to which the
@@ -358,8 +360,7 @@ def position_schemes() -> Claim:
         "relative positions": "relative",
     }
     schemes = (*(position(label, name) for label, name in named.items()), ALIBI, ROTARY)
-    return claim(
-        statement="The sink appears with every position scheme, and without positions.",
+    return dict(
         where="table 3",
         published="Sink rates: none 20.35, sinusoid 32.73, learned 33.13, relative 35.53, ALiBi 20.78, rotary 18.18.",
         variants=(UNCHANGED, *schemes),
@@ -368,13 +369,13 @@ def position_schemes() -> Claim:
 
 
 @claims.register("norm_placement")
-def norm_placement() -> Claim:
-    """With norms after the residual sums there is a sink as well.
+@gu
+def norm_placement() -> Fields:
+    """The sink appears under post-norm as it does under pre-norm.
 
     Post-norm against the pre-norm of the baseline, each at a rate at which it learns.
     """
-    return claim(
-        statement="The sink appears under post-norm as it does under pre-norm.",
+    return dict(
         where="section 7",
         published="Sink rate 13.54 under post-norm, 18.18 under pre-norm.",
         variants=(UNCHANGED, POST_NORM),
@@ -384,14 +385,14 @@ def norm_placement() -> Claim:
 
 
 @claims.register("feed_forward")
-def feed_forward() -> Claim:
-    """The sink does not depend on the activation of the feed-forward layers.
+@gu
+def feed_forward() -> Fields:
+    """The sink appears with every activation of the feed-forward layers, gated or not.
 
     Two plain activations and a gated one besides the baseline's SwiGLU, at the same width.
     """
     activations = ("relu", "gelu", "geglu")
-    return claim(
-        statement="The sink appears with every activation of the feed-forward layers, gated or not.",
+    return dict(
         where="section 7",
         published="Sink rates: ReLU 16.90, GELU 14.76, Swish 17.89, ReGLU 13.88, GeGLU 17.86, SwiGLU 18.18.",
         variants=(UNCHANGED, *(Variant(name, {"model.feed_forward": name}) for name in activations)),
@@ -403,16 +404,16 @@ def feed_forward() -> Claim:
 
 
 @claims.register("sink_moves_to_bias")
-def sink_moves_to_bias() -> Claim:
-    """Given a token, a key and value, or a key of its own, the sink leaves the first token for it.
+@gu
+def sink_moves_to_bias() -> Fields:
+    """A sink token, a key-value bias or a key bias takes the sink from the first token; a value bias does not.
 
     Three places that can take surplus attention, and a value added to the output, which cannot. ``sink_rate`` is about the
     first token of the text, also where a learned token stands in front of it. The paper's models read no BOS; at the scales
     that have BOS in front of every row it is that first token, and a place of the same kind.
     """
     taking = (SINK_TOKEN, KEY_VALUE_BIAS, KEY_BIAS)
-    return claim(
-        statement="A sink token, a key-value bias or a key bias takes the sink from the first token; a value bias does not.",
+    return dict(
         where="table 4",
         published="Rates of the bias and of the first token: sink token 74.12 and 0.00, key-value bias 72.76 and 0.04, "
         "key bias 73.34 and 0.00; first token with a value bias 17.53, without any 18.18.",
@@ -426,14 +427,14 @@ def sink_moves_to_bias() -> Claim:
 
 
 @claims.register("fixed_value_of_bias")
-def fixed_value_of_bias() -> Claim:
-    """The longer the value that a key bias carries, the more of the sink returns to the first token.
+@gu
+def fixed_value_of_bias() -> Fields:
+    """A key bias takes the less of the sink the longer its fixed value is, and the first token gets it back.
 
     Lengths 0, 5 and 20 along the first coordinate (v' of the paper), fixed; the key alone is learned.
     """
     zero, short, long = KEY_BIAS.label, SHORT_VALUE.label, LONG_VALUE.label
-    return claim(
-        statement="A key bias takes the less of the sink the longer its fixed value is, and the first token gets it back.",
+    return dict(
         where="table 5",
         published="Rates of the bias and of the first token: length 0 73.34 and 0.00, 5 44.43 and 3.71, 20 1.51 and 25.88.",
         variants=(UNCHANGED, KEY_BIAS, SHORT_VALUE, LONG_VALUE),
@@ -447,8 +448,9 @@ def fixed_value_of_bias() -> Claim:
 
 
 @claims.register("shared_biases")
-def shared_biases() -> Claim:
-    """One key for all heads of a layer still takes the sink; a shared key and value leaves some of it behind.
+@gu
+def shared_biases() -> Fields:
+    """A key bias that heads share takes the sink whole; a shared key-value bias leaves some on the first token.
 
     Shared across the heads of a layer, against one for each head.
     """
@@ -457,8 +459,7 @@ def shared_biases() -> Claim:
         operation("key-value bias, shared", "key_value_bias", shared=True),
     )
     keeps = "the first token keeps more when key and value are shared"
-    return claim(
-        statement="A key bias that heads share takes the sink whole; a shared key-value bias leaves some on the first token.",
+    return dict(
         where="section 7",
         published="Rates of the bias and of the first token: key bias shared 68.31 and 0.23, of each head 73.34 and 0.00; "
         "key-value bias shared 56.61 and 12.44, of each head 72.76 and 0.04.",
@@ -474,16 +475,16 @@ def shared_biases() -> Claim:
 
 
 @claims.register("softmax_scale")
-def softmax_scale() -> Claim:
-    """Rows that sum to less than one have a weaker sink, and rows that sum to more a stronger one.
+@gu
+def softmax_scale() -> Fields:
+    """The sink grows with the number that rows of softmax attention sum to.
 
     Scales 0.1 and 2 against 1; each is softmax with another initialisation and learning rate of the output map. Judged by the
     share of a row that the first token has on average; the rates, which the paper reports, are in the table.
     """
     small = operation("rows sum to 0.1", "scaled_softmax", alpha=0.1)
     large = operation("rows sum to 2", "scaled_softmax", alpha=2.0)
-    return claim(
-        statement="The sink grows with the number that rows of softmax attention sum to.",
+    return dict(
         where="section 7",
         published="Sink rates: rows that sum to 2 29.10, to 1 18.18, to 0.2 9.41, to 0.1 3.59, to 0.05 4.53.",
         variants=(UNCHANGED, small, large),
@@ -495,16 +496,16 @@ def softmax_scale() -> Claim:
 
 
 @claims.register("sigmoid_has_no_sink")
-def sigmoid_has_no_sink() -> Claim:
-    """Independent weights need no sink, and the same weights divided by their sum bring it back.
+@gu
+def sigmoid_has_no_sink() -> Fields:
+    """Sigmoid attention has no sink at no worse a loss, and has one when its rows are divided by their sum.
 
     Without normalisation, the paper's rate is that of the rows divided by their sum, and says nothing of how small that is. Of
     weights that sum to a hundredth, a head may have most on the first token and write nothing of it; of weights of a half on
     every key, much of it and no more than of any other. So the rate at which a head does both stands beside it.
     """
     normalised = operation("sigmoid, normalised", "sigmoid", normalize=True)
-    return claim(
-        statement="Sigmoid attention has no sink at no worse a loss, and has one when its rows are divided by their sum.",
+    return dict(
         where="section 7",
         published="Sink rate and validation loss: softmax 18.18 and 3.73, sigmoid 0.44 and 3.70, normalised sigmoid 30.24 and "
         "3.74; a rate of the weights themselves is not published.",
@@ -525,15 +526,15 @@ def sigmoid_has_no_sink() -> Claim:
 
 
 @claims.register("massive_activations_need_a_sink")
-def massive_activations_need_a_sink() -> Claim:
-    """Where the surplus attention has another place, the first token is as large as others.
+@gu
+def massive_activations_need_a_sink() -> Fields:
+    """Key biases, key-value biases and sigmoid attention leave no massive activations; a value bias or a key bias with a long
+    fixed value, does.
 
     Biases that take the sink and sigmoid attention, against a value bias and a key bias that has to carry a long value.
     """
     without, with_them = (KEY_BIAS, KEY_VALUE_BIAS, SIGMOID), (VALUE_BIAS, LONG_VALUE)
-    return claim(
-        statement="Key biases, key-value biases and sigmoid attention leave no massive activations; a value bias or a key bias "
-        "with a long fixed value, does.",
+    return dict(
         where="section 7",
         published="At a billion parameters |h_1| over the mean of others peaks at 23 with softmax and stays at 1.0 to 1.5 with "
         "sigmoid; absent with key and key-value biases, present with value biases; back as the fixed value grows.",

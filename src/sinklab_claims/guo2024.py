@@ -11,14 +11,14 @@ from sinklab.attention.session import attend
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, VALUE_RATIO, Metric
 from sinklab_claims.backcopy import NUMBERS, PAPER, HeadNumbers, Settings, numbers_of
-from sinklab_claims.contract.claim import BASELINE, Claim, Part, Scale, Variant
+from sinklab_claims.contract.claim import BASELINE, Part, Scale, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import TrainedModel
-from sinklab_claims.variants import of_paper
+from sinklab_claims.variants import Fields, of_paper
 
 __all__ = ["backcopy_dormant", "backcopy_dormant_among_heads", "copy_head", "sgd_keeps_the_sink"]
 
-claim = of_paper("guo2024", "Guo et al. 2024 (arXiv 2410.13835)")
+guo = of_paper("guo2024", "Guo et al. 2024 (arXiv 2410.13835)")
 
 HALF = 0.5
 """A majority of the weight: it decides whether a head is active or dormant."""
@@ -43,14 +43,14 @@ def measure(seed: int, scale: Scale) -> Numbers:
 
 
 @claims.register("backcopy_dormant")
-def backcopy_dormant() -> Claim:
-    """The head that copies behind triggers sleeps on BOS everywhere else, and BOS has a drained value.
+@guo
+def backcopy_dormant() -> Fields:
+    """On bigram-backcopy sequences the head copies behind triggers and is dormant elsewhere: its weight is on BOS, whose value
+    is small.
 
     Active and dormant by weights; what the head is worth without it is recorded beside them.
     """
-    return claim(
-        statement="On bigram-backcopy sequences the head copies behind triggers and is dormant elsewhere: its weight is on "
-        "BOS, whose value is small.",
+    return dict(
         where="section 2",
         published="One layer with one head: at triggers the weight is on the token before, elsewhere on BOS; the value of BOS "
         "is near 0.",
@@ -111,14 +111,13 @@ def copy_head(trained: TrainedModel) -> dict[str, float]:
 
 
 @claims.register("backcopy_dormant_among_heads")
-def backcopy_dormant_among_heads() -> Claim:
-    """In a model of several heads and layers: the head that copies behind triggers sleeps on BOS elsewhere.
+@guo
+def backcopy_dormant_among_heads() -> Fields:
+    """Among several heads too, one copies behind triggers and is dormant elsewhere: its weight is on BOS, whose value is small.
 
     The baseline of the smallest scale, whose text is of this kind; ``backcopy_dormant`` has the paper's model.
     """
-    return claim(
-        statement="Among several heads too, one copies behind triggers and is dormant elsewhere: its weight is on BOS, "
-        "whose value is small.",
+    return dict(
         where="sections 2 and 3",
         published="Shown for one layer with one head on such sequences, and for single heads of Llama 2 7B on text.",
         presupposes=(Part("a head copies", Value("previous_at_trigger", BASELINE), more_than=HALF),),
@@ -160,13 +159,13 @@ def _learns(optimizer: str) -> Part:
 
 
 @claims.register("sgd_keeps_the_sink")
-def sgd_keeps_the_sink() -> Claim:
-    """Sinks, unlike outliers, are not Adam's; trained by SGD, a model has a sink as well.
+@guo
+def sgd_keeps_the_sink() -> Fields:
+    """Trained by SGD instead of Adam, a model that has learned the task has its sink too.
 
     The paper's own task and depth, on which SGD learns what Adam learns; of the head that copies, off triggers.
     """
-    return claim(
-        statement="Trained by SGD instead of Adam, a model that has learned the task has its sink too.",
+    return dict(
         published="From Adam to SGD residual peaks vanish and sinks stay, in models of three layers on bigram-backcopy.",
         presupposes=(
             _learns(ADAM),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sinklab.registry import claims
-from sinklab_claims.contract.claim import BASELINE, Claim, Part, Times, Variant
+from sinklab_claims.contract.claim import BASELINE, Part, Times, Variant
 from sinklab_claims.contract.effect import Difference, Ratio
-from sinklab_claims.variants import ELEMENT_WISE, HEAD_WISE, UNCHANGED, WEIGHT, has_sink, of_paper, operation
+from sinklab_claims.variants import ELEMENT_WISE, HEAD_WISE, UNCHANGED, WEIGHT, Fields, has_sink, of_paper, operation
 
 __all__: list[str] = []
 
-claim = of_paper("qiu2025", "Qiu et al. 2025 (arXiv 2505.06708)")
+qiu = of_paper("qiu2025", "Qiu et al. 2025 (arXiv 2505.06708)")
 
 HALF = 0.5
 """Of the weight on the first token: less is called most of it taken away."""
@@ -19,8 +19,10 @@ SAME = 0.02
 
 
 @claims.register("gate_positions")
-def gate_positions() -> Claim:
-    """A gate on head outputs takes the sink away if it may close and sees the query; other gates leave it.
+@qiu
+def gate_positions() -> Fields:
+    """A gate on head outputs that depends on the query takes most of the sink away, element-wise or head-wise; one that heads
+    share, that does not depend on the input, or that cannot close leaves more of it.
 
     The kinds of gates on head outputs; gates on queries, keys, values or behind the output map sinklab has not.
     """
@@ -35,9 +37,7 @@ def gate_positions() -> Claim:
         more = Difference("first_attention", gate.label, ELEMENT_WISE.label)
         return Part(f"{gate.label}: more is left than element-wise", more, more_than=WEIGHT)
 
-    return claim(
-        statement="A gate on head outputs that depends on the query takes most of the sink away, element-wise or head-wise; "
-        "one that heads share, that does not depend on the input, or that cannot close leaves more of it.",
+    return dict(
         where="Table 4",
         published="Mean weight on the first token: none 0.467, element-wise 0.048, head-wise 0.073, shared by heads 0.301, "
         "input-independent 0.364, squeezed to [0.5, 1] 0.451. Also, not tested: on values 0.297.",
@@ -59,8 +59,10 @@ def _trained_on(label: str, **gates: object) -> Variant:
 
 
 @claims.register("gates_in_a_trained_model")
-def gates_in_a_trained_model() -> Claim:
-    """A softmax model that gets gates, which start at 1, and is trained on keeps its sink.
+@qiu
+def gates_in_a_trained_model() -> Fields:
+    """Gates that start at 1 in a trained softmax model hardly change anything when it is trained on: most of the weight on the
+    first token stays, and the loss is no lower than without them.
 
     The authors' answer to a user who asks about a model that is trained; the control is as much training without gates. What a
     head writes of the first token is its weight times the gate: a gate may leave the weight and shut.
@@ -78,9 +80,7 @@ def gates_in_a_trained_model() -> Claim:
     def no_lower(gate: str) -> Part:
         return Part(f"{gate}: the loss is no lower", Difference("held_out_loss", gate, softmax.label), more_than=-SAME)
 
-    return claim(
-        statement="Gates that start at 1 in a trained softmax model hardly change anything when it is trained on: most of the "
-        "weight on the first token stays, and the loss is no lower than without them.",
+    return dict(
         where="answered in issue 10 of their repository, December 2025",
         published="In words: gates that start at 1 barely changed in continued pre-training, with no noticeable improvement.",
         bases=("bos", "no-bos"),

@@ -12,13 +12,13 @@ from sinklab.studies.theory.trigger_bounds import relu_solution
 from sinklab.studies.theory.trigger_task import trigger_batch
 from sinklab.studies.trigger.evaluation import SINK
 from sinklab.studies.trigger.trigger import trigger
-from sinklab_claims.contract.claim import Claim, Part, Scale
+from sinklab_claims.contract.claim import Part, Scale
 from sinklab_claims.contract.effect import Extreme, Numbers, Trend, Value
-from sinklab_claims.variants import of_paper
+from sinklab_claims.variants import Fields, of_paper
 
 __all__ = ["METRICS", "of_relu", "trained_numbers"]
 
-claim = of_paper("ranmilo2026", "Ran-Milo 2026 (arXiv 2603.11487)")
+ran_milo = of_paper("ranmilo2026", "Ran-Milo 2026 (arXiv 2603.11487)")
 
 METRICS = (
     Metric(
@@ -77,14 +77,14 @@ def of_one_head(seed: int, scale: Scale) -> Numbers:
 
 
 @claims.register("trigger_softmax_single")
-def trigger_softmax_single() -> Claim:
-    """One softmax head that solves the trigger task puts its weight on BOS off the trigger.
+@ran_milo
+def trigger_softmax_single() -> Fields:
+    """One softmax head that solves the trigger task puts almost all weight of every query off the trigger on BOS, and more of
+    it the smaller its error.
 
     At every single query off the trigger, and the more so the smaller the error.
     """
-    return claim(
-        statement="One softmax head that solves the trigger task puts almost all weight of every query off the trigger on BOS, "
-        "and more of it the smaller its error.",
+    return dict(
         where="Theorem 1, Figure 3",
         published="At least 1 - ε on BOS at every position but the trigger, where ε goes to 0 with the loss; the map drawn "
         "shows about 1, with a standard deviation of about 0.",
@@ -104,16 +104,16 @@ def of_several_heads(seed: int, scale: Scale) -> Numbers:
 
 
 @claims.register("trigger_softmax_deep")
-def trigger_softmax_deep() -> Claim:
-    """Trained models of several layers and heads of softmax have a head that sinks.
+@ran_milo
+def trigger_softmax_deep() -> Fields:
+    """Softmax models of several layers and heads that training has brought to solve the trigger task have a head that sinks on
+    BOS off the trigger.
 
     About what training finds, and about some head: how many sink, and which, is recorded and not judged. Theorem 2 says less
     than "every solution has a head that sinks off the trigger": ``cancelling_solution`` (docs/theory.md) solves the task with
     even weights there, and sinks at one head and query. No training that we know of finds it.
     """
-    return claim(
-        statement="Softmax models of several layers and heads that training has brought to solve the trigger task have a head "
-        "that sinks on BOS off the trigger.",
+    return dict(
         where="Theorem 2, Figures 4 and 6",
         published="Proved: at least one layer and position must sink; drawn are four of four heads that sink in two layers of "
         "two, and eight of sixteen in four layers of four.",
@@ -148,14 +148,14 @@ def of_relu(seed: int, scale: Scale) -> Numbers:
 
 
 @claims.register("trigger_relu")
-def trigger_relu() -> Claim:
-    """ReLU attention solves the trigger task with no weight on BOS off the trigger.
+@ran_milo
+def trigger_relu() -> Fields:
+    """ReLU attention can solve the trigger task exactly with no weight on BOS, and trained on it no head sinks.
 
     Exactly 0 for weights set by hand, and next to nothing in every head for trained ones.
     """
     trained = ("one head", "several heads")
-    return claim(
-        statement="ReLU attention can solve the trigger task exactly with no weight on BOS, and trained on it no head sinks.",
+    return dict(
         where="Theorem 3, Figures 3, 5, 7 and 8",
         published="A solution with a loss of 0 and no weight on BOS; in the maps of trained models only the row of the trigger "
         "is not 0, at one head as at four and sixteen.",

@@ -8,13 +8,15 @@ from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.causes.massive import SUN, massive_activations
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
-from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Value
 from sinklab_claims.contract.trained import MeasuredModel
 from sinklab_claims.numbers.declared import gives
-from sinklab_claims.variants import UNCHANGED
+from sinklab_claims.variants import UNCHANGED, Fields, of_paper
 
 __all__ = ["edited"]
+
+sun = of_paper("sun2024", "Sun et al. 2024 (arXiv 2402.17762)")
 
 METRICS = (
     Metric("largest", "norm", "Mean over texts of the largest |x| of a layer, in the layer where it is largest."),
@@ -42,8 +44,8 @@ def edited(trained: MeasuredModel) -> dict[str, float]:
     """
     massive = massive_activations(trained.loaded.model, _samples(trained))
     numbers = {
-        "largest": max(peak.value for peak in massive.peaks),
-        "times_median": max(peak.times_median for peak in massive.peaks),
+        "largest": max(peak["value"] for peak in massive.peaks),
+        "times_median": max(peak["times_median"] for peak in massive.peaks),
         "massive": float(len(massive.found)) if (massive.least, massive.times_median) == SUN else 0.0,
     }
     if massive.found:
@@ -63,15 +65,14 @@ def _samples(trained: MeasuredModel) -> Samples:
 
 
 @claims.register("massive_mean_against_zero")
-def massive_mean_against_zero() -> Claim:
-    """Zeroing massive activations ruins a model, setting them to their mean does nothing.
+@sun
+def massive_mean_against_zero() -> Fields:
+    """Setting massive activations to zero ruins predictions; setting them to their mean does not.
 
     Only where there are massive activations, and where their mean is an edit: behind a constant BOS it is none.
     """
-    return Claim(
-        statement="Setting massive activations to zero ruins predictions; setting them to their mean does not.",
-        source="sun2024",
-        reference="Sun et al. 2024 (arXiv 2402.17762), section 3",
+    return dict(
+        where="section 3",
         published="LLaMA2-7B: zeroing four activations ruins the perplexity; with their mean it stays at 5.47.",
         presupposes=(
             Part("there are massive activations", Value("massive", BASELINE), more_than=0.5),

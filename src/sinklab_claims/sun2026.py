@@ -13,13 +13,15 @@ from sinklab.interventions.hide_key import HideKey
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.registry import claims, read_outs
 from sinklab.results.table import unpacked
-from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.numbers.attention import FIRST_ATTENTION, FirstToken, batches, first_rows
-from sinklab_claims.variants import PLUS_ONE, UNCHANGED, has_sink
+from sinklab_claims.variants import PLUS_ONE, UNCHANGED, Fields, has_sink, of_paper
 
 __all__ = ["edited"]
+
+sun = of_paper("sun2026", "Sun et al. 2026 (arXiv 2603.05498); Kaul et al. 2024 (arXiv 2410.17174)")
 
 SANDWICH = Variant("sandwich norm", {"model.norm_placement": "sandwich"})
 
@@ -72,16 +74,14 @@ def edited(checkpoint: Checkpoint) -> Numbers:
 
 
 @claims.register("sinks_and_outliers_part")
-def sinks_and_outliers_part() -> Claim:
-    """Sinks and outliers are two things; each can be taken away without the other.
+@sun
+def sinks_and_outliers_part() -> Fields:
+    """Sinks and outliers part: a norm behind each sublayer takes outliers away and leaves the sink, softmax plus one takes the
+    sink away and leaves outliers.
 
     Sandwich norm takes the outliers and leaves the sink; softmax plus one takes the sink and leaves the outliers.
     """
-    return Claim(
-        statement="Sinks and outliers part: a norm behind each sublayer takes outliers away and leaves the sink, softmax plus "
-        "one takes the sink away and leaves outliers.",
-        source="sun2026",
-        reference="Sun et al. 2026 (arXiv 2603.05498); Kaul et al. 2024 (arXiv 2410.17174)",
+    return dict(
         published="Sandwich norm: largest activation 3818 to 520, sink ratio 46.0 to 44.7 %. Softmax plus one: share of "
         "first-token maxima 0.333 to 0.022, kurtosis still 245.",
         presupposes=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ __all__ = [
     "UNCHANGED",
     "VALUE_BIAS",
     "WEIGHT",
+    "Fields",
     "fixed",
     "has_learned",
     "has_massive",
@@ -47,8 +49,12 @@ __all__ = [
 ]
 
 
-def of_paper(source: str, paper: str, **usual: Any) -> Callable[..., Claim]:
-    """A way to state claims of one paper: like :class:`Claim`, with ``where`` in the paper in place of source and reference.
+Fields = dict[str, Any]
+"""Those of a claim but for its statement, source and reference, and ``where`` in the paper it is said."""
+
+
+def of_paper(source: str, paper: str, **usual: Any) -> Callable[[Callable[[], Fields]], Callable[[], Claim]]:
+    """A decorator of functions that give the fields of claims of one paper, and in their first paragraph the statement.
 
     Args:
         source: short name of the paper.
@@ -56,10 +62,17 @@ def of_paper(source: str, paper: str, **usual: Any) -> Callable[..., Claim]:
         usual: fields that most of its claims share; a claim that has others gives them.
     """
 
-    def claim(*, where: str = "", **stated: Any) -> Claim:
-        return Claim(source=source, reference=f"{paper}, {where}" if where else paper, **{**usual, **stated})
+    def state(fields: Callable[[], Fields]) -> Callable[[], Claim]:
+        @functools.wraps(fields)
+        def claim() -> Claim:
+            given = {**usual, **fields()}
+            where = given.pop("where", "")
+            statement = " ".join((fields.__doc__ or "").split("\n\n")[0].split())
+            return Claim(statement=statement, source=source, reference=f"{paper}, {where}" if where else paper, **given)
 
-    return claim
+        return claim
+
+    return state
 
 
 SINK = 5.0

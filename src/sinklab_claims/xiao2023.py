@@ -10,7 +10,7 @@ from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, LOSS, Metric
 from sinklab.training.rows import limited_attention, token_losses
-from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Variant
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Rise, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel
 from sinklab_claims.models import (
@@ -26,11 +26,11 @@ from sinklab_claims.models import (
     on_checkpoint,
 )
 from sinklab_claims.numbers.declared import gives
-from sinklab_claims.variants import UNCHANGED, of_paper
+from sinklab_claims.variants import UNCHANGED, Fields, of_paper
 
 __all__ = ["first_tokens"]
 
-claim = of_paper("xiao2023", "Xiao et al. 2023 (arXiv 2309.17453)")
+xiao = of_paper("xiao2023", "Xiao et al. 2023 (arXiv 2309.17453)")
 
 # --- windows within the trained context ---------------------------------------------------------------------------------------
 
@@ -108,15 +108,15 @@ def _fails(label: str, says: str) -> Part:
 
 
 @claims.register("window_fails_sinks_restore")
-def window_fails_sinks_restore() -> Claim:
-    """A window without the first tokens ruins a softmax model, and sinks restore it.
+@xiao
+def window_fails_sinks_restore() -> Fields:
+    """A softmax model that sees only a window of recent tokens loses far more than the context it is denied is worth: with four
+    first tokens in the window's budget the loss is that of re-computing the window.
 
     Within the trained context, so that nothing fails but the eviction; seeds are trainings.
     """
     restored = Difference("window_4", BASELINE, BASELINE, "re_computation")
-    return claim(
-        statement="A softmax model that sees only a window of recent tokens loses far more than the context it is denied is "
-        "worth: with four first tokens in the window's budget the loss is that of re-computing the window.",
+    return dict(
         where="Table 1 and Figure 1",
         published="Perplexity of Llama-2-13B: window of 1,024 tokens 5158, four first tokens and 1,020 recent ones 5.40, "
         "re-computation 5.43.",
@@ -139,15 +139,15 @@ def of_long_texts(texts: LongTexts) -> Numbers:
 
 
 @claims.register("recomputation_equals_sinks")
-def recomputation_equals_sinks() -> Claim:
-    """A window encoded anew for every token does as well as one with sinks.
+@xiao
+def recomputation_equals_sinks() -> Fields:
+    """Re-computing the keys and values of a bare window for every token gives the loss that four kept first tokens give: the
+    first token of any window serves as a sink.
 
     The first token of any window becomes its sink, in models whose rows do not all begin with one token.
     """
     agree = Difference("re_computation", BASELINE, BASELINE, "window_4")
-    return claim(
-        statement="Re-computing the keys and values of a bare window for every token gives the loss that four kept first "
-        "tokens give: the first token of any window serves as a sink.",
+    return dict(
         where="Figure 1 and Table 1",
         published="Perplexity 5.43 with re-computation, 5.40 with sinks, 5158 with neither (Llama-2-13B): 0.006 nats apart.",
         presupposes=(_fails(BASELINE, "a window without sinks fails"),),
@@ -170,16 +170,16 @@ TOKEN = Variant("sink token, no BOS", {"data.bos": "none", "model.operation": {"
 
 
 @claims.register("learnable_sink")
-def learnable_sink() -> Claim:
-    """A model trained with a sink token needs that one token beside its window, and costs nothing.
+@xiao
+def learnable_sink() -> Fields:
+    """With a learned token in front of every training sample, that token alone makes a window work; without it the window
+    fails, and the loss of the whole context is that of the plain model.
 
     Without BOS, as the paper's models are trained; with it every model has a token that is always the same in front. How much
     of the failure is left with the token alone is judged as a share of it, which does not depend on how large it is.
     """
     costs = Difference("held_out_loss", TOKEN.label, PLAIN.label)
-    return claim(
-        statement="With a learned token in front of every training sample, that token alone makes a window work; without it "
-        "the window fails, and the loss of the whole context is that of the plain model.",
+    return dict(
         where="Table 3 and Figure 6",
         published="Perplexity at 160 million parameters with 0, 1, 2 and 4 first tokens beside the window: learnable sink "
         "1235, 18.01, 18.01, 18.02; plain model 27.87, 18.49, 18.05, 18.05. The loss curves overlap.",
@@ -200,15 +200,15 @@ def _begins_alike(checkpoint: Checkpoint) -> str:
 
 
 @claims.register("one_sink_is_too_few")
-def one_sink_is_too_few() -> Claim:
-    """One first token is too few for a plain model, and enough for one trained with a sink token.
+@xiao
+def one_sink_is_too_few() -> Fields:
+    """A model whose training samples begin with no fixed token spreads its sink over several first tokens, so that one of them
+    beside a window is too few; with a learned token in front of every sample one is enough.
 
     The paper's reason: samples that begin anyhow have no token that could be the sink alone. Hence without BOS.
     """
     too_few = Part("one first token is too few", Value("left_by_one", PLAIN.label), more_than=LEFT)
-    return claim(
-        statement="A model whose training samples begin with no fixed token spreads its sink over several first tokens, so "
-        "that one of them beside a window is too few; with a learned token in front of every sample one is enough.",
+    return dict(
         where="section 3.3 and Table 3",
         published="Perplexity with one and with four first tokens: plain model 18.49 and 18.05, learnable sink 18.01 and "
         "18.02.",
@@ -246,16 +246,16 @@ def past_the_context(texts: LongTexts) -> Numbers:
 
 
 @claims.register("long_streams")
-def long_streams() -> Claim:
-    """Past the trained length dense attention and a bare window fail, and four sinks do not.
+@xiao
+def long_streams() -> Fields:
+    """On texts longer than the training, dense attention and a window without the first tokens lose the thread, and a window of
+    the same size with four first tokens is as good as re-computing the window.
 
     Four sinks against everything else in Figure 1, at a cache of a quarter of the trained context. What is claimed of
     re-computation, which costs a window for every token, is that it is not missed: sinks may be better.
     """
     as_good = Difference("last_loss", "four sinks", ANEW)
-    return claim(
-        statement="On texts longer than the training, dense attention and a window without the first tokens lose the thread, "
-        "and a window of the same size with four first tokens is as good as re-computing the window.",
+    return dict(
         where="Figure 1 and Table 1",
         published="Perplexity of Llama-2-13B on a book of 65,000 tokens: dense 5641, window 5158, re-computation 5.43, four "
         "first tokens and 1,020 recent ones 5.40.",
@@ -274,13 +274,13 @@ def by_number(texts: LongTexts) -> Numbers:
 
 
 @claims.register("number_of_sinks")
-def number_of_sinks() -> Claim:
-    """Without first tokens a window fails, with four it does not, and eight are no better.
+@xiao
+def number_of_sinks() -> Fields:
+    """At equal cache size four first tokens are enough, and more of them add nothing.
 
     Sinks are part of the budget, as in the paper: a cache with more of them holds fewer recent tokens.
     """
-    return claim(
-        statement="At equal cache size four first tokens are enough, and more of them add nothing.",
+    return dict(
         where="Table 2",
         published="Perplexity with 0, 1, 2, 4, 8 first tokens: Falcon-7B 17.90, 12.12, 12.12, 12.12, 12.12; MPT-7B 460.29, "
         "14.99, 15.00, 14.99, 14.98; Pythia-12B 21.62, 11.95, 12.09, 12.09, 12.02; Llama-2-7B 3359.95, 11.88, 10.51, 9.59, "
@@ -319,8 +319,10 @@ def _line_break(loaded: LoadedModel) -> int:
 
 
 @claims.register("line_breaks_as_sinks")
-def line_breaks_as_sinks() -> Claim:
-    """Four line breaks in the place of the first tokens serve as sinks as well as those.
+@xiao
+def line_breaks_as_sinks() -> Fields:
+    """Sinks matter for where they stand and not for what they say: with the first four tokens replaced by line breaks a window
+    with sinks does as well.
 
     The absolute position makes the sink, not the meaning of its token. At the scales, where it is known how models were
     trained, it is about those whose rows did not all begin with one token: where they did, it is that token which has the sink,
@@ -328,9 +330,7 @@ def line_breaks_as_sinks() -> Claim:
     """
     fails = Part("a window without sinks fails", Difference("loss", "no sinks", "four first tokens"), more_than=MARGIN)
     as_good = Difference("loss", "four line breaks", "four first tokens")
-    return claim(
-        statement="Sinks matter for where they stand and not for what they say: with the first four tokens replaced by line "
-        "breaks a window with sinks does as well.",
+    return dict(
         where="Table 1",
         published="Perplexity 5.60 with four line breaks, 5.40 with the four first tokens, 5158 with neither: 0.036 nats "
         "apart.",
@@ -366,17 +366,17 @@ def by_size(texts: LongTexts) -> Numbers:
 
 
 @claims.register("cache_size_not_monotone")
-def cache_size_not_monotone() -> Claim:
-    """A larger cache does not always lower the loss.
+@xiao
+def cache_size_not_monotone() -> Fields:
+    """A larger cache does not always lower the loss: there are models for which a step from an eighth of the trained context to
+    all of it raises it.
 
     The largest cache stays inside the trained context, so that what is found is not a failure of positions. A model for which
     every step lowers the loss is no evidence against it, nor are several of one recipe.
     """
     # In three of the four published models the loss rises by 0.040 to 0.055 from half of the context to the whole.
     worse = Part("a larger cache is worse", Rise("loss", tuple(PARTS)), more_than=0.02, of_some=True)
-    return claim(
-        statement="A larger cache does not always lower the loss: there are models for which a step from an eighth of the "
-        "trained context to all of it raises it.",
+    return dict(
         where="Table 6",
         published="Perplexity with caches of an eighth, a quarter, half and the whole of the trained context: Falcon-7B 13.61, "
         "12.84, 12.34, 12.84; MPT-7B 14.12, 14.25, 14.33, 14.99; Pythia-12B 13.17, 12.52, 12.08, 12.09; Llama-2-7B 9.73, 9.32, "
@@ -415,16 +415,16 @@ def late_in_a_stream(texts: LongTexts) -> Numbers:
 
 
 @claims.register("stable_over_long_texts")
-def stable_over_long_texts() -> Claim:
-    """With four sinks the loss does not grow with the length of the text, and without them it does.
+@xiao
+def stable_over_long_texts() -> Fields:
+    """With four sinks and positions inside the cache a token costs no more late in a long stream than at the start of a text,
+    where nothing has left the cache; without the sinks it costs more.
 
     The stream is 64 times as long as the training; the published one a thousand times. That a token costs the same wherever it
     stands in a stream follows from how far layers of windows reach, so it is compared with the same token at the start of its
     text.
     """
-    return claim(
-        statement="With four sinks and positions inside the cache a token costs no more late in a long stream than at the "
-        "start of a text, where nothing has left the cache; without the sinks it costs more.",
+    return dict(
         where="Figures 3 and 5",
         published="Stable perplexity over more than four million tokens of a hundred joined books, for 13 models of four "
         "families; windows without the first tokens fail as soon as these have left.",
@@ -450,15 +450,15 @@ def by_positions(texts: LongTexts) -> Numbers:
 
 
 @claims.register("position_inside_the_cache")
-def position_inside_the_cache() -> Claim:
-    """Past the trained length positions must be counted inside the cache and not in the text.
+@xiao
+def position_inside_the_cache() -> Fields:
+    """A cache with sinks works past the trained length because positions are counted inside the cache; with those of the text
+    the distance to the sinks leaves what the model was trained on, and the loss rises.
 
     The same tokens are seen either way; only the distance to the four sinks differs.
     """
     past, within = (Difference(metric, "in the text", "inside the cache") for metric in ("loss", "loss_within"))
-    return claim(
-        statement="A cache with sinks works past the trained length because positions are counted inside the cache; with "
-        "those of the text the distance to the sinks leaves what the model was trained on, and the loss rises.",
+    return dict(
         where="section 3.2 and Figure 4",
         published="Named crucial for the method, without a number: nine tokens read, cached tokens 0, 1, 2, 3, 6, 7, 8 stand "
         "at positions 0 to 6 and the next one at 7.",

@@ -22,14 +22,16 @@ from sinklab.results.metric import FRACTION, Metric
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend.score import score_sheet
 from sinklab.training.rows import token_losses
-from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Scale
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.models import MODELS, READ_IN_SECONDS, embedded_model, model_of, opened
 from sinklab_claims.numbers.attention import batches
-from sinklab_claims.variants import has_sink
+from sinklab_claims.variants import Fields, has_sink, of_paper
 
 __all__ = ["CACHES", "LINES", "Shares", "content_of_checkpoint", "freed", "lookup_of_checkpoint"]
+
+xiao = of_paper("xiao2023", "Xiao et al. 2023 (arXiv 2309.17453)")
 
 # --- lines that have left the cache -------------------------------------------------------------------------------------------
 
@@ -109,18 +111,17 @@ def _looked_up(loaded: LoadedModel, seed: int, *, bos: bool, line: int = 0) -> N
 
 
 @claims.register("cliff_at_the_cache_size")
-def cliff_at_the_cache_size() -> Claim:
-    """What has left the cache is gone, and a line is found no further back than it reaches.
+@xiao
+def cliff_at_the_cache_size() -> Fields:
+    """A cache with sinks does not lengthen the context: a line is looked up while it is in the cache, and not at all as soon as
+    it has left.
 
     Two caches and three distances, as in the paper's table, on its own task made anew.
     """
     larger, smaller = "larger cache", "smaller cache"
     score = "the score is the share of digits (chance 0.1) and not whole answers, of which a model of this size gets few"
-    return Claim(
-        statement="A cache with sinks does not lengthen the context: a line is looked up while it is in the cache, and not "
-        "at all as soon as it has left.",
-        source="xiao2023",
-        reference="Xiao et al. 2023 (arXiv 2309.17453), Table 7 (StreamEval)",
+    return dict(
+        where="Table 7 (StreamEval)",
         published="Accuracy of Llama-2-7B-32K-Instruct with caches of 2,048, 4,096, 8,192 and 16,384 tokens: 75.3, 77.2, "
         "76.4, 73.8 % for a line 1,840 tokens back; 0, 61.6, 50.1, 40.5 % at 2,300; 0, 0, 62.8, 46.9 % at 4,600; 0, 0, 0, "
         "45.7 % at 9,200.",
@@ -230,18 +231,17 @@ def content(seed: int, scale: Scale) -> Numbers:
 
 
 @claims.register("mass_thrown_on_content")
-def mass_thrown_on_content() -> Claim:
-    """Without the sink it is the place for attention that is missed, and not what is said there.
+@xiao
+def mass_thrown_on_content() -> Fields:
+    """Without its sink a model misses a place for its attention and not what is said there: hidden, the sink's weight falls on
+    content and the loss rises; silenced, with all weights as they were, or with its weight handed to nothing, it costs less
+    than half of that.
 
     The same key is taken out of the denominator, or out of the numerator alone.
     """
     handed = "its weight handed to nothing, it costs less than half"
-    return Claim(
-        statement="Without its sink a model misses a place for its attention and not what is said there: hidden, the sink's "
-        "weight falls on content and the loss rises; silenced, with all weights as they were, or with its weight handed to "
-        "nothing, it costs less than half of that.",
-        source="xiao2023",
-        reference="Xiao et al. 2023 (arXiv 2309.17453), section 3.1",
+    return dict(
+        where="section 3.1",
         published="No number: evicting the first tokens takes away most of the denominator of the softmax, which shifts all "
         "other weights.",
         presupposes=(has_sink(),),

@@ -13,14 +13,16 @@ from sinklab.attention.probe import Watcher
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.training.rows import token_losses
-from sinklab_claims.contract.claim import Claim, OnCheckpoint, Part
+from sinklab_claims.contract.claim import OnCheckpoint, Part
 from sinklab_claims.contract.effect import Difference, Value
 from sinklab_claims.contract.trained import MeasuredModel
 from sinklab_claims.numbers.attention import batches, first_rows, look
 from sinklab_claims.numbers.declared import gives
-from sinklab_claims.variants import ROTARY, has_sink, without_bos_in_front
+from sinklab_claims.variants import ROTARY, Fields, has_sink, of_paper, without_bos_in_front
 
 __all__ = ["COUNT", "Behind", "false_sinks"]
+
+yona = of_paper("yona2025", "Yona et al. 2025 (arXiv 2503.08908)")
 
 COUNT = 8
 """False sinks in a row."""
@@ -146,17 +148,15 @@ def _costs(kind: str) -> Part:
 
 
 @claims.register("false_sinks_in_a_prompt")
-def false_sinks_in_a_prompt() -> Claim:
-    """Further BOS tokens and one token repeated in the middle of a text take attention.
+@yona
+def false_sinks_in_a_prompt() -> Fields:
+    """A prompt can hold false sinks: further BOS tokens and one token repeated draw attention as the first token does, which
+    keeps less, and predictions behind them are worse.
 
     Rotary positions, as in the paper's models: with learned ones the first place is known by itself. Eight tokens of another
     text in the same place are what is compared with, so that positions are alike.
     """
-    return Claim(
-        statement="A prompt can hold false sinks: further BOS tokens and one token repeated draw attention as the first token "
-        "does, which keeps less, and predictions behind them are worse.",
-        source="yona2025",
-        reference="Yona et al. 2025 (arXiv 2503.08908)",
+    return dict(
         published="No such number: one word repeated sets off the circuit that marks the first token, and models diverge.",
         variants=(ROTARY,),
         read_outs=("sinks", false_sinks),

@@ -13,16 +13,16 @@ from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.theory.entropy_bound import entropy_bound as least_entropy
 from sinklab.studies.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
-from sinklab_claims.contract.claim import BASELINE, Claim, Part, Scale, Times, Variant
+from sinklab_claims.contract.claim import BASELINE, Part, Scale, Times, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.training import numbers_of_table
-from sinklab_claims.variants import UNCHANGED, of_paper
+from sinklab_claims.variants import UNCHANGED, Fields, of_paper
 
 __all__ = ["LENGTHS", "NORMS", "course", "of_rows_of_scores", "trained_rows"]
 
-claim = of_paper("zhai2023", "Zhai et al. 2023 (arXiv 2303.06296)")
+zhai = of_paper("zhai2023", "Zhai et al. 2023 (arXiv 2303.06296)")
 
 # --- the bound ----------------------------------------------------------------------------------------------------------------
 
@@ -109,15 +109,14 @@ class _Entropies(Watcher):
 
 
 @claims.register("entropy_bound")
-def entropy_bound() -> Claim:
-    """The norm of the scores bounds the entropy of attention from below, and tightly.
+@zhai
+def entropy_bound() -> Fields:
+    """No row of attention has less entropy than the bound that the norm of its scores gives, and some row attains it.
 
     In any row of scores, and in every row of a trained model given the spectral norms of its maps and inputs.
     """
     rows = "rows of scores"
-    return claim(
-        statement="No row of attention has less entropy than the bound that the norm of its scores gives, and some row attains "
-        "it.",
+    return dict(
         where="Theorem 3.1",
         published="Ent ≥ log(1 + (T-1)β) + σ √(T(T-1)) β / (1 + (T-1)β), with β = exp(-σ √(T/(T-1))); tight.",
         parts=(
@@ -159,15 +158,15 @@ def course(trained: TrainedModel) -> dict[str, float]:
 
 
 @claims.register("entropy_collapse")
-def entropy_collapse() -> Claim:
-    """Under a learning rate that is too large, the entropy of attention collapses.
+@zhai
+def entropy_collapse() -> Fields:
+    """A learning rate that is too large to train well makes the entropy of attention collapse on the way.
 
     The least mean entropy over training. A sink lowers it too, so that stable training is set beside it.
     """
     too_large = Variant("rate x16", {"optimizer.learning_rate": Times(16)})
     harmed = Difference("least_loss", too_large.label, BASELINE)
-    return claim(
-        statement="A learning rate that is too large to train well makes the entropy of attention collapse on the way.",
+    return dict(
         where="section 3",
         published="Pathologically low entropy goes with oscillating or diverging losses in vision, translation, speech and "
         "language models.",

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from sinklab.registry import claims
-from sinklab_claims.contract.claim import BASELINE, Claim, Part
+from sinklab_claims.contract.claim import BASELINE, Part
 from sinklab_claims.contract.effect import Difference, Trend, Value
-from sinklab_claims.variants import ELEMENT_WISE, PLUS_ONE, UNCHANGED, has_sink, operation
+from sinklab_claims.variants import ELEMENT_WISE, PLUS_ONE, UNCHANGED, Fields, has_sink, of_paper, operation
 
 __all__: list[str] = []
 
+zuhri = of_paper("zuhri2025", "Zuhri et al. 2025 (arXiv 2504.20966)")
+
 
 @claims.register("softpick_table")
-def softpick_table() -> Claim:
-    """Sink rates of operations that give a head somewhere else to put its weight, in their order.
+@zuhri
+def softpick_table() -> Fields:
+    """Softpick has no sink, softmax has most; gates, sink logits and softmax plus one lie between, in this order.
 
     Rates at a threshold of 0.3; rectified and scaled variants of the table are no operations of sinklab.
     """
     softpick, sink_logit = operation("softpick", "softpick"), operation("sink logit", "sink_logit")
     order = (softpick.label, ELEMENT_WISE.label, sink_logit.label, PLUS_ONE.label, BASELINE)  # from the least sink to the most
     less = Difference("sink_rate", BASELINE, PLUS_ONE.label)
-    return Claim(
-        statement="Softpick has no sink, softmax has most; gates, sink logits and softmax plus one lie between, in this order.",
-        source="zuhri2025",
-        reference="Zuhri et al. 2025 (arXiv 2504.20966), Table 3",
+    return dict(
+        where="Table 3",
         published="Sink rate: softpick 0.00 %, gated 2.00, sink logit 8.78, softmax plus one 16.36, softmax 34.89.",
         presupposes=(has_sink(),),
         parts=(

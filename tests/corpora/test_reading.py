@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sinklab.corpora import resolve_corpus
-from sinklab.corpora._reading import corpus_record, read_samples, written_corpus
+from sinklab.corpora._reading import RUN, corpus_record, count_repeats, read_samples, token_runs, written_corpus
 from sinklab.corpora.base import Encoder
 from sinklab.corpora.random_tokens import RandomTokens
 from sinklab.corpora.text_file import TextFile
@@ -133,3 +133,21 @@ def test_a_corpus_that_cannot_be_written_says_so():
         """Of a class that is not registered."""
 
     assert written_corpus(Own()) is None
+
+
+def test_runs_are_all_of_a_length():
+    assert token_runs([1, 2, 3, 4], 3) == {(1, 2, 3), (2, 3, 4)}
+    assert token_runs([1, 2], 3) == set()
+    assert len(token_runs(range(40))) == 40 - RUN + 1
+
+
+@pytest.mark.parametrize(("shared", "repeats"), [(RUN - 1, 0), (RUN, 1), (RUN + 5, 1)])
+def test_a_text_repeats_another_from_so_many_tokens_on(shared, repeats):
+    first = list(range(50))
+    second = [*range(100, 110), *first[7 : 7 + shared], *range(200, 210)]
+    assert count_repeats([first, second]) == repeats
+    assert count_repeats([first, list(range(300, 340)), second, first]) == 1 + repeats
+
+
+def test_short_texts_repeat_as_a_whole():
+    assert count_repeats([[1, 2, 3], [1, 2, 4], [1, 2, 3]]) == 1

@@ -311,10 +311,9 @@ import sys
 from pathlib import Path
 from sinklab.jobs.processes import run_processes
 from sinklab.jobs.processes import Watch
-if __name__ == "__main__":
-    program, out, log = sys.argv[1:]
-    command = {"a": ["tests.jobs.program", program, out]}
-    run_processes(command, lambda name: Path(log), str, jobs=1, retries=0, watch=Watch(1, 0))
+program, out, log = sys.argv[1:]  # a script without a guard, which no process runs again
+command = {"a": ["tests.jobs.program", program, out]}
+run_processes(command, lambda name: Path(log), str, jobs=1, retries=0, watch=Watch(1, 0))
 """
 
 

@@ -87,11 +87,8 @@ class TestFurtherSeeds:
         monkeypatch.setenv("SINKLAB_EMBEDDED", str(tmp_path))
         with pytest.raises(UnknownNameError) as refused:
             embedded_path("embedded:softmax-3")
-        assert str(refused.value) == (
-            f"embedded:softmax-3: the package has trainings from seeds 0 to 2, and {tmp_path} has none from 3. In a clone of "
-            "sinklab, `make embedded SEEDS=3` makes one (half an hour on a core); SINKLAB_EMBEDDED names the folder of such "
-            "trainings"
-        )
+        assert "`make embedded SEEDS=3`" in str(refused.value)
+        assert f"{tmp_path} has none from seed 3" in str(refused.value)
 
     def test_a_misspelt_operation_is_no_seed(self):
         with pytest.raises(UnknownNameError, match=r"no embedded model is called 'embedded:softmx-3'\. Did you mean"):

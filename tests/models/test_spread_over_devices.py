@@ -202,10 +202,6 @@ REFUSED = {
         r"names 'model\.layers\.7', and .* has no such module; it has m",
     ),
     "missing": ({"device_map": LAYERS}, r"`device_map` says nothing of model\.embed_tokens\.weight \(and \d+ more weights\)"),
-    "tied": (
-        {"device_map": {"": "cpu", "model.embed_tokens": "disk"}},
-        "are one weight, and `device_map` puts them on .*(cpu|disk) and",
-    ),
 }
 
 

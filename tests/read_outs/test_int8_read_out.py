@@ -41,14 +41,6 @@ def test_ranges_of_activations_are_running_and_hold_zero():
     assert found[[0, 2]].tolist() == pytest.approx([low, high], abs=(high - low) / 255)
 
 
-def test_positive_activations_use_the_whole_grid():
-    grid = activation_grid(8)
-    values = torch.linspace(1.0, 2.55, 1000)
-    grid(values)
-    assert grid.grid.zero.item() == -128  # the lowest of int8 is 0
-    assert len(grid(values).unique()) == 156  # steps of 0.01 from 0 to 2.55: the range holds 0, so 1.00 to 2.55 are used
-
-
 def test_sixteen_bits_lose_nothing_and_two_lose_much(random_model):
     trained = random_model()
     before, after = quantization_gap(trained, weight_bits=16, activation_bits=16)
@@ -71,15 +63,6 @@ def test_an_outlier_breaks_eight_bits_and_not_sixteen(trained):
     assert abs(clean) < 0.02
     assert broken["int8_gap"] > clean + 0.2
     assert abs(fine[1] - fine[0]) < 0.02
-
-
-def test_the_model_stays_as_it_is_and_the_numbers_too(trained):
-    model = trained.loaded.model
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    first = int8(trained)
-    assert first == int8(trained)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_which_tensors_lie_on_grids(random_model):
@@ -117,7 +100,7 @@ def test_which_tensors_lie_on_grids(random_model):
 
 @pytest.mark.parametrize(
     "operation",
-    [{"name": "sigma_reparam"}, {"name": "gated"}, {"name": "key_bias"}, {"name": "sink_token"}],
+    [{"name": "sigma_reparam"}, {"name": "gated"}, {"name": "sink_token"}],
     ids=lambda o: o["name"],
 )
 def test_operations_with_parameters(random_model, operation):

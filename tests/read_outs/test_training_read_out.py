@@ -40,17 +40,16 @@ def test_the_course_of_the_rate():
     }
 
 
-def test_a_rate_of_zero_has_no_onset():
-    found = numbers_of_table(table_of([(0, 0.0), (50, 3.0), (100, 0.0)]), steps=100, warmup_steps=0)
-    assert found["sink_rate_end"] == 0
-    assert "onset_share" not in found
-
-
 def test_what_an_early_end_has_not_reached_is_absent():
     found = numbers_of_table(table_of([(0, 0.0), (30, 4.0)], losses=[(10, 5.0), (30, math.nan)]), steps=100, warmup_steps=0)
     assert found["sink_rate_quarter"] == found["sink_rate_end"] == 4.0
     assert "sink_rate_half" not in found
     assert found["loss_spikes"] == 1
+    # A rate that ends at 0 has no onset, and an empty table has no numbers.
+    found = numbers_of_table(table_of([(0, 0.0), (50, 3.0), (100, 0.0)]), steps=100, warmup_steps=0)
+    assert found["sink_rate_end"] == 0
+    assert "onset_share" not in found
+    assert numbers_of_table(table_of(), steps=10, warmup_steps=0) == {}
 
 
 def test_tokens_in_front_are_not_the_first():
@@ -76,18 +75,11 @@ def test_extremes():
     assert found == {"grad_norm_largest": 7.0, "entropy_least": 1.25}
 
 
-def test_an_empty_table_has_no_numbers():
-    assert numbers_of_table(table_of(), steps=10, warmup_steps=0) == {}
-
-
 def test_of_a_real_run(trained):
+    assert training.of_diverged  # the table says most about runs that broke
     found = training(trained)
     table = trained.table
     last = table[(table["metric"] == "gu2024") & table["layer"].isna() & (table["key_position"] == 0) & (table["step"] == 12)]
     assert found["sink_rate_end"] == last["value"].item()
     assert found["grad_norm_largest"] == table[table["metric"] == "gradient_norm"]["value"].max()
     assert {"sink_rate_start", "sink_rate_quarter", "first_attention_half", "entropy_least", "loss_spikes"} <= set(found)
-
-
-def test_it_is_read_of_diverged_runs_too():
-    assert training.of_diverged

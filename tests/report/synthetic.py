@@ -6,7 +6,9 @@ score on the sink key, the others look at recent keys.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
+from sinklab.results.record import to_json
 from sinklab.results.table import COLUMNS, write_json
+from sinklab.studies.audit.found import AuditFound, Condition, Place, Places, PositionOfSink, SinksFound, finding
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 WORDS = [
@@ -91,6 +95,49 @@ def attention(rng: np.random.Generator, length: int, sink: float, position: int)
     return np.where(hidden, np.nan, scores), weights / weights.sum(axis=1, keepdims=True)
 
 
+def a_place(position: int | None, **about: Any) -> Place:
+    """A place of the sinks: a position, or with its ``kind`` and ``name`` another one."""
+    name = about.get("name") or f"position {position}"
+    known = {"kind": "position", "name": name, "description": name, "rate": 40.0, "heads": [], "token_share": 1.0}
+    return Place(**known | {"position": position} | about)
+
+
+def a_condition(corpus: str, bos: int, rate: float, **about: Any) -> Condition:
+    """The sink under a condition, by its rate at position 0."""
+    known = {"loss": 3.0, "sink": "position 0", "sink_rate": rate, "top_position": 0, "top_rate": rate}
+    return Condition(corpus=corpus, bos=bos, sink_rate_gu2024=rate, **known | about)
+
+
+def sinks_found(sinks: Sequence[Place], heads: int, **places: list[Place]) -> dict[str, Any]:
+    """Fields of what was found of the sinks: those given, and nothing else."""
+    others = {"followed": [], "weak": [], "silent": []} | places
+    where = Places(
+        sinks=list(sinks), **others, threshold=0.3, definition="", corpus="python_source", bos=1, samples=3, seq_len=64,
+        heads_by_weight=0,
+    )  # fmt: skip
+    positions = [
+        PositionOfSink(
+            position=sink.position, token=sink.text, token_share=sink.token_share, rate=sink.rate, mean_weight=sink.mass,
+            heads=[(layer, head, rate) for layer, head, _, rate in sink.heads],
+        )
+        for sink in sinks
+        if sink.position is not None
+    ]  # fmt: skip
+    return {
+        "sinks": where, "sink_rate_gu2024": 0.0, "sink_positions": positions, "sink_tokens": [], "candidate_positions": 33,
+        "candidates_by_module": {}, "windowed_modules": 0, "num_modules": 2, "longest_sample": None,
+        "sink_role": sinks[0].description if sinks else "none", "sink_heads": (sinks[0].sinking or 0) if sinks else 0,
+        "sink_heads_by_weight": 0, "num_heads": heads, "first_token_mean_weight": 0.2, "null_mass": 0.0, "definitions": {},
+        "conditions": [a_condition("python_source", 1, 0.0)],
+    }  # fmt: skip
+
+
+def a_part(name: str, *sinks: Place, heads: int = 4, **about: Any) -> dict[str, Any]:
+    """An entry of ``parts`` of the summary of an encoder–decoder."""
+    found = SinksFound(**sinks_found(sinks, heads) | {"part": name} | about)
+    return to_json(dataclasses.replace(found, finding=finding(found, 0.3)))
+
+
 def write_audit(
     folder: Path,
     *,
@@ -120,7 +167,7 @@ def write_audit(
         tiles: most tiles a side of a map.
         sink_position: where the sink is; ``None`` for a model without one.
         seed: of the random numbers.
-        omit: probes, or keys of the summary, that were not measured.
+        omit: probes that were not measured.
         maps: whether maps.safetensors is written.
         hostile: whether token, model and corpus names try to break out of the page.
         position_rows: how many key positions have rows of their own; all by default.
@@ -279,16 +326,8 @@ def write_audit(
         if bos == 0 or other != corpus:
             table.add("sink_rate", "gu2024", "percent", rate.mean(axis=(0, 1))[:small] * factor, key_position=np.arange(small))
         top = float(rate[..., place].mean()) * factor
-        conditions.append(
-            {
-                "corpus": other,
-                "bos": bos,
-                "loss": 3.2 + 0.4 * (1 - factor) if other == corpus else 9.1 + bos,
-                "sink_rate_gu2024": named["gu2024"] * factor,
-                "top_position": place if top else None,
-                "top_rate": top,
-            }
-        )
+        loss = 3.2 + 0.4 * (1 - factor) if other == corpus else 9.1 + bos
+        conditions.append(a_condition(other, bos, named["gu2024"] * factor, loss=loss, top_position=place, top_rate=top))
     table.write(folder / "table.parquet")
 
     tokens = []
@@ -298,29 +337,30 @@ def write_audit(
             line[3] = HOSTILE
         tokens.append(line)
     sink_token = HOSTILE if hostile else tokens[0][place] if place < seq_len else ""
-    positions = []
+    sinks = []
     if sink_position is not None:
-        by_head = [[l, h, float(rate[l, h, place])] for l in range(layers) for h in range(heads) if rate[l, h, place] > 0]
-        by_head.sort(key=lambda entry: -entry[2])
-        positions.append({"position": place, "token": sink_token, "rate": float(rate[..., place].mean()), "heads": by_head})
-    record: dict[str, Any] = {
-        "model": name,
-        "operation": operation,
-        "loss": 3.2134,
-        "sink_rate_gu2024": named["gu2024"],
-        "sink_positions": positions,
-        "sink_role": "none" if sink_position is None else "first position / BOS token" if place == 0 else "a later position",
-        "definitions": named,
-        "conditions": conditions,
-        "text": [
-            "Without BOS the sink rate is lower.",
-            "With one token repeated the sink disappears, as the theory of rotary positions predicts.",
-        ],
-        **(summary or {}),
-    }
-    write_json({key: value for key, value in record.items() if key not in omit}, folder / "summary.json")
+        module = "model.layers.{}.self_attn".format
+        by_head = [
+            (l, h, module(l), float(rate[l, h, place])) for l in range(layers) for h in range(heads) if rate[l, h, place] > 0
+        ]
+        by_head.sort(key=lambda entry: -entry[3])
+        sinks.append(a_place(place, text=sink_token, rate=float(rate[..., place].mean()), heads=by_head, sinking=len(by_head)))
+    found = AuditFound(
+        **sinks_found(sinks, layers * heads), summary_version=1, model=name, revision=None, operation=operation, loss=3.2134,
+        loss_kind="next token", loss_definition="cross-entropy of the next token", bits_per_byte=None, reading=None,
+        warnings=[], samples_definition=None, normalized=True, corpus=corpus, bos=1, bos_name="BOS", kind="text",
+        seq_len=seq_len, samples=samples, threshold=0.3, off_seam_modules=[], layers_without_attention={}, tier=None,
+        not_measured={},
+    )  # fmt: skip
+    found = dataclasses.replace(
+        found, sink_rate_gu2024=named["gu2024"], definitions=named, conditions=conditions, candidate_positions=seq_len // 2 + 1,
+        candidates_by_module={f"model.layers.{layer}.self_attn": seq_len // 2 + 1 for layer in range(layers)},
+    )  # fmt: skip
+    found = dataclasses.replace(found, finding=finding(found, 0.3))
+    write_json(to_json(found) | (summary or {}), folder / "summary.json")
     write_json(
         {
+            "kind": "audit",
             "config": {
                 "model": name,
                 "corpus": corpus,
@@ -356,11 +396,7 @@ def write_audit(
             ],
             "model": {"class": "SinkLM", "num_layers": layers, "num_heads": heads, "parameters": 3_400_000},
             "calls": {f"model.layers.{layer}.self_attn": 13 for layer in range(layers)},
-            "checks": [
-                {"name": "logits unchanged by measuring", "passed": True, "detail": "largest difference 0"},
-                {"name": "no mass on hidden keys", "passed": True, "detail": "0"},
-                {"name": "row sum + null mass = 1", "passed": True, "detail": "largest error 2.4e-07"},
-            ],
+            "checks": {"outputs_found_bit_identical": 1, "rows_verified": 2400, "largest_error": 2.4e-07},
             **(run or {}),
         },
         folder / "run.json",

@@ -259,7 +259,7 @@ def test_the_task_that_the_broken_ones_are_made_of_passes(monkeypatch, encoder):
 
 
 def test_the_task_of_the_documents_keeps_the_contract(tmp_path, monkeypatch):
-    page = Path(__file__).parents[2] / "docs" / "scores-that-depend-on-the-sink.md"
+    page = Path(__file__).parents[2] / "docs" / "scores.md"
     (source,) = re.findall(r"^```python\n(# src/sinklab/tasks/key_value\.py\n.*?)^```", page.read_text(), re.M | re.S)
     (tmp_path / "key_value.py").write_text(source)
     spec = importlib.util.spec_from_file_location("sinklab.tasks.key_value", tmp_path / "key_value.py")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Unpack
@@ -194,8 +193,10 @@ class Session:
         """
         import pyarrow as pa
 
-        # By name: what draws a page is no part of the source behind a number, and a change of it measures nothing again.
-        data, heads = (importlib.import_module(f"sinklab.report.{name}") for name in ("data", "heads"))
+        from sinklab.report import heads
+        from sinklab.report.maps import Maps
+        from sinklab.report.numbers import Numbers
+
         table, about = self.table(intervention=None), about or heads.Shown(model=self._model_name)
         if self.tier:
             about = dataclasses.replace(about, notes=[*about.notes, f"{self.tier[0].upper()}{self.tier[1:]}."])
@@ -216,9 +217,7 @@ class Session:
                 samples = len(arrays["weights"])
                 tokens = next(iter(sides.values()), []) if about.names is None else [list(about.names)] * samples
                 length = max(drawn.lengths)
-                maps = data.Maps(
-                    arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets
-                )
+                maps = Maps(arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets)
             received = heads.Received(drawn.modules, **drawn.columns(), front=drawn.front)
         view: HeadView = heads.head_view(
             [(site.layer, site.module, site.part) for site in self.sites if site.kind == "self" or site.part],
@@ -226,7 +225,7 @@ class Session:
             operation=self.operation,
             received=received,
             maps=maps,
-            numbers=data.Numbers(pa.Table.from_pandas(table, preserve_index=False), {}) if len(table) else None,
+            numbers=Numbers(pa.Table.from_pandas(table, preserve_index=False), {}) if len(table) else None,
             threshold=threshold,
         )
         return view

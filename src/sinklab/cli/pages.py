@@ -6,22 +6,16 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
+from sinklab.results.blocks import Block, Facts, Grid, Say
 from sinklab.results.file import check_file
 from sinklab.results.run import Listing, Progress, silent
 from sinklab.studies.arguments import OverwriteFile, command
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from sinklab.report.runs import IndexedRun
 
 MOST_SHOWN = 40
@@ -45,8 +39,8 @@ def compare(folders: list[Path], *, out: Path | None = None, overwrite: Overwrit
     """
     check_file(out, overwrite)
     from sinklab.studies.audit.compare import (
+        comparison_findings,
         comparison_table,
-        comparison_verdicts,
         comparison_warning,
         format_comparison,
         write_comparison,
@@ -55,27 +49,16 @@ def compare(folders: list[Path], *, out: Path | None = None, overwrite: Overwrit
     table = comparison_table(folders)
     page = write_comparison(folders, out, overwrite=overwrite) if out is not None else None
 
-    def display(record: object) -> Iterator[RenderableType]:
-        yield from _side_by_side(format_comparison(table), comparison_verdicts(folders))
-        warning = comparison_warning(folders)
-        if warning:
-            yield Text(f"\nwarning  {warning}", style="bold")
+    def display(record: object) -> Iterator[Block]:
+        shown = format_comparison(table)
+        yield Grid(["", *shown.columns], [[row, *shown.loc[row]] for row in shown.index])
+        yield from map(Say, comparison_findings(folders))
+        if warning := comparison_warning(folders):
+            yield Facts([("warning", warning)])
         if page is not None:
-            yield Text(f"\npage  {page}")
+            yield Facts([("page", str(page))])
 
     return Listing(table.to_dict(), display)
-
-
-def _side_by_side(table: pd.DataFrame, verdicts: Sequence[str]) -> Iterator[RenderableType]:
-    """One row a number, one column an audit; then what each audit found, in a sentence."""
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("")
-    for name in table.columns:
-        shown.add_column(escape(str(name)))
-    for row, values in zip(table.index, table.itertuples(index=False), strict=True):
-        shown.add_row(escape(str(row)), *(escape(str(value)) for value in values))
-    yield shown
-    yield from (Text(f"\n{verdict}") for verdict in verdicts)
 
 
 @command
@@ -106,17 +89,10 @@ def index(folder: Path, *, out: Path | None = None, watch: float | None = None, 
                 time.sleep(watch)
                 page, runs = made(None)
 
-    def display(record: list[dict[str, object]]) -> Iterator[RenderableType]:
-        shown = Table(box=None, pad_edge=False)
-        for heading in ("run", "command", "status", "began (UTC)"):
-            shown.add_column(heading)
-        for entry in record[:MOST_SHOWN]:
-            began = str(entry["created"])[:16].replace("T", " ")
-            shown.add_row(*(escape(str(value)) for value in (entry["folder"], entry["kind"], entry["status"], began)))
-        yield shown
-        if len(record) > MOST_SHOWN:
-            yield Text(f"… and {len(record) - MOST_SHOWN} more")
-        yield Text(f"\npage  {page}")
+    def display(record: list[dict[str, Any]]) -> Iterator[Block]:
+        rows = [[run["folder"], run["kind"], run["status"], run["created"][:16].replace("T", " ")] for run in record]
+        yield Grid(["run", "command", "status", "began (UTC)"], rows, text=4, limit=MOST_SHOWN)
+        yield Facts([("page", str(page))])
 
     return Listing([dataclasses.asdict(run) for run in runs], display)
 

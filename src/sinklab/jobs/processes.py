@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing.context import ForkServerProcess, SpawnProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import TypeAlias
 
@@ -166,10 +167,10 @@ def run_processes(
         gpus: as ``CUDA_VISIBLE_DEVICES`` names them; the processes are spread over them.
     """
     # Imports leave a device alone, and a fork behind them does too; a system without forks starts an interpreter each time.
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(sorted({command[0] for command in commands.values()}))
+    context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(sorted({__name__, *(command[0] for command in commands.values())}))
     waiting = collections.deque(commands)
     deaths = dict.fromkeys(commands, 0)
     free = list(range(min(jobs, len(commands))))
@@ -185,7 +186,8 @@ def run_processes(
                 log(name).parent.mkdir(parents=True, exist_ok=True)
                 begin = log(name).stat().st_size if log(name).exists() else 0
                 process = context.Process(target=_child, args=(*commands[name][:1], commands[name][1:], log(name), environment))
-                process.start()
+                with _without_main():
+                    process.start()
                 running[name] = _Running(process, slot, begin)
                 watch.started(name)
             for name, job in list(running.items()):
@@ -219,6 +221,17 @@ class _Running:
     process: Process
     slot: int
     log_start: int
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the script that runs here, which a new process would run again to have what is defined in it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _child(module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:

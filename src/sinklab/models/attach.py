@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -253,7 +252,7 @@ def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
         if not isinstance(cached, str):
             return None
         folder = Path(cached).parent
-    return load_tokenizer(folder, name, False, 0)
+    return load_tokenizer(folder, name, False)
 
 
 def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
@@ -295,20 +294,6 @@ def _saved_name(model: PreTrainedModel, key: str) -> str:
     return names[0] if len(names) == 1 else key
 
 
-class _Heads(BaseModel):
-    """The shape of some attention modules' heads, as a config keeps it."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    modules: list[str]
-    num_heads: int = Field(ge=1)
-    num_kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    value_dim: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    scaling: float | None = None
-
-
 def _written(shapes: Mapping[str, HeadShape]) -> list[dict[str, object]]:
     """Shapes of heads for a config: each once, with the modules that have it."""
     modules: dict[HeadShape, list[str]] = {}
@@ -317,17 +302,15 @@ def _written(shapes: Mapping[str, HeadShape]) -> list[dict[str, object]]:
     return [{"modules": names, **dataclasses.asdict(shape)} for shape, names in modules.items()]
 
 
-def _read(written: object, name: str) -> dict[str, HeadShape] | None:
+def _read(written: Any, name: str) -> dict[str, HeadShape] | None:
     """Shapes of heads out of a config; ``None`` where it has none, as before they were kept."""
     if written is None:
         return None
     try:
-        heads = TypeAdapter(list[_Heads]).validate_python(written)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, ("sinklab.heads", *problem["loc"])))
-        raise InputError(f"config.json of {name} cannot be used: {where}: {problem['msg']}") from None
-    return {module: HeadShape(**entry.model_dump(exclude={"modules"})) for entry in heads for module in entry.modules}
+        entries = [(entry["modules"], HeadShape(**{k: v for k, v in entry.items() if k != "modules"})) for entry in written]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"config.json of {name} cannot be used: sinklab.heads holds no shapes of heads ({error})") from None
+    return {module: shape for modules, shape in entries for module in modules}
 
 
 # Hooks that find the state on the module that they are called with: those of a copied model are of the copy, and they pickle.
@@ -408,8 +391,6 @@ def _head_shapes(
     model: PreTrainedModel, modules: dict[str, nn.Module], example: Mapping[str, Tensor] | None
 ) -> dict[str, HeadShape]:
     """Shapes of the heads of every attention module, from one forward pass over an example."""
-    if example is not None and not (isinstance(example, Mapping) and all(isinstance(one, Tensor) for one in example.values())):
-        raise InputError(f"`example` is of {type(example).__name__}; give tensors by the names of arguments")
     if not modules and not off_seam_modules(model):
         raise UnsupportedModelError(f"{type(model).__name__} has no attention; no operation can be attached")
     if not modules:

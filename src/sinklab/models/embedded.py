@@ -1,7 +1,7 @@
-"""The embedded models: small decoders of two operations and three seeds that come with the package; no download is needed.
+"""The embedded models: small decoders of two operations that come with the package; no download is needed.
 
-Trainings of the same recipe from further seeds are not in the package. Made with ``make embedded SEEDS="3 4"``, they go by the
-same names (``embedded:softmax-3``) where ``SINKLAB_EMBEDDED`` names the folder of the trainings.
+A wheel has those trained from seed 0, a clone of the repository those of all :data:`SEEDS`. Others, made with
+``make embedded SEEDS="3 4"``, go by the same names (``embedded:softmax-3``) where ``SINKLAB_EMBEDDED`` names their folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["BUILD", "FOLDER", "PREFIX", "SEEDS", "TRAINED", "embedded_called", "
 
 PREFIX = "embedded:"
 SEEDS = (0, 1, 2)
-"""From which each operation of the package was trained."""
+"""From which each operation of the repository was trained."""
 FOLDER = Path(__file__).parent / "embedded_checkpoints"
 BUILD = Path("build/embedded")
 """Where trainings are made."""
@@ -53,8 +53,8 @@ def embedded_path(name: str) -> Path:
     folder = trainings / name.removeprefix(PREFIX) / TRAINED
     if not (folder / "config.json").is_file():
         raise UnknownNameError(
-            f"{name}: the package has trainings from seeds {SEEDS[0]} to {SEEDS[-1]}, and {trainings} has none from {seed}. "
-            f"In a clone of sinklab, `make embedded SEEDS={seed}` makes one (half an hour on a core); "
+            f"{name}: this installation has {', '.join(names)}, and {trainings} has none from seed {seed}. A clone of sinklab "
+            f"has seeds {SEEDS[0]} to {SEEDS[-1]}; `make embedded SEEDS={seed}` makes others there (half an hour each), and "
             "SINKLAB_EMBEDDED names the folder of such trainings"
         )
     return folder

@@ -57,7 +57,6 @@ class Spread:
         if isinstance(given := self.options.get("device_map"), Mapping) and given.keys() != {""}:
             _require_names(name, skeleton, given)
             apart = _apart(skeleton, given)
-            _require_ties(name, skeleton, apart)
             return {**self.options, "device_map": apart}
         return dict(self.options)
 
@@ -198,20 +197,6 @@ def _require_names(name: str, skeleton: PreTrainedModel, device_map: Mapping[str
             f"`device_map` says nothing of {homeless[0]} (and {len(homeless) - 1} more weights) of {name}; name its module, or "
             "give a place for the rest under the empty name"
         )
-
-
-def _require_ties(name: str, skeleton: PreTrainedModel, device_map: Mapping[str, object]) -> None:
-    """Refuse one weight under two names in two places, which accelerate fails on while it loads."""
-    ties = getattr(skeleton, "all_tied_weights_keys", None) or {}
-    for one, other in ties.items():
-        places: list[set[object]] = [
-            {there for at, there in device_map.items() if f"{key}.".startswith(f"{at}.")} for key in (one, other)
-        ]
-        if {"disk"} in places and places[0] != places[1]:
-            both = " and ".join(str(place) for found in places for place in found)
-            raise ConfigurationError(
-                f"{name}: {one} and {other} are one weight, and `device_map` puts them on {both}; name one place for both"
-            )
 
 
 def _apart(module: nn.Module, device_map: Mapping[str, T], name: str = "", around: T | None = None) -> dict[str, T]:

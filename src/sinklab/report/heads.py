@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sinklab.errors import InputError
-from sinklab.report.head_data import HEAD_NUMBERS, add_maps
-from sinklab.report.maps import Maps, data_address
+from sinklab.report.maps import HEAD_NUMBERS, Maps, add_maps, data_address
 from sinklab.report.numbers import GridRow, Numbers, labelled, part_order
 from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_matrix
 from sinklab.report.page import json_text, render, write_page
-from sinklab.report.words import number, position_name
-from sinklab.results.frame import framed
+from sinklab.results.blocks import number
+from sinklab.results.html import framed
 from sinklab.results.intervals import just_above
 from sinklab.results.naming import front_names, quote
 
@@ -32,8 +31,8 @@ MOST_TOKENS, TOKENS_BUDGET, BINS_BUDGET, NUMBERS_BUDGET = 4096, 96_000, 96_000, 
 MOST_NUMBERS = 40_000
 """Weights on pictures; where there are more, heads are averaged over them."""
 
-LISTED, NAMED = 8, 3
-"""Sinks that are listed at most, and those that are named in the sentence."""
+LISTED = 8
+"""Sinks that are listed at most."""
 
 HEIGHT = 760
 """Of the frame, until the page has measured itself."""
@@ -304,7 +303,7 @@ def _sinks(
         text = texts[position] if texts is not None and position < len(texts) else None
         own = front[position] if position < len(front) else text if known else None
         token = None if known or position < len(front) else text
-        name = own or position_name(position)
+        name = own or f"position {position}"
         candidates.append(_Candidate(name, by_weight[..., position], by_share[..., position], position, token))
     sinks: list[tuple[Sink, NDArray[Any]]] = []
     for candidate in candidates:
@@ -357,15 +356,8 @@ def _of_part(part: str) -> str:
     return "" if not part else f" of {part}" if part == "cross-attention" else f" of the {part}"
 
 
-def _finding(
-    sinks: Sequence[Sink],
-    found: int,
-    weights: _Weights,
-    threshold: float,
-    kind: str,
-    samples: int,
-) -> str:
-    """What is to be seen, in a sentence.
+def _finding(sinks: Sequence[Sink], found: int, weights: _Weights, threshold: float, kind: str, samples: int) -> str:
+    """What is to be seen, in a sentence: the place that most heads look at, and how many others there are.
 
     Args:
         sinks: those that are listed.
@@ -374,34 +366,19 @@ def _finding(
     what = {"image": "picture", "audio": "recording", "pairs": "pair"}.get(kind, "text")
     what = f"this {what}" if samples == 1 else f"these {samples} {what}s"
     grid, least = weights.grid, weights.least
-    there = np.isfinite(least).any(-1)
     if not sinks:
         candidates = np.where(weights.early[:, None], least, np.nan)
         if np.isnan(candidates).all():
             return f"On {what} no position is seen by half of the queries, so none can be a sink."
         row, head, at = (int(index) for index in np.unravel_index(np.nanargmax(candidates), candidates.shape))
-        most = number(float(candidates[row, head, at]), 2)
-        return (
-            f"On {what} no head gives any position more than {threshold:g} of its attention; the most is {most}, of layer "
-            f"{grid[row].label}, head {head}, on position {at}."
-        )
-    named = [sink["name"] + (f" ({quote(sink['token'])})" if sink["token"] is not None else "") for sink in sinks]
-    count, part = len(sinks[0]["heads"]), sinks[0]["part"]
-    heads = int(sum(there[index].sum() for index, row in enumerate(grid) if part in ("", row.part)))
+        most = f"{number(float(candidates[row, head, at]), 2)}, of head {grid[row].label}.{head} on position {at}"
+        return f"On {what} no head gives any position more than {threshold:g} of its attention; the most is {most}."
+    top, there = sinks[0], np.isfinite(least).any(-1)
     # What heads of other parts do not see, they cannot look at: they are not among those counted.
-    whose = f"heads{_of_part(part)} {'gives' if count == 1 else 'give'} {named[0].replace(_of_part(part), '', 1)}"
-    first = f"On {what} {count} of {heads} {whose} more than {threshold:g} of "
-    others = [
-        f"{(of := len(sink['heads']))} {'gives' if of == 1 else 'give'} as much to {name}"
-        for sink, name in zip(sinks[1:NAMED], named[1:], strict=False)
-    ]
-    rest = found - NAMED
-    left = (
-        [f"{rest} other position{'' if rest == 1 else 's'} get{'s' if rest == 1 else ''} as much of some head"]
-        if rest > 0
-        else []
-    )
-    return first + "; ".join([f"{'its' if count == 1 else 'their'} attention", *others, *left]) + "."
+    heads = int(sum(there[index].sum() for index, row in enumerate(grid) if top["part"] in ("", row.part)))
+    name = top["name"] + (f" ({quote(top['token'])})" if top["token"] is not None else "")
+    others = f"; {found - 1} other places get as much of some head" if found > 1 else ""
+    return f"On {what} {len(top['heads'])} of {heads} heads give {name} more than {threshold:g} of their attention{others}."
 
 
 def _add_received(

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.report.page import check_page, render
 from sinklab.report.runs import IndexedRun, read_runs
-from sinklab.report.words import number
+from sinklab.results.blocks import number
 from sinklab.results.file import check_file, write_file
 from sinklab.results.run import Progress, silent
 

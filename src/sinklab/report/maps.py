@@ -1,4 +1,4 @@
-"""The output directory of an audit, read for a page: run record, summary, numbers, attention maps and pictures."""
+"""Attention maps and pictures of an audit as they lie in its folder, and what the script of a page draws from them."""
 
 from __future__ import annotations
 
@@ -14,103 +14,26 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from sinklab.errors import ResultError
-from sinklab.report.numbers import Numbers
-from sinklab.report.schema import require_audit, require_kind
-from sinklab.results.table import read_run
+from sinklab.report.pack import pack_maps, round_matrix
 
-__all__ = ["PICTURES_FILE", "Audit", "Maps", "data_address", "picture_data", "read_audit", "read_maps"]
+__all__ = ["HEAD_NUMBERS", "PICTURES_FILE", "Maps", "add_maps", "data_address", "picture_data", "read_maps"]
 
-
-@dataclasses.dataclass(frozen=True)
-class Audit:
-    """Everything a page is made from."""
-
-    folder: Path
-    run: dict[str, Any]
-    summary: dict[str, Any]
-    numbers: Numbers
-    maps: Maps | None
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The settings of the run."""
-        config = self.run.get("config")
-        return config if isinstance(config, dict) else {}
-
-    @property
-    def model(self) -> str:
-        """The model's name; the folder's when nothing says it."""
-        return str(self.summary.get("model") or self.config.get("model") or self.folder.name)
-
-    @property
-    def operation(self) -> str:
-        """The attention operation's name."""
-        return str(self.summary.get("operation") or self.config.get("operation") or "not recorded")
-
-    @property
-    def threshold(self) -> float:
-        """Mean weight above which a head sinks."""
-        value = self.config.get("threshold")
-        return float(value) if isinstance(value, (int, float)) else 0.3
-
-    @property
-    def parts(self) -> list[tuple[str, Audit]]:
-        """Of an encoder–decoder, each part by its name as an audit of its own; empty for other models.
-
-        The loss is that of the decoder alone.
-        """
-        entries = self.summary.get("parts")
-        entries = (
-            [entry for entry in entries if isinstance(entry, dict) and entry.get("part")] if isinstance(entries, list) else []
-        )
-        return [
-            (
-                str(entry["part"]),
-                dataclasses.replace(
-                    self,
-                    summary={**self.summary, "parts": [], **entry} | ({} if entry["part"] == "decoder" else {"loss": None}),
-                    numbers=Numbers(self.folder / "table.parquet", self.config, str(entry["part"])),
-                ),
-            )
-            for entry in entries
-        ]
-
-    @property
-    def by_part(self) -> list[tuple[str, Audit]]:
-        """:attr:`parts`, or the audit with the numbers of each part where sinks were looked for in all parts at once.
-
-        That is so of older audits of encoder–decoders of pictures, such as a DETR. Of a model without parts it is the audit,
-        without a name.
-        """
-        return self.parts or [("", self)]
-
-    @property
-    def num_positions(self) -> int:
-        """Number of positions that the page must be able to show."""
-        known = [self.numbers.max_position + 1, self.maps.seq_len if self.maps else 0]
-        return max(known)
-
-
-def read_audit(folder: Path) -> Audit:
-    """Read the output directory of an audit.
-
-    Raises:
-        InputError: the run is of another command; a file is missing or is not what its name says (``maps.safetensors`` may be
-            absent).
-        ResultError: the summary, the table or the maps do not follow their schema.
-    """
-    folder = Path(folder)
-    run = read_run(folder)
-    require_kind(run, folder, "audit")
-    summary = read_run(folder, "summary.json")
-    require_audit(summary, folder / "summary.json")
-    config = run.get("config")
-    numbers = Numbers(folder / "table.parquet", config if isinstance(config, dict) else {})
-    return Audit(folder, run, summary, numbers, read_maps(folder / "maps.safetensors"))
-
-
-_MAPS = {"weights": "U8", "scores": "U8", "scores_range": "F32"}
-"""Tensors of ``maps.safetensors`` and their dtypes."""
+HEAD_NUMBERS: list[tuple[str, str, str, str, str]] = [
+    ("Sink score", "score_gap", "sink_score", "", "before the softmax"),
+    ("Other scores", "score_gap", "other_score", "", "mean, before the softmax"),
+    ("Gap", "score_gap", "gap", "", "sink score minus the others"),
+    ("Sink weight", "score_gap", "sink_weight", "", "after the softmax"),
+    ("Entropy", "entropy", "entropy", "nats", "of a row of weights"),
+    ("Entropy without sink", "entropy", "entropy_without_sink", "nats", "renormalised"),
+    ("Null mass", "null_mass", "null_mass", "", "goes to no key"),
+    ("Mass on keys", "null_mass", "row_mass", "", "sum of a row of weights"),
+    ("Gate", "null_mass", "output_gain", "", "mean factor on the head's output"),
+    ("Output / residual", "head_output", "relative_norm", "", "near 0: nearly a no-op"),
+    ("Output norm", "head_output", "output_norm", "", "after the output projection"),
+    ("First-token share", "sink_rate", "first_token_share", "unit", ""),
+    ("Arg-max is first", "sink_rate", "kaul2024_first_argmax", "unit", "share of queries"),
+]
+"""Label, probe, metric, unit ("unit": the table's own), note."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,43 +67,66 @@ def read_maps(path: Path) -> Maps | None:
     """
     if not path.is_file():
         return None
-    tensors, metadata = _contents(path)
-    missing = [name for name in _MAPS if name not in tensors]
-    if missing:
-        raise ResultError(f"{path} does not hold {', '.join(missing)}; audit again")
-    weights, scores, ranges = tensors["weights"], tensors["scores"], tensors["scores_range"]
-    if weights.ndim != 5 or 0 in weights.shape or weights.shape != scores.shape or ranges.shape != (*weights.shape[:3], 2):
-        raise ResultError(
-            f"{path}: weights {weights.shape}, scores {scores.shape} and scores_range {ranges.shape} do not belong together; "
-            "expected (samples, layers, heads, rows, columns) twice and (samples, layers, heads, 2)"
-        )
-    try:
-        tokens, targets = (_token_texts(metadata.get(name, "[]")) for name in ("tokens", "targets"))
-        modules = [str(name) for name in json.loads(metadata.get("modules", "[]"))]
-        seq_len = int(metadata.get("seq_len", str(weights.shape[-1])))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ResultError(f"{path}: its metadata cannot be read: {error}") from error
-    if weights.shape[-1] > seq_len:
-        raise ResultError(f"{path}: {seq_len} tokens are said to be in maps of {weights.shape[-1]} columns; audit again")
-    return Maps(weights, scores, ranges, tokens, modules, seq_len, targets)
-
-
-def _contents(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The tensors of :data:`_MAPS` that are there, and the metadata."""
     try:
         with safe_open(path, framework="numpy") as file:
-            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys() if name in _MAPS}  # noqa: SIM118  not a mapping
-            if wrong := [name for name in dtypes if dtypes[name] != _MAPS[name]]:
-                raise ResultError(f"{path}: {wrong[0]} is {dtypes[wrong[0]]}, expected {_MAPS[wrong[0]]}; audit again")
-            return {name: file.get_tensor(name) for name in dtypes}, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise ResultError(f"{path} is not a safetensors file: {error}") from error
+            weights, scores, ranges = (file.get_tensor(name) for name in ("weights", "scores", "scores_range"))
+            about = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+        if weights.ndim != 5 or weights.shape != scores.shape or ranges.shape != (*weights.shape[:3], 2):
+            raise ValueError(f"weights {weights.shape}, scores {scores.shape} and ranges {ranges.shape} do not belong together")
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ResultError(f"{path} cannot be read: {error}; audit again") from error
+    return Maps(weights, scores, ranges, about["tokens"], about["modules"], int(about["seq_len"]), about.get("targets", []))
 
 
-def _token_texts(text: str) -> list[list[str]]:
-    return [[str(token) for token in sample] for sample in json.loads(text)]
+def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: int, *, scores: bool = True) -> None:
+    """Add the attention maps, and the tokens unless they are there, to what :func:`head_data` gave.
+
+    Args:
+        data, blobs: changed in place.
+        maps: what to add, as finely as the budget allows.
+        budget: characters that the packed maps may take.
+        scores: keep them; without, all that is kept of them is which tiles no query sees.
+    """
+    if not scores:
+        maps = dataclasses.replace(maps, scores=np.where(maps.scores > 0, 255, 0).astype(np.uint8))
+    packed = pack_maps(maps.weights, maps.scores, budget)
+    if packed is None:
+        return
+    samples, modules, heads, rows, columns = packed.shape
+    for sample, texts in enumerate(packed.texts):
+        for module, text in enumerate(texts):
+            blobs[f"blob-map-{sample}-{module}"] = text
+    names = {name: index for index, name in enumerate(maps.modules)}
+    by_name = [names.get(row["module"], -1) for row in data["grid"]]
+    # Layers may be named by the layer and not by its attention; as long as both lists are complete, order decides.
+    by_order = list(range(len(data["grid"]))) if len(data["grid"]) == modules else by_name
+    data["maps"] = {
+        "samples": samples,
+        "heads": heads,
+        "rows": rows,
+        "columns": columns,
+        "seqLen": maps.seq_len,
+        # Tiles are of one size; the last may be smaller. Each was pooled in the file, and here again when space was short.
+        "tile": -(-maps.seq_len // maps.weights.shape[-1]) * packed.plan.pool,
+        "place": by_name if any(index >= 0 for index in by_name) else by_order,
+        "ranges": [[round_matrix(module) for module in sample] for sample in maps.ranges[:samples].astype(float)]
+        if scores
+        else None,
+        "reduced": _reduction(maps, samples, packed.plan.pool, packed.plan.score_bits if scores else 8),
+    }
+    data["tokens"] = data["tokens"] or maps.tokens[:samples]
+    data["targets"] = data["targets"] or maps.targets[:samples]
+
+
+def _reduction(maps: Maps, samples: int, pool: int, bits: int) -> str:
+    parts = []
+    if samples < maps.weights.shape[0]:
+        parts.append(f"{samples} of {maps.weights.shape[0]} samples")
+    if pool > 1:
+        parts.append("tiles twice as wide" if pool == 2 else f"tiles {pool} times as wide")
+    if bits < 8:
+        parts.append(f"scores in {2**bits - 1} steps")
+    return f"To keep this page small it shows {', '.join(parts)}." if parts else ""
 
 
 PICTURES_FILE = "pictures.safetensors"
@@ -209,33 +155,24 @@ def picture_data(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
+            about = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
             pictures, received, norms = (file.get_tensor(name) for name in ("pictures", "received", "norms"))
-        grid, names = json.loads(metadata["grid"]), [str(name) for name in json.loads(metadata["names"])]
-        sources = [str(name) for name in json.loads(metadata["sources"])]
-        whole = (
-            pictures.dtype == np.uint8
-            and pictures.ndim == 4
-            and received.ndim == 4
-            and norms.ndim == 3
-            and len(pictures) == len(received) == len(norms) == len(sources)
-            and received.shape[-1] == norms.shape[-1] == len(names) >= grid[0] * grid[1] > 0
-        )
-    except (SafetensorError, KeyError, ValueError, TypeError, IndexError) as error:
+        if (
+            pictures.ndim != 4
+            or not len(pictures) == len(received) == len(norms)
+            or not received.shape[-1] == norms.shape[-1] == len(about["names"])
+        ):
+            raise ValueError(f"pictures {pictures.shape}, received {received.shape} and norms {norms.shape} differ")
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ResultError(f"{path} cannot be read: {error}; audit again") from error
-    if not whole:
-        raise ResultError(
-            f"{path}: pictures {pictures.shape}, received {received.shape} and norms {norms.shape} do not belong together; "
-            "audit again"
-        )
     averaged = received.size > MOST_NUMBERS
     if averaged:
         received = received.mean(2, keepdims=True)
     return {
         "images": [data_address(picture) for picture in pictures],
-        "sources": sources,
-        "grid": [int(size) for size in grid],
-        "names": names,
+        "sources": about["sources"],
+        "grid": about["grid"],
+        "names": about["names"],
         "received": np.rint(1e4 * np.nan_to_num(received)).astype(int).tolist(),
         "norms": [[[float(f"{value:.3g}") for value in row] for row in sample] for sample in np.nan_to_num(norms).tolist()],
         "averaged": averaged,

@@ -16,9 +16,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from sinklab.errors import InputError
-from sinklab.report.schema import require_kind
-from sinklab.report.words import number, percent, position_name
-from sinklab.results.blocks import Block
+from sinklab.results.blocks import Block, number, percent
 from sinklab.results.html import html
 from sinklab.results.naming import display_token
 from sinklab.results.table import read_run, write_text
@@ -29,8 +27,8 @@ __all__ = [
     "facts_of",
     "json_text",
     "render",
+    "require_kind",
     "write_blocks_page",
-    "write_command_page",
     "write_page",
 ]
 
@@ -74,35 +72,6 @@ def write_page(text: str, path: Path) -> Path:
     return path
 
 
-def write_command_page(
-    folder: Path,
-    command: str,
-    require: Callable[[dict[str, Any], Path], object],
-    section: Callable[[object], dict[str, object] | None],
-) -> Path:
-    """Write ``folder/report.html`` of a command that is a section of an audit too, from its ``summary.json`` and ``run.json``.
-
-    Args:
-        command: its name, which is that of its template and of what the template calls the section.
-        require: raises where a summary is not what the command writes.
-        section: what the template needs of a summary.
-
-    Raises:
-        InputError: a file is missing, or is of another command.
-    """
-    run = read_run(folder)
-    require_kind(run, folder, command)
-    summary = read_run(folder, "summary.json")
-    require(summary, folder / "summary.json")
-    context = {
-        "title": summary["model"],
-        "operation": summary["operation"],
-        command: section(summary),
-        "facts": facts_of(run),
-    }
-    return write_page(render(f"{command}.html.j2", context, {"page": command}, {}), folder / "report.html")
-
-
 def write_blocks_page(folder: Path, title: str, lead: str, blocks: Callable[[dict[str, Any]], Iterable[Block]]) -> Path:
     """Write ``folder/report.html`` of a study, from its ``summary.json`` and ``run.json``.
 
@@ -128,6 +97,31 @@ def write_blocks_page(folder: Path, title: str, lead: str, blocks: Callable[[dic
     return write_page(render("study.html.j2", context, {"page": "study"}, {}), folder / "report.html")
 
 
+def require_kind(run: Mapping[str, Any], folder: Path, *expected: str) -> str:
+    """Refuse a run of a command that a page does not know, and say where what it found is.
+
+    Args:
+        run: its ``run.json``.
+        folder: its output directory.
+        expected: names of commands.
+
+    Returns:
+        The command that made the run.
+
+    Raises:
+        InputError: it is none of those expected.
+    """
+    kind = str(run.get("kind"))
+    if kind in expected:
+        return kind
+    known = [name for name in ("summary.json", "table.parquet") if (folder / name).is_file()]
+    more = f"; what it found is in {folder / known[0]}" if known else ""
+    if (folder / "model").is_dir():
+        more += f", and the trained model, for 'sinklab audit', in {folder / 'model'}; 'sinklab plot' draws trainings together"
+    commands = filter(None, (", ".join(expected[:-1]), expected[-1]))
+    raise InputError(f"{folder} holds a run of kind {kind!r}, expected {' or '.join(commands)}{more}")
+
+
 def check_page(path: Path) -> None:
     """Refuse to write a page where something else is.
 
@@ -148,9 +142,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        number=number, percent=percent, token=display_token, position_name=position_name, commands=_commands
-    )
+    environment.filters.update(number=number, percent=percent, token=display_token, commands=_commands)
     return environment
 
 

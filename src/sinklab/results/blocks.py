@@ -7,6 +7,7 @@ alike everywhere. A finding is one :class:`Say` of at most 160 characters; its n
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
@@ -30,6 +31,7 @@ __all__ = [
     "names",
     "number",
     "percent",
+    "plain",
 ]
 
 NOTHING = "–"
@@ -241,19 +243,25 @@ def markdown(blocks: Iterable[Block]) -> str:
     return "\n".join(line for block in blocks for line in _markdown(block))
 
 
+def plain(text: str) -> str:
+    """Text as Markdown shows it: no name of a token or a model is taken for markup, and none begins a line."""
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])|[\\`*~\[\]]", r"\\\g<0>", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
 def _markdown(block: Block) -> Iterator[str]:
     if isinstance(block, Heading):
-        yield from (f"{'#' * block.level} {block.text}", "")
+        yield from (f"{'#' * block.level} {plain(block.text)}", "")
     elif isinstance(block, Say):
-        yield from (block.text, "")
+        yield from (plain(block.text), "")
     elif isinstance(block, Facts):
         label = ""
         for first, *rest in block.rows:
             label = first or label
-            yield f"- **{label}**: {' '.join(rest)}"
+            yield f"- **{plain(label)}**: {plain(' '.join(rest))}"
         yield ""
     elif isinstance(block, Grid) and not block.folded:
         aligned = ["---" if index < block.text else "---:" for index, _ in enumerate(block.headings)]
         for row in (block.headings, aligned, *block.rows):
-            yield f"| {' | '.join(cell_text(cell).replace('|', '&#124;') for cell in row)} |"
+            yield f"| {' | '.join(plain(cell_text(cell)).replace('|', '&#124;') for cell in row)} |"
         yield ""

@@ -25,11 +25,14 @@ from sinklab.results.blocks import (
     number,
 )
 
-__all__ = ["html"]
+__all__ = ["framed", "html"]
 
 WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 34
 """Size of a drawing, and the room for what is written at its sides."""
+
+LONG = 60
+"""Letters of a cell from which on it is wrapped."""
 
 COLOURS = 6
 """Colours of lines and marks in the style sheet; more lines take them again with another dash."""
@@ -88,7 +91,10 @@ def _cell(index: int, cell: Cell, block: Grid) -> str:
             f'width="{width:.1f}%" height="10" rx="2"/></svg>'
         )
         return f'<td class="bar-cell"><div>{drawn}<span>{text}</span></div></td>'
-    return f'<th scope="row">{text}</th>' if index == 0 else f"<td{_side(index, block)}>{text}</td>"
+    if index == 0:
+        return f'<th scope="row">{text}</th>'
+    prose = ' class="prose"' if index < block.text and len(text) > LONG else ""
+    return f"<td{_side(index, block)}{prose}>{text}</td>"
 
 
 def _curves(block: Curves) -> str:
@@ -267,3 +273,16 @@ def _head(cell: tuple[str, str, str] | None) -> str:
         return '<td class="l-none" title="not examined"></td>'
     letter, kind, words = map(escape, cell)
     return f'<td class="l-{kind}" title="{words}"><span aria-label="{words}" role="img">{letter}</span></td>'
+
+
+def framed(page: str, height: int = 640) -> str:
+    """An inline frame that holds a whole HTML page; it works where notebooks are saved, mailed or shown without a server.
+
+    Args:
+        page: the page as text.
+        height: of the frame in CSS pixels; a page may change that of its own frame.
+    """
+    # Between single quotes only these two end or change what is between them, and pages have few of either.
+    quoted = page.replace("&", "&amp;").replace("'", "&#39;")
+    style = f"width: 100%; height: {height}px; border: 0; display: block"
+    return f'<iframe srcdoc=\'{quoted}\' style="{style}" loading="lazy" title="sinklab"></iframe>'

@@ -8,18 +8,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from sinklab.sinks.finder import SinkFinder
-from sinklab.sinks.finding import SinkWeights, find_sinks, weigh_sinks
 from sinklab.sinks.value import Head, Sink, SinkPlace, Sinks
 
 if TYPE_CHECKING:
     from sinklab.sinks.finder import SinkFinder
-    from sinklab.sinks.finding import find_sinks, weigh_sinks
+    from sinklab.sinks.finding import SinkWeights, find_sinks, weigh_sinks
 
 __all__ = ["Head", "Sink", "SinkFinder", "SinkPlace", "SinkWeights", "Sinks", "find_sinks", "weigh_sinks"]
 
 _HOMES = {
     "SinkFinder": "sinklab.sinks.finder",
+    "SinkWeights": "sinklab.sinks.finding",
     "find_sinks": "sinklab.sinks.finding",
     "weigh_sinks": "sinklab.sinks.finding",
 }

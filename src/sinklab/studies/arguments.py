@@ -385,7 +385,7 @@ def _check_early(function: Callable[..., Any], given: Mapping[str, Any]) -> None
 
 def _is_corpus(annotation: Any) -> bool:
     """Whether a parameter names a corpus, or several."""
-    documented = (*CorpusSource.__metadata__, *CorpusOfModel.__metadata__)
+    documented = (*get_args(CorpusSource)[1:], *get_args(CorpusOfModel)[1:])
     if any(note in documented for note in getattr(annotation, "__metadata__", ())):
         return True
     return any(_is_corpus(inner) for inner in get_args(annotation))

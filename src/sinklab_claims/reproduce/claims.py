@@ -18,8 +18,6 @@ from sinklab.results.folder import default_out
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
 from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, Base, Claim, Scale, bases_at
-from sinklab_claims.reproduce.show import show_claim, show_claims
-from sinklab_claims.verdict.records import read_results, summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +65,8 @@ def claims(
         sinklab claims --source gu2024 --json
         sinklab reproduce repeated_token_laws  (to run one)
     """
+    from sinklab_claims.reproduce.show import show_claim, show_claims
+
     check_word(scale, RECORDED, "scale")
     listed = [stated(name) for name in names or registered]
     if source is not None:
@@ -150,6 +150,8 @@ def check_source(source: str) -> None:
 
 def _last_verdicts(folder: Path | None, scale: str) -> tuple[list[dict[str, Any]], str]:
     """Every result at a scale, the oldest first, and where these were found."""
+    from sinklab_claims.verdict.records import read_results, summary_of
+
     place = folder or default_out("sinklab-claims")
     results = [summary_of(result.record) for result in read_results(place)]
     where = str(place)

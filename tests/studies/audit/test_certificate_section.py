@@ -14,13 +14,19 @@ from sinklab import audit
 from sinklab.attention.session import attend
 from sinklab.cli.app import app
 from sinklab.corpora import resolve_corpus
-from sinklab.errors import ConfigurationError
+from sinklab.corpora.samples import Samples
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.loading import load_model, wrap_model
-from sinklab.results.table import read_run, read_table
+from sinklab.results.blocks import number
+from sinklab.results.record import from_json
+from sinklab.results.run import silent
+from sinklab.results.sections import Context
+from sinklab.results.table import read_table
 from sinklab.sinks import Sinks
-from sinklab.studies.audit.certificate import DELTA, QUERIES, SAMPLES, _sentence, certified
+from sinklab.studies.theory.certified_heads import DELTA, QUERIES, SAMPLES, certified
+from sinklab.studies.theory.found import Certificate
 from sinklab.studies.theory.no_op_certificate import NoOpCertificate
+from sinklab.studies.theory.show import show
 
 SETTINGS = {"corpus": "python_source", "seq_len": 16, "samples": 6, "cache": False}
 
@@ -32,15 +38,14 @@ def results(checkpoint, tmp_path_factory):
     return [audit(str(checkpoint), certificate=flag, out=folder / str(flag), **SETTINGS) for flag in (True, False)]
 
 
-def summary_of(**changes):
-    return {
-        "threshold": 0.3, "normalized": True, "operation": "softmax",
-        "corpus": "random_tokens", "bos": 0, **changes,
-    }  # fmt: skip
-
-
 def section_of(model, tokens, sink=0, **changes):
-    return certified(wrap_model(model), tokens, summary_of(**changes), Sinks.at(sink), run_id="run", seed=0)
+    summary = {"threshold": 0.3, "normalized": True, "operation": "softmax", "corpus": "random_tokens", "bos": 0, **changes}
+    context = Context(
+        loaded=wrap_model(model), corpus=None, samples=Samples.of_tokens(tokens), sinks=Sinks.at(sink), summary=summary,
+        bos=False, run_id="run", seed=0, progress=silent,
+    )  # fmt: skip
+    section, table = certified(context)
+    return section, table, context.probes
 
 
 def random_tokens(samples=2, length=12):
@@ -121,7 +126,8 @@ def test_everything_is_written(results):
     assert set(rows["metric"]) <= defined
     page = (result.folder / "report.html").read_text(encoding="utf-8")
     assert "Whether the sink is forced" in page
-    assert f'<p class="advice">{result.summary["certificate"]["text"]}</p>' in page
+    for head in result.summary["certificate"]["heads"]:
+        assert f'<th scope="row">{head["layer"]}.{head["head"]}</th><td class="n">{number(head["sink_weight"])}</td>' in page
 
 
 def test_without_it_an_audit_is_what_it_was(results):
@@ -147,7 +153,6 @@ def test_heads_that_are_forced():
         assert head["sink_weight"] > 0.99
         assert head["forced"]
     assert section["forced_heads"] >= len(first) == 2
-    assert f"{section['forced_heads']} of them are forced to (each at 22 of 22 queries or more)." in section["text"]
     # A threshold above the need: they sink, and need not sink so much.
     above, _, _ = section_of(model, tokens, threshold=0.9)
     assert [head["forced"] for head in above["heads"] if head["layer"] == 0] == [False, False]
@@ -168,62 +173,9 @@ def test_weights_that_need_not_sum_to_one_force_nothing():
     model, tokens = silent_by_its_sink(name="sigmoid")
     section, _, _ = section_of(model, tokens, normalized=False, operation="sigmoid")
     assert section["forced_heads"] == 0
-    assert section["text"].startswith("No head is forced to have a sink: weights of sigmoid need not sum to one.")
-
-
-def head_of(needed, weight, forced=False, known=100):
-    known = 0 if needed is None else known
-    return {
-        "needed_sink_weight": needed, "sink_weight": weight, "forced": forced, "queries": 120, "needed_queries": known,
-    }  # fmt: skip
-
-
-def text_of(heads, normalized=True):
-    sinks = [head for head in heads if head["sink_weight"] > 0.3]
-    section = {
-        "sink_position": 0, "delta": 0.2, "threshold": 0.3, "normalized": normalized, "heads": heads,
-        "sink_heads": len(sinks), "forced_heads": sum(head["forced"] for head in heads),
-    }  # fmt: skip
-    return _sentence(section, "softmax" if normalized else "sigmoid")
-
-
-def test_what_is_said():
-    little = "to write at most 0.2 of its longest value."
-    # What heads without a sink need is not what heads with one need.
-    assert text_of([head_of(0.9, 0.1), head_of(0.0637, 0.7)]) == (
-        "1 of 2 heads gives position 0 more than 0.3 of its weight on average; none of them is forced to. By its values alone, "
-        f"such a head needs at least 0.06 of its weight there {little}"
-    )
-    assert text_of([head_of(0.5, 0.7, True), head_of(0.72, 0.9, True, known=90), head_of(None, 0.4)]) == (
-        "3 of 3 heads give position 0 more than 0.3 of their weight on average; 2 of them are forced to (each at 90 of 120 "
-        "queries or more). By its values alone, such a head needs at least 0.50 to 0.72 of its weight (heads differ) there "
-        f"{little} "
-        "1 of these heads could not with any weights."
-    )
-    assert text_of([head_of(0.1, 0.1)]) == (
-        "No head gives position 0 more than 0.3 of its weight on average, so none is forced to. By its values alone, a head "
-        f"needs at least 0.10 of its weight there {little}"
-    )
-    assert text_of([head_of(0.002, 0.1)], normalized=False) == (
-        "No head is forced to have a sink: weights of sigmoid need not sum to one. By its values alone, a softmax head in "
-        f"place of one of these needs next to no weight on position 0 {little}"
-    )
-    assert text_of([head_of(None, 0.7)]).endswith(
-        "No weights at all, with the sink or without, could make such a head write at most 0.2 of its longest value."
-    )
-
-
-def test_a_need_that_is_known_at_few_queries_is_no_verdict():
-    """At other queries no weights make the head write so little, so nothing says what they need the sink for."""
-    one = text_of([head_of(0.9, 0.7, known=3), head_of(0.9, 0.7, True)])
-    assert (
-        "; 1 of them is forced to (at 100 of 120 queries). Of 1 other it is not known: it needs as much, but at 3 of 120" in one
-    )
-    assert "at 3 of 120 queries; a verdict takes half of them, and 8 at least. By its values alone" in one
-    several = text_of([head_of(0.9, 0.7, known=3), head_of(0.9, 0.7, known=59)])
-    assert (
-        "none of them is forced to. Of 2 others it is not known: they need as much, but at 59 of 120 queries at most" in several
-    )
+    (finding, grid, _) = show(from_json(Certificate, section, "section"))
+    assert len(finding.text) <= 160
+    assert len(grid.rows) == len(section["heads"])
 
 
 @pytest.mark.parametrize(("samples", "length", "queries"), [(2, 5, 8), (1, 8, 7), (2, 4, 6)])
@@ -234,7 +186,6 @@ def test_a_verdict_takes_eight_queries(samples, length, queries):
     assert [(head["needed_queries"], head["queries"], head["forced"]) for head in first] == [
         (queries, queries, queries >= 8)
     ] * 2
-    assert ("it is not known" in section["text"]) == (queries < 8)
 
 
 def test_a_null_is_the_sink_where_it_plays_it():
@@ -247,7 +198,7 @@ def test_a_null_is_the_sink_where_it_plays_it():
     ).summary["certificate"]
     assert section["sink_position"] == "null"
     assert all(head["sink_weight"] > 0.9 for head in section["heads"])
-    assert "give the null (learned sink logit, key bias) more than 0.3" in section["text"]
+    assert section["sink"] == "the null (learned sink logit, key bias)"
 
 
 def test_threads_are_given_back():
@@ -272,26 +223,16 @@ class TestCommand:
     def run(self, *arguments):
         return CliRunner().invoke(app, ["audit", *map(str, arguments)])
 
-    def test_prints_the_answer(self, checkpoint, tmp_path):
-        done = self.run(checkpoint, *self.QUICK, "--certificate", "--out", tmp_path / "with")
-        assert done.exit_code == 0, done.output
-        text = read_run(tmp_path / "with", "summary.json")["certificate"]["text"]
-        assert f"forced    {text}" in done.stdout.splitlines()
-
     def test_says_so_where_it_cannot_be_had(self, tokenizer, tmp_path):
         heads_that_add().save_pretrained(tmp_path / "model")
         tokenizer.save_pretrained(tmp_path / "model")
         done = self.run(tmp_path / "model", *self.QUICK, "--certificate", "--out", tmp_path / "out")
         assert done.exit_code == 0, done.output
-        assert "forced    not certified: layers.0.self_attn: no output projection of the heads was found" in done.stdout
         page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-        assert "Not certified in this audit: layers.0.self_attn: no output projection" in page
+        for place in (done.stdout, page):
+            assert "layers.0.self_attn: no output projection of the heads was found" in place
 
     def test_takes_no_value(self, checkpoint, tmp_path):
         done = self.run(checkpoint, *self.QUICK, "--certificate=always", "--out", tmp_path / "out")
         assert done.exit_code != 0
         assert not (tmp_path / "out").exists()
-
-    def test_bad_settings_are_refused_before_it(self, checkpoint):
-        with pytest.raises(ConfigurationError, match="must be auto, always or none"):
-            audit(str(checkpoint), bos="maybe", certificate=True)

@@ -1,14 +1,22 @@
-"""find_causes() on small models of the decoder families: every intervention and experiment runs, and the summary is JSON."""
+"""find_causes() on families of models: every intervention and experiment runs, also where a layer stands for several."""
 
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+import torch
+import transformers
 from tests.architectures.zoo import ZOO, build
+from torch import nn
 
 from sinklab import find_causes
 from sinklab.errors import ConfigurationError
+from sinklab.sinks import find_sinks
+from sinklab.studies.causes.massive import massive_activations
+from sinklab.studies.causes.readout import MaskedToken
+from sinklab.studies.causes.samples import Samples, masked_samples
 
 DECODERS = sorted(
     entry.id for entry in ZOO.values() if (entry.kind, entry.inputs, entry.refused) == ("decoder", "tokens", None)
@@ -46,5 +54,72 @@ def test_heads_of_a_hybrid_are_said_to_be_of_its_layers_of_attention():
         find_causes(model, heads=[(3, 0)], **quick)
 
 
-def test_there_are_families():
-    assert len(DECODERS) >= 30
+LAYERS, CHANNEL = 3, 7
+LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+
+
+@pytest.fixture
+def albert() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = transformers.AlbertConfig(
+            vocab_size=40, hidden_size=32, intermediate_size=48, num_attention_heads=4, embedding_size=16,
+            num_hidden_layers=LAYERS, max_position_embeddings=64, initializer_range=0.3,
+        )  # fmt: skip
+        return transformers.AlbertForMaskedLM(config).eval()
+
+
+def samples(count: int, length: int = 12) -> Samples:
+    tokens = torch.randint(3, 40, (count, length), generator=torch.Generator().manual_seed(1))
+    return masked_samples([("all", tokens)], mask_token=2, share=0.4)
+
+
+def test_labels_and_experiments_take_a_run_for_a_layer(albert):
+    # Ten texts: 2^-10 is below 0.05 over 30 hypotheses, the five labels of six heads.
+    given, heads = samples(10), [(layer, head) for layer in range(LAYERS) for head in (1, 2)]
+    found = find_causes(albert, samples=given, readout=MaskedToken(), heads=heads, sink=0, budget="full", batch_size=5)
+    runs = [f"{LAYER}.attention{suffix}" for suffix in ("", "#1", "#2")]
+    assert [(head["layer"], head["head"], head["module"]) for head in found.summary["heads"]] == [
+        (layer, head, run) for layer, run in enumerate(runs) for head in (1, 2)
+    ]
+    assert found.record["measured"] == dict.fromkeys(runs, "replayed")
+    assert all("refused" not in found.summary[name] for name in ("read_outs", "location", "key_bias", "massive", "spread"))
+    json.dumps(found.summary, allow_nan=False)
+    assert found.summary["read_outs"]["layers"].keys() == {"0", "1", "2"}
+    with torch.no_grad():
+        states, gave = given.inputs["input_ids"], []
+        handle = albert.get_submodule(LAYER).register_forward_hook(lambda module, args, output: gave.append(output))
+        albert(input_ids=states)
+        handle.remove()
+    peaks = [peak["value"] for peak in found.summary["massive"]["peaks"]]
+    assert len(peaks) == 1 + LAYERS
+    for layer, hidden in enumerate(gave):
+        sizes = hidden.abs().flatten(1)
+        ratio = float((sizes.amax(1) / sizes.median(1).values).mean())
+        assert peaks[1 + layer] == pytest.approx(float(sizes.amax(1).mean()), rel=1e-6)
+        assert found.summary["read_outs"]["layers"][str(layer)]["outliers"] == pytest.approx(ratio, rel=1e-6)
+        need = [head["effects"]["hide"]["all"]["mean"] for head in found.summary["heads"] if head["layer"] == layer]
+        by_layer = found.summary["read_outs"]["layers"][str(layer)]["need of the sink"]
+        assert by_layer == pytest.approx(np.mean(need), rel=1e-9)
+    assert found.summary["spread"]["layers"] == [-1, 0, 1, 2]
+
+
+def test_a_massive_activation_is_born_and_edited_in_one_run(albert):
+    """The second run writes a number into one channel of position 0, and norms of the third take it away."""
+    layer, given = albert.get_submodule(LAYER), samples(4)
+    runs, own = [], type(layer).forward
+    albert.register_forward_pre_hook(lambda module, args, kwargs: runs.clear(), with_kwargs=True)
+
+    def forward(*args, **kwargs):
+        hidden = own(layer, *args, **kwargs).clone()
+        runs.append(float(hidden[0, 0, CHANNEL]))
+        if len(runs) == 2:
+            hidden[:, 0, CHANNEL] += 400.0
+        return hidden
+
+    layer.forward = forward
+    found = massive_activations(albert, given, find_sinks(albert, given.inputs, place=0), least=100.0, times_median=50.0)
+    (one,) = found.found
+    assert (one.position, one.channel, one.birth, one.death, one.texts) == (0, CHANNEL, 1, 2, 4)
+    assert abs(one.value - 400) < 10
+    assert found.edits["zero"].loss.mean != 0

@@ -247,15 +247,6 @@ def test_equals_the_oracle_in_every_run_of_a_shared_module(build, samples, reado
     assert np.nanmax(np.abs(np.diff(of_first_head, axis=0)), axis=(1, 2)).min() > 100 * TOLERANCE
 
 
-def test_runs_of_a_shared_module_are_recorded_apart_where_memory_is_short(monkeypatch):
-    model, samples = albert(), masked()
-    heads = find_sinks(model, samples.inputs, place=0).heads[::5]
-    variants = usual(samples)[:2]
-    expected = measure_effects(model, samples, MaskedToken(), variants, heads)
-    monkeypatch.setattr(engine, "ROOM", 0)
-    assert_equal(measure_effects(model, samples, MaskedToken(), variants, heads), expected)
-
-
 def test_a_module_that_calls_attention_several_times_in_a_run_goes_one_by_one():
     model, samples = sinklm(), texts()
     module = model.layers[1].self_attn
@@ -327,19 +318,6 @@ def test_memory_bounds_change_nothing(monkeypatch, room, stack, batch_size):
     assert found.record == expected.record == {"layers.0.self_attn": REPLAYED, "layers.2.self_attn": REPLAYED}
 
 
-def test_vectors_and_heads_named_by_module():
-    model = of_config(transformers.BertConfig(**SHAPE), transformers.AutoModel)
-    tokens = texts().inputs["input_ids"]
-    domains = torch.zeros_like(tokens)
-    targets = torch.randn(*tokens.shape, 32, generator=torch.Generator().manual_seed(0))
-    samples = Samples({"input_ids": tokens}, domains, targets)
-    heads = [Head(1, 3, "encoder.layer.1.attention.self")]
-    variants = usual(samples)
-    found = measure_effects(model, samples, SquaredError(), variants, heads)
-    assert_equal(found, one_by_one(model, samples, SquaredError(), variants, heads))
-    assert found.record == {"encoder.layer.1.attention.self": REPLAYED}
-
-
 def forwards(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if "forward" in vars(module) or module._forward_hooks]
 
@@ -386,21 +364,6 @@ def test_numbers_that_are_not_finite_are_refused(measure):
         MeasurementError, match=r"domain 'one': the loss of the unedited model is not finite at \d+ of 33 scored"
     ):
         measure(model, samples, NextToken(), usual(samples)[:1], heads_of([0])[:1])
-
-
-@pytest.mark.parametrize("measure", [one_by_one, measure_effects])
-def test_a_divergence_that_is_infinite_is_refused_where_the_loss_is_finite(measure):
-    class Far(NextToken):
-        def divergence(self, outputs, clean):
-            return super().divergence(outputs, clean) / 0.0 + torch.inf
-
-        def compare_hidden(self, hidden, logits, samples):
-            return None  # so that the definition above is taken
-
-    with pytest.raises(
-        MeasurementError, match=r"the divergence under 'redirect' on head 0\.0 is not finite at 11 of 11 scored"
-    ):
-        measure(sinklm(), texts().part(0, 1), Far(), usual(texts())[:1], heads_of([0])[:1])
 
 
 def test_losses_of_texts_that_are_not_finite_are_refused():

@@ -106,31 +106,6 @@ def test_value_ratio_by_hand():
     np.testing.assert_allclose(sink.value_ratio[:2], expected.detach().numpy(), rtol=1e-12)
 
 
-def test_places_may_be_given():
-    known = planted("induction", 0)
-    sink = sinks_of(known.model, known.samples, place=4)
-    assert sink.main.place == 4
-    assert sink.secondary == [0]
-    none = sinks_of(known.model, known.samples, place=None)
-    assert none.main is None
-    assert np.isnan(none.weights).all()
-    message = r"place {}: no such place; on these texts the model has positions 0 to 22 and not a null score in every module"
-    for place, shown in ((23, "23"), (-1, "-1"), ("null", "'null'")):
-        with pytest.raises(ConfigurationError, match=message.format(shown)):
-            sinks_of(known.model, known.samples, place=place)
-
-
-def test_what_was_tried_is_told():
-    """Uniform attention: a query at t gives each of t + 1 keys the same."""
-    model = PlantedLM([head(sink=0.0)]).eval()
-    message = (
-        r"no sink found: no head gives any place a mean weight of 0.3; tried, with the largest mean weight of a head: "
-        r"position 0 \(0\.12\), position 1 \(0\.11\), .*\. Lower the threshold, name a place, or say that there is none"
-    )
-    with pytest.raises(ConfigurationError, match=message):
-        sinks_of(model, token_samples([("fresh", fresh(3, 0))])).require()
-
-
 def test_batches_do_not_matter():
     known = planted("two domains", 0)
     found = [sinks_of(known.model, known.samples, batch_size=size) for size in (1, 5, 64)]

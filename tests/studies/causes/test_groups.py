@@ -98,15 +98,6 @@ def test_two_dormant_heads_are_dormant_together():
     assert found["groups"][1]["sink_weight"] == pytest.approx((weights[0] + weights[2]) / 2)
 
 
-def test_a_group_of_one_is_that_head(llama):
-    model, samples = llama
-    heads = [Head(1, 2, "model.layers.1.self_attn"), Head(2, 0, "model.layers.2.self_attn")]
-    alone = one_by_one(model, samples, NextToken(), EDITS, heads)
-    as_groups = one_by_one(model, samples, NextToken(), EDITS, [HeadGroup((head,)) for head in heads])
-    assert np.array_equal(alone.loss, as_groups.loss)
-    assert np.array_equal(alone.divergence, as_groups.divergence)
-
-
 def written(model, samples, replace):
     """Losses by text of the model with the inputs of its output maps, which are the heads' outputs side by side, replaced."""
     hooks = [
@@ -222,11 +213,6 @@ def test_how_heads_are_asked_for(heads, asked):
     assert parse_heads(words if isinstance(words, str) else ",".join(words)).groups == (
         asked.groups if heads != [((2, 1),)] else ()
     )
-
-
-def test_members_are_examined_alone_each_once():
-    assert parse_heads("5.0,0.0+0.1,0.1+5.0").alone == ((5, 0), (0, 0), (0, 1))
-    assert parse_heads("layers,0.0").alone is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-import transformers
 from planted import PlantedLM, broadcast, drawn, no_op, repeated, zipf
 from tests.studies.causes.planted import by_name, sinks_of
 
@@ -19,8 +18,8 @@ from sinklab.results.intervals import Interval
 from sinklab.results.record import to_json
 from sinklab.results.table import make_table
 from sinklab.studies.causes.key_bias import key_bias, rows
-from sinklab.studies.causes.readout import ClassLogits, NextToken
-from sinklab.studies.causes.samples import Samples, token_samples
+from sinklab.studies.causes.readout import NextToken
+from sinklab.studies.causes.samples import token_samples
 from sinklab.studies.causes.show import _verdict
 from sinklab.testing import tiny_models
 
@@ -171,25 +170,6 @@ def test_the_null_score_has_a_gap_and_no_angle():
     table = make_table(rows(found, by_name(sinks_of(model, samples, place="null"))))
     assert "sink_gap" in set(table["metric"])
     assert "sink_cosine" not in set(table["metric"])
-
-
-def test_a_vision_model_has_scores_too():
-    config = transformers.ViTConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=8,
-        patch_size=2,
-        num_labels=3,
-    )
-    torch.manual_seed(0)
-    model = transformers.ViTForImageClassification(config).double().eval()
-    pixels = torch.randn(3, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    samples = Samples({"pixel_values": pixels}, torch.zeros(3, 1, dtype=torch.int64), torch.tensor([0, 1, 2]))
-    found = found_in(model, samples, readout=ClassLogits())
-    assert len(found.heads) == 4
-    assert found.losses["zero_value"].mean != 0
 
 
 def test_what_cannot_be_is_refused():

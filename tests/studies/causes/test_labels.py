@@ -124,12 +124,6 @@ def test_no_label_without_one_of_its_claims(means, changed, instead):
     assert labels([[{**means, **changed}]]) == [instead]
 
 
-def test_a_head_that_writes_one_vector_is_constant():
-    """EVIDENCE 1.3: resampling costs 0.0000 and silencing 0.3; to be called semantic it would have to say something."""
-    assert labels([[CONSTANT]]) == ["constant"]
-    assert labels([[CONSTANT]], texts=64) == ["undecided"]
-
-
 def test_whether_a_head_needs_its_sink_stands_beside_its_label():
     heads = [[SEMANTIC], [{**SEMANTIC, "hide": 0.1}], [DORMANT], [BROADCAST], [{**UNNEEDED, "hide": 0.01}]]
     found = label_heads(made_up(heads, noise=0.005), sink_of(5))
@@ -138,26 +132,11 @@ def test_whether_a_head_needs_its_sink_stands_beside_its_label():
     assert [one.needs_sink["domain 0"] for one in found] == ["no", "yes", "yes", "no", "undecided"]
 
 
-def test_a_head_that_gains_when_its_sink_is_hidden_does_not_need_it():
-    """What its sink says does harm, and less so on other keys than on none: two gains, and no need."""
-    (found,) = label_heads(made_up([[{**SEMANTIC, "hide": -0.09, "zero_value": -0.16}]], noise=0.005), sink_of(1))
-    assert found.needs_sink["domain 0"] == "undecided"
-
-
 def test_without_a_sink_zeroing_decides():
     effects = made_up([[SEMANTIC], [CONSTANT], [{}]])
     found = label_heads(effects, sink_of(3, place=None))
     assert [one.label for one in found] == ["semantic", "constant", "unneeded"]
     assert found[0].needs_sink == {}
-
-
-def test_evidence_is_all_there():
-    (found,) = label_heads(made_up([[SEMANTIC, DORMANT]]), sink_of(1))
-    assert found.label == "switch"
-    assert {name for rule in RULES.values() for name in rule} <= set(found.effects)
-    redirect = found.effects["redirect"]["domain 0"]
-    assert redirect.low < redirect.mean < redirect.high
-    assert redirect.mean == pytest.approx(0.3, abs=0.001)  # noise of 0.002 over 384 texts
 
 
 def test_texts_that_lack_a_domain_are_left_out():
@@ -289,19 +268,3 @@ def test_texts_needed_would_decide_half_of_what_texts_can_decide():
     assert 40 < needed < 100_000
     found = [one.label for one in label_heads(made_up(heads, texts=2 * needed, noise=0.6, seed=2), sink_of(4))]
     assert sum(label != "undecided" for label in found) >= 1
-
-
-def test_no_texts_are_needed_where_they_would_not_help():
-    assert texts_needed(label_heads(made_up([[SEMANTIC], [DORMANT]]), sink_of(2))) is None  # all are decided
-    assert texts_needed(label_heads(made_up([[BETWEEN]]), sink_of(1))) is None  # more texts would show just that
-
-
-def test_variants_that_were_not_measured():
-    effects = made_up([[SEMANTIC]])
-    some = Effects(
-        ["zero"], effects.heads, effects.domain_names, effects.loss[2:3], effects.loss[2:3], effects.clean_loss, "nats"
-    )
-    with pytest.raises(
-        ConfigurationError, match=r"no evidence for 'redirect': measured were zero; take those of make_variants"
-    ):
-        label_heads(some, sink_of(1))

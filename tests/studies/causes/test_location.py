@@ -116,11 +116,6 @@ def test_a_sink_that_hangs_on_its_position_stays():
         assert shown[name].strongest[0].position == 0
 
 
-def test_without_a_sink_nothing_is_said_of_where_it_goes():
-    found = found_in(Parked({}), texts())
-    assert found.follows is None
-
-
 def test_losses_are_compared_on_targets_that_follow_the_same_token():
     model, samples = Parked({BOS: 1.0}, {2: 0.7}), texts()
     shown = found_in(model, samples, prefix=3, move_to=5).conditions
@@ -190,12 +185,6 @@ def test_an_encoder_can_hide_its_sink_and_says_what_it_leaves_out():
     assert found.conditions["hidden"].scored == 36
     assert set(found.left_out) == {"removed", "duplicated", "replaced", "moved", "random prefix"}
     assert "is not that of the next token" in found.left_out["moved"]
-
-
-def test_texts_that_begin_differently_have_no_first_token_to_move():
-    samples = texts()
-    samples.inputs["input_ids"][:, 0] = torch.arange(6)
-    assert "begin with different tokens" in found_in(Parked({}), samples).left_out["removed"]
 
 
 def test_what_cannot_be_is_refused():

@@ -1,22 +1,31 @@
-"""Labels where the truth is known: hand-set weights say what every head is for, and the labels must say the same."""
+"""Labels where the truth is known: planted heads, heads that rest at some positions, and random weights, which mean nothing."""
 
 from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 import torch
+import transformers
+from tests.conftest import make_sinklm
 from tests.studies.causes.planted import planted, sinks_of
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from sinklab import attend
+from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError
+from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.results.store import Store
+from sinklab.sinks import find_sinks
 from sinklab.studies.causes import resumable
 from sinklab.studies.causes.effects import make_variants
 from sinklab.studies.causes.engine import measure_effects
-from sinklab.studies.causes.labels import _candidates, _where_it_rests, label_heads, switches_within
+from sinklab.studies.causes.labels import _candidates, _where_it_rests, label_heads, mirrored, split, switches_within
 from sinklab.studies.causes.measurement import examine
-from sinklab.studies.causes.readout import NextToken, SquaredError
+from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken, SquaredError
 from sinklab.studies.causes.request import Request
+from sinklab.studies.causes.samples import Samples, token_samples, whole_samples
 from sinklab.studies.causes.texts import Texts
 
 NAMES = ("trigger", "induction", "two domains", "broadcast", "constant", "key bias", "sigmoid")
@@ -71,14 +80,6 @@ def test_a_switch_is_told_by_its_domains():
     _, _, labels = labelled("two domains", 0)
     assert labels[0].domains == {"repeated": "semantic", "fresh": "dormant"}
     assert labels[1].domains == {"repeated": "dormant", "fresh": "dormant"}
-
-
-def test_value_norms_part_a_broadcast_from_a_no_op():
-    _, sink, _ = labelled("broadcast", 0)
-    # Values of all tokens have length 1, that of BOS too.
-    assert sink.value_ratio[0] == pytest.approx(1.0, abs=1e-12)
-    _, sink, _ = labelled("induction", 0)
-    assert (sink.value_ratio == 0).all()
 
 
 def test_the_key_bias_is_the_sink_and_position_0_is_not():
@@ -147,3 +148,182 @@ def test_what_is_looked_at_within_texts_is_kept(tmp_path, monkeypatch):
     again = examine(known.model, texts, request, **asked)
     assert again.found == found.found
     assert len(measured) == 2, "all of it was kept"
+
+
+WORDS, LENGTH, TEXTS = 40, 16, 32
+SHAPE = {
+    "vocab_size": WORDS,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "head_dim": 16,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": False,
+}
+
+
+def random_model(family: str, seed: int, std: float, sharp: float):
+    """Normal weights; queries larger by a factor, so that attention is far from uniform."""
+    torch.manual_seed(seed)
+    if family == "sinklm":
+        model = SinkLM(SinkLMConfig(**SHAPE, operation={"name": "softmax"})).eval()
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, "head_dim": 8}, num_key_value_heads=4)).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=std * sharp if "q_proj" in name else std)
+    return model
+
+
+def random_texts(seed: int, structured: bool):
+    """BOS and random tokens, independent or of a Markov chain of few likely successors."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    successors = torch.rand(WORDS, WORDS, generator=generator) ** (8 if structured else 0)
+    successors[:, 0] = 0.0
+    tokens = torch.zeros(TEXTS, LENGTH, dtype=torch.int64)
+    for position in range(1, LENGTH):
+        tokens[:, position] = torch.multinomial(successors[tokens[:, position - 1]], 1, generator=generator)[:, 0]
+    return tokens
+
+
+def judged(family: str, seed: int, std: float, sharp: float, *, structured: bool):
+    """Semantic heads, mirrored ones, and sizes of what redirecting does."""
+    samples = token_samples([("random", random_texts(seed, structured))])
+    model = random_model(family, seed, std, sharp)
+    sink = sinks_of(model, samples, place=0)  # there is none; the position where trained models have it
+    effects = measure_effects(model, samples, NextToken(), make_variants(sink, samples, seed=seed), sink.heads)
+    labels = label_heads(effects, sink)
+    semantic = sum(label.label == "semantic" for label in labels)
+    return semantic, mirrored(labels, 0.01)["random"], np.abs(effects.of("redirect").mean((1, 2)))
+
+
+def check(cases) -> None:
+    found = [
+        judged(family, number, std, sharp, structured=number % 2 == 1) for number, (family, std, sharp) in enumerate(cases)
+    ]
+    semantic, opposed = (sum(one[number] for one in found) for number in (0, 1))
+    sizes = np.concatenate([one[2] for one in found])
+    # What a random head says of a text helps as often as it harms, and seldom by as much as the minimal effect.
+    assert semantic <= 0.05 * len(sizes)
+    assert opposed <= 0.05 * len(sizes)
+    # It is not for want of effects: half of the heads, at least, change the loss by more than the minimal effect.
+    assert np.median(sizes) > 0.01
+
+
+def test_few_random_heads_are_semantic():
+    check([("sinklm", 0.2, 1.0), ("llama", 0.15, 3.0)])
+
+
+@pytest.mark.slow
+def test_few_of_many_random_heads_are_semantic():
+    """At the usual scale of a start, where effects are tiny; at scales at which they are not; and with sharp attention."""
+    scales = [(0.02, 1.0), (0.1, 1.0), (0.15, 3.0), (0.2, 1.0), (0.2, 8.0), (0.3, 1.0), (0.3, 8.0), (0.4, 1.0)]
+    check([(family, *scale) for scale in scales for family in ("sinklm", "llama")] * 2)
+
+
+TEXTS_IN_HALVES = 12
+
+
+def rests_of(model, samples):
+    """Every head of self-attention, and where it rests."""
+    sinks = find_sinks(model, samples.inputs, place=0)
+    return dict(zip(sinks.heads, _where_it_rests(model, samples, sinks, sinks.heads, batch_size=5), strict=True))
+
+
+def labels_with_halves(model, samples, readout):
+    """The labels of all heads before and after each is looked at in halves."""
+    sinks = find_sinks(model, samples.inputs, place=0)
+    variants = make_variants(sinks, samples)
+    labels = label_heads(measure_effects(model, samples, readout, variants, sinks.heads), sinks, minimal_effect=1e-9)
+    asked = {"level": 0.05, "minimal_effect": 1e-9}
+
+    def measure(halves):
+        return {head: measure_effects(model, parted, readout, variants, [head]) for head, parted in halves.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sinklab.studies.causes.labels._candidates", lambda *given: list(sinks.heads))
+        return labels, switches_within(model, samples, sinks, labels, measure, **asked)
+
+
+def classifier():
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=2,
+        num_labels=3,
+    )
+    pixels = torch.randn(TEXTS_IN_HALVES, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    samples = whole_samples({"pixel_values": pixels}, torch.arange(TEXTS_IN_HALVES) % 3)
+    return transformers.ViTForImageClassification(config).eval(), samples
+
+
+def translator(target):
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=60, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0, dropout_rate=0
+    )
+    source, out = torch.randint(3, 60, (TEXTS_IN_HALVES, 10)), torch.randint(3, 60, (TEXTS_IN_HALVES, target))
+    inputs = {"input_ids": source, "decoder_input_ids": out}
+    samples = Samples(inputs, torch.zeros_like(out), out.roll(-1, dims=1), ("translated",))
+    return transformers.T5ForConditionalGeneration(config).eval(), samples
+
+
+def test_a_classifier_has_no_halves():
+    """Its 17 queries have one loss together."""
+    model, samples = classifier()
+    assert set(rests_of(model, samples).values()) == {None}
+    labels, found = labels_with_halves(model, samples, ClassLogits())
+    assert found == labels
+
+
+@pytest.mark.parametrize("target", [7, 10])
+def test_heads_of_an_encoder_have_no_halves_whatever_the_lengths(target):
+    """Losses are of the target, and the positions at which these heads rest are of the source."""
+    model, samples = translator(target)
+    rests = rests_of(model, samples)
+    encoder = [own for head, own in rests.items() if head.module.startswith("encoder")]
+    decoder = [own for head, own in rests.items() if head.module.startswith("decoder")]
+    assert encoder == [None, None]
+    assert [own.shape for own in decoder] == [(TEXTS_IN_HALVES, target)] * 2
+    labels, found = labels_with_halves(model, samples, MaskedToken())
+    assert [label.domains for label in found if label.head.module.startswith("encoder")] == [
+        label.domains for label in labels if label.head.module.startswith("encoder")
+    ]
+
+
+class Shares(Watcher):
+    """The share of every row on the first key."""
+
+    name, needs = "shares", frozenset()
+
+    def __init__(self):
+        self.of = {}
+
+    def update(self, call, statistics):
+        self.of[call.site.module] = call.weights(0, call.q_len)[..., 0]
+
+
+def test_learned_tokens_in_front_are_not_of_the_text():
+    model = make_sinklm({"name": "sink_token", "count": 2})
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                weight.mul_(30)  # rows with most of their weight on one key
+    samples = token_samples(
+        [("words", torch.randint(2, 300, (TEXTS_IN_HALVES, 9), generator=torch.Generator().manual_seed(1)))]
+    )
+    shares = Shares()
+    with torch.no_grad(), attend(model, [shares]):
+        model(**samples.inputs)
+    for head, rests in rests_of(model, samples).items():
+        expected = shares.of[head.module][:, head.head] > 0.5
+        assert expected.shape == (TEXTS_IN_HALVES, 11)
+        assert torch.equal(rests, expected[:, 2:])
+        assert split(samples, rests).domains.shape == (TEXTS_IN_HALVES, 9)
+    labels, found = labels_with_halves(model, samples, NextToken())
+    assert [label.head for label in found] == [label.head for label in labels]

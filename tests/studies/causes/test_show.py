@@ -70,7 +70,7 @@ def test_every_domain_has_tables_and_a_figure(found):
     assert figures[0].least == found.minimal_effect
     assert figures[0].rows[0][1][0].mean == found.heads[0].effects["redirect"]["repeated"].mean
     whole = [grid for grid in kinds(found, Grid) if grid.title.startswith("Every head on")]
-    assert [len(grid.rows) for grid in whole] == [3, 3]
+    assert [len(grid.rows) for grid in whole] == [4, 4]  # three heads and a group
     together = next(grid for grid in kinds(found, Grid) if grid.headings[0] == "at once")
     assert together.rows[0][0] == "0.0+0.1"
 

@@ -139,24 +139,6 @@ def test_what_a_sink_holds_back_is_seen():
     assert {"spread_total", "spread_at_distance", "spread_ratio", "spread_ratio_low", "loss_change"} <= set(table["metric"])
 
 
-def test_an_encoder_spreads_both_ways():
-    config = transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=32,
-    )
-    torch.manual_seed(0)
-    model = transformers.BertForMaskedLM(config).double().eval()
-    tokens = torch.randint(1, 50, (3, LENGTH), generator=torch.Generator().manual_seed(3))
-    samples = Samples({"input_ids": tokens}, torch.zeros_like(tokens), tokens)
-    found = spread(model, samples, found_at(model, samples, 0), readout=MaskedToken())
-    assert found.distances[0][0] < 0 < found.distances[-1][0]
-    assert (stacked(found.curves)[:, -1] > 0).all()
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -19,7 +19,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.results.metric import FRACTION
 from sinklab.results.record import to_json
 from sinklab.results.table import make_table
 from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
@@ -177,16 +176,6 @@ def test_heads_in_which_concentration_and_need_part_are_those_whose_interval_say
     assert (needy.quiet, needy.needy) == ([], ["1.1"])
 
 
-def test_costs_are_no_shares():
-    """Means over the heads of a layer, in nats: above 1 and below 0 as it may be."""
-    model, samples = small(), texts()
-    sink = sinks_of(model, samples, place=0)
-    found = three_metrics(model, samples, sink, invented(sink, [3.0, 1.0, -0.5, -0.1, 0.0, 0.0]))
-    assert columns(found.layers)["need of the sink"].tolist() == pytest.approx([2.0, -0.3, 0.0])
-    shares = {row["metric"].name for row in rows(found, by_name(sink)) if row["metric"].range == FRACTION}
-    assert shares == {"concentration", "layer_concentration"}
-
-
 def test_norms_at_the_ends_of_sublayers_bound_outliers_and_leave_the_weights():
     """Scaling one row of the last feed-forward map: an outlier in a pre-norm model, and next to none with sandwich norms."""
     peaks = {}
@@ -220,16 +209,6 @@ def test_softmax_plus_one_moves_the_concentration_to_nothing_and_leaves_the_outl
     for name, one in found.items():
         assert np.allclose(columns(one.heads)["concentration"], expected[name], rtol=0, atol=0.02), name
         assert columns(one.layers)["outliers"][-1] > 1000, name
-
-
-def test_one_head_has_no_correlation():
-    model, samples = small(), texts()
-    sink = sinks_of(model, samples, place=0)
-    loss = np.ones((1, 1, 4, 1))
-    one = Effects(["hide"], sink.heads[:1], ("words",), loss, loss, np.ones((4, 1)), "nats")
-    found = three_metrics(model, samples, sink, one)
-    assert {pair.rho for pair in found.correlations} == {None}
-    assert list(found.layers) == ["0"]
 
 
 def test_the_table_and_the_record():

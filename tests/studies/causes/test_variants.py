@@ -11,8 +11,7 @@ from sinklab import attend
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.rotate_head import RotateHead
 from sinklab.sinks import Head
-from sinklab.studies.causes.effects import KEYS, ROTATED, make_variants, one_by_one
-from sinklab.studies.causes.readout import NextToken
+from sinklab.studies.causes.effects import KEYS, ROTATED, make_variants
 from sinklab.studies.causes.samples import token_samples
 
 
@@ -29,14 +28,6 @@ def test_names(known, budget):
     expected = {"redirect", "hide", "zero", "zero_value", "resample"}
     controls = {*(f"redirect control {key}" for key in range(KEYS)), *(f"rotated {number}" for number in range(ROTATED))}
     assert names == (expected | {"mean"} | controls if budget == "full" else expected)
-
-
-def test_without_a_sink_there_is_nothing_to_redirect_to(known):
-    found, _ = known
-    sink = sinks_of(found.model, found.samples, place=None)
-    assert {variant.name for variant in make_variants(sink, found.samples)} == {"zero", "resample"}
-    names = {variant.name for variant in make_variants(sink, found.samples, budget="full")}
-    assert names == {"zero", "resample", "mean", *(f"rotated {number}" for number in range(ROTATED))}
 
 
 def test_control_keys_are_drawn_by_text_early_and_off_the_sinks(known):
@@ -127,14 +118,3 @@ def test_a_rotated_head_keeps_its_norms_and_every_head_has_a_direction_of_its_ow
     assert not torch.allclose(first, second)
     solved = [torch.linalg.lstsq(clean[:, :, head].flatten(0, 1), first[:, :, head].flatten(0, 1)).solution for head in (0, 1)]
     assert not torch.allclose(*solved, atol=0.1)
-
-
-def test_rotated_by_the_identity_would_be_the_model_itself(monkeypatch):
-    monkeypatch.setattr(
-        "sinklab.interventions.rotate_head.random_rotation", lambda key, width: torch.eye(width, dtype=torch.float64)
-    )
-    found = planted("induction", 0, texts=2)
-    sink = sinks_of(found.model, found.samples)
-    rotated = [variant for variant in make_variants(sink, found.samples, budget="full") if variant.name == "rotated 0"]
-    effects = one_by_one(found.model, found.samples, NextToken(), rotated, [Head(0, 0)])
-    assert (effects.loss == 0).all()

@@ -9,8 +9,7 @@ from sinklab.studies.measure.display import display
 
 def shown(rows):
     table, *_ = display(Result({}, make_table(rows), {"kind": "measure"}, None, display))
-    cells = [list(column.cells) for column in table.columns]
-    return [column.header for column in table.columns], [list(row) for row in zip(*cells, strict=True)]
+    return list(table.headings), table.rows
 
 
 def test_parts_of_an_encoder_decoder_have_no_mean_in_common():
@@ -22,10 +21,10 @@ def test_parts_of_an_encoder_decoder_have_no_mean_in_common():
         for head, value in enumerate(values)
     ]
     header, lines = shown(rows)
-    assert header == ["probe", "metric", "part", "of", "values", "mean", "min", "max", "unit"]
+    assert header == ["probe", "metric", "part", "of", "unit", "values", "mean", "min", "max"]
     assert lines == [
-        ["sink_rate", "gu2024", "decoder", "position 0", "2", "75", "50", "100", "percent"],
-        ["sink_rate", "gu2024", "encoder", "position 0", "2", "0", "0", "0", "percent"],
+        ["sink_rate", "gu2024", "decoder", "position 0", "percent", 2, "75", "50", "100"],
+        ["sink_rate", "gu2024", "encoder", "position 0", "percent", 2, "0", "0", "0"],
     ]
 
 
@@ -39,8 +38,8 @@ def test_what_is_given_for_other_positions_is_shown_for_these_and_a_channel_has_
     header, lines = shown(rows)
     assert "part" not in header
     assert lines == [
-        ["massive_activation", "massive_channel", "some positions", "2", "–", "10", "12", "index"],
-        ["massive_activation", "massive_value", "some positions", "2", "8.5", "7.5", "9.5", "norm"],
+        ["massive_activation", "massive_channel", "some positions", "index", 2, "–", "10", "12"],
+        ["massive_activation", "massive_value", "some positions", "norm", 2, "8.5", "7.5", "9.5"],
     ]
 
 
@@ -49,4 +48,4 @@ def test_the_largest_values_are_shown_where_the_first_position_is_one_of_the_lea
     same = {"probe": "massive_activation", "metric": "massive_value", "unit": "norm", "count": 4}
     values = ((0, 3, 2.0), (0, 1, 1.0), (1, 14, 560.0), (1, 0, 8.0))
     rows = [{**same, "layer": layer, "key_position": position, "value": value} for layer, position, value in values]
-    assert shown(rows)[1] == [["massive_activation", "massive_value", "some positions", "4", "142.8", "1", "560", "norm"]]
+    assert shown(rows)[1] == [["massive_activation", "massive_value", "some positions", "norm", 4, "142.8", "1", "560"]]

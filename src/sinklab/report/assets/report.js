@@ -341,79 +341,6 @@
     for (const figure of drawn) chart(host, { ...figure, keys: false });
   }
 
-  // figure: {title, axis, across, threshold, caption, points: [{name, x, y, kind, note}]}; x from 0 to 1
-  function scatter(host, figure) {
-    const holder = el("div");
-    const node = el("figure", { class: "figure" }, el("h3", { text: figure.title }), el("div", { class: "axis-name", text: figure.axis }), holder, el("p", { class: "caption", text: figure.caption }));
-    host.append(node);
-    const points = [...figure.points].sort((a, b) => a.x - b.x || a.y - b.y), ys = points.map((p) => p.y);
-    let current = null;
-    const paint = () => {
-      const width = Math.max(180, holder.clientWidth || 320), height = 300, left = 48, right = 12, top = 12, bottom = 40;
-      let low = Math.min(0, ...ys), high = Math.max(0, ...ys);
-      const span = high - low || 1;
-      [low, high] = [low < 0 ? low - span * 0.06 : 0, high + span * 0.08];
-      const x = (v) => left + v * (width - left - right), y = (v) => top + (1 - (v - low) / (high - low)) * (height - top - bottom);
-      const picture = svg("svg", {
-        width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0",
-        "aria-label": `${figure.title}: ${plural(points.length, "head")}, gaps from ${fmt(Math.min(...ys))} to ${fmt(Math.max(...ys))}. Arrow keys read single heads.`,
-      });
-      for (const t of niceTicks(low, high, 5)) {
-        picture.append(svg("line", { class: t === 0 ? "base" : "gridline", x1: left, x2: width - right, y1: y(t), y2: y(t) }));
-        picture.append(svg("text", { x: left - 7, y: y(t) + 4, "text-anchor": "end", text: tick(t) }));
-      }
-      for (const t of niceTicks(0, 1, 5)) picture.append(svg("text", { x: x(t), y: height - 22, "text-anchor": "middle", text: tick(t) }));
-      picture.append(svg("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle", text: figure.across }));
-      picture.append(svg("line", { class: "threshold", x1: x(figure.threshold), x2: x(figure.threshold), y1: top, y2: height - bottom }));
-      picture.append(svg("text", { x: x(figure.threshold) + 5, y: top + 6, text: `threshold ${tick(figure.threshold)}` }));
-      for (const p of points) picture.append(svg("circle", { class: `k-${p.kind}`, cx: x(p.x), cy: y(p.y), r: p.kind === "sink" ? 5 : 3.5 }));
-      // A name goes where it covers neither a dot nor another name, the largest gaps first; the others are read by pointing.
-      const taken = points.map((p) => [x(p.x) - 4, y(p.y) - 4, x(p.x) + 4, y(p.y) + 4]);
-      taken.push([x(figure.threshold), top - 6, x(figure.threshold) + 80, top + 10]);
-      for (const p of [...points].sort((a, b) => b.y - a.y).slice(0, 60)) {
-        const wide = 6.4 * p.name.length, cx = x(p.x), cy = y(p.y);
-        for (const [from, middle] of [[cx + 7, cy], [cx - 7 - wide, cy], [cx - wide / 2, cy - 12], [cx - wide / 2, cy + 12]]) {
-          const box = [from, middle - 6, from + wide, middle + 6];
-          if (box[0] < left || box[2] > width || box[3] > height - bottom + 8) continue;
-          if (taken.some((o) => box[0] < o[2] && o[0] < box[2] && box[1] < o[3] && o[1] < box[3])) continue;
-          taken.push(box);
-          picture.append(svg("text", { class: "name", x: from, y: middle + 4, text: p.name }));
-          break;
-        }
-      }
-      const cursor = svg("g");
-      picture.append(cursor);
-      const show = (i, clientX, clientY) => {
-        current = Math.max(0, Math.min(points.length - 1, i));
-        const p = points[current];
-        cursor.replaceChildren(svg("circle", { class: `k-${p.kind}`, cx: x(p.x), cy: y(p.y), r: 7 }));
-        showTip(`head ${p.name}\nweight ${fmt(p.x)}, gap ${fmt(p.y)}\n${p.note}`, clientX, clientY);
-      };
-      const leave = () => { cursor.replaceChildren(); hideTip(); };
-      picture.addEventListener("pointermove", (event) => {
-        const box = picture.getBoundingClientRect();
-        const far = points.map((p) => Math.hypot(box.left + x(p.x) - event.clientX, box.top + y(p.y) - event.clientY));
-        const nearest = far.indexOf(Math.min(...far));
-        if (far[nearest] < 24) show(nearest, event.clientX, event.clientY);
-        else leave();
-      });
-      picture.addEventListener("pointerleave", leave);
-      picture.addEventListener("blur", leave);
-      picture.addEventListener("keydown", (event) => {
-        const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-        if (!step) return;
-        event.preventDefault();
-        const box = picture.getBoundingClientRect(), next = Math.max(0, Math.min(points.length - 1, (current ?? (step > 0 ? -1 : points.length)) + step));
-        show(next, box.left + x(points[next].x), box.top + y(points[next].y));
-      });
-      holder.replaceChildren(picture);
-    };
-    paint();
-    const watch = new ResizeObserver(() => { if (holder.isConnected && Math.abs((holder.firstChild?.clientWidth ?? 0) - holder.clientWidth) > 1) paint(); });
-    watch.observe(holder);
-    return node;
-  }
-
   // ---------------------------------------------------------------- the grid of heads: layers from left to right
   // source: {grid, heads, value(row, head), words(row, head)}; onselect makes it a control, else it is a picture.
   function headGrid(host, source, { onselect = null, label }) {
@@ -587,7 +514,6 @@
     } else $("profile").append(el("p", { class: "missing", text: "The sink rate was not measured per position." }));
     for (const figure of data.figures) chart($("figures"), figure);
     if (data.pictures) pictures();
-    if (data.certificate) scatter($("certificate-plot"), data.certificate);
   }
 
   const binName = ([start, stop]) => (stop - start === 1 ? `position ${start}` : `positions ${start}–${stop - 1}, the largest`);
@@ -1125,8 +1051,9 @@
     if (frame) new ResizeObserver(() => { frame.style.height = `${Math.min(1400, document.body.scrollHeight + 4)}px`; }).observe(document.body);
   }
 
-  const pages = { compare: comparison, heads: headsPage, index, causes: async () => {}, origin: async () => {}, claims: async () => {} }; // these have nothing that a script draws
-  (pages[data.page] ?? report)().then(
+  const pages = { report, compare: comparison, heads: headsPage, index };
+  const nothing = async () => {}; // other pages have nothing that a script draws
+  (pages[data.page] ?? nothing)().then(
     () => { repaint(); root.dataset.ready = "true"; },
     (error) => {
       const words = typeof DecompressionStream === "undefined" ? "This browser cannot unpack the figures; it needs DecompressionStream." : `The figures could not be drawn: ${error.message}`;

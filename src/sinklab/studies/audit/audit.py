@@ -1,36 +1,42 @@
-"""audit(): every probe on natural text, the sink rate under other conditions, a summary in words, and a report to open."""
+"""audit(): every probe on natural text, the sink rate under other conditions, the studies that were asked for, and a page."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from pathlib import Path
 from typing import Annotated, Any
 
+from typing_extensions import Doc
+
 from sinklab.results.run import Result, Run
+from sinklab.results.sections import sections
 from sinklab.studies.arguments import (
     SEQ_LEN,
     BatchSize,
     Bos,
     CorpusOfModel,
-    Device,
-    DeviceMap,
-    Dtype,
-    MaxMemory,
+    Loading,
     ModelSource,
-    OffloadFolder,
-    Overwrite,
-    Progress,
-    Revision,
+    Options,
+    Output,
     Samples,
     Seed,
     SeqLen,
     Threshold,
-    TrustRemoteCode,
     WrittenTo,
     command,
 )
 
 __all__ = ["audit"]
+
+Included: Any = dataclasses.make_dataclass(
+    "Included",
+    [(section.name, Annotated[bool, Doc(section.help)], section.default) for section in sections().values()],
+    bases=(Options,),
+    frozen=True,
+    kw_only=True,
+)
+"""Name of a section (:mod:`sinklab.results.sections`) to whether an audit has it."""
 
 
 @command
@@ -41,23 +47,12 @@ def audit(
     seq_len: SeqLen = SEQ_LEN,
     samples: Samples = 100,
     threshold: Threshold = 0.3,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    device_map: DeviceMap = None,
-    max_memory: MaxMemory = None,
-    offload_folder: OffloadFolder = None,
     seed: Seed = 0,
     bos: Bos = "auto",
     batch_size: BatchSize = None,
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    cache: bool = True,
-    certificate: bool = False,
-    causes: bool = False,
-    origin: bool = False,
-    out: Annotated[Path | None, WrittenTo("sinklab-audit/{model}")] = None,
-    overwrite: Overwrite = False,
-    progress: Progress | None = None,
+    include: Options = Included(),
+    loading: Loading = Loading(),
+    output: Annotated[Output, WrittenTo("sinklab-audit/{model}")] = Output(),
 ) -> Result:
     """Find the sinks of a model: at which positions and tokens, in which layers and heads, under which conditions.
 
@@ -67,13 +62,6 @@ def audit(
     beginning-of-sequence token; for pictures and sound, on noise and on one grey or one tone.
 
     embedded:softmax takes half a minute of one core, and a third less with --no-cache.
-
-    Args:
-        cache: Also read a few long texts under cache policies: what a window loses without the sinks, and with them.
-        certificate: Certify on a few samples which heads could not be silent without their sink (docs/theory.md).
-        causes: Find out what every head does with the sink, by interventions (docs/explain.md#what-a-sink-is-for-labels-from-causes); takes a minute or more.
-        origin: Find out where the sinks are born, and what depends on that (docs/explain.md#where-a-sink-is-born).
-        out: Output directory; it appears complete or not at all.
 
     In Python:
         Without ``out`` nothing is written; the page is in the result.
@@ -88,27 +76,22 @@ def audit(
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.models.drawing import AUTO, default_corpus, reading_part
-    from sinklab.studies.audit.display import display
     from sinklab.studies.audit.measurement import measure_audit, write_arrays
     from sinklab.studies.audit.page import frame_report, write_report
-    from sinklab.studies.measure.probing import opened
+    from sinklab.studies.audit.show import show
 
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
-    with Run("audit", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+    with Run("audit", **vars(output), settings=settings) as run:
         named_corpus = None if corpus == AUTO else resolve_corpus(corpus)
-        loaded = reading_part(opened(
-            model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
-            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
-        ))  # fmt: skip
+        loaded = reading_part(loading.open(model))
         text = named_corpus or default_corpus(loaded)
         audit = measure_audit(
-            loaded, text, **settings, batch_size=batch_size, cache=cache, certificate=certificate,
-            causes=causes, origin=origin, run_id=run.id, progress=run.progress,
-        )  # fmt: skip
+            loaded, text, **settings, batch_size=batch_size, include=vars(include), run_id=run.id, progress=run.progress
+        )
         return run.finish(
             summary=audit.summary,
             table=audit.table,
-            display=display,
+            show=show,
             files=functools.partial(write_arrays, audit.arrays),
             page=write_report,
             frame=frame_report,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.call import PARTS, Part
+from sinklab.attention.call import PARTS, AttentionCall, LayerOutput, Part, Statistics
 from sinklab.attention.maps import AttentionMaps
-from sinklab.attention.probe import OfPart, Probe
+from sinklab.attention.probe import OfPart, Probe, Watcher
 from sinklab.attention.session import Session
 from sinklab.attention.token_text import token_text
 from sinklab.corpora import resolve_corpus
@@ -28,18 +30,15 @@ from sinklab.models.tokenizer import kind_of
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as probe_registry
 from sinklab.report.maps import PICTURES_FILE
-from sinklab.report.words import bos_words
 from sinklab.results.metric import definitions
 from sinklab.results.naming import front_names
+from sinklab.results.record import to_json
 from sinklab.results.run import Progress
-from sinklab.results.sections import Context
+from sinklab.results.sections import Context, sections
 from sinklab.results.table import append
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
-from sinklab.studies.audit.certificate import certified
-from sinklab.studies.audit.patches import OnPatches
-from sinklab.studies.audit.summary import Condition, summarize
-from sinklab.studies.cache.comparison import policies_section
-from sinklab.studies.causes.measurement import causes_section
+from sinklab.studies.audit.found import bos_words
+from sinklab.studies.audit.summary import Measured, summarize
 from sinklab.studies.measure.probing import (
     check_identity,
     checks,
@@ -51,9 +50,8 @@ from sinklab.studies.measure.probing import (
     run_probes,
     uses_bos,
 )
-from sinklab.studies.origin.measurement import origin_section
 
-__all__ = ["Audited", "measure_audit"]
+__all__ = ["Audited", "measure_audit", "write_arrays"]
 
 MAP_SAMPLES = 3
 MAP_TILES = 64
@@ -95,14 +93,15 @@ def measure_audit(
     seed: int,
     bos: str,
     batch_size: int | None,
-    cache: bool,
-    certificate: bool,
-    causes: bool,
-    origin: bool,
+    include: Mapping[str, bool],
     run_id: str,
     progress: Progress,
 ) -> Audited:
-    """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`."""
+    """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`.
+
+    Args:
+        include: name of a section (:func:`~sinklab.results.sections.sections`) to whether it was asked for.
+    """
     main_bos = uses_bos(loaded.encoder, bos)
     missing = not_measured(loaded.model)
     reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=main_bos)
@@ -124,50 +123,29 @@ def measure_audit(
     drawers = [maps, *([patches] if patches else [])]
     run_probes(loaded.model, shown, drawers, batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
 
-    summary = summarize(
-        loaded,
-        conditions,
-        by_token,
-        drawn,
-        threshold=threshold,
-        reading=reading,
-        normalized=main.session.normalized,
-        off_seam=main.session.off_seam,
-        seed=seed,
-        samples_definition=drawn.definition,
-        tier=main.session.tier,
-        missing=missing,
-    )
-    summary["cache"] = None
-    tokens = drawn.tokens
-    if tokens is None:
-        _refuse_sections(summary, drawn.kind, {"cache": cache, "certificate": certificate, "causes": causes})
-        cache = certificate = causes = False
+    found = summarize(
+        loaded, conditions, by_token, drawn, threshold=threshold, reading=reading, normalized=main.session.normalized,
+        off_seam=main.session.off_seam, seed=seed, tier=main.session.tier, missing=missing,
+    )  # fmt: skip
+    summary: dict[str, Any] = to_json(found)
     context = Context(
         loaded=loaded, corpus=text, samples=drawn, sinks=sinks, summary=summary, bos=main_bos, run_id=run_id, seed=seed,
         progress=progress,
     )  # fmt: skip
-    if cache:
-        summary["cache"], policy_table = policies_section(context)
-        tables.append(policy_table)
-    certificate_probes: list[Probe] = []
-    if certificate and tokens is not None:
-        summary["certificate"], certificate_table, certificate_probes = certified(
-            loaded, tokens, summary, sinks, run_id=run_id, seed=seed, progress=progress
-        )
-        tables.append(certificate_table)
-    if causes:
-        summary["causes"], causes_table = causes_section(context)
-        tables.append(causes_table)
-    if origin:
-        summary["origin"], origin_table = origin_section(context)
-        tables.append(origin_table)
+    for name, section in sections().items():
+        if not include.get(name, section.default):
+            continue
+        if drawn.tokens is None and section.text_only:
+            summary[name] = {"refused": f"not for a model of {HELD[drawn.kind]}: {section.text_only}"}
+            continue
+        summary[name], table = section.measured(context)
+        tables.append(table)
     record = {
         "model": model_facts(loaded, main.session),
         "corpus": corpus_record(text, reading),
         "token_sha256": drawn.sha256,
         "conditions": [{"corpus": c.corpus, "bos": int(c.bos), "token_sha256": c.token_sha256} for c in conditions],
-        "definitions": definitions({probe.name: probe.metrics for probe in (*main.probes, *certificate_probes)}),
+        "definitions": definitions({probe.name: probe.metrics for probe in (*main.probes, *context.probes)}),
         "checks": checks(main.session, identity),
         "calls": dict(main.session.calls),
     }
@@ -175,7 +153,7 @@ def measure_audit(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Measured:
+class _Pass:
     """What was seen under one condition.
 
     Attributes:
@@ -183,7 +161,7 @@ class _Measured:
         finders: of every part that can be measured.
     """
 
-    condition: Condition
+    condition: Measured
     session: Session
     probes: list[Probe]
     finders: dict[Part, SinkFinder]
@@ -208,7 +186,7 @@ class _Measuring:
         require_length(self.loaded, drawn, self.seq_len)
         return drawn
 
-    def measure(self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str]) -> _Measured:
+    def measure(self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str]) -> _Pass:
         """Show the samples to the probes of these names, but those about the sink, and find it."""
         loaded = self.loaded
         probes = [make_probe(name, self.threshold) for name in names]
@@ -220,11 +198,11 @@ class _Measuring:
             batch_size=self.batch_size,
             loss=loss_kind(loaded.model) == "next token" or drawn.targets is not None or drawn.scored is not None,
             progress=self.progress,
-            stage=f"{source.label}, {bos_words(bos, loaded.encoder.bos_name)}".rstrip(", "),
+            stage=f"{source.label}, {bos_words(bos, loaded.encoder.bos_name or '')}".rstrip(", "),
         )
         # Deformable attention, which has no weight for every key, leaves a part of some models unseen.
         finders = {part: finder for part, finder in finders.items() if not part or finder.windowed()[1]}
-        condition = Condition(
+        condition = Measured(
             source.label,
             bos,
             probed.loss,
@@ -238,9 +216,9 @@ class _Measuring:
             windowed={part: finder.windowed() for part, finder in finders.items()},
             longest={part: finder.longest_sample for part, finder in finders.items()},
         )
-        return _Measured(condition, probed.session, probes, finders)
+        return _Pass(condition, probed.session, probes, finders)
 
-    def measure_sinks(self, measured: _Measured, drawn: Samples) -> tuple[dict[Part, Sinks], list[pd.DataFrame]]:
+    def measure_sinks(self, measured: _Pass, drawn: Samples) -> tuple[dict[Part, Sinks], list[pd.DataFrame]]:
         """Numbers about the sink need a second look: where it is, is known only after the first."""
         names = [probe.name for probe in measured.probes if isinstance(probe, SinkProbe)]
         completed, tables = {}, []
@@ -294,18 +272,6 @@ def about_sinks(
 def decoder(loaded: LoadedModel) -> Callable[[int], str]:
     """From ids to texts of tokens; to numbers where the model has no tokenizer."""
     return lambda token: token_text(loaded.tokenizer, token)
-
-
-def _refuse_sections(summary: dict[str, Any], kind: Kind, asked: dict[str, bool]) -> None:
-    """Say of the sections that are about texts that they were not taken, those that were asked for."""
-    reasons = {
-        "cache": "a cache holds what a decoder has read of a text",
-        "certificate": "it is made for samples of a text",
-        "causes": "it is made for models with a loss of tokens",
-    }
-    for section, why in reasons.items():
-        if asked[section]:
-            summary[section] = {"refused": f"not for a model of {HELD[kind]}: {why}"}
 
 
 def _plan(text: Corpus, kind: Kind, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, bool]]:
@@ -371,3 +337,35 @@ def _longest(samples: Samples) -> int | None:
 def token_texts(loaded: LoadedModel, ids: Sequence[int]) -> list[str]:
     """Tokens as text, one string each; numbers when the model has no tokenizer."""
     return [token_text(loaded.tokenizer, token) for token in ids]
+
+
+class OnPatches(Watcher):
+    """What every position receives in each head, and how long its hidden state is behind each layer, for every sample."""
+
+    name: ClassVar[str] = "on_patches"
+    needs: ClassVar[frozenset[str]] = frozenset({"columns", "hidden_states"})
+
+    def __init__(self) -> None:
+        self._received: dict[str, Tensor] = {}
+        self._norms: dict[int, Tensor] = {}
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.kind == "self":
+            assert statistics.column_share is not None  # asked for in ``needs``
+            assert statistics.column_count is not None
+            mean = statistics.column_share / statistics.column_count.clamp_min(1)
+            self._received[call.site.module] = mean.float().cpu()
+
+    def update_layer(self, output: LayerOutput) -> None:
+        if output.kind == "layer":
+            self._norms[output.site.layer] = output.hidden_states.float().norm(dim=-1).cpu()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """``received`` ``(samples, modules, heads, positions)`` and ``norms`` ``(samples, layers + 1, positions)``, float32.
+
+        Nothing where modules differ in their heads or positions.
+        """
+        received, norms = list(self._received.values()), [self._norms[layer] for layer in sorted(self._norms)]
+        if len({tensor.shape for tensor in received}) != 1 or len({tensor.shape for tensor in norms}) != 1:
+            return {}
+        return {"received": torch.stack(received, 1).numpy(), "norms": torch.stack(norms, 1).numpy()}

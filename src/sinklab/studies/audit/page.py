@@ -1,35 +1,29 @@
-"""The report: one self-contained HTML file made from the output directory of an audit; it needs no network to be read."""
+"""The page of an audit: one self-contained HTML file made from its output directory; it needs no network to be read."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab.report.certificate import certificate_plot, certificate_section
-from sinklab.report.head_data import add_maps, head_data
-from sinklab.report.maps import Audit, Maps, picture_data, read_audit
-from sinklab.report.page import facts_of, json_text, render, write_blocks_page, write_page
-from sinklab.report.schema import require_kind
-from sinklab.report.words import (
-    TITLES,
-    bos_words,
-    condition_name,
-    loss_unit,
-    named_rate,
-    number,
-    rest_sentence,
-    silent_of,
-    sinks_of,
-    token_there,
-    verdict,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from sinklab.report.maps import HEAD_NUMBERS, Maps, add_maps, picture_data
+from sinklab.report.numbers import Numbers
+from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_list, round_matrix, rounded
+from sinklab.report.page import facts_of, json_text, render, require_kind, write_blocks_page, write_page
+from sinklab.results.blocks import Bar, Grid, percent
 from sinklab.results.html import html
-from sinklab.results.requirements import require_path
 from sinklab.results.sections import sections
 from sinklab.results.table import read_run
-from sinklab.studies.audit.figures import cards, layer_figures, layer_table, part_cards
+from sinklab.studies.audit.figures import headline, layer_figures, layer_table
+from sinklab.studies.audit.folder import Audit, View, read_audit
+from sinklab.studies.audit.found import Place, condition_name, samples_of
+from sinklab.studies.audit.show import conditions_grid, remarks, section_blocks, sinks_grid
 
-__all__ = ["FRAME_BUDGET", "PAGE_BUDGET", "frame_report", "render_report", "write_report"]
+__all__ = ["DEFINITIONS", "FRAME_BUDGET", "PAGE_BUDGET", "frame_report", "head_rates", "render_report", "write_report"]
 
 PAGE_BUDGET = 10_000_000
 """Bytes that a page stays below, also for 32 × 32 heads and 4,096 tokens."""
@@ -40,27 +34,32 @@ FRAME_BUDGET = 2 * 1024 * 1024
 _RESERVE = 300_000
 """Bytes kept free for the template, the style, the script and what surrounds the packed arrays."""
 
+DEFINITIONS: dict[str, str] = {
+    "gu2024": "Sink rate",
+    "gu2024_null": "Sink rate of the null score",
+    "qiu2025_first_attention": "First-token attention (F-Attn)",
+    "kaul2024_first_argmax": "First token is the arg-max",
+    "first_token_share": "First-token share",
+    "first_four_share": "First-four share",
+}
+"""Metric of ``sink_rate`` to its heading."""
+
 
 def write_report(folder: Path) -> Path:
-    """Write ``folder/report.html`` from ``table.parquet``, ``run.json``, ``summary.json`` and ``maps.safetensors``.
-
-    The file is written whole or not at all; the same input gives the same bytes. What was not measured, and maps that were not
-    recorded, are said to be missing.
+    """Write ``folder/report.html`` from the files of a run, whole or not at all; the same input gives the same bytes.
 
     Args:
-        folder: output directory of an audit, or of a study that an audit can include, such as ``sinklab causes``.
+        folder: output directory of an audit, or of a study that an audit can include, such as ``sinklab origin``.
 
     Returns:
         The path of the page.
 
     Raises:
-        ConfigurationError: ``folder`` is no path.
         InputError: the run is of another command; a file is missing or is not what its name says.
         ResultError: the summary, the table or the maps do not follow their schema.
     """
-    require_path("`folder`", folder)
     folder = Path(folder)
-    studies = sections()
+    studies = {name: section for name, section in sections().items() if name != "certificate"}  # which is no command
     kind = require_kind(read_run(folder), folder, "audit", *studies)
     if kind in studies:
         return write_blocks_page(folder, studies[kind].title, studies[kind].lead, studies[kind].blocks)
@@ -78,47 +77,44 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
     Args:
         budget: bytes that it stays below if it can; maps get what everything else leaves of them.
     """
-    finding, parts = verdict(audit), audit.parts
-    studies = [
-        (section, html(section.blocks(audit.summary[name])))
-        for name, section in sections().items()
-        if audit.summary.get(name) is not None
-    ]
+    found = audit.found
+    figures = layer_figures([(view.part, view) for view in audit.views])
+    studies = [(title, lead, html(blocks)) for title, lead, blocks in section_blocks(audit.summary)]
     context = {
-        "title": audit.model,
-        "operation": audit.operation,
-        "verdict": finding,
-        "subtitle": rest_sentence(audit),
-        "sentences": [str(text) for text in audit.summary.get("text") or [] if text != finding],
-        "cards": part_cards(parts, audit) if parts else cards(audit),
-        "threshold": f"{audit.threshold:g}",
-        "sinks": [row for part, view in parts or [("", audit)] for row in _sinks(view, part, audit)],
-        "sinks_known": isinstance(audit.summary.get("sink_positions"), list),
-        "conditions": [row for part, view in parts or [("", audit)] for row in _conditions(view, part)],
-        "without": bos_words(False, audit.summary.get("bos_name")),
-        "loss_definition": audit.summary.get("loss_definition"),
-        "loss_unit": loss_unit(audit.summary),
-        "sample": audit.summary.get("kind") or "text",
-        "certificate": certificate_section(audit.summary.get("certificate")),
+        "title": found.model,
+        "operation": found.operation,
+        "verdict": found.finding,
+        "subtitle": _subtitle(audit),
+        "cards": headline(audit),
+        "remarks": remarks(found),
+        "threshold": f"{found.threshold:g}",
+        "sinks": [row for view in audit.views for row in _sinks(view, audit)],
+        "sinks_grid": html([sinks_grid(found)]),
+        "conditions": html([conditions_grid(found)]),
+        "loss_definition": found.loss_definition,
+        "layers": html([layer_table(figures)]),
+        "skips_layers": any(view.numbers.skips_layers for view in audit.views),
         "studies": studies,
-        "definitions": [row for part, view in parts or [("", audit)] for row in _definitions(view, part)],
-        "metrics": _metrics(audit),
-        "checks": _checks(audit.run.get("checks")),
+        "definitions": html([_definitions(audit)]),
+        "metrics": html([_metrics(audit)]),
+        "checks": audit.run.get("checks") or {},
         "facts": facts_of(audit.run),
     }
-    figures = layer_figures(audit.by_part)
-    context["layer_headings"], context["layer_rows"] = layer_table(figures)
-    context["skips_layers"] = any(view.numbers.skips_layers for _, view in audit.by_part)
-    data, blobs = head_data(audit, parts)
+    data, blobs = head_data(audit)
     context["pictures"] = data["pictures"] = picture_data(audit.folder)
     data.update(page="report", figures=figures)
-    if "certificate" in audit.summary:
-        data["certificate"] = certificate_plot(audit.summary["certificate"])
     if audit.maps is not None:
         spent = len(json_text(data).encode()) + sum(map(len, blobs.values())) + _map_overhead(audit.maps) + _RESERVE
-        spent += sum(len(body.encode()) for _, body in studies)  # a megabyte for the causes of a thousand heads
+        spent += sum(len(body.encode()) for _, _, body in studies)  # a megabyte for the causes of a thousand heads
         add_maps(data, blobs, audit.maps, budget - spent)
-    return render("template.html.j2", context, data, blobs)
+    return render("audit.html.j2", context, data, blobs)
+
+
+def _subtitle(audit: Audit) -> str:
+    """What was measured, in one line."""
+    found, seed = audit.found, audit.config.get("seed")
+    main = condition_name(found.corpus, found.bos, found)
+    return " · ".join(filter(None, (samples_of(found), found.tier, main, str(audit.run.get("dtype", "")), f"seed {seed}")))
 
 
 def _map_overhead(maps: Maps) -> int:
@@ -127,94 +123,190 @@ def _map_overhead(maps: Maps) -> int:
     return len(json_text({"tokens": maps.tokens}).encode()) + samples * modules * (heads * 32 + 80)
 
 
-def _sinks(audit: Audit, part: str, whole: Audit) -> list[dict[str, Any]]:
-    """The sinks of an audit, or of a part of the whole one; heads are named by the grid of the whole one."""
-    grid = [(column, row) for column, row in enumerate(whole.numbers.grid) if not part or row.part == part]
-    columns = {row.layer: column for column, row in reversed(grid)}
-    labels = {row.layer: row.label if part else row.layer for _, row in grid}
-    result = []
-    silent = silent_of(audit.summary)
-    for sink in (*sinks_of(audit.summary), *silent):
-        heads = [entry for entry in sink.get("heads") or [] if isinstance(entry, (list, tuple)) and len(entry) == 3]
-        result.append(
-            {
-                "place": f"{part}: {sink['name']}" if part else sink["name"] if sink["position"] is None else sink["position"],
-                "silent": sink in silent,
-                "token": (token_there(sink) if sink["kind"] == "position" else sink.get("token"))
-                or (sink.get("called") if sink["kind"] == "position" else None),
-                "rate": sink["rate"],
-                "heads": [
-                    {"layer": labels.get(layer, layer), "head": head, "rate": rate, "column": columns.get(layer)}
-                    for layer, head, rate in heads[:12]
-                ],
-                "more": max(0, len(heads) - 12),
-            }
-        )
-    return result
-
-
-def _conditions(audit: Audit, part: str = "") -> list[dict[str, Any]]:
-    result = []
-    for entry in audit.summary.get("conditions") or []:
-        if isinstance(entry, dict):
-            before = f"{part} · " if part else ""
-            name = before + condition_name(entry.get("corpus"), entry.get("bos"), audit.summary)
-            keys = ("loss", "sink_rate_gu2024", "top_position", "top_rate")
-            shown = {key: entry.get(key) for key in keys}
-            kind = audit.summary.get("kind", "text")
-            if kind != "text" and entry.get("sink_rate") is not None:
-                # Several patches may be one sink, of which no single one is the strongest.
-                shown |= {"top_position": entry["sink"], "top_rate": entry["sink_rate"]}
-            elif kind in ("image", "audio"):  # their column is headed "Sink", and there is none
-                shown |= {"top_position": "none", "top_rate": None}
-            result.append({"name": name, **shown})
-    return result
-
-
-def _definitions(audit: Audit, part: str = "") -> list[dict[str, object]]:
-    """One checkpoint read under each published definition of a sink rate."""
-    texts = {entry["metric"]: entry for entry in _metrics(audit) if entry["probe"] == "sink_rate"}
-    named = audit.summary.get("definitions")
-    result = []
-    for name in dict.fromkeys([*TITLES, *(named if isinstance(named, dict) else {})]):
-        value = named_rate(audit, name)
-        if value is None:
-            continue
-        entry = {"text": "", "paper": "", **texts.get(name, {})}
-        # One unit for all: a fraction is shown as the percentage it is.
-        result.append(
-            {
-                "name": name,
-                "title": TITLES.get(name, name) + (f", {part}" if part else ""),
-                "text": entry["text"],
-                "paper": entry["paper"],
-                "percent": value,
-            }
-        )
-    return result
-
-
-def _metrics(audit: Audit) -> list[dict[str, str]]:
-    entries = audit.run.get("definitions")
-    keys = ("probe", "metric", "version", "text", "paper", "unit")
+def _sinks(view: View, audit: Audit) -> list[dict[str, Any]]:
+    """Sinks with their strongest heads, to be opened in the map of the whole model."""
+    grid = [(column, row) for column, row in enumerate(audit.numbers.grid) if row.part == view.part or not view.part]
+    columns = {row.layer: (column, row.label if view.part else row.layer) for column, row in reversed(grid)}
     return [
-        {key: str(entry.get(key) if entry.get(key) is not None else "") for key in keys}
-        for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, dict)
+        {
+            "name": f"{view.part}: {place.name}" if view.part else place.name,
+            "heads": [
+                {"label": f"{columns[layer][1]}.{head}", "column": columns[layer][0], "head": head, "rate": rate}
+                for layer, head, _, rate in place.heads[:12]
+                if layer in columns
+            ],
+        }
+        for place in (*view.found.sinks.sinks, *view.found.sinks.silent)
     ]
 
 
-def _checks(checks: object) -> list[dict[str, object]]:
-    """The self-checks of the audit, whether they are recorded as names, as a mapping or as records."""
-    if isinstance(checks, dict):
-        checks = [{"name": name, **(value if isinstance(value, dict) else {"detail": value})} for name, value in checks.items()]
-    result = []
-    for check in checks if isinstance(checks, list) else []:
-        record = check if isinstance(check, dict) else {"name": check}
-        passed = record.get("passed", record.get("ok"))
-        detail = record.get("detail", record.get("value", ""))
-        if isinstance(detail, bool):
-            passed, detail = detail if passed is None else passed, ""
-        name = record.get("name") or record.get("check") or "check"
-        result.append({"name": str(name), "passed": passed, "detail": number(detail) if detail is not None else ""})
+def _definitions(audit: Audit) -> Grid:
+    """One checkpoint read under each published definition of a sink rate; one unit for all."""
+    texts = {entry["metric"]: entry for entry in audit.run.get("definitions") or () if entry["probe"] == "sink_rate"}
+    rows = [
+        [
+            f"{DEFINITIONS.get(name, name)}{', ' if view.part else ''}{view.part} ({name})",
+            " ".join(str(texts.get(name, {}).get(key) or "") for key in ("text", "paper")),
+            Bar(percent(value), value / 100),
+        ]
+        for view in audit.views
+        for name in dict.fromkeys([*DEFINITIONS, *view.found.definitions])
+        if (value := view.rate(name)) is not None
+    ]
+    return Grid(["Definition", "What it counts", "Value"], rows, text=2)
+
+
+def _metrics(audit: Audit) -> Grid:
+    rows = [
+        [f"{entry['probe']}.{entry['metric']}", str(entry["version"]), entry["unit"], f"{entry['text']} {entry['paper'] or ''}"]
+        for entry in audit.run.get("definitions") or ()
+    ]
+    return Grid(["Metric", "Version", "Unit", "Definition"], rows, title="Definitions of all metrics", folded=True, text=4)
+
+
+def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the script needs for the sink map and the panel of a head, without the maps; and packed arrays by element id."""
+    numbers, positions = audit.numbers, audit.num_positions
+    candidates = candidates_of(audit)
+    exact = {sink.position for view in audit.views for sink in view.found.sink_positions}
+    bins = bins_of(positions, exact | set(candidates.tolist()))  # no group has a candidate and another position
+    blobs: dict[str, str] = {}
+    arrays: dict[str, dict[str, Any]] = {}
+    shape = [len(numbers.grid), numbers.num_heads, len(bins)]
+    rates = numbers.by_head_and_position("sink_rate", "gu2024", positions)
+    received = numbers.by_head_and_position("attention_received", "mean_weight", positions)
+    for name, values in (("rate", rates), ("received", received)):
+        if values is not None:
+            blobs[f"blob-{name}"], scale = pack_unsigned(pool_positions(values, bins))
+            arrays[name] = {"shape": shape, "scale": scale}
+    own = _own_sinks(audit, rates, received, candidates)
+    data: dict[str, Any] = {
+        "threshold": audit.found.threshold,
+        "grid": [dataclasses.asdict(row) for row in numbers.grid],
+        "heads": numbers.num_heads,
+        "bins": bins,
+        "arrays": arrays,
+        "candidates": candidates.tolist(),
+        "sinks": [_sink_data(audit, view, place) for view in audit.views for place in _listed(view)],
+        "ownSink": own.tolist(),
+        "headNumbers": _head_numbers(audit),
+        "angle": _angle(audit, own),
+        "sample": audit.found.kind,
+        "positionRate": _rate_lines(audit.views, positions, bins) or None,
+        "maps": None,
+        "tokens": [],
+        "targets": [],
+    }
+    return data, blobs
+
+
+def _listed(view: View) -> list[Place]:
+    return [*view.found.sinks.sinks, *view.found.sinks.silent]
+
+
+def _sink_data(audit: Audit, view: View, place: Place) -> dict[str, Any]:
+    """A sink; one that is no position, or is of one part, has rates of its own for every head."""
+    token = place.token_there or (place.called if place.kind == "position" and not view.part else "") or ""
+    data = {"kind": place.kind, "position": place.position, "token": token, "rate": rounded(place.rate)}
+    if view.part:
+        whose = view.part if view.part == "cross-attention" else f"the {view.part}"
+        data |= {"kind": "group", "position": None, "name": f"{place.name} of {whose}"}
+    elif place.kind != "position":
+        data["name"] = place.name
+    if view.part or place.kind != "position":
+        data["rates"] = head_rates(audit.numbers, place, view.part)
+    return data
+
+
+def _rate_lines(views: Sequence[View], positions: int, bins: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """The sink rate against position, a line for each part."""
+    return [
+        {
+            "name": view.part or "sink rate",
+            "kind": f"audit{index}" if view.part else "sink",
+            "y": round_list(pool_positions(profile, bins)),
+        }
+        for index, view in enumerate(views)
+        if (profile := view.numbers.by_position("sink_rate", "gu2024", positions)) is not None
+    ]
+
+
+def _head_numbers(audit: Audit) -> list[dict[str, Any]]:
+    """Those of :data:`HEAD_NUMBERS` that were measured, by head."""
+    listed = []
+    name = "the sink of its part" if audit.found.parts else audit.found.sink_name
+    for label, probe, metric, unit, note in HEAD_NUMBERS:
+        values = audit.numbers.by_head(probe, metric)
+        if values is None:
+            continue
+        if unit == "unit":
+            rows = audit.numbers.rows(probe, metric)
+            unit = rows.unit if rows and rows.unit != "fraction" else ""
+        if probe == "score_gap" or metric == "entropy_without_sink":
+            note = f"{name}{'; ' if note else ''}{note}"
+        listed.append({"label": label, "unit": unit, "note": note, "values": round_matrix(values)})
+    return listed
+
+
+def candidates_of(audit: Audit) -> NDArray[np.int64]:
+    """Of each module, the positions up to the last one that half of the queries see, so that it can be a sink. ``(modules,)``."""
+    known = {name: count for view in audit.views for name, count in view.found.candidates_by_module.items()}
+    return np.array([known.get(row.module, audit.found.candidate_positions) for row in audit.numbers.grid], dtype=np.int64)
+
+
+def _own_sinks(
+    audit: Audit,
+    rates: NDArray[np.float64] | None,
+    received: NDArray[np.float64] | None,
+    candidates: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Each head's own sink position; the model's strongest where the head has none. ``(modules, num_heads)``.
+
+    Of a sink that is several positions together, it is the one that gets most of the head.
+
+    Args:
+        candidates: of :func:`candidates_of`.
+    """
+    main = audit.found.main
+    column = audit.found.column or 0
+    own = np.full((len(audit.numbers.grid), audit.numbers.num_heads), column, dtype=np.int64)
+    if rates is not None and rates.size:
+        # The last keys are seen by a few queries only, their own among them: a high mean there is not a sink.
+        counts = np.arange(rates.shape[-1]) < candidates[:, None, None]
+        filled = np.where(counts, np.nan_to_num(rates), 0.0)
+        if column >= filled.shape[-1]:
+            return own
+        together = np.asarray(audit.found.columns)
+        if main is not None and main.kind == "group" and received is not None:
+            own = together[np.nan_to_num(received[..., together]).argmax(axis=-1)]
+            strongest = np.asarray(head_rates(audit.numbers, main))
+        else:
+            strongest = filled[..., column]
+        own = np.where(filled.max(axis=-1) > strongest, filled.argmax(axis=-1), own)
+    return own
+
+
+def head_rates(numbers: Numbers, place: Place, part: str = "") -> list[list[float]]:
+    """Rates of a sink that is no position, or is of one part of the model, ``(modules, num_heads)``."""
+    rates = np.zeros((len(numbers.grid), numbers.num_heads))
+    rows = {row.layer: column for column, row in enumerate(numbers.grid) if not part or row.part == part}
+    for layer, head, _, rate in place.heads:
+        rates[rows[layer], head] = rate
+    return [[float(f"{value:.5g}") for value in row] for row in rates]
+
+
+def _angle(audit: Audit, own: NDArray[np.int64]) -> dict[str, Any] | None:
+    """Cosine and norm product of queries with the head's sink key and, as a mean, with the other keys."""
+    result = {}
+    for name, metric in (("cosine", "cosine"), ("product", "norm_product")):
+        values = audit.numbers.by_head_and_position("query_key_angle", metric, audit.num_positions)
+        if values is None:
+            return None
+        at = np.take_along_axis(values, own[..., None], axis=-1)
+        others = values.copy()
+        np.put_along_axis(others, own[..., None], np.nan, axis=-1)
+        known = np.isfinite(others)
+        with np.errstate(invalid="ignore"):
+            rest = np.where(known.any(axis=-1), np.nansum(others, axis=-1) / known.sum(axis=-1), np.nan)
+        result[f"{name}Sink"], result[f"{name}Rest"] = round_matrix(at[..., 0]), round_matrix(rest)
     return result

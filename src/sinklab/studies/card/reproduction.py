@@ -18,7 +18,6 @@ FUNCTIONS = {
     "audit": "sinklab.studies.audit.audit:audit",
     "cache": "sinklab.studies.cache.cache:compare_policies",
     "causes": "sinklab.studies.causes.causes:find_causes",
-    "denoise": "sinklab.studies.denoise.denoise:denoise",
     "depend": "sinklab.studies.depend.depend:depend",
     "measure": "sinklab.studies.measure.measure:measure",
     "origin": "sinklab.studies.origin.origin:find_origin",

@@ -51,7 +51,7 @@ def find_causes(
     - switch: semantic on some domains, or at some positions, and dormant on the others.
     - undecided: anything else at the error rate asked for; the reason is shown.
 
-    Beside the label stands whether the head needs its sink. docs/explain.md#what-a-sink-is-for-labels-from-causes has the rules.
+    Beside the label stands whether the head needs its sink. docs/explain.md has the rules.
 
     Args:
         model: embedded:softmax, embedded:sigmoid, a directory, or a hub id.

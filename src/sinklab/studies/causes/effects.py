@@ -30,7 +30,7 @@ from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["CLEAN", "TEXTS", "Budget", "Edited", "Effects", "HeadEdit", "HeadGroup", "make_variants", "one_by_one"]
+__all__ = ["Effects", "HeadEdit", "HeadGroup", "make_variants", "one_by_one"]
 
 NAMED = 6
 """Heads that the name of a group lists; of more it says how many there are."""
@@ -87,13 +87,15 @@ class HeadEdit:
         heads = _heads_by_module(head)
         return [dataclasses.replace(intervention.of_samples(start, stop), heads=heads) for intervention in self.interventions]
 
-    def loss_on(self, head: Head | HeadGroup) -> str:
-        """What an error calls the change of the loss."""
-        return f"the change of the loss under {self.name!r} on head {head}"
+    def means(self, head: Head | HeadGroup, part: Samples, loss: Tensor, divergence: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Its change of the loss and its divergence ``(samples, seq_len)``, by domain ``(samples, domains)``.
 
-    def divergence_on(self, head: Head | HeadGroup) -> str:
-        """What an error calls the divergence."""
-        return f"the divergence under {self.name!r} on head {head}"
+        Raises:
+            MeasurementError: one that is NaN or infinite at a scored position.
+        """
+        under = f"under {self.name!r} on head {head}"
+        of_loss = part.by_domain(loss, f"the change of the loss {under}")
+        return of_loss.cpu().numpy(), part.by_domain(divergence, f"the divergence {under}").cpu().numpy()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,8 +165,8 @@ def one_by_one(
                     edited = readout.outputs(model(**lean_arguments(model, part.inputs, logits=True)), part)
                 of_loss, of_outputs = readout.loss(edited, part) - own, readout.divergence(edited, clean)
                 del edited  # logits of a large vocabulary, beside which the next ones would be made
-                loss[number, index, start:stop] = part.by_domain(of_loss, variant.loss_on(head)).cpu().numpy()
-                divergence[number, index, start:stop] = part.by_domain(of_outputs, variant.divergence_on(head)).cpu().numpy()
+                where = number, index, slice(start, stop)
+                loss[where], divergence[where] = variant.means(head, part, of_loss, of_outputs)
                 finished += 1
                 progress("effects", finished, total)
     return Effects(
@@ -248,7 +250,7 @@ def _key(known: Mapping[int | str, object], site: Site) -> int | str | None:
 
 
 def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", seed: int = 0) -> list[HeadEdit]:
-    """All variants of a measurement, by the names that :func:`~sinklab.studies.causes.labels.label_heads` looks for.
+    """All variants of a measurement, by the names that the rules of labels have.
 
     - ``redirect``, ``hide``, ``zero_value``: with the sink; ``zero``: the whole head; ``resample``: its output of the next text
       of the same domains, where these have different lengths the next longer one of the batch. On these labels rest.

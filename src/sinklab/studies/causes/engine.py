@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
@@ -94,16 +95,14 @@ def measure_effects(
             rows = slice(start, start + len(part))
             for recording, changes in _recordings(plan, part):
                 clean_loss[rows] = part.by_domain(changes.clean_loss, CLEAN).cpu().numpy()
-                for stack in _stacks(plan, recording, start):
-                    outputs = plan.outputs(plan.replay.run(recording, stack.module, stack.edits), recording)
+                for module, pairs, edits in _stacks(plan, recording, start):
+                    outputs = plan.outputs(plan.replay.run(recording, module, edits), recording)
                     of_loss, of_outputs = changes.changes(outputs)
-                    del outputs
-                    for number, (variant, head) in enumerate(stack.pairs):
-                        edit, where = variants[variant], heads[head]
-                        change = part.by_domain(of_loss[number], edit.loss_on(where))
-                        distance = part.by_domain(of_outputs[number], edit.divergence_on(where))
-                        loss[variant, head, rows], divergence[variant, head, rows] = change.cpu(), distance.cpu()
-                    advance(len(stack.pairs))
+                    del outputs  # logits of a large vocabulary, beside which the next ones would be made
+                    for number, (variant, head) in enumerate(pairs):
+                        means = variants[variant].means(heads[head], part, of_loss[number], of_outputs[number])
+                        loss[variant, head, rows], divergence[variant, head, rows] = means
+                    advance(len(pairs))
     if plan.slow or not plan.modules:
         rest = [heads[number] for number in plan.slow]
         slow = one_by_one(
@@ -154,16 +153,6 @@ class _Plan:
         editing = Editing(self.variants[variant].on(self.heads[head], start, stop), self.replay.anatomy)
         groups = editing.groups(call.site, call.num_heads)
         return groups[0][1] if groups else []
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Stack:
-    """Edits of one module that run together: numbers of variant and head in the result, and number of the head in its module
-    with its outputs ``(batch, q_len, value_dim)``."""
-
-    module: str
-    pairs: list[tuple[int, int]]
-    edits: list[tuple[int, Tensor]]
 
 
 # --- the trial -------------------------------------------------------------------------------------------------------------
@@ -228,8 +217,8 @@ def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> st
     for head in plan.heads_of[name]:
         plan.interventions(variant, head, call, 0, stop)  # every head is there
     chosen = plan.heads[number].head
-    own = SharedCall.of(of_heads(call, [chosen]))
-    edits = [(chosen, _head_outputs(own, [])), (chosen, _head_outputs(own, interventions))]
+    own = _SharedCall.of(of_heads(call, [chosen]))
+    edits = [(chosen, own.edited([])), (chosen, own.edited(interventions))]
     with attend(plan.replay.model, interventions=interventions, verify=False):
         expected_outputs = plan.outputs(plan.replay.model(**recording.part.inputs), recording)
     weight, reason = plan.replay.linear_map(recording, name), None
@@ -281,30 +270,29 @@ def _recordings(plan: _Plan, part: Samples) -> Iterator[tuple[Recording, Changes
         modules = recording.left
 
 
-def _stacks(plan: _Plan, recording: Recording, start: int) -> Iterator[_Stack]:
+Stack = tuple[str, list[tuple[int, int]], list[tuple[int, Tensor]]]
+"""Edits of one module that run together: its name, numbers of variant and head in the result, and number of the head in its
+module with its outputs ``(batch, q_len, value_dim)``."""
+
+
+def _stacks(plan: _Plan, recording: Recording, start: int) -> Iterator[Stack]:
     """All edits of the modules whose calls are recorded, as many at a time as there is room for."""
     stop = start + len(recording.part)
+    clean = plan.outputs(recording.outputs, recording)
     for module, call in recording.calls.items():
         pairs = [(variant, head) for head in plan.heads_of[module] for variant in range(len(plan.variants))]
-        size = _edits_of_a_stack(plan, recording, call)
-        shared: tuple[int, SharedCall] | None = None
+        assert call.head_outputs is not None
+        scores = call.queries.shape[0] * call.num_heads * call.q_len * call.kv_len * call.queries.element_size()
+        size = max(1, int(STACK / max(_bytes(call.head_outputs), _bytes(clean) / 8, scores / 8)))
+        shared: tuple[int, _SharedCall] | None = None
         for first in range(0, len(pairs), size):
             edits = []
             for variant, number in pairs[first : first + size]:
                 head = plan.heads[number].head
                 if shared is None or shared[0] != head:
-                    shared = head, SharedCall.of(of_heads(call, [head]))
-                edits.append((head, _head_outputs(shared[1], plan.interventions(variant, number, call, start, stop))))
-            yield _Stack(module, pairs[first : first + size], edits)
-
-
-def _edits_of_a_stack(plan: _Plan, recording: Recording, call: AttentionCall) -> int:
-    """How many edits run together."""
-    assert call.head_outputs is not None
-    outputs = plan.outputs(recording.outputs, recording)
-    scores = call.queries.shape[0] * call.num_heads * call.q_len * call.kv_len * call.queries.element_size()
-    cost = max(_bytes(call.head_outputs), _bytes(outputs) / 8, scores / 8)
-    return max(1, int(STACK / cost))
+                    shared = head, _SharedCall.of(of_heads(call, [head]))
+                edits.append((head, shared[1].edited(plan.interventions(variant, number, call, start, stop))))
+            yield module, pairs[first : first + size], edits
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -315,17 +303,9 @@ OF_SCORES = ("queries", "keys", "scaling", "softcap", "bias")
 OF_WEIGHTS = (*OF_SCORES, "visible", "operation", "sink_scores")
 
 
-def _head_outputs(call: SharedCall, interventions: Sequence[HeadIntervention]) -> Tensor:
-    """Outputs ``(batch, q_len, value_dim)`` of a call that is cut down to one head, under interventions."""
-    if not interventions:
-        assert call.head_outputs is not None
-        return call.head_outputs[:, :, 0]
-    return edited_outputs(call, interventions)[1][:, 0]
-
-
 @dataclasses.dataclass
-class SharedCall(AttentionCall):
-    """Gives what :class:`AttentionCall` gives; scores and weights once for all interventions that leave them alone.
+class _SharedCall(AttentionCall):
+    """A call of one head, with scores and weights computed once for all interventions that leave them alone.
 
     Attributes:
         native: the call before any intervention; copies made by :func:`dataclasses.replace` keep it, and are compared with it.
@@ -340,28 +320,27 @@ class SharedCall(AttentionCall):
         """The call with an empty memo."""
         return cls(**{field.name: getattr(call, field.name) for field in dataclasses.fields(AttentionCall)}, native=call)
 
+    def edited(self, interventions: Sequence[HeadIntervention]) -> Tensor:
+        """Outputs of the head ``(batch, q_len, value_dim)``."""
+        assert self.head_outputs is not None
+        return (edited_outputs(self, interventions)[1][:, 0]) if interventions else self.head_outputs[:, :, 0]
+
     def scores(self, query_start: int, query_stop: int) -> Tensor:
-        return self._once(
-            "scores", OF_SCORES, query_start, query_stop, lambda: super(SharedCall, self).scores(query_start, query_stop)
-        )
+        return self._once("scores", OF_SCORES, query_start, query_stop, super().scores)
 
     def signed_weights(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
-        def compute() -> Tensor:
-            return super(SharedCall, self).signed_weights(query_start, query_stop, scores)
-
+        compute = functools.partial(super().signed_weights, scores=scores)
         return self._once("weights", OF_WEIGHTS, query_start, query_stop, compute)
 
     def null_mass(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
-        def compute() -> Tensor:
-            return super(SharedCall, self).null_mass(query_start, query_stop, scores)
-
+        compute = functools.partial(super().null_mass, scores=scores)
         return self._once("null mass", OF_WEIGHTS, query_start, query_stop, compute)
 
-    def _once(self, what: str, fields: tuple[str, ...], start: int, stop: int, compute: Callable[[], Tensor]) -> Tensor:
+    def _once(self, what: str, fields: tuple[str, ...], start: int, stop: int, compute: Callable[..., Tensor]) -> Tensor:
         if any(getattr(self, name) is not getattr(self.native, name) for name in fields):
-            return compute()
+            return compute(start, stop)
         value, version = self.memo.get((what, start, stop), (None, None))
         if value is None or value._version != version:  # written to meanwhile
-            value = compute()
+            value = compute(start, stop)
             self.memo[what, start, stop] = value, value._version
         return value

@@ -14,22 +14,12 @@ from sinklab.results.metric import VALUE_RATIO, Metric, Row
 from sinklab.sinks import Head, Sinks, weigh_sinks
 from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
 from sinklab.studies.causes.experiment import LOSS_CHANGE, SINK_SHARE, number
-from sinklab.studies.causes.found import LABELS, ExaminedGroup, ExaminedHead, FoundSink, HeadShares, Tried
+from sinklab.studies.causes.found import LABELS, ExaminedGroup, ExaminedHead, FoundSink
 from sinklab.studies.causes.labels import HeadLabel
 from sinklab.studies.causes.request import ChosenHeads, Pair
 from sinklab.studies.causes.samples import Samples
 
-__all__ = [
-    "chosen_heads",
-    "effect_rows",
-    "examined_groups",
-    "examined_heads",
-    "found_sink",
-    "group_rows",
-    "groups_of_labels",
-    "head_rows",
-    "most_groups",
-]
+__all__ = ["chosen_heads", "examined_groups", "examined_heads", "found_sink"]
 
 PROBE = "causes"
 DIVERGENCE = Metric(
@@ -149,9 +139,9 @@ def found_sink(sinks: Sinks) -> FoundSink:
     return FoundSink(
         place=sinks.main.place if sinks.main else None,
         name=sinks.main.name if sinks.main else "",
-        tried=[Tried(place, weight) for place, weight in sinks.tried[:8]],
+        tried=[{"place": place, "weight": weight} for place, weight in sinks.tried[:8]],
         secondary=sinks.secondary,
-        heads={str(head): HeadShares(number(weight), number(ratio)) for head, weight, ratio in heads},
+        heads={str(head): {"weight": number(weight), "value_ratio": number(ratio)} for head, weight, ratio in heads},
     )
 
 

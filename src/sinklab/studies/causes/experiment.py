@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.call import AttentionCall, Site
+from sinklab.attention.call import Site
 from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.intervention import HeadIntervention, Intervention, Place
 from sinklab.attention.probe import Probe
@@ -24,28 +24,7 @@ from sinklab.studies.causes.effects import CLEAN
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
-__all__ = [
-    "LOSS_CHANGE",
-    "SINK_SHARE",
-    "Batch",
-    "Edits",
-    "RowShares",
-    "change",
-    "head_rows",
-    "heads_of",
-    "interval_rows",
-    "known_place",
-    "most_frequent",
-    "no_edits",
-    "number",
-    "numbers",
-    "of_all",
-    "place_of",
-    "random_places",
-    "row_shares",
-    "runs",
-    "text_losses",
-]
+__all__ = ["LOSS_CHANGE", "SINK_SHARE", "change", "random_places", "runs", "text_losses"]
 
 LOSS_CHANGE = Metric("loss_change", "nats", "Mean over texts of the change of their mean loss under the intervention.")
 SINK_SHARE = Metric(
@@ -153,11 +132,6 @@ def known_place(sinks: Sinks, samples: Samples, what: str) -> Place:
     return place
 
 
-def place_of(place: Place, start: int, stop: int) -> Place:
-    """The place in the samples ``start`` to ``stop`` alone."""
-    return place[start:stop] if isinstance(place, Tensor) and place.ndim == 2 else place
-
-
 def random_places(samples: Samples, place: Place, sinks: Sinks, generator: torch.Generator, *, share: int = 2) -> Tensor:
     """One position a text, int64 ``(samples, 1)``, not the sink nor a secondary one, and early enough for most queries.
 
@@ -188,46 +162,12 @@ def most_frequent(ids: Tensor) -> int | None:
     return int(known.mode().values) if len(known) else None
 
 
-# --- attention --------------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RowShares:
-    """The rows of a block of queries as shares of their whole mass, the null mass included.
-
-    Attributes:
-        weights: float64 ``(batch, heads, block, kv_len)``; rows of zeros, which some operations have, stay zeros.
-        null: float64 ``(batch, heads, block)``.
-        counted: boolean ``(batch, block)``: queries that are tokens and not padding.
-        seen: boolean ``(batch or 1, heads or 1, block, kv_len)``: keys that such a query sees and does not stand on.
-    """
-
-    weights: Tensor
-    null: Tensor
-    counted: Tensor
-    seen: Tensor
-
-
-def row_shares(call: AttentionCall) -> Iterator[RowShares]:
-    """All rows of a call, a block of queries at a time."""
-    for start, stop in call.blocks():
-        scores = call.scores(start, stop)
-        weights, mass = call.weights(start, stop, scores).double(), call.null_mass(start, stop, scores).double()
-        whole = (weights.sum(-1) + mass).clamp_min(1e-8)
-        counted = call.counted[:, start:stop]
-        itself = (call.query_positions[:, start:stop, None] == call.key_positions[:, None]) & (
-            call.query_documents[:, start:stop, None] == call.key_documents[:, None]
-        )
-        seen = call.visible.block(start, stop, 0, call.kv_len) & (counted[..., None] & ~itself)[:, None]
-        yield RowShares(weights / whole[..., None], mass / whole, counted, seen)
+# --- numbers and rows -------------------------------------------------------------------------------------------------------
 
 
 def heads_of(site: Site, count: int) -> list[Head]:
     """The heads of a module."""
     return [Head(site.layer, number, site.module) for number in range(count)]
-
-
-# --- numbers and rows -------------------------------------------------------------------------------------------------------
 
 
 def number(value: SupportsFloat) -> float | None:

@@ -7,38 +7,11 @@ from typing import Literal, TypeAlias, get_args
 
 from sinklab.results.intervals import Interval
 
-__all__ = [
-    "LABELS",
-    "Activation",
-    "Causes",
-    "Condition",
-    "Correlation",
-    "Effect",
-    "ExaminedGroup",
-    "ExaminedHead",
-    "FoundSink",
-    "HeadScores",
-    "HeadShares",
-    "KeyBias",
-    "Label",
-    "Labelled",
-    "Location",
-    "Massive",
-    "MassiveEdit",
-    "MinimalEffect",
-    "Peak",
-    "Refused",
-    "Spread",
-    "Strong",
-    "ThreeMetrics",
-    "Tried",
-    "Undecided",
-]
+__all__ = ["LABELS", "Causes"]
 
 Label = Literal["semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided"]
 """What a head is, or a group of heads."""
 LABELS: tuple[Label, ...] = get_args(Label)
-
 Number: TypeAlias = float | None
 
 
@@ -54,13 +27,10 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True)
 class Undecided:
-    """Why a head has no label in a domain.
+    """Why a head has no label in a domain: the nearest one, and its claims that are not shown (none where two labels are).
 
-    Attributes:
-        nearest: the label that it may have: one whose claims all hold in the mean, or of which the fewest do not.
-        not_shown: its claims that are not shown (:data:`~sinklab.studies.causes.labels.RULES`); none where two labels are.
-        texts: of the domain, those measured among them, that decide for it with a chance of
-            :data:`~sinklab.results.intervals.CHANCE`; ``None`` if no number does, or none can be foretold.
+    ``texts`` of the domain, those measured among them, decide for it with a chance of
+    :data:`~sinklab.results.intervals.CHANCE`; ``None`` if no number does, or none can be foretold.
     """
 
     nearest: str
@@ -70,9 +40,10 @@ class Undecided:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """What is known of a head, or of a group; effects by contrast, and divergences by intervention, and by domain.
+    """What is known of a head or group: label by domain, effects by contrast, divergences by intervention, by domain too.
 
-    ``needs_sink`` is ``yes``, ``no`` or ``undecided`` by domain; empty without a sink.
+    ``needs_sink`` is ``yes``, ``no`` or ``undecided``; empty without a sink. ``value_ratio`` is the norm of the sink's value
+    over that of others.
     """
 
     label: Label
@@ -114,11 +85,8 @@ class ExaminedGroup(Labelled):
 
 @dataclasses.dataclass(frozen=True)
 class MinimalEffect:
-    """The minimal effect and where it is from: ``auto``, or ``given``.
-
-    ``worth`` is what all attention costs by domain, with outputs of ``zero`` and with those of another text (``resample``);
-    ``domain`` the one that counts, ``None`` where none is shown to be worth enough, or nothing was measured.
-    """
+    """The minimal effect, ``auto`` or ``given``; what all attention costs, by domain with outputs of ``zero`` and of another
+    text (``resample``); and the domain that counts, ``None`` where it is not shown to be worth enough on any."""
 
     value: float
     by: str
@@ -128,30 +96,14 @@ class MinimalEffect:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
-    """A place that was looked at for the sink, and the largest mean weight on it."""
-
-    place: int | str
-    weight: float
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadShares:
-    """What a head gives to the main sink, and the norm of the sink's value over that of others."""
-
-    weight: Number
-    value_ratio: Number
-
-
-@dataclasses.dataclass(frozen=True)
 class FoundSink:
-    """Where the sink of a model is, what else was tried, and what every head gives to it."""
+    """Where the sink is, what else was tried (``place`` and ``weight``), and ``weight`` and ``value_ratio`` of every head."""
 
     place: int | str | None
     name: str
-    tried: list[Tried]
+    tried: list[dict[str, int | float | str]]
     secondary: list[int]
-    heads: dict[str, HeadShares]
+    heads: dict[str, dict[str, Number]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,13 +118,10 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class Correlation:
-    """Spearman's rank correlation of two metrics with its bootstrap interval; ``None`` where one of them does not vary, and for
-    fewer than three items; the ends of the interval also for fewer than eight.
+    """Spearman's rank correlation of two metrics over ``heads`` or ``layers``, of which ``items`` have both.
 
-    Attributes:
-        over: ``heads`` or ``layers``.
-        items: how many of them have both numbers.
-        reading: ``together``, ``opposed``, ``no clear relation``, or ``too few to tell`` where there is no interval for that.
+    ``None`` where one of them does not vary and for fewer than three items; its bootstrap interval for fewer than eight.
+    ``reading`` is ``together``, ``opposed``, ``no clear relation``, or ``too few to tell``.
     """
 
     first: str
@@ -187,13 +136,10 @@ class Correlation:
 
 @dataclasses.dataclass(frozen=True)
 class ThreeMetrics:
-    """Concentration, outliers and need of the sink side by side: by head and by layer, each by name, and how they correlate.
+    """Metrics by head and by layer, each by its name, and how they correlate.
 
-    Attributes:
-        quiet: heads with their sink there that do not need it: concentration of the threshold or more, and a need whose 95 %
-            interval over texts lies below the minimal effect.
-        needy: the other way round.
-        meanings: metric by head to what it is.
+    ``quiet`` heads have their sink there, a concentration of the threshold or more, and do not need it: the 95 % interval of
+    their need lies below the minimal effect. ``needy`` ones are the other way round. ``meanings`` are of the metrics by head.
     """
 
     heads: dict[str, dict[str, Number]]
@@ -210,12 +156,10 @@ class ThreeMetrics:
 
 @dataclasses.dataclass(frozen=True)
 class Strong:
-    """A key position, or a token wherever it stands, and the head that gives it most.
+    """A key position, or a token wherever it stands (no ``position``), and the head that gives it most.
 
-    Attributes:
-        weight: mean share of a row, over texts and the queries that see the key and are not it.
-        token: most frequent id at the position, or the id itself; ``None`` without ``input_ids``.
-        position: ``None`` for a token wherever it stands.
+    ``weight`` is a mean share of a row, over texts and the queries that see the key and are not it; ``token`` the most frequent
+    id at the position, or the id itself.
     """
 
     weight: float
@@ -233,12 +177,10 @@ class Condition:
             ``duplicated``, the first token twice; ``replaced``, a random token in its stead; ``moved``, the first token at a
             later position, those before it one earlier; ``random prefix``, random tokens in front.
         first_token_at: where the first token of the texts now stands; ``None`` if nowhere.
-        at_place: by head, mean share on the place that the sink has in the texts as they are; ``None`` where no query sees it.
-        at_first_token: by head, the same on the first token, where it now stands.
-        strongest: positions, by the head that gives them most, in falling order.
-        tokens: ids wherever they stand, position 0 apart, likewise; of those seen often enough.
-        loss: change over texts, on the targets that both conditions have; ``None`` for the texts as they are.
-        scored: targets behind it.
+        at_place, at_first_token: by head, mean share on the place that the sink has in the texts as they are, and on the first
+            token, where it now stands; ``None`` where no query sees it.
+        strongest, tokens: positions, and ids wherever they stand but at position 0, by the head that gives them most.
+        loss: change over texts, on the ``scored`` targets that both conditions have; ``None`` for the texts as they are.
     """
 
     name: str
@@ -253,15 +195,14 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """Where the sink goes when it is hidden or its token moved, by condition; the texts as they are first.
+    """Where the sink goes when it is hidden or its token moved; the texts as they are first.
 
     Attributes:
-        head: the one that gives the sink most.
-        heads: in the order of all shares.
+        head: the one that gives the sink most; ``heads`` are in the order of all shares.
         left_out: conditions that these samples cannot have, and why.
         secondary: further positions with the threshold or more, as the texts are.
-        follows: what the sink of the strongest head went with when the first token was moved, half of its share or more:
-            ``token``, ``position``, ``both``, ``neither``; ``None`` where the head has no sink at position 0, or nothing moved.
+        follows: what the sink of ``head`` went with when the first token was moved, half of its share or more: ``token``,
+            ``position``, ``both``, ``neither``; ``None`` where it has no sink at position 0, or nothing moved.
     """
 
     place: int | str
@@ -278,13 +219,11 @@ class Location:
 
 @dataclasses.dataclass(frozen=True)
 class HeadScores:
-    """How one head scores its sink, over the queries that see the sink and another key; ``None`` for what has no key or value.
+    """How one head scores its sink: means over the queries that see the sink and another key.
 
     Attributes:
-        cosine, other_cosine: mean of cos(q, k), to the sink's key and to all other keys that a query sees.
-        norm_product, other_norm_product: mean of |q| |k|, likewise.
-        gap: mean of the score on the sink less the mean score on the other keys of the query; softmax knows differences alone.
-        gap_deviation: standard deviation of the same over queries.
+        cosine, norm_product: cos(q, k) and |q| |k|, with the sink's key; ``other_…`` with all other keys that a query sees.
+        gap: score on the sink less the mean score on the other keys of the query; ``gap_deviation`` its standard deviation.
         constant_share: ``gap² / (gap² + gap_deviation²)``, from 0 to 1: how much of the gap's mean square a constant is.
         value_ratio: mean |v_sink| over mean |v| of the other keys.
     """
@@ -310,8 +249,7 @@ class KeyBias:
             ``constant_score``, each head's score on the sink replaced by its mean over queries and texts. Each also as
             ``… control``, for a random other key of each text; ``… beyond control``, the paired difference; and
             ``… of sink heads``, in those alone that give the sink the threshold or more, if there are any.
-        sink_heads: which these are.
-        heads: all self-attention heads, in order.
+        sink_heads: which these are; ``heads`` are all self-attention heads, in order.
         clean_loss: mean over texts.
     """
 
@@ -327,17 +265,13 @@ class KeyBias:
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """One channel that is massive at one position, over the texts in which it is.
+    """One channel that is massive at one position of the document, over the ``texts`` in which it is.
 
     Attributes:
-        position: 0-based, in the document.
-        channel: coordinate of the hidden state.
-        birth: first layer whose output has it; -1 for the embeddings. Of several texts the most frequent one.
-        death: first layer whose output has it no more; ``None`` if the last one still has.
-        texts: in how many.
-        value: mean over these texts of the value where it is largest, with its sign.
-        deviation: standard deviation of the same: 0 where the token before it is always the same (a BOS at position 0).
-        times_median: mean over these texts of its size over the median size of the hidden state at that layer.
+        birth, death: first layer whose output has it, -1 for the embeddings, and the first that has it no more, ``None`` if the
+            last one still has; of several texts the most frequent one.
+        value, deviation: mean and standard deviation of the value where it is largest, with its sign.
+        times_median: mean of its size over the median size of the hidden state at that layer.
         token: most frequent id at the position; ``None`` without ``input_ids``.
     """
 
@@ -353,24 +287,8 @@ class Activation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Peak:
-    """Of one layer the mean over texts of its largest value, of that over the median, and where the largest is."""
-
-    layer: int
-    value: float
-    times_median: float
-    position: int
-    channel: int
-
-
-@dataclasses.dataclass(frozen=True)
 class MassiveEdit:
-    """What setting all massive activations, in the layer of their birth, does.
-
-    Attributes:
-        loss: change over texts, in the unit of the readout.
-        sink_weights: by head, mean weight on the sink under the edit; ``None`` without a sink.
-    """
+    """What setting all massive activations, in the layer of their birth, does to the loss and to the weights on the sink."""
 
     loss: Interval
     sink_weights: list[Number] | None
@@ -378,21 +296,19 @@ class MassiveEdit:
 
 @dataclasses.dataclass(frozen=True)
 class Massive:
-    """Massive activations: where they are born and die, and what zeroing them costs, against what their mean costs.
+    """Massive activations, most frequent first, then largest, by the criterion ``least`` and ``times_median``.
 
     Attributes:
-        found: most frequent first, then largest.
-        edits: the causal tests by name; empty if nothing was found. ``zero``; ``mean``, the mean of the channel over texts, at
-            the same position where half of the texts have it there, else over all the positions where it is born in that
-            layer; ``control``, as many other channels of the same tokens set to zero.
-        heads: in the order of all sink weights.
+        peaks: of each layer the mean over texts of its largest value, of that over the median, and where the largest is.
+        edits: ``zero``; ``mean``, the mean of the channel over texts, at the same position where half of the texts have it
+            there, else over all the positions where it is born in that layer; ``control``, as many other channels of the same
+            tokens set to zero. None if nothing was found.
         sink_weights: by head, of the model as it is; ``None`` without a sink.
         clean_loss: mean over texts.
-        least, times_median: the criterion that the activations are by.
     """
 
     found: list[Activation]
-    peaks: list[Peak]
+    peaks: list[dict[str, int | float]]
     edits: dict[str, MassiveEdit]
     heads: list[str]
     sink_weights: list[Number] | None
@@ -405,19 +321,17 @@ class Massive:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """How far a replaced token reaches. A *relative change* is |h' - h| / |h|, h the hidden state of one token after one layer.
+    """How far a replaced token reaches: relative changes |h' - h| / |h| of the hidden state of one token after one layer.
 
     Attributes:
         conditions: ``sink``, the model as it is; ``no sink``, the sink hidden from every query; ``control``, one random other
-            key of each text, from its first quarter, hidden from every query instead.
-        layers: numbers of the layers, -1 for the embeddings.
-        distances: first and last of each bin, in tokens after the replaced one. Negative before it, where a model looks ahead.
-        curves: by condition ``(layers, distances)``, mean relative change over texts and replaced tokens.
-        totals: by condition ``(layers,)``, mean over texts of the mean relative change over the tokens after it (over all
-            others, where a model looks ahead).
+            key of each text, from its first quarter, hidden instead.
+        layers: -1 for the embeddings; ``distances`` are first and last of each bin, in tokens after the replaced one.
+        curves: by condition ``(layers, distances)``, mean over texts and replaced tokens.
+        totals: by condition ``(layers,)``, mean over the tokens after it (over all others, where a model looks ahead).
         ratios: for ``no sink`` and ``control`` the geometric mean over texts of the total after the last layer over that of the
-            model as it is, with its interval; above 1 if hiding lets the change spread. ``None`` if nothing spreads at all.
-        losses: what hiding costs, in the unit of the readout.
+            model as it is; above 1 if hiding lets the change spread. ``None`` if nothing spreads at all.
+        losses: what hiding costs.
     """
 
     conditions: list[str]
@@ -432,17 +346,12 @@ class Spread:
     unit: str
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Causes:
     """``summary.json`` of ``sinklab causes``, and the entry ``causes`` of that of an audit.
 
     Attributes:
-        counts: label to heads.
-        texts: of all domains together.
-        texts_needed: texts of each domain that would decide half of what is undecided for want of texts; ``None`` if unknown.
+        texts: of all domains together; ``texts_needed`` of each would decide half of what is undecided for want of texts.
         mirrored: by domain, heads that would look semantic if gains were costs.
         notes: what a reader has to know beside the labels: a loss above that of a guess, texts longer than in training.
         read_outs, location, key_bias, massive, spread: the experiments; ``None`` where they are not run.

@@ -18,20 +18,7 @@ from sinklab.interventions.zero_value import ZeroValue
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
-from sinklab.studies.causes.experiment import (
-    LOSS_CHANGE,
-    change,
-    head_rows,
-    heads_of,
-    interval_rows,
-    known_place,
-    number,
-    of_all,
-    place_of,
-    random_places,
-    runs,
-    text_losses,
-)
+from sinklab.studies.causes import experiment
 from sinklab.studies.causes.found import HeadScores, KeyBias
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
@@ -83,12 +70,16 @@ def key_bias(
         UnsupportedModelError: ``"null"`` where an attention has no null score.
     """
     readout = readout_for(model) if readout is None else readout
-    place, sink = known_place(sinks, samples, "key-bias evidence"), sinks.require()
-    other = random_places(samples, place, sinks, torch.Generator().manual_seed(seed))
+    place, sink = experiment.known_place(sinks, samples, "key-bias evidence"), sinks.require()
+    other = experiment.random_places(samples, place, sinks, torch.Generator().manual_seed(seed))
     scores, other_scores, losses = _Scores(place), _Scores(other), []
-    for run in runs(
+
+    def own(start: int, stop: int) -> Place:
+        return place[start:stop] if isinstance(place, Tensor) and place.ndim == 2 else place
+
+    for run in experiment.runs(
         model, samples, readout, batch_size=batch_size,
-        probes=lambda start, stop: (_Scores(place_of(place, start, stop)), _Scores(other[start:stop])),
+        probes=lambda start, stop: (_Scores(own(start, stop)), _Scores(other[start:stop])),
     ):  # fmt: skip
         losses.append(run.losses.nanmean(1).numpy())
         for whole, part in zip((scores, other_scores), run.probes, strict=True):
@@ -111,16 +102,16 @@ def key_bias(
         chosen.setdefault(head.module or head.layer, []).append(head.head)
 
     def measured(edit: HeadIntervention) -> np.ndarray:
-        return text_losses(model, samples, readout, of_all(edit), batch_size=batch_size)
+        return experiment.text_losses(model, samples, readout, experiment.of_all(edit), batch_size=batch_size)
 
     changes: dict[str, Interval] = {}
     for name, (edit, control) in edits.items():
         edited, controlled = measured(edit), measured(control)
-        changes[name] = change(edited, clean, name)
-        changes[f"{name} control"] = change(controlled, clean, name)
-        changes[f"{name} beyond control"] = change(edited, controlled, name)
+        changes[name] = experiment.change(edited, clean, name)
+        changes[f"{name} control"] = experiment.change(controlled, clean, name)
+        changes[f"{name} beyond control"] = experiment.change(edited, controlled, name)
         if chosen:
-            changes[f"{name} of sink heads"] = change(measured(dataclasses.replace(edit, heads=chosen)), clean, name)
+            changes[f"{name} of sink heads"] = experiment.change(measured(dataclasses.replace(edit, heads=chosen)), clean, name)
     return KeyBias(
         sink.place, changes, list(map(str, sink_heads)), heads, float(np.nanmean(clean)), minimal_effect, len(samples),
         readout.unit,
@@ -132,10 +123,10 @@ def rows(found: KeyBias, heads: Mapping[str, Head]) -> Iterator[Row]:
     common: Coordinates = {"probe": "causes_key_bias", "count": found.texts}
     for name, loss in found.losses.items():
         at: Coordinates = {**common, "intervention": f"key bias: {name}"}
-        yield from interval_rows(LOSS_CHANGE.of(found.unit), loss, **at)
+        yield from experiment.interval_rows(experiment.LOSS_CHANGE.of(found.unit), loss, **at)
     own = [heads[scores.head] for scores in found.heads]
     for field, metric in _SCORES.items():
-        yield from head_rows(metric, own, [getattr(scores, field) for scores in found.heads], **common)
+        yield from experiment.head_rows(metric, own, [getattr(scores, field) for scores in found.heads], **common)
 
 
 class _Scores(Watcher):
@@ -196,7 +187,7 @@ class _Scores(Watcher):
             value = call.null_value
             size = torch.zeros(call.num_heads) if value is None else value.norm(dim=-1).expand(call.num_heads)
             total["value"], total["value_count"] = size.double().cpu(), torch.ones(call.num_heads, dtype=torch.float64)
-        self._add(call.site.module, heads_of(call.site, call.num_heads), total)
+        self._add(call.site.module, experiment.heads_of(call.site, call.num_heads), total)
 
     def _add(self, module: str, heads: list[Head], sums: dict[str, Tensor]) -> None:
         known = self.sums.get(module, (heads, {}))[1]
@@ -249,11 +240,13 @@ def _scores_of(head: Head, total: dict[str, float]) -> HeadScores:
     return HeadScores(
         str(head),
         head.module,
-        **{name: number(ratio(name)) for name in ("cosine", "other_cosine", "norm_product", "other_norm_product")},
-        gap=number(gap),
-        gap_deviation=number(max(square - gap**2, 0.0) ** 0.5 if square == square else float("nan")),
-        constant_share=number(gap**2 / square if square else float("nan")),
-        value_ratio=number(ratio("value", "value_count") / (ratio("other_value", "other_value_count") or float("nan"))),
+        **{name: experiment.number(ratio(name)) for name in ("cosine", "other_cosine", "norm_product", "other_norm_product")},
+        gap=experiment.number(gap),
+        gap_deviation=experiment.number(max(square - gap**2, 0.0) ** 0.5 if square == square else float("nan")),
+        constant_share=experiment.number(gap**2 / square if square else float("nan")),
+        value_ratio=experiment.number(
+            ratio("value", "value_count") / (ratio("other_value", "other_value_count") or float("nan"))
+        ),
     )
 
 

@@ -19,29 +19,11 @@ from sinklab.results.intervals import CHANCE, fewest
 from sinklab.sinks import Head, Sinks
 from sinklab.sinks.finding import share_of_sink
 from sinklab.studies.causes.effects import Edited, Effects
-from sinklab.studies.causes.evidence import (
-    MINIMAL_EFFECT,
-    Evidence,
-    benjamini_hochberg,
-    contrasts_of,
-    evidence_of,
-    least_texts,
-)
+from sinklab.studies.causes.evidence import MINIMAL_EFFECT, Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
 from sinklab.studies.causes.found import Effect, Label, Undecided
 from sinklab.studies.causes.samples import Samples
 
-__all__ = [
-    "AT_REST",
-    "ELSEWHERE",
-    "RULES",
-    "HeadLabel",
-    "label_heads",
-    "mirrored",
-    "overall",
-    "require_texts",
-    "switches_within",
-    "texts_needed",
-]
+__all__ = ["RULES", "HeadLabel", "label_heads", "mirrored", "overall", "require_texts", "switches_within", "texts_needed"]
 
 RULES: dict[str, tuple[str, ...]] = {
     "semantic": ("redirect", "zero", "resample"),
@@ -96,39 +78,24 @@ def label_heads(
 ) -> list[HeadLabel[Edited]]:
     """A label for every head that was measured, or for every group, in every domain and over all of them.
 
-    In one domain, by what becomes of the mean loss over texts, where *costs* is a rise by more than the minimal effect and
-    *costs nothing* is less than that, a gain included (:data:`RULES`):
-
-    - ``semantic``: being silent costs in both ways, with all mass on the sink and with an output of 0; and so does saying what
-      the head says at the same position of another text.
-    - ``constant``: being silent costs in both ways, and saying what it says on another text costs nothing.
-    - ``dormant``: all mass on the sink costs nothing, nor does losing the sink's value; but without the sink, its share going
-      to the other keys, the loss rises. A no-op that depends on its sink.
-    - ``broadcast``: all mass on the sink costs nothing, and losing the sink's value does.
-    - ``unneeded``: neither silence nor any loss of the sink costs.
-
-    Without a sink (``sinks.main`` is ``None``) there are ``semantic``, ``constant`` and ``unneeded``, judged by an output of 0.
-    The label of a head is the one that it has in every domain; ``switch`` if it is semantic in some and dormant in all others;
-    ``broadcast-switch`` if it is semantic in some and rests in all others, in some as a broadcast; ``broadcast`` if it rests in
-    all and is a broadcast in some; ``mixed`` for other labels that differ; and ``undecided`` if it is so in any domain.
-
-    Beside the label stands whether the head **needs its sink** (:data:`NEEDS`): hiding the sink, whose share then goes to the
-    other keys, costs more, by the minimal effect, than taking the same share away and giving it to none.
+    In one domain by :data:`RULES`, where *costs* is a rise of the mean loss over texts by more than the minimal effect and
+    *costs nothing* is less than that, a gain included; docs/explain.md says what each label means. The label of a head is the
+    one that it has in every domain; ``switch`` if it is semantic in some and dormant in all others; ``broadcast-switch`` if it
+    is semantic in some and rests in all others, in some as a broadcast; ``broadcast`` if it rests in all and is a broadcast in
+    some; ``mixed`` for other labels that differ; ``undecided`` if it is so in any domain. Beside it stands whether the head
+    **needs its sink** (:data:`NEEDS`): hiding it, its share going to the other keys, costs more than giving that to none.
 
     **What is controlled.** Claims have one-sided p-values, a label in a domain the largest of its claims (an intersection-union
     test, valid however they correlate); Benjamini and Hochberg's procedure runs over all heads, domains and labels, and once
     more over the second axis. Of the labels given in domains a share of at most ``level`` is false in expectation; where all
     are false, the chance that any is given is at most ``level``. This rests on independent texts; for costs, on means over
     texts that are near normal or skewed to the right; for what costs nothing, on no text that costs more than
-    ``minimal_effect / RARE`` or than what was seen (:class:`~sinklab.studies.causes.evidence.Evidence`). Labels are about
-    this model and these texts: a head with random weights may be of use by luck (:func:`mirrored`).
+    ``minimal_effect / RARE`` or than what was seen (:class:`~sinklab.studies.causes.evidence.Evidence`).
 
     **A minimal effect that is taken from the same texts** (:func:`~sinklab.studies.causes.evidence.minimal_effect_of`) makes no
-    claim false more often. That a mean is above ``m`` is claimed where its lower confidence bound is. If the bound lies below
-    the mean, as it does in all but a share of cases, then every ``m`` below it lies below the mean too, by whatever it was
-    chosen: the p-value rises with ``m``. Likewise from above for what costs nothing, as long as no text costs more than the
-    test allows for. The false discovery rate asks for more, one ``m`` for all draws of texts; rounded to one digit, it is the
-    same in nearly all.
+    claim false more often. That a mean is above ``m`` is claimed where its lower confidence bound is; if that lies below the
+    mean, so does every ``m`` below it, by whatever it was chosen: the p-value rises with ``m``. Likewise from above for what
+    costs nothing. The false discovery rate asks for one ``m`` for all draws of texts; rounded to one digit, it nearly is.
 
     Args:
         effects: of the variants of :func:`~sinklab.studies.causes.effects.make_variants`.
@@ -154,23 +121,10 @@ def label_heads(
     labels = []
     for index, head in enumerate(effects.heads):
         domains = {name: decided.of(index, number) for number, name in enumerate(names)}
-        labels.append(
-            HeadLabel(
-                head,
-                overall(domains),
-                domains,
-                {} if needs is None else {name: needs.of(index, number) for number, name in enumerate(names)},
-                {
-                    contrast: {name: contrasts[number][contrast][index] for number, name in enumerate(names)}
-                    for contrast in contrasts[0]
-                },
-                {
-                    name: decided.reason(index, number)
-                    for number, name in enumerate(names)
-                    if domains[name] == "undecided"
-                },
-            )
-        )  # fmt: skip
+        needing = {} if needs is None else {name: needs.of(index, number) for number, name in enumerate(names)}
+        shown = {name: {domain: contrasts[number][name][index] for number, domain in enumerate(names)} for name in contrasts[0]}
+        reasons = {name: decided.reason(index, number) for number, name in enumerate(names) if domains[name] == "undecided"}
+        labels.append(HeadLabel(head, overall(domains), domains, needing, shown, reasons))
     return labels
 
 

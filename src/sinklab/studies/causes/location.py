@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -16,21 +16,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
-from sinklab.studies.causes.experiment import (
-    LOSS_CHANGE,
-    Edits,
-    change,
-    head_rows,
-    heads_of,
-    interval_rows,
-    known_place,
-    most_frequent,
-    no_edits,
-    numbers,
-    of_all,
-    row_shares,
-    runs,
-)
+from sinklab.studies.causes import experiment
 from sinklab.studies.causes.found import Condition, Location, Strong
 from sinklab.studies.causes.readout import NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples
@@ -81,11 +67,9 @@ def location(
     Args:
         samples: two texts or more. Conditions that edit tokens need ``input_ids`` without padding, the loss of the next token,
             and one first token in all texts; otherwise they are left out, and the reason is in the result.
-        sinks: its ``place``, a position or ``"null"``.
-        readout: the loss; that of the model's task by default.
+        sinks: its ``place``, a position or ``"null"``; ``readout`` is that of the model's task by default.
         threshold: mean share from which on a position is a sink.
-        prefix: random tokens of the random prefix.
-        move_to: where the moved first token stands; a quarter of the texts' length by default.
+        prefix, move_to: random tokens in front, and where the moved first token stands, by default at a quarter of the text.
         top: how many positions and tokens are kept for each condition.
 
     Raises:
@@ -93,14 +77,14 @@ def location(
         UnsupportedModelError: ``"null"`` where an attention has no null score.
     """
     readout = readout_for(model) if readout is None else readout
-    place = known_place(sinks, samples, "the location of the sink")
+    place = experiment.known_place(sinks, samples, "the location of the sink")
     if isinstance(place, Tensor):
         raise ConfigurationError(
             f"the sink is {sinks.require().name}, which stands elsewhere in every text: it goes with the token, wherever it is"
         )
     seq_len = samples.domains.shape[1]
     as_it_is = _Text("as it is", samples, torch.arange(seq_len))
-    texts = [as_it_is, dataclasses.replace(as_it_is, name="hidden", edits=of_all(HideKey(place=place)))]
+    texts = [as_it_is, dataclasses.replace(as_it_is, name="hidden", edits=experiment.of_all(HideKey(place=place)))]
     reason = _why_not(samples, readout)
     left_out: dict[str, str] = {}
     if reason is None:
@@ -117,7 +101,7 @@ def location(
     conditions, heads, secondary = {}, list[Head](), list[int]()
     for text in texts:
         losses, received = [], _Sums(text.samples)
-        for run in runs(
+        for run in experiment.runs(
             model, text.samples, readout, text.edits, probes=lambda start, stop: [_Received()], batch_size=batch_size
         ):
             losses.append(run.losses)
@@ -129,23 +113,17 @@ def location(
         else:
             before, after = text.pairs(clean, new)
             scored = int((~before.isnan()).sum())
-            loss = change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
+            loss = experiment.change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
         first = int(text.kept[0]) + received.front if text.kept[0] >= 0 else None
-        conditions[text.name] = Condition(
-            name=text.name,
-            first_token_at=first,
-            at_place=numbers(received.null() if isinstance(place, str) else received.at(place)),
-            at_first_token=[None] * len(heads) if first is None else numbers(received.at(first)),
-            strongest=received.strongest(top),
-            tokens=received.tokens(top),
-            loss=loss,
-            scored=scored,
-        )
+        at_place = experiment.numbers(received.null() if isinstance(place, str) else received.at(place))
+        at_first = [None] * len(heads) if first is None else experiment.numbers(received.at(first))
+        strongest, tokens = received.strongest(top), received.tokens(top)
+        conditions[text.name] = Condition(text.name, first, at_place, at_first, strongest, tokens, loss, scored)
     shares = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
-    strongest = shares.index(max(shares))
+    head = shares.index(max(shares))
     return Location(
-        place, str(heads[strongest]), list(map(str, heads)), conditions, left_out, secondary, threshold, len(samples),
-        readout.unit, _follows(conditions, strongest, place, threshold),
+        place, str(heads[head]), list(map(str, heads)), conditions, left_out, secondary, threshold, len(samples), readout.unit,
+        _follows(conditions, head, place, threshold),
     )  # fmt: skip
 
 
@@ -163,12 +141,12 @@ def rows(found: Location, heads: Mapping[str, Head]) -> Iterator[Row]:
     own = [heads[head] for head in found.heads]
     for condition in found.conditions.values():
         common: Coordinates = {"probe": "causes_location", "count": found.texts, "intervention": f"sink: {condition.name}"}
-        yield from head_rows(AT_PLACE, own, condition.at_place, **common)
-        yield from head_rows(AT_FIRST_TOKEN, own, condition.at_first_token, **common)
+        yield from experiment.head_rows(AT_PLACE, own, condition.at_place, **common)
+        yield from experiment.head_rows(AT_FIRST_TOKEN, own, condition.at_first_token, **common)
         for strong in condition.strongest:
             at: Coordinates = {**common, "key_position": strong.position}
-            yield from head_rows(STRONG_POSITION, [heads[strong.head]], [strong.weight], **at)
-        yield from interval_rows(LOSS_CHANGE.of(found.unit), condition.loss, **common)
+            yield from experiment.head_rows(STRONG_POSITION, [heads[strong.head]], [strong.weight], **at)
+        yield from experiment.interval_rows(experiment.LOSS_CHANGE.of(found.unit), condition.loss, **common)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +156,7 @@ class _Text:
     name: str
     samples: Samples
     kept: Tensor
-    edits: Edits = no_edits
+    edits: experiment.Edits = experiment.no_edits
 
     def pairs(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """Losses ``(samples, n)`` of the targets that follow the same token in both."""
@@ -270,11 +248,19 @@ class _Received(Watcher):
         shape = (len(call.queries), call.num_heads, call.kv_len)
         sums, counts = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
         null = torch.zeros(call.num_heads, dtype=torch.float64)
-        for rows in row_shares(call):
-            sums += rows.weights.masked_fill(~rows.seen, 0.0).sum(2).cpu()
-            counts += rows.seen.sum(2).expand(shape).cpu()
-            null += rows.null.masked_fill(~rows.counted[:, None], 0.0).sum((0, 2)).cpu()
-        heads = heads_of(call.site, call.num_heads)
+        for start, stop in call.blocks():
+            scores = call.scores(start, stop)
+            weights, mass = call.weights(start, stop, scores).double(), call.null_mass(start, stop, scores).double()
+            whole = (weights.sum(-1) + mass).clamp_min(1e-8)  # rows of zeros, which some operations have, stay zeros
+            counted = call.counted[:, start:stop]
+            itself = (call.query_positions[:, start:stop, None] == call.key_positions[:, None]) & (
+                call.query_documents[:, start:stop, None] == call.key_documents[:, None]
+            )
+            seen = call.visible.block(start, stop, 0, call.kv_len) & (counted[..., None] & ~itself)[:, None]
+            sums += (weights / whole[..., None]).masked_fill(~seen, 0.0).sum(2).cpu()
+            counts += seen.sum(2).expand(shape).cpu()
+            null += (mass / whole).masked_fill(~counted[:, None], 0.0).sum((0, 2)).cpu()
+        heads = experiment.heads_of(call.site, call.num_heads)
         self.modules.append(_Module(heads, sums, counts, call.key_positions.cpu(), null, int(call.counted.sum())))
 
 
@@ -343,16 +329,13 @@ class _Sums:
 
     def strongest(self, top: int) -> list[Strong]:
         """Positions by the head that gives them most, in falling order."""
-        means = self._means()
-        best, strongest = means.max(0), []
         ids = self.samples.ids_by_position(self.front)
-        for position in np.argsort(-best, kind="stable")[:top].tolist():
-            if best[position] > 0:
-                token = None if ids is None or position >= ids.shape[1] else most_frequent(ids[:, position])
-                strongest.append(
-                    Strong(float(best[position]), str(self.heads[int(means[:, position].argmax())]), token, position)
-                )
-        return strongest
+
+        def at(position: int) -> tuple[int | None, int]:
+            known = ids is not None and position < ids.shape[1]
+            return experiment.most_frequent(ids[:, position]) if known and ids is not None else None, position
+
+        return self._strong(self._means(), at, top)
 
     def tokens(self, top: int) -> list[Strong]:
         """Tokens wherever they stand but at position 0, by the head that gives them most; of those that many queries see."""
@@ -361,9 +344,13 @@ class _Sums:
             return []
         enough = counts >= max(1, self._texts * self.ids.shape[1] / 8)
         means = np.where(enough, sums / np.maximum(counts, 1), 0.0)
+        return self._strong(means, lambda index: (int(self.known[index]), None), top)
+
+    def _strong(self, means: np.ndarray, named: Callable[[int], tuple[int | None, int | None]], top: int) -> list[Strong]:
+        """The columns of ``(heads, …)`` that a head gives most, in falling order, by token and position."""
         best = means.max(0)
         return [
-            Strong(float(best[index]), str(self.heads[int(means[:, index].argmax())]), int(self.known[index]), None)
+            Strong(float(best[index]), str(self.heads[int(means[:, index].argmax())]), *named(index))
             for index in np.argsort(-best, kind="stable")[:top].tolist()
             if best[index] > 0
         ]

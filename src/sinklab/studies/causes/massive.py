@@ -17,20 +17,8 @@ from sinklab.attention.probe import Probe, Watcher
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks, SinkWeights
-from sinklab.studies.causes.experiment import (
-    LOSS_CHANGE,
-    SINK_SHARE,
-    Edits,
-    change,
-    head_rows,
-    interval_rows,
-    most_frequent,
-    no_edits,
-    number,
-    numbers,
-    runs,
-)
-from sinklab.studies.causes.found import Activation, Massive, MassiveEdit, Peak
+from sinklab.studies.causes import experiment
+from sinklab.studies.causes.found import Activation, Massive, MassiveEdit
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
@@ -77,21 +65,20 @@ def massive_activations(
     beside it (Owen et al. 2025, arXiv 2503.22329), and as many other channels of the same tokens, drawn at random, set to zero.
 
     Args:
-        model: any model whose layers give hidden states ``(batch, seq_len, hidden_size)``.
         samples: two texts or more.
         sinks: where the sink is, to see what becomes of it; ``None``, or a ``place`` of ``None``, to leave that out.
         readout: the loss; that of the model's task by default.
         least, times_median: your own criterion, instead of the two; one that is left out is that of Sun et al.
 
     Raises:
-        ConfigurationError: thresholds below 0, thresholds that more than 10,000 values of a text meet, or fewer than
-            two texts.
+        ConfigurationError: thresholds that more than 10,000 values of a text meet, or fewer than two texts.
         UnsupportedModelError: no layer was seen.
     """
-    criteria = _criteria(least, times_median)
+    own = SUN[0] if least is None else least, SUN[1] if times_median is None else times_median
+    criteria = CRITERIA if least is None and times_median is None else (own,)
     readout = readout_for(model) if readout is None else readout
     for criterion in criteria:
-        clean, weighed, peaks = _measured(model, samples, readout, no_edits, criterion, sinks, batch_size)
+        clean, weighed, peaks = _measured(model, samples, readout, experiment.no_edits, criterion, sinks, batch_size)
         layers = sorted({layer for _, probe in peaks for layer in probe.largest})
         if not layers:
             raise UnsupportedModelError(f"{type(model).__name__}: no layer was seen that gives hidden states")
@@ -110,20 +97,13 @@ def massive_activations(
             points = _points(peaks_seen, name, len(samples), width, torch.Generator().manual_seed(seed))
             edits = functools.partial(_set_points, points)
             losses, after, _ = _measured(model, samples, readout, edits, criterion, sinks, batch_size)
-            loss = change(losses, clean, "massive activations")
-            tests[name] = MassiveEdit(loss, None if after is None else numbers(after.weights))
+            loss = experiment.change(losses, clean, "massive activations")
+            tests[name] = MassiveEdit(loss, None if after is None else experiment.numbers(after.weights))
+    heads, weights = ([], None) if weighed is None else (list(map(str, weighed.heads)), experiment.numbers(weighed.weights))
     return Massive(
-        found=_found(peaks_seen, layers, ids),
-        peaks=[_peak(layer, [probe for _, probe in peaks]) for layer in layers],
-        edits=tests,
-        heads=[] if weighed is None else list(map(str, weighed.heads)),
-        sink_weights=None if weighed is None else numbers(weighed.weights),
-        clean_loss=float(np.nanmean(clean)),
-        least=criterion[0],
-        times_median=criterion[1],
-        texts=len(samples),
-        unit=readout.unit,
-    )
+        _found(peaks_seen, layers, ids), [_peak(layer, [probe for _, probe in peaks]) for layer in layers], tests, heads,
+        weights, float(np.nanmean(clean)), *criterion, len(samples), readout.unit,
+    )  # fmt: skip
 
 
 def rows(found: Massive, heads: Mapping[str, Head]) -> Iterator[Row]:
@@ -131,9 +111,9 @@ def rows(found: Massive, heads: Mapping[str, Head]) -> Iterator[Row]:
     common: Coordinates = {"probe": "causes_massive", "count": found.texts}
     at: Coordinates
     for peak in found.peaks:
-        at = {**common, "layer": peak.layer, "key_position": peak.position}
-        yield {**at, "metric": LARGEST_ACTIVATION, "value": peak.value}
-        yield {**at, "metric": LARGEST_TIMES_MEDIAN, "value": peak.times_median}
+        at = {**common, "layer": int(peak["layer"]), "key_position": int(peak["position"])}
+        yield {**at, "metric": LARGEST_ACTIVATION, "value": peak["value"]}
+        yield {**at, "metric": LARGEST_TIMES_MEDIAN, "value": peak["times_median"]}
     for activation in found.found:
         at = {**common, "layer": activation.birth, "key_position": activation.position, "count": activation.texts}
         yield {**at, "metric": BORN_VALUE, "value": activation.value}
@@ -141,29 +121,15 @@ def rows(found: Massive, heads: Mapping[str, Head]) -> Iterator[Row]:
     own, weights = [heads[head] for head in found.heads], {None: found.sink_weights}
     for name, edit in found.edits.items():
         edited = f"massive activations: {name}"
-        yield from interval_rows(LOSS_CHANGE.of(found.unit), edit.loss, **common, intervention=edited)
+        yield from experiment.interval_rows(experiment.LOSS_CHANGE.of(found.unit), edit.loss, **common, intervention=edited)
         weights[edited] = edit.sink_weights
     for intervention, values in weights.items():
         if values is not None:
-            yield from head_rows(SINK_SHARE, own, values, **common, intervention=intervention)
-
-
-def _criteria(least: float | None, times_median: float | None) -> Sequence[tuple[float, float]]:
-    """The criteria to try, in order: those of the library, or one with thresholds that are given."""
-    if least is None and times_median is None:
-        return CRITERIA
-    criterion = (SUN[0] if least is None else least, SUN[1] if times_median is None else times_median)
-    if criterion[0] < 0 or criterion[1] <= 0:
-        raise ConfigurationError(f"thresholds must be positive, got least={least} and times_median={times_median}")
-    return [criterion]
+            yield from experiment.head_rows(experiment.SINK_SHARE, own, values, **common, intervention=intervention)
 
 
 def _set_points(points: Mapping[int, Tensor], start: int, stop: int) -> list[Intervention]:
-    """Sets the points of a batch, the samples ``start`` to ``stop``, layer by layer.
-
-    Args:
-        points: layer to rows of sample, position, channel and value.
-    """
+    """Sets the points of a batch, the samples ``start`` to ``stop``; by layer rows of sample, position, channel and value."""
     offset = torch.tensor([start, 0, 0, 0.0], dtype=torch.float64)
     return [
         _SetValues(layers=(layer,), points=inside - offset)
@@ -176,7 +142,7 @@ def _measured(
     model: nn.Module,
     samples: Samples,
     readout: Readout,
-    edits: Edits,
+    edits: experiment.Edits,
     criterion: tuple[float, float],
     sinks: Sinks | None,
     batch_size: int,
@@ -189,7 +155,7 @@ def _measured(
         peaks.append((start, _MassivePeaks(*criterion)))
         return [peaks[-1][1], *([] if weights is None else [weights])]
 
-    for run in runs(model, samples, readout, edits, probes=probes, batch_size=batch_size):
+    for run in experiment.runs(model, samples, readout, edits, probes=probes, batch_size=batch_size):
         losses.append(run.losses.nanmean(1).numpy())
     return np.concatenate(losses), None if weights is None else weights.completed(), peaks
 
@@ -290,22 +256,18 @@ def _found(seen: Seen, layers: Sequence[int], ids: Tensor | None) -> list[Activa
         own = None if ids is None or position >= ids.shape[1] else ids[[text for text, _ in cases], position]
         activations.append(
             Activation(
-                position=position,
-                channel=channel,
-                birth=Counter(min(values) for _, values in cases).most_common(1)[0][0],
-                death=None if last == layers[-1] else layers[layers.index(last) + 1],
-                texts=len(cases),
-                value=float(tops[:, 0].mean()),
-                deviation=float(tops[:, 0].std()),
-                times_median=number(tops[:, 1].mean()),
-                token=None if own is None else most_frequent(own),
+                position, channel, birth=Counter(min(values) for _, values in cases).most_common(1)[0][0],
+                death=None if last == layers[-1] else layers[layers.index(last) + 1], texts=len(cases),
+                value=float(tops[:, 0].mean()), deviation=float(tops[:, 0].std()),
+                times_median=experiment.number(tops[:, 1].mean()), token=None if own is None else experiment.most_frequent(own),
             )
-        )
+        )  # fmt: skip
     return sorted(activations, key=lambda activation: (-activation.texts, -abs(activation.value)))
 
 
-def _peak(layer: int, probes: Sequence[_MassivePeaks]) -> Peak:
+def _peak(layer: int, probes: Sequence[_MassivePeaks]) -> dict[str, int | float]:
     cases = [case for probe in probes for case in probe.largest.get(layer, ())]
     position, channel = Counter((position, channel) for _, _, position, channel in cases).most_common(1)[0][0]
-    times = [size / median for size, median, _, _ in cases if median] or [0.0]
-    return Peak(layer, float(np.mean([size for size, _, _, _ in cases])), float(np.mean(times)), position, channel)
+    largest = float(np.mean([size for size, _, _, _ in cases]))
+    times = float(np.mean([size / median for size, median, _, _ in cases if median] or [0.0]))
+    return {"layer": layer, "value": largest, "times_median": times, "position": position, "channel": channel}

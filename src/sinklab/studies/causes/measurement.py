@@ -29,19 +29,8 @@ from sinklab.results.store import Store
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace
-from sinklab.studies.causes import key_bias, location, massive, spread, three_metrics
+from sinklab.studies.causes import entries, key_bias, location, massive, spread, three_metrics
 from sinklab.studies.causes.effects import Effects, HeadGroup, make_variants
-from sinklab.studies.causes.entries import (
-    chosen_heads,
-    effect_rows,
-    examined_groups,
-    examined_heads,
-    found_sink,
-    group_rows,
-    groups_of_labels,
-    head_rows,
-    most_groups,
-)
 from sinklab.studies.causes.evidence import SILENCED, minimal_effect_of
 from sinklab.studies.causes.found import LABELS, Causes, MinimalEffect, Refused
 from sinklab.studies.causes.labels import label_heads, mirrored, require_texts, switches_within, texts_needed
@@ -92,10 +81,10 @@ def examine(
     texts = _on_device(texts, input_device(model))
     samples = texts.samples
     sinks = _sinks_of(model, samples, request, sinks)
-    heads, groups = chosen_heads(request.chosen, sinks.heads)
+    heads, groups = entries.chosen_heads(request.chosen, sinks.heads)
     with _named("`texts`, `heads`, `level`"):
         require_texts(samples, sinks, len(heads), level=level)
-        count = len(groups) + (most_groups(len(heads)) if request.together else 0)
+        count = len(groups) + (entries.most_groups(len(heads)) if request.together else 0)
         require_texts(samples, sinks, max(count, 1), level=level)
     variants = make_variants(sinks, samples, budget=request.budget, seed=request.seed)
     identity = {**identity, "main_sink": sinks.describe(), "other_sinks": sinks.secondary}
@@ -110,20 +99,20 @@ def examine(
     labels = switches_within(
         model, samples, sinks, labels, measured.of_halves, level=level, minimal_effect=least, batch_size=size
     )
-    listed = examined_heads(model, samples, labels, sinks, effects, batch_size=size)
-    rows = [*effect_rows(effects), *head_rows(listed)]
-    groups += groups_of_labels(labels, groups) if request.together else []
+    listed = entries.examined_heads(model, samples, labels, sinks, effects, batch_size=size)
+    rows = [*entries.effect_rows(effects), *entries.head_rows(listed)]
+    groups += entries.groups_of_labels(labels, groups) if request.together else []
     together = []
     if groups:
         at_once = measured.of_groups(groups)
         judged = label_heads(at_once, sinks, level=level, minimal_effect=least)
-        together = examined_groups(judged, at_once, listed, effects)
-        rows += group_rows(at_once)
+        together = entries.examined_groups(judged, at_once, listed, effects)
+        rows += entries.group_rows(at_once)
     clean_loss = dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True))
     sections, section_rows = _experiments(model, texts, sinks, effects, request, least, progress)
     found = Causes(
         heads=listed, groups=together, counts={name: Counter(head.label for head in listed)[name] for name in LABELS},
-        sink=found_sink(sinks), texts=len(samples), texts_needed=texts_needed(labels), mirrored=mirrored(labels, least),
+        sink=entries.found_sink(sinks), texts=len(samples), texts_needed=texts_needed(labels), mirrored=mirrored(labels, least),
         domains=list(samples.domain_names), loss_of=loss_kind(model), unit=effects.unit, clean_loss=clean_loss, level=level,
         minimal_effect=least, minimal_effect_from=minimal, budget=request.budget, variants=effects.variants,
         notes=_notes(model, samples, clean_loss if effects.unit == "nats" else {}), **sections,

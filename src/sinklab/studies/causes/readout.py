@@ -15,19 +15,7 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.losses import LossKind, cross_entropies, loss_kind, tokens_at_once
 from sinklab.studies.causes.samples import Samples
 
-__all__ = [
-    "READOUTS",
-    "Changes",
-    "ClassLogits",
-    "LogitMap",
-    "MaskedToken",
-    "NextToken",
-    "OutputDivergence",
-    "Readout",
-    "SquaredError",
-    "TokenChanges",
-    "readout_for",
-]
+__all__ = ["ClassLogits", "MaskedToken", "NextToken", "OutputDivergence", "Readout", "SquaredError", "readout_for"]
 
 TILE = 2**19
 """Logits of a tile, 2 MiB of float32."""
@@ -151,7 +139,7 @@ class Changes(Protocol):
 class Readout(abc.ABC):
     """What is read off a model's outputs. Losses and divergences are float32 or wider ``(samples, seq_len)``."""
 
-    unit: ClassVar[str]
+    unit: ClassVar[str] = "nats"
     """Of both numbers."""
 
     @abc.abstractmethod
@@ -171,16 +159,12 @@ class Readout(abc.ABC):
         """Distance of outputs from those of the unedited model at every position, 0 only if they are equal."""
 
     def compare(self, clean: Tensor, samples: Samples) -> Changes:
-        """Changes relative to the outputs of the unedited model; those of an edit are what :meth:`loss` and
-        :meth:`divergence` say."""
+        """Changes relative to the outputs of the unedited model, as :meth:`loss` and :meth:`divergence` say."""
         return _Plain(self, clean, samples)
 
     def compare_hidden(self, hidden: Tensor, logits: LogitMap, samples: Samples) -> Changes | None:
-        """The same from the hidden states ``(samples, seq_len, width)`` that a vocabulary projection makes logits of.
-
-        Returns:
-            ``None`` where the readout needs the logits themselves.
-        """
+        """The same from the hidden states ``(samples, seq_len, width)`` that a vocabulary projection makes logits of;
+        ``None`` where the readout needs the logits themselves."""
         return None
 
 
@@ -200,20 +184,14 @@ class _Plain:
 class _Tokens(Readout):
     """Cross-entropy of one token a position, and the Kullback–Leibler divergence KL(clean ‖ edited), in nats."""
 
-    unit = "nats"
-
     @abc.abstractmethod
     def targets(self, samples: Samples) -> Tensor:
         """The tokens asked for, int64 ``(samples, seq_len)``; anything where no domain is given."""
 
     def outputs(self, outputs: object, samples: Samples) -> Tensor:
         logits = getattr(outputs, "logits", None)
-        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[1] != samples.domains.shape[1]:
-            raise UnsupportedModelError(
-                f"a loss of tokens needs logits (samples, seq_len, vocab_size) with {tuple(samples.domains.shape)} in "
-                f"front, and the model gives {tuple(logits.shape) if isinstance(logits, Tensor) else 'none'}; give a readout"
-            )
-        return logits
+        fits = isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[1] == samples.domains.shape[1]
+        return _required(logits, fits, "a loss of tokens needs logits (samples, seq_len, vocab_size)", samples)
 
     def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
         targets = self.targets(samples).to(outputs.device).masked_fill(samples.domains.to(outputs.device) < 0, 0)
@@ -227,7 +205,7 @@ class _Tokens(Readout):
 
 
 class NextToken(_Tokens):
-    """Cross-entropy of the next token, and the Kullback–Leibler divergence KL(clean ‖ edited), in nats.
+    """Cross-entropy of the next token, and KL(clean ‖ edited), in nats.
 
     Outputs are ``logits`` ``(samples, seq_len, vocab_size)``, targets the tokens ``(samples, seq_len)`` themselves.
     """
@@ -253,17 +231,11 @@ class ClassLogits(Readout):
     Outputs are ``logits`` ``(samples, classes)``, targets the classes, int64 ``(samples,)``.
     """
 
-    unit = "nats"
-
     def outputs(self, outputs: object, samples: Samples) -> Tensor:
         logits = getattr(outputs, "logits", None)
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or samples.domains.shape[1] != 1:
-            raise UnsupportedModelError(
-                "a loss of classes needs logits (samples, classes) and one scored position a sample, and the model gives "
-                f"{tuple(logits.shape) if isinstance(logits, Tensor) else 'no logits'} with domains "
-                f"{tuple(samples.domains.shape)}; give a readout"
-            )
-        return logits
+        fits = isinstance(logits, Tensor) and logits.ndim == 2 and samples.domains.shape[1] == 1
+        needs = "a loss of classes needs logits (samples, classes) and one scored position a sample"
+        return _required(logits, fits, needs, samples)
 
     def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
         targets = _given(self, samples, "a class a sample").to(outputs.device).reshape(-1, 1)
@@ -280,18 +252,11 @@ class OutputDivergence(Readout):
     shape: :meth:`referred` takes those of the unedited model, whose own loss is then 0.
     """
 
-    unit = "nats"
-
     def outputs(self, outputs: object, samples: Samples) -> Tensor:
         logits = getattr(outputs, "logits", None)
-        if isinstance(logits, Tensor) and logits.ndim == 2:
-            logits = logits[:, None]
-        if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[1] != samples.domains.shape[1]:
-            raise UnsupportedModelError(
-                f"a divergence needs logits with a row for each of {tuple(samples.domains.shape)} positions, and the model "
-                f"gives {tuple(logits.shape) if isinstance(logits, Tensor) else 'none'}; give a readout"
-            )
-        return logits
+        logits = logits[:, None] if isinstance(logits, Tensor) and logits.ndim == 2 else logits
+        fits = isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[1] == samples.domains.shape[1]
+        return _required(logits, fits, "a divergence needs logits with a row for each position", samples)
 
     def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
         reference = _given(self, samples, "reference logits (OutputDivergence().referred(model, samples) makes them)")
@@ -317,11 +282,8 @@ class SquaredError(Readout):
 
     def outputs(self, outputs: object, samples: Samples) -> Tensor:
         states = outputs[0] if isinstance(outputs, (tuple, list)) else getattr(outputs, "last_hidden_state", outputs)
-        if not isinstance(states, Tensor) or states.ndim != 3 or states.shape[1] != samples.domains.shape[1]:
-            raise UnsupportedModelError(
-                "a squared error needs a tensor (samples, seq_len, width) from the model; give a readout"
-            )
-        return states
+        fits = isinstance(states, Tensor) and states.ndim == 3 and states.shape[1] == samples.domains.shape[1]
+        return _required(states, fits, "a squared error needs a tensor (samples, seq_len, width)", samples)
 
     def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
         return (outputs - _given(self, samples, "vectors").to(outputs)).square().mean(-1)
@@ -356,14 +318,19 @@ def readout_for(model: nn.Module) -> Readout:
     )
 
 
+def _required(found: object, fits: bool, needs: str, samples: Samples) -> Tensor:
+    if not isinstance(found, Tensor) or not fits:
+        given = tuple(found.shape) if isinstance(found, Tensor) else "none"
+        raise UnsupportedModelError(
+            f"{needs}, and the model gives {given} with domains {tuple(samples.domains.shape)}; give a readout"
+        )
+    return found
+
+
 def _given(readout: Readout, samples: Samples, what: str) -> Tensor:
     if samples.targets is None:
         raise ConfigurationError(f"{type(readout).__name__} needs targets, and the samples have none; give {what}")
     return samples.targets
-
-
-def _widened(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _kullback_leibler(outputs: Tensor, reference: Tensor) -> Tensor:
@@ -374,6 +341,8 @@ def _kullback_leibler(outputs: Tensor, reference: Tensor) -> Tensor:
 
 
 def _of_rows(outputs: Tensor, reference: Tensor) -> Tensor:
-    left, right = _widened(outputs).log_softmax(-1), _widened(reference).log_softmax(-1)
+    left, right = (
+        logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1) for logits in (outputs, reference)
+    )
     # A class that the model rules out (a logit of minus infinity) has probability 0 and adds 0, as 0 · ln 0 does.
     return (left.exp() * (left - right)).masked_fill(left.isneginf(), 0.0).sum(-1)

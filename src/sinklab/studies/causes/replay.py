@@ -30,20 +30,16 @@ from sinklab.errors import MeasurementError
 from sinklab.studies.causes.readout import LogitMap
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Calls", "Course", "Recording", "Replay", "bytes_of", "stacked", "tensors_of"]
+__all__ = ["Recording", "Replay"]
 
 
 @dataclasses.dataclass(eq=False)
 class Recording:
-    """One run of the unedited model.
+    """One run of the unedited model; where logits are not formed, ``outputs`` have the hidden states in their place.
 
     Attributes:
-        part: what it was run on.
-        outputs: what the model returned; where logits are not formed, with the hidden states in their place.
-        calls: the calls of those runs of attention modules that were asked for and had room.
-        left: names of those that were asked for and had no room.
-        sites: name to site, for all seen.
-        times: how often a run called the attention function.
+        calls: the calls of those runs of attention modules that were asked for and had room; ``left`` names the others.
+        sites: name to site, for all seen; ``times``: how often a run called the attention function.
         course: what came before what, and what was given back.
     """
 
@@ -62,7 +58,7 @@ class Recording:
         given: dict[str, list[object]] = {}
         for module, layer in self.course.before[name]:
             if (layer, edits) not in self._repeated:  # made once, as many stacks begin with the same layers
-                self._repeated[layer, edits] = stacked(self.course.layers[layer], len(self.part), edits)
+                self._repeated[layer, edits] = _stacked(self.course.layers[layer], len(self.part), edits)
             given.setdefault(module, []).append(self._repeated[layer, edits])
         return given
 
@@ -77,8 +73,7 @@ class Course:
         modules: attention modules that are followed; of an output that is a tuple the first member alone is kept.
 
     Attributes:
-        layers: run of a layer to what it gave back.
-        given: run of an attention module to what it gave back.
+        layers, given: runs of layers, and of attention modules, to what they gave back.
         before: run of an attention module to the layers that had ended, module and run, in order.
         turn: run of an attention module to its number among those of its module that run in a replay.
     """
@@ -128,13 +123,8 @@ class Course:
         return hook
 
 
-class Calls(Watcher):
-    """Keeps the calls of some runs of attention modules, and counts those of all.
-
-    Args:
-        wanted: names of runs; ``None`` for all.
-        room: bytes that kept calls may take; the first is kept however large.
-    """
+class _Calls(Watcher):
+    """Keeps the calls of the wanted runs of attention modules, as far as there is room, and counts those of all."""
 
     name, needs = "calls", frozenset[str]()
 
@@ -151,45 +141,39 @@ class Calls(Watcher):
         self.sites[name] = call.site
         if (self._wanted is not None and name not in self._wanted) or self.times[name] > 1:
             return
-        self._room -= bytes_of(call)
+        tensors = [getattr(call, field.name) for field in dataclasses.fields(call)] + [getattr(call.visible, "mask", None)]
+        self._room -= sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
         if self._room >= 0 or not self.calls:
             self.calls[name] = call
         else:
             self.left.append(name)
 
 
-def bytes_of(call: AttentionCall) -> int:
-    """Memory that a call keeps alive."""
-    tensors = [getattr(call, field.name) for field in dataclasses.fields(call)]
-    tensors.append(getattr(call.visible, "mask", None))
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
-
-
-def tensors_of(value: object) -> Iterator[Tensor]:
+def _tensors_of(value: object) -> Iterator[Tensor]:
     """All tensors inside a value."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors_of(item)
+            yield from _tensors_of(item)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from tensors_of(item)
+            yield from _tensors_of(item)
 
 
-def stacked(value: object, samples: int, edits: int) -> object:
+def _stacked(value: object, samples: int, edits: int) -> object:
     """A value with all its tensors repeated along the samples; those with one row for all samples stay as they are."""
     if isinstance(value, Tensor):
         shared = value.ndim == 0 or (value.shape[0] == 1 and samples > 1)
         return value if shared or edits == 1 else value.repeat(edits, *(1 for _ in value.shape[1:]))
     if isinstance(value, Mapping):
-        items = {key: stacked(item, samples, edits) for key, item in value.items()}
+        items = {key: _stacked(item, samples, edits) for key, item in value.items()}
         return items if type(value) is dict else type(value)(**items)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         make: Callable[..., object] = type(value)
-        return make(*(stacked(item, samples, edits) for item in value))
+        return make(*(_stacked(item, samples, edits) for item in value))
     if isinstance(value, (tuple, list)):
-        return type(value)([stacked(item, samples, edits) for item in value])
+        return type(value)([_stacked(item, samples, edits) for item in value])
     return value
 
 
@@ -225,7 +209,7 @@ class Replay:
             runs: of attention modules, those whose calls are wanted; ``None`` for all.
             room: bytes that kept calls may take; the first is kept however large.
         """
-        calls = Calls(runs, room)
+        calls = _Calls(runs, room)
         course = Course(self.anatomy, set(self.anatomy.attention if runs is None else (run_of(name)[0] for name in runs)))
         with course.followed(), self._without_logits(), attend(self.model, probes=[calls]):
             outputs = self.model(**part.inputs, **self._options)
@@ -245,7 +229,7 @@ class Replay:
         call, number = recording.calls[name], len(edits)
         attention, turn = self.anatomy.attention[run_of(name)[0]], recording.course.turn[name]
         before = recording.before(name, number)
-        versions = [tensor._version for tensor in tensors_of(before)]
+        versions = [tensor._version for tensor in _tensors_of(before)]
         with contextlib.ExitStack() as stack:
             for layer, given in before.items():
                 stack.enter_context(_answering(self.anatomy.modules[layer], dict(enumerate(given))))
@@ -258,9 +242,9 @@ class Replay:
             else:
                 turns = stack.enter_context(_answering(attention, {}))
                 stack.enter_context(seam.shadow(_Substitute(attention, turns, turn, _edited(call, edits))))
-            inputs = {key: stacked(value, len(recording.part), number) for key, value in recording.part.inputs.items()}
+            inputs = {key: _stacked(value, len(recording.part), number) for key, value in recording.part.inputs.items()}
             result = self.model(**inputs, **self._options)
-        if versions != [tensor._version for tensor in tensors_of(before)]:
+        if versions != [tensor._version for tensor in _tensors_of(before)]:
             raise MeasurementError(
                 f"{type(self.model).__name__} writes into the outputs of its layers, so they cannot be replayed"
             )
@@ -271,7 +255,7 @@ class Replay:
         call, outputs = recording.calls[name], recording.course.given[name]
         assert call.head_outputs is not None
         heads, width = call.head_outputs.shape[2:]
-        output = next(tensors_of(outputs), None)  # a model's own output class has no first member
+        output = next(_tensors_of(outputs), None)  # a model's own output class has no first member
         if output is None or not isinstance(outputs, (Tensor, tuple)) or output.shape[:2] != call.head_outputs.shape[:2]:
             return None
         weight = self.anatomy.projection_weight(run_of(name)[0], heads * width)
@@ -340,7 +324,7 @@ def _projected(recording: Recording, name: str, weight: Tensor, edits: Sequence[
     """What a run of a module gives back, first tensor, with the projected changes of its heads."""
     call = recording.calls[name]
     assert call.head_outputs is not None
-    output = next(tensors_of(recording.course.given[name]))
+    output = next(_tensors_of(recording.course.given[name]))
     projected = output.new_empty(len(edits), *output.shape)
     for target, (head, outputs) in zip(projected, edits, strict=True):
         # Rounded as the model rounds its head outputs, and taken apart in float32.

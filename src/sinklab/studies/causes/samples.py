@@ -86,13 +86,9 @@ class Samples:
     def part(self, start: int, stop: int) -> Samples:
         """The samples ``start`` to ``stop``; all names of domains are kept."""
         part = object.__new__(Samples)  # a part may have no scored position, which the whole may not
-        for name, value in (
-            ("inputs", {name: tensor[start:stop] for name, tensor in self.inputs.items()}),
-            ("domains", self.domains[start:stop]),
-            ("targets", None if self.targets is None else self.targets[start:stop]),
-            ("domain_names", self.domain_names),
-        ):
-            object.__setattr__(part, name, value)
+        inputs = {name: tensor[start:stop] for name, tensor in self.inputs.items()}
+        targets = None if self.targets is None else self.targets[start:stop]
+        vars(part).update(inputs=inputs, domains=self.domains[start:stop], targets=targets, domain_names=self.domain_names)
         return part
 
     def parts(self, size: int) -> Iterator[tuple[int, Samples]]:
@@ -104,8 +100,7 @@ class Samples:
         """First number of consecutive parts of at most ``size``, three for two, and the number behind their last.
 
         Samples that stand side by side with the same domains are in parts of their own, as equal in size as can be, so that a
-        sample gets what another one of its own kind has where an intervention takes something from the next sample of a part. A
-        sample of a kind that no neighbour has is in a part with others.
+        sample is given the output of another one of its own kind; one whose kind no neighbour has is in a part with others.
         """
         has = self.has
         change = (has[1:] != has[:-1]).any(1).nonzero()[:, 0] + 1
@@ -127,9 +122,8 @@ class Samples:
         return [(group == number).nonzero()[:, 0] for number in group.unique().tolist()]
 
     def by_domain(self, values: Tensor, what: str) -> Tensor:
-        """Mean of ``(samples, seq_len)`` over the scored positions of each domain: float64 ``(samples, domains)``, or NaN.
-
-        NaN says that a sample has no scored position of the domain, and nothing else does.
+        """Mean of ``(samples, seq_len)`` over the scored positions of each domain: float64 ``(samples, domains)``, NaN where a
+        sample has none.
 
         Args:
             what: what the values are, for the error: ``the loss under 'hide' on head 0.1``.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from sinklab.results.blocks import Bar, Block, Curves, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
 from sinklab.results.intervals import Interval
@@ -19,7 +20,7 @@ from sinklab.studies.causes.found import (
     Refused,
     Spread,
     ThreeMetrics,
-)
+)  # fmt: skip
 
 __all__ = ["SECTION", "show"]
 
@@ -35,21 +36,14 @@ LABELS: dict[str, tuple[str, str]] = {
     "undecided": ("·", "none of these is shown at the error rate asked for"),
 }
 """Label to the letter in the map and its meaning."""
-
 EDITS = {
-    "redirect": "all to sink",
-    "hide": "sink hidden",
-    "zero_value": "its value 0",
-    "zero": "output 0",
-    "resample": "other text",
-}
+    "redirect": "all to sink", "hide": "sink hidden", "zero_value": "its value 0", "zero": "output 0", "resample": "other text",
+}  # fmt: skip
 """Edits of a head, as tables head them."""
 CONTRASTS = {
-    **EDITS,
-    "hide - zero_value": "share on other keys, less on none",
-    "rotated": "random outputs",
+    **EDITS, "hide - zero_value": "share on other keys, less on none", "rotated": "random outputs",
     "redirect control - redirect": "all to another key, less the sink",
-}
+}  # fmt: skip
 """Contrasts of the table with intervals; summary.json has all, with p-values."""
 SHOWN = 40
 """Heads in a figure; of a larger model the ones that are decided and hurt most."""
@@ -61,8 +55,7 @@ def show(found: Causes) -> Iterator[Block]:
     """Counts of labels first, then what edits of every head do, by domain, then groups and experiments."""
     counts = [f"{count} {label}" for label, count in found.counts.items() if count]
     where = f"the sink is {found.sink.name}" if found.sink.name else "read as a model without a sink"
-    heads = "1 head" if len(found.heads) == 1 else f"{len(found.heads)} heads"
-    yield Say(f"{heads}: {names(counts, len(LABELS))}; {where}.")
+    yield Say(f"{len(found.heads)} head{'s' * (len(found.heads) != 1)}: {names(counts, len(LABELS))}; {where}.")
     yield Facts(list(_facts(found)))
     yield HeadMap(
         "Labels of heads",
@@ -72,34 +65,23 @@ def show(found: Causes) -> Iterator[Block]:
     order = sorted(found.heads, key=lambda head: (head.label == "undecided", -_size(head)))
     for domain in found.domains:
         yield from _domain(found, domain, sorted(order[:SHOWN], key=lambda head: (head.layer, head.head)))
-    undecided = [(_name(entry), entry) for entry in (*order, *found.groups) if entry.undecided]
-    if undecided:
-        yield Grid(
-            ["undecided", "on", "nearest", "not shown", "texts that would decide"],
-            [
-                [name, domain, why.nearest, ", ".join(why.not_shown), why.texts]
-                for name, entry in undecided
-                for domain, why in entry.undecided.items()
-            ],
-            text=4,
-            limit=STRONG,
-        )  # fmt: skip
+    reasons = [
+        [_name(entry), domain, why.nearest, ", ".join(why.not_shown), why.texts]
+        for entry in (*order, *found.groups)
+        for domain, why in entry.undecided.items()
+    ]
+    if reasons:
+        yield Grid(["undecided", "on", "nearest", "not shown", "texts that would decide"], reasons, text=4, limit=STRONG)
     yield from (Say(note, small=True) for note in found.notes)
-    for title, experiment in (
-        ("Three things that are not the same", found.read_outs),
-        ("Where the sink goes", found.location),
-        ("Is what stands at the sink used?", found.key_bias),
-        ("Massive activations", found.massive),
-        ("Does the sink keep changes from spreading?", found.spread),
-    ):
-        if experiment is not None:
+    for name, (title, blocks) in EXPERIMENTS.items():
+        if (experiment := getattr(found, name)) is not None:
             yield Heading(title, 3)
-            yield from _experiment(experiment)
+            refused = isinstance(experiment, Refused)
+            yield from [Say(f"Not measured: {experiment.refused}", small=True)] if refused else blocks(experiment)
 
 
 def _facts(found: Causes) -> Iterator[Sequence[str]]:
-    needing = [_name(head) for head in found.heads if "yes" in head.needs_sink.values()]
-    if needing:
+    if needing := [_name(head) for head in found.heads if "yes" in head.needs_sink.values()]:
         yield "need it", f"{names(needing)}: their share of the sink costs more on other keys than on none"
     for domain, count in found.mirrored.items():
         if count:
@@ -107,109 +89,77 @@ def _facts(found: Causes) -> Iterator[Sequence[str]]:
             yield "mirrored", f"{count} on {domain}, every silencing of which lowers the loss; {semantic} semantic there"
     more = "" if found.texts_needed is None else f"; {found.texts_needed:,} of a domain would decide half of the undecided"
     yield "texts", f"{found.texts:,} of {names(found.domains)}{more}"
-    minimal, unit = found.minimal_effect_from, found.unit
-    costs = minimal.worth.get(minimal.domain or "", {})
-    why = "as asked for"
-    if minimal.by == "auto":
-        why = "all attention is not shown to be worth more"
+    minimal, costs = found.minimal_effect_from, found.minimal_effect_from.worth.get(found.minimal_effect_from.domain or "", {})
+    why = "as asked for" if minimal.by == "given" else "all attention is not shown to be worth more"
     if costs:
-        least = min(costs.values(), key=lambda cost: cost.mean)
-        why = (
-            f"of {interval(least, 2, '')} that all attention is worth, a twentieth of the share of one of {minimal.heads} heads"
-        )
-    yield "nothing is", f"a change below {minimal.value:g} {unit}: {why}"
+        worth = interval(min(costs.values(), key=lambda cost: cost.mean), 2, "")
+        why = f"of {worth} that all attention is worth, a twentieth of the share of one of {minimal.heads} heads"
+    yield "nothing is", f"a change below {minimal.value:g} {found.unit}: {why}"
     yield "errors", f"at most {100 * found.level:g} % of the labels are expected to be false (Benjamini and Hochberg 1995)"
 
 
 def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterator[Block]:
-    """A table of means, a figure with their intervals, and a table of all."""
+    """Tables of means, a figure with their intervals, and a table of all."""
     places = max(0, 1 - math.floor(math.log10(found.minimal_effect)))
     used = [name for name in CONTRASTS if any(name in head.effects for head in found.heads)]
     edits = [name for name in EDITS if name in used]
-    kinds: list[tuple[str, Sequence[Labelled]]] = [("head", shown), ("at once", found.groups)]
-    for kind, entries in kinds:
-        if entries:
-            more = f", {len(shown)} of {len(found.heads)} heads" if entries is shown and len(shown) < len(found.heads) else ""
-            beyond = ["alone", "beyond alone"] if kind == "at once" else []
-            yield Grid(
-                [kind, "label", "needs sink", "on sink", "|value|", *(EDITS[name] for name in edits), *beyond],
-                [
-                    [
-                        _name(entry), entry.domains[domain], entry.needs_sink.get(domain), entry.sink_weights.get(domain),
-                        entry.value_ratios.get(domain),
-                        *(interval({"mean": entry.effects[name][domain].mean}, places) for name in edits),
-                        *_beyond(entry, domain, places),
-                    ]
-                    for entry in entries
-                ],
-                title=f"Change of the loss on {domain}, {found.unit}{more}",
-                text=3,
-                limit=None if beyond else SHOWN,
-            )  # fmt: skip
-    yield Marks(
-        f"Edits of a head on {domain}",
+    more = f", {len(shown)} of {len(found.heads)} heads" if len(shown) < len(found.heads) else ""
+    heads = [
         [
-            (f"{_name(head)} {head.domains[domain]}", [_mark(EDITS[name], head.effects[name][domain]) for name in edits])
-            for head in shown
-        ],
-        unit=found.unit,
-        least=found.minimal_effect,
-    )
-    yield Grid(
-        ["head", "label", *(CONTRASTS[name] for name in used)],
+            _name(head), head.domains[domain], head.needs_sink.get(domain), head.sink_weights.get(domain),
+            *(interval({"mean": head.effects[name][domain].mean}, places) for name in edits),
+        ]
+        for head in shown
+    ]  # fmt: skip
+    title = f"Change of the loss on {domain}, {found.unit}{more}"
+    yield Grid(["head", "label", "needs sink", "on sink", *(EDITS[name] for name in edits)], heads, title, text=3)
+    if found.groups:
+        groups = [
+            [
+                _name(group), group.domains[domain], group.needs_sink.get(domain),
+                names([f"{count} {label}" for label, count in group.alone.items()]),
+                interval({"mean": group.effects["zero"][domain].mean}, places),
+                interval(group.beyond_alone["zero"][domain], places),
+            ]
+            for group in found.groups
+        ]  # fmt: skip
+        yield Grid(["at once", "label", "needs sink", "alone", EDITS["zero"], "beyond the sum of each alone"], groups, text=4)
+    marks = [
+        (
+            f"{_name(head)} {head.domains[domain]}",
+            [
+                Mark(EDITS[name], effect.mean, effect.low, effect.high)
+                for name in edits
+                for effect in [head.effects[name][domain]]
+            ],
+        )
+        for head in shown
+    ]
+    yield Marks(f"Edits of a head on {domain}", marks, unit=found.unit, least=found.minimal_effect)
+    every = [
         [
-            [_name(head), head.domains[domain], *(interval(head.effects[name][domain], places) for name in used)]
-            for head in found.heads
-        ],
-        title=f"Every head on {domain}, with 95 % intervals over texts",
-        folded=True,
-        text=2,
-    )
-
-
-def _beyond(entry: Labelled, domain: str, places: int) -> Sequence[str]:
-    """Labels of a group's members, and what zeroing it costs beyond the sum of them."""
-    if not isinstance(entry, ExaminedGroup):
-        return ()
-    return names([f"{count} {label}" for label, count in entry.alone.items()]), interval(
-        entry.beyond_alone["zero"][domain], places
-    )
-
-
-def _experiment(found: ThreeMetrics | Location | KeyBias | Massive | Spread | Refused) -> Iterator[Block]:
-    if isinstance(found, ThreeMetrics):
-        yield from _three_metrics(found)
-    elif isinstance(found, Location):
-        yield from _location(found)
-    elif isinstance(found, KeyBias):
-        yield from _key_bias(found)
-    elif isinstance(found, Massive):
-        yield from _massive(found)
-    elif isinstance(found, Spread):
-        yield from _spread(found)
-    else:
-        yield Say(f"Not measured: {found.refused}", small=True)
+            _name(entry), entry.domains[domain], entry.value_ratios.get(domain),
+            *(interval(entry.effects.get(name, {}).get(domain), places) for name in used),
+        ]
+        for entry in (*found.heads, *found.groups)
+    ]  # fmt: skip
+    title = f"Every head on {domain}, with the length of its sink's value and 95 % intervals over texts"
+    yield Grid(["head", "label", "|value|", *(CONTRASTS[name] for name in used)], every, title, folded=True, text=2)
 
 
 def _three_metrics(found: ThreeMetrics) -> Iterator[Block]:
-    many = len(found.heads) > SHOWN
-    items, used = found.layers if many else found.heads, list(found.meanings)
+    many, used = len(found.heads) > SHOWN, list(found.meanings)
+    items = found.layers if many else found.heads
     most = {name: max((abs(item[name] or 0.0) for item in items.values()), default=0.0) for name in used}
-    rows = [
-        [f"layer {name}" if many else name, *(_bar(item[column], most[column]) for column in used)]
-        for name, item in items.items()
-    ]
-    yield Grid(["", *used], rows, limit=STRONG)
+    rows = [[name, *(_bar(item[column], most[column]) for column in used)] for name, item in items.items()]
+    yield Grid(["layer" if many else "head", *used], rows, limit=STRONG)
     yield from (Say(f"{name}: {meaning}", small=True) for name, meaning in found.meanings.items())
-    yield Grid(
-        ["over heads", "and", "rank correlation", "reading"],
-        [
-            [pair.first, pair.second, _rho(pair.rho, pair.low, pair.high), pair.reading]
-            for pair in found.correlations
-            if pair.over == "heads"
-        ],
-        text=2,
-    )
+    pairs = [
+        [pair.first, pair.second, interval({"mean": pair.rho, "low": pair.low, "high": pair.high}, 2), pair.reading]
+        for pair in found.correlations
+        if pair.over == "heads"
+    ]
+    yield Grid(["over heads", "and", "rank correlation", "reading"], pairs, text=2)
     quiet = [("quiet", f"{names(found.quiet)}: their sink there, and no loss without it")] if found.quiet else []
     needy = [("needy", f"{names(found.needy)}: no sink there, and a loss where it is hidden")] if found.needy else []
     if quiet or needy:
@@ -219,8 +169,7 @@ def _three_metrics(found: ThreeMetrics) -> Iterator[Block]:
 def _location(found: Location) -> Iterator[Block]:
     if found.follows is not None:
         yield Say(f"Moved, the sink of head {found.head} goes with the {found.follows}.")
-    index = found.heads.index(found.head)
-    rows = []
+    index, rows = found.heads.index(found.head), []
     for state in found.conditions.values():
         top, first = state.strongest[0] if state.strongest else None, state.first_token_at
         rows.append([
@@ -234,54 +183,45 @@ def _location(found: Location) -> Iterator[Block]:
 
 
 def _key_bias(found: KeyBias) -> Iterator[Block]:
-    which = names(found.sink_heads) or "all heads"
     edits = {"zero_value": "the sink's values at 0", "constant_score": "its score made constant"}
+    suffixes = {
+        "": "", " control": ", of a random other key", " beyond control": ", the difference",
+        " of sink heads": f", in {names(found.sink_heads)} alone",
+    }  # fmt: skip
+    losses = {edit + suffix: edits[edit] + words for edit in edits for suffix, words in suffixes.items()}
     rows = [
-        [f"{words}{_suffix(name, edit, which)}", interval(loss), _verdict(loss, found.minimal_effect)]
-        for edit, words in edits.items()
-        for name, loss in found.losses.items()
-        if name.startswith(edit)
+        [words, interval(found.losses[name]), _verdict(found.losses[name], found.minimal_effect)]
+        for name, words in losses.items()
+        if name in found.losses
     ]
     yield Grid(["in all heads at once", f"loss, {found.unit}", "is"], rows)
-    fields = (
-        "cosine",
-        "other_cosine",
-        "norm_product",
-        "other_norm_product",
-        "gap",
-        "gap_deviation",
-        "constant_share",
-        "value_ratio",
-    )
-    yield Grid(
-        ["head", *(name.replace("_", " ") for name in fields)],
-        [[scores.head, *(getattr(scores, name) for name in fields)] for scores in found.heads],
-        title="How every head scores the sink, and other keys",
-        folded=True,
-    )
+    fields = [name for name in found.heads[0].__dataclass_fields__ if name not in ("head", "module")]
+    scores = [[one.head, *(getattr(one, name) for name in fields)] for one in found.heads]
+    title = "How every head scores the sink, and other keys"
+    yield Grid(["head", *(name.replace("_", " ") for name in fields)], scores, title, folded=True)
 
 
 def _massive(found: Massive) -> Iterator[Block]:
-    criterion = f"above {found.least:g} and {found.times_median:g} times the median of its hidden state"
     count = len(found.found)
+    criterion = f"above {found.least:g} and {found.times_median:g} times the median of its hidden state"
     yield Say(f"{count or 'No'} value{'s' * (count != 1)} {'are' if count > 1 else 'is'} {criterion}.")
     if found.found:
-        yield Grid(
-            ["position", "channel", "born in layer", "gone in", "texts", "value", "deviation", "times median"],
-            [
-                [str(one.position), one.channel, one.birth, one.death, one.texts, one.value, one.deviation, one.times_median]
-                for one in found.found
-            ],
-            limit=STRONG,
-        )  # fmt: skip
-    weights = [number for number in found.sink_weights or [] if number is not None]
-    strongest = (found.sink_weights or []).index(max(weights)) if weights else None
-    rows = [[name, interval(edit.loss), *_weight(edit.sink_weights, strongest)] for name, edit in found.edits.items()]
-    if rows:
-        more = [] if strongest is None else [f"head {found.heads[strongest]} on the sink, {number(max(weights))} as it is"]
-        yield Grid(["set in the layer of birth", f"loss, {found.unit}", *more], rows)
-    peaks = {"largest": [peak.value for peak in found.peaks], "times the median": [peak.times_median for peak in found.peaks]}
-    yield Curves("Largest activation", peaks, [peak.layer for peak in found.peaks], x_name="layer", logarithmic=True)
+        rows = [
+            [str(one.position), one.channel, one.birth, one.death, one.texts, one.value, one.deviation] for one in found.found
+        ]
+        yield Grid(["position", "channel", "born in layer", "gone in", "texts", "value", "deviation"], rows, limit=STRONG)
+        weights = [-1.0 if weight is None else weight for weight in found.sink_weights or []]
+        more = [f"head {found.heads[head := weights.index(max(weights))]} on the sink"] if weights else []
+        edits = [
+            [name, interval(edit.loss), *((edit.sink_weights or [])[head : head + 1] if more else ())]
+            for name, edit in found.edits.items()
+        ]
+        yield Grid(["set in the layer of birth", f"loss, {found.unit}", *more], edits)
+    peaks = {
+        "largest": [peak["value"] for peak in found.peaks],
+        "times the median": [peak["times_median"] for peak in found.peaks],
+    }
+    yield Curves("Largest activation", peaks, [peak["layer"] for peak in found.peaks], x_name="layer", logarithmic=True)
 
 
 def _spread(found: Spread) -> Iterator[Block]:
@@ -296,20 +236,19 @@ def _spread(found: Spread) -> Iterator[Block]:
         elif not side:
             verdict = "Whether the sink holds changes back stays open."
     yield Say(verdict)
-    yield Grid(
-        ["hidden", "spread, times that of the model as it is", f"loss, {found.unit}"],
-        [[name, interval(found.ratios[name], 2, ""), interval(loss)] for name, loss in found.losses.items()],
-    )
+    rows = [[name, interval(found.ratios[name], 2, ""), interval(loss)] for name, loss in found.losses.items()]
+    yield Grid(["hidden", "spread, times that of the model as it is", f"loss, {found.unit}"], rows)
     yield Curves("Relative change of later tokens", found.totals, found.layers, x_name="layer", logarithmic=True)
 
 
-def _suffix(name: str, edit: str, which: str) -> str:
-    words = {
-        " of sink heads": f", in {which} alone",
-        " control": ", of a random other key",
-        " beyond control": ", the difference",
-    }
-    return words.get(name.removeprefix(edit), "")
+EXPERIMENTS: dict[str, tuple[str, Callable[[Any], Iterator[Block]]]] = {
+    "read_outs": ("Three things that are not the same", _three_metrics),
+    "location": ("Where the sink goes", _location),
+    "key_bias": ("Is what stands at the sink used?", _key_bias),
+    "massive": ("Massive activations", _massive),
+    "spread": ("Does the sink keep changes from spreading?", _spread),
+}
+"""Experiment to its heading and its blocks."""
 
 
 def _verdict(loss: Interval, least: float) -> str:
@@ -319,20 +258,8 @@ def _verdict(loss: Interval, least: float) -> str:
     return "harm" if loss.high <= -least else "missed" if loss.low >= least else "open"
 
 
-def _weight(weights: Sequence[float | None] | None, head: int | None) -> Sequence[float | None]:
-    return () if head is None else (None if weights is None else weights[head],)
-
-
-def _rho(rho: float | None, low: float | None, high: float | None) -> str:
-    return interval(None if rho is None else {"mean": rho, "low": low, "high": high}, 2)
-
-
 def _bar(value: float | None, most: float) -> Bar | None:
     return None if value is None else Bar(value, abs(value) / (most or 1.0), "rest" if value < 0 else "unit")
-
-
-def _mark(series: str, effect: Interval | object) -> Mark:
-    return Mark(series, *(getattr(effect, end) for end in ("mean", "low", "high")))
 
 
 def _size(head: ExaminedHead) -> float:
@@ -357,7 +284,7 @@ SECTION = Section(
     title="What the sink is for",
     lead="Each head was edited alone and the loss measured again: with all of its attention on the sink, with the sink hidden, "
     "with an output of zero, and with its output on another text. The change of the loss shows what the head does.",
-    help="Find out what every head does with the sink, by interventions (docs/causes.md); takes a minute or more.",
+    help="Find out what every head does with the sink, by interventions (docs/explain.md); takes a minute or more.",
     found=Causes,
     show=show,
     measure="sinklab.studies.causes.measurement:causes_section",

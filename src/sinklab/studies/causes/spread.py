@@ -18,19 +18,7 @@ from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
-from sinklab.studies.causes.experiment import (
-    LOSS_CHANGE,
-    Edits,
-    change,
-    interval_rows,
-    known_place,
-    no_edits,
-    number,
-    numbers,
-    of_all,
-    random_places,
-    text_losses,
-)
+from sinklab.studies.causes import experiment
 from sinklab.studies.causes.found import Spread
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
@@ -67,8 +55,7 @@ def spread(
         samples: two texts or more, with ``input_ids`` ``(samples, seq_len)``.
         sinks: its ``place``, a position or ``"null"``, is what is hidden.
         readout: the loss for what hiding costs; that of the model's task by default.
-        replaced: tokens to replace in each text, one at a time; drawn from its second quarter, the new token from the tokens
-            of all texts.
+        replaced: tokens to replace in each text, one at a time; drawn from its second quarter, new ones from all texts.
 
     Raises:
         ConfigurationError: no sink, no ``input_ids``, padding, fewer than two texts, texts of fewer than 8 tokens, or all of
@@ -76,14 +63,14 @@ def spread(
         UnsupportedModelError: ``"null"`` where an attention has no null score, or an encoder-decoder.
     """
     readout = readout_for(model) if readout is None else readout
-    place = known_place(sinks, samples, "the spread of a change")
+    place = experiment.known_place(sinks, samples, "the spread of a change")
     tokens = _whole_texts(samples, sinks.length)
     generator = torch.Generator().manual_seed(seed)
-    other = random_places(samples, place, sinks, generator, share=4)
-    edits: dict[str, Edits] = {
-        "sink": no_edits,
-        "no sink": of_all(HideKey(place=place)),
-        "control": of_all(HideKey(place=other)),
+    other = experiment.random_places(samples, place, sinks, generator, share=4)
+    edits: dict[str, experiment.Edits] = {
+        "sink": experiment.no_edits,
+        "no sink": experiment.of_all(HideKey(place=place)),
+        "control": experiment.of_all(HideKey(place=other)),
     }
     seq_len = tokens.shape[1]
     where = _replaced_positions(samples, place, replaced, generator)
@@ -99,23 +86,19 @@ def spread(
     curves = np.stack([changes[:, :, mask].mean(-1) for mask in masks.values()], axis=-1)
     others = (distance != 0) if ahead else (distance > 0)
     totals = (changes * others).sum((3, 4)) / others.sum((1, 2))
-    clean = text_losses(model, samples, readout, batch_size=batch_size)
+    clean = experiment.text_losses(model, samples, readout, batch_size=batch_size)
+    losses = {
+        name: experiment.change(experiment.text_losses(model, samples, readout, edit, batch_size=batch_size), clean, name)
+        for name, edit in edits.items()
+        if edit is not experiment.no_edits
+    }
     return Spread(
-        conditions=list(edits),
-        layers=list(range(-1, changes.shape[1] - 1)),
-        distances=list(masks),
-        curves={name: [numbers(row) for row in of_layers] for name, of_layers in zip(edits, curves, strict=True)},
-        totals={name: [number(np.nanmean(row)) for row in of_layers] for name, of_layers in zip(edits, totals, strict=True)},
-        ratios={name: _ratio(totals[index, -1], totals[0, -1]) for index, name in enumerate(edits) if index},
-        losses={
-            name: change(text_losses(model, samples, readout, edit, batch_size=batch_size), clean, name)
-            for name, edit in edits.items()
-            if edit is not no_edits
-        },
-        replaced=replaced,
-        texts=len(samples),
-        unit=readout.unit,
-    )
+        list(edits), list(range(-1, changes.shape[1] - 1)), list(masks),
+        {name: [experiment.numbers(row) for row in layers] for name, layers in zip(edits, curves, strict=True)},
+        {name: [experiment.number(np.nanmean(row)) for row in layers] for name, layers in zip(edits, totals, strict=True)},
+        {name: _ratio(totals[index, -1], totals[0, -1]) for index, name in enumerate(edits) if index},
+        losses, replaced, len(samples), readout.unit,
+    )  # fmt: skip
 
 
 def rows(found: Spread, heads: Mapping[str, Head]) -> Iterator[Row]:
@@ -130,8 +113,8 @@ def rows(found: Spread, heads: Mapping[str, Head]) -> Iterator[Row]:
                     yield {**at, "metric": SPREAD_AT_DISTANCE, "key_position": distance, "value": value}
     for name, ratio in found.ratios.items():
         of_token: Coordinates = {**common, "intervention": f"token replaced: {name}"}
-        yield from interval_rows(SPREAD_RATIO, ratio, **of_token)
-        yield from interval_rows(LOSS_CHANGE.of(found.unit), found.losses[name], **of_token)
+        yield from experiment.interval_rows(SPREAD_RATIO, ratio, **of_token)
+        yield from experiment.interval_rows(experiment.LOSS_CHANGE.of(found.unit), found.losses[name], **of_token)
 
 
 class _Hidden(Watcher):
@@ -165,7 +148,9 @@ def _whole_texts(samples: Samples, length: int) -> Tensor:
     return tokens
 
 
-def _traced(model: nn.Module, samples: Samples, edits: Edits, where: Tensor, new: Tensor, batch_size: int) -> np.ndarray:
+def _traced(
+    model: nn.Module, samples: Samples, edits: experiment.Edits, where: Tensor, new: Tensor, batch_size: int
+) -> np.ndarray:
     """Relative changes ``(layers, samples, replaced, seq_len)``."""
     changes = []
     for start, part in samples.parts(batch_size):
@@ -221,5 +206,5 @@ def _ratio(totals: np.ndarray, reference: np.ndarray) -> Interval | None:
     both = (totals > 0) & (reference > 0)
     if both.sum() < 2:
         return None
-    log_ratio = change(np.log(totals[both]), np.log(reference[both]), "the spread of a change")
+    log_ratio = experiment.change(np.log(totals[both]), np.log(reference[both]), "the spread of a change")
     return Interval(*(float(np.exp(value)) for value in (log_ratio.mean, log_ratio.low, log_ratio.high)))

@@ -20,8 +20,8 @@ from sinklab.probes.outliers import LAYER_KURTOSIS
 from sinklab.results.intervals import means_over_items
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
+from sinklab.studies.causes import experiment
 from sinklab.studies.causes.effects import Effects
-from sinklab.studies.causes.experiment import head_rows, known_place, number
 from sinklab.studies.causes.found import Correlation, ThreeMetrics
 from sinklab.studies.causes.samples import Samples
 
@@ -90,7 +90,7 @@ def three_metrics(
     Raises:
         ConfigurationError: no sink, or effects with neither variant.
     """
-    known_place(sinks, samples, "comparing metrics by head")
+    experiment.known_place(sinks, samples, "comparing metrics by head")
     needs = {name: variant for variant, name in NEEDS.items() if variant in effects.variants}
     if not needs:
         raise ConfigurationError(
@@ -109,18 +109,11 @@ def three_metrics(
     }
     layers, by_layer = _by_layer(probe, located, by_head)
     quiet, needy = _off_expectation(effects, by_head["concentration"] >= threshold, minimal_effect)
+    correlations = [*_correlations(by_head, "heads"), *_correlations(by_layer, "layers")]
     return ThreeMetrics(
-        heads=_items(effects.heads, by_head),
-        layers=_items(layers, by_layer),
-        correlations=[*_correlations(by_head, "heads"), *_correlations(by_layer, "layers")],
-        quiet=quiet,
-        needy=needy,
-        threshold=threshold,
-        minimal_effect=minimal_effect,
-        texts=len(samples),
-        unit=effects.unit,
-        meanings={name: BY_HEAD[name].text for name in by_head},
-    )
+        _items(effects.heads, by_head), _items(layers, by_layer), correlations, quiet, needy, threshold, minimal_effect,
+        len(samples), effects.unit, {name: BY_HEAD[name].text for name in by_head},
+    )  # fmt: skip
 
 
 def rows(found: ThreeMetrics, heads: Mapping[str, Head]) -> Iterator[Row]:
@@ -132,7 +125,7 @@ def rows(found: ThreeMetrics, heads: Mapping[str, Head]) -> Iterator[Row]:
 
     for name in BY_HEAD:
         own = {heads[head]: values[name] for head, values in found.heads.items() if name in values}
-        yield from head_rows(metric(BY_HEAD[name]), own, own.values(), **common)
+        yield from experiment.head_rows(metric(BY_HEAD[name]), own, own.values(), **common)
     for layer, values in found.layers.items():
         for name, value in values.items():
             if value is not None:
@@ -146,7 +139,10 @@ def rows(found: ThreeMetrics, heads: Mapping[str, Head]) -> Iterator[Row]:
 
 
 def _items(items: Sequence[object], columns: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-    return {str(item): {name: number(values[index]) for name, values in columns.items()} for index, item in enumerate(items)}
+    return {
+        str(item): {name: experiment.number(values[index]) for name, values in columns.items()}
+        for index, item in enumerate(items)
+    }
 
 
 def _off_expectation(effects: Effects, has_sink: np.ndarray, minimal_effect: float) -> tuple[list[str], list[str]]:
@@ -265,7 +261,11 @@ def _correlations(values: dict[str, np.ndarray], over: str) -> list[Correlation]
                 low, high = np.nanquantile(_resampled(left, right), [0.025, 0.975])
         reading = "together" if low > 0 else "opposed" if high < 0 else "no clear relation"
         reading = reading if len(left) >= LEAST_ITEMS else "too few to tell"
-        listed.append(Correlation(first, second, over, number(rho), number(low), number(high), len(left), reading))
+        listed.append(
+            Correlation(
+                first, second, over, experiment.number(rho), experiment.number(low), experiment.number(high), len(left), reading
+            )
+        )
     return listed
 
 

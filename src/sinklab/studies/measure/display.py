@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pandas as pd
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
+from sinklab.results.blocks import Block, Cell, Facts, Grid
 from sinklab.results.run import Result
 
 __all__ = ["display"]
 
 
-def display(result: Result) -> Iterator[RenderableType]:
+def display(result: Result) -> Iterator[Block]:
     """A row a metric, and of an encoder–decoder one for each part, whose numbers have no mean in common.
 
     Of a metric that has a number for each position the first position is shown, of one that has some, such as the positions of
     the largest values of a layer, all that have one.
     """
-    shown = Table(box=None, pad_edge=False)
     parts = ["part"] if result.table["part"].notna().any() else []
-    for column in ("probe", "metric", *parts, "of", "values", "mean", "min", "max", "unit"):
-        shown.add_column(column, justify="right" if column in ("values", "mean", "min", "max") else "left")
+    shown: list[list[Cell]] = []
     for (probe, metric, unit, part), rows in result.table.groupby(["probe", "metric", "unit", "part"], sort=True, dropna=False):
         keys = "all positions"
         for name in ("key_position", "query_position"):
@@ -36,12 +32,13 @@ def display(result: Result) -> Iterator[RenderableType]:
         if unit == "index":  # between two channels there is none
             mean = "–"
         of_part = ["" if pd.isna(part) else str(part)] if parts else []
-        shown.add_row(str(probe), str(metric), *of_part, keys, str(len(rows)), mean, least, most, str(unit))
-    yield shown
-    if tiers := sorted(result.table["tier"].dropna().unique()):
-        yield Text(f"\ntier   {'; '.join(tiers)}")
-    if result.folder is not None:
-        yield Text(f"\ntable  {result.folder / 'table.parquet'}")
+        shown.append([str(probe), str(metric), *of_part, keys, str(unit), len(rows), mean, least, most])
+    headings = ["probe", "metric", *parts, "of", "unit", "values", "mean", "min", "max"]
+    yield Grid(headings, shown, text=4 + len(parts))
+    facts = [("tier", "; ".join(sorted(result.table["tier"].dropna().unique())))]
+    facts += [("table", "" if result.folder is None else str(result.folder / "table.parquet"))]
+    if facts := [fact for fact in facts if fact[1]]:
+        yield Facts(facts)
 
 
 def _has_each(rows: pd.DataFrame, name: str) -> bool:

@@ -12,21 +12,13 @@ from sinklab.studies.arguments import (
     BatchSize,
     Bos,
     CorpusOfModel,
-    Device,
-    DeviceMap,
-    Dtype,
-    MaxMemory,
+    Loading,
     ModelSource,
-    OffloadFolder,
-    Out,
-    Overwrite,
-    Progress,
-    Revision,
+    Output,
     Samples,
     Seed,
     SeqLen,
     Threshold,
-    TrustRemoteCode,
     command,
 )
 
@@ -48,26 +40,17 @@ def measure(
     seq_len: SeqLen = SEQ_LEN,
     samples: Samples = 100,
     threshold: Threshold = THRESHOLD,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    device_map: DeviceMap = None,
-    max_memory: MaxMemory = None,
-    offload_folder: OffloadFolder = None,
     seed: Seed = 0,
     bos: Bos = "auto",
     batch_size: BatchSize = None,
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
+    loading: Loading = Loading(),
+    output: Output = Output(),
     say: Callable[[str], None] = lambda text: None,
-    progress: Progress | None = None,
 ) -> Result:
     """Run chosen probes over a model. With --json: one row of the table per line.
 
     Args:
         probes: Names from 'sinklab list probes', optionally with settings: entropy:sink_position=2.
-        out: Directory for table.parquet and run.json; by default nothing is written.
 
     In Python:
         ``probes`` may be objects too. ``say`` gets warnings about texts that are too short, or longer than in training,
@@ -97,17 +80,14 @@ def measure(
     from sinklab.studies.measure.display import display
 
     settings = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
-    with Run("measure", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+    with Run("measure", **vars(output), settings=settings) as run:
         if not probes:
             raise ConfigurationError(f"name at least one probe; known: {', '.join(registry)}")
         chosen = probing.make_probes(probes, threshold)
         chosen_settings = [registry.settings(probe) for probe in chosen]
         if threshold != THRESHOLD:
             _require_threshold(threshold, chosen_settings)
-        loaded = reading_part(probing.opened(
-            model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
-            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
-        ))  # fmt: skip
+        loaded = reading_part(loading.open(model))
         text = default_corpus(loaded) if corpus == AUTO else resolve_corpus(corpus)
         with_bos = probing.uses_bos(loaded.encoder, bos)
         drawn = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)

@@ -43,8 +43,7 @@ class Writer(abc.ABC):
     Attributes:
         path: qualified name of the map, or of the experts.
         kind: what a unit is: ``neuron``, ``head`` or ``expert neuron``.
-        units: how many there are.
-        size: columns of a unit.
+        units, size: how many there are, and columns of each.
     """
 
     path: str
@@ -56,30 +55,25 @@ class Writer(abc.ABC):
     def name(self, unit: int) -> str:
         """The unit in words: ``neuron 233``."""
 
-    def columns(self, units: Sequence[int]) -> Tensor:
-        """Numbers of the columns of some units, int64."""
-        return torch.tensor([unit * self.size + inner for unit in units for inner in range(self.size)], dtype=torch.int64)
-
     @abc.abstractmethod
     def along(self, activations: Tensor, vectors: Tensor) -> Tensor:
-        """Products of what every unit writes with a vector for each token: ``(tokens, units)``.
-
-        Args:
-            activations: ``(tokens, columns)``.
-            vectors: ``(tokens or 1, width)``.
-        """
+        """Products, ``(tokens, units)``, of writes at activations ``(tokens, columns)`` with ``(tokens or 1, width)``."""
 
     @abc.abstractmethod
     def directions(self, columns: Tensor) -> Tensor:
         """What some columns write at an activation of 1, ``(columns, width)``."""
 
+    @abc.abstractmethod
+    def weights(self, unit: int) -> list[Weight]:
+        """The weights behind a unit."""
+
     def bias(self) -> Tensor | None:
         """What is written whatever the activations, ``(width,)``."""
         return None
 
-    @abc.abstractmethod
-    def weights(self, unit: int) -> list[Weight]:
-        """The weights behind a unit."""
+    def columns(self, units: Sequence[int]) -> Tensor:
+        """Numbers of the columns of some units, int64."""
+        return torch.tensor([unit * self.size + inner for unit in units for inner in range(self.size)], dtype=torch.int64)
 
 
 class Linear(Writer):

@@ -110,10 +110,9 @@ class Growth:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OriginSetting:
-    """A model on its samples; every forward of the study is made here.
+    """A model on its samples, and how it is measured.
 
     Attributes:
-        growth: norms of the residual stream, by sample, write and position.
         others: boolean ``(samples, length)``: tokens that are neither sinks nor spikes.
         batch_size: samples a forward, those under different edits counted.
         controls: draws of random units for each edit.
@@ -343,10 +342,8 @@ def largest_over_median(hidden: Tensor, at: Tensor, others: Tensor, real: Tensor
 class PlaceWeights(Watcher):
     """What every head gives to some places of a sample, all of them together, and how far their scores stand above the others.
 
-    Queries that stand on one of the places are left out, and such that see none.
-
-    Args:
-        at: boolean ``(samples, length)``; of calls over other lengths nothing is taken.
+    Queries that stand on one of the places (``at``, boolean ``(samples, length)``) are left out, and such that see none; of
+    calls over other lengths nothing is taken.
 
     Attributes:
         weights, pulls: by module, float64 ``(samples, heads)``: mean over queries of the weight on the places together, and of

@@ -1,6 +1,6 @@
 """How the embedded models were trained: one recipe, run with softmax and with unnormalised sigmoid, from three seeds each.
 
-``python -m sinklab.training.embedded prepare`` trains the tokenizer and encodes the corpus;
+``python tools/train_embedded.py prepare`` trains the tokenizer and encodes the corpus;
 ``… train softmax`` and ``… train sigmoid --seed 1`` train (and resume) one model each; ``… ship`` writes the checkpoints, the
 training log and their hashes into the package. ``make embedded`` runs all of it; ``make embedded SEEDS="3 4"`` trains from
 further seeds, which are not shipped.
@@ -257,7 +257,7 @@ def ship() -> None:
 
 
 def main() -> None:
-    """Command line of ``python -m sinklab.training.embedded``."""
+    """Command line of ``python tools/train_embedded.py``."""
     parser = argparse.ArgumentParser(description=__doc__)
     steps = parser.add_subparsers(dest="step", required=True)
     steps.add_parser("prepare", help="train the tokenizer and encode the corpus")

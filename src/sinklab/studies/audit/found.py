@@ -1,0 +1,304 @@
+"""What an audit found: the dataclasses of summary.json, and the words for what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sinklab.results.blocks import names, number, percent
+from sinklab.results.intervals import MOST
+from sinklab.results.naming import counted, quote
+
+__all__ = [
+    "AuditFound",
+    "Condition",
+    "Place",
+    "Places",
+    "PositionOfSink",
+    "Reading",
+    "SinksFound",
+    "TokenOfSink",
+    "bos_words",
+    "condition_name",
+    "finding",
+    "loss_unit",
+    "place_and_token",
+    "samples_of",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A place that plays the sink, with the attributes of :class:`~sinklab.sinks.Sink`.
+
+    Attributes:
+        heads: layer, head, module and rate in percent of the heads that sink there, strongest first.
+        rate: percent of (document, head) that have their sink there.
+        name, description: in words, for the middle of a sentence and with all that is known.
+    """
+
+    kind: str
+    name: str
+    description: str
+    rate: float
+    heads: list[tuple[int, int, str, float]]
+    position: int | None = None
+    positions: list[int] = field(default_factory=list)
+    called: str | None = None
+    token: int | None = None
+    anywhere: bool = False
+    text: str | None = None
+    token_share: float | None = None
+    mass: float | None = None
+    sinking: int | None = None
+    value_ratio: float | None = None
+
+    @property
+    def token_there(self) -> str | None:
+        """The token at a position, where most of the sinks there have that one; that of a sink which is a token."""
+        if self.kind == "position" and (self.token_share is None or self.token_share <= MOST):
+            return None
+        return self.text if self.kind in ("position", "token") else None
+
+    @property
+    def columns(self) -> list[int]:
+        """Positions that it is: one, or those of a group; none of a token or a null score."""
+        return [self.position] if self.position is not None else self.positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the sinks are, as :class:`~sinklab.sinks.Sinks` has it: strongest first, and on which texts they were found."""
+
+    sinks: list[Place]
+    followed: list[Place]
+    weak: list[Place]
+    silent: list[Place]
+    threshold: float
+    definition: str
+    corpus: str | None
+    bos: int | None
+    samples: int
+    seq_len: int
+    heads_by_weight: int
+    front: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionOfSink:
+    """A position that is a sink; ``heads`` are layer, head and rate in percent."""
+
+    position: int
+    token: str | None
+    token_share: float | None
+    rate: float
+    mean_weight: float | None
+    heads: list[tuple[int, int, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOfSink:
+    """A token that plays the sink, wherever it stands: its share of all sinks, and the first positions."""
+
+    token: str
+    share_of_sinks: float
+    positions: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """The sink on one corpus, with or without the beginning-of-sequence token; rates in percent, the loss in nats."""
+
+    corpus: str
+    bos: int
+    loss: float | None
+    sink: str
+    sink_rate: float | None
+    sink_rate_gu2024: float
+    top_position: int | None
+    top_rate: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How the tokenizer read the texts; shares in parts of one."""
+
+    characters_per_token: float
+    bytes_per_token: float
+    unknown_share: float
+    unread_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinksFound:
+    """The sinks of a model, or of a part of an encoder–decoder.
+
+    Attributes:
+        sink_rate_gu2024: percent of heads and samples that sink at position 0 (Gu et al. 2024, arXiv 2410.10781).
+        candidate_positions: positions up to the last one that half of the queries see; by attention module too.
+        windowed_modules: attention modules in which fewer than half of the queries see position 0, of ``num_modules``.
+        longest_sample: tokens of the longest sample in which half of the queries see it in each of these.
+        sink_heads: heads that sink at the strongest sink, of ``num_heads``.
+        sink_heads_by_weight: heads that give some position more than the threshold by weight.
+        null_mass: mean mass that goes to no key.
+        definitions: the sink rate under each published definition, by metric.
+        conditions: the main one first.
+        finding: one sentence.
+        part: of an encoder–decoder; empty for other models.
+    """
+
+    sinks: Places
+    sink_rate_gu2024: float
+    sink_positions: list[PositionOfSink]
+    sink_tokens: list[TokenOfSink]
+    candidate_positions: int
+    candidates_by_module: dict[str, int]
+    windowed_modules: int
+    num_modules: int
+    longest_sample: int | None
+    sink_role: str
+    sink_heads: int
+    sink_heads_by_weight: int
+    num_heads: int
+    first_token_mean_weight: float | None
+    null_mass: float | None
+    definitions: dict[str, float]
+    conditions: list[Condition]
+    finding: str = ""
+    part: str = ""
+
+    @property
+    def main(self) -> Place | None:
+        """The strongest sink."""
+        return self.sinks.sinks[0] if self.sinks.sinks else None
+
+    @property
+    def column(self) -> int | None:
+        """The position of the strongest sink; ``None`` where that is no position, or there is no sink."""
+        return self.main.position if self.main is not None and self.main.kind == "position" else None
+
+    @property
+    def columns(self) -> list[int]:
+        """Positions of the strongest sink: one, or those of a group."""
+        return [] if self.main is None else self.main.columns
+
+    @property
+    def sink_name(self) -> str:
+        """What numbers about "the sink" are about; where none was found, position 0."""
+        return self.main.name if self.main is not None else "position 0 (no sink was found)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFound(SinksFound):
+    """``summary.json`` of an audit besides its sections; what is of a part is that of the first one.
+
+    Attributes:
+        kind: what a sample is: text, pairs, image or audio.
+        bos_name: what samples may begin with, ``BOS`` or ``[CLS] and [SEP]``; empty where there is no such thing.
+        loss_definition: what the loss is taken of, in words.
+        normalized: whether rows of weights sum to one.
+        tier: where the weights come from, if not from the attention interface; ``not_measured`` are the probes that it lacks.
+        parts: of an encoder–decoder.
+    """
+
+    summary_version: int
+    model: str
+    revision: str | None
+    operation: str
+    loss: float | None
+    loss_kind: str | None
+    loss_definition: str | None
+    bits_per_byte: float | None
+    reading: Reading | None
+    warnings: list[str]
+    samples_definition: str | None
+    normalized: bool
+    corpus: str
+    bos: int
+    bos_name: str
+    kind: str
+    seq_len: int
+    samples: int
+    threshold: float
+    off_seam_modules: list[str]
+    layers_without_attention: dict[str, int]
+    tier: str | None
+    not_measured: dict[str, str]
+    parts: list[SinksFound] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def views(self) -> list[SinksFound]:
+        """Each part by itself; of another model the whole."""
+        return list(self.parts) or [self]
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether samples are texts, whose positions are tokens."""
+        return self.kind in ("text", "pairs")
+
+
+def finding(found: SinksFound, threshold: float) -> str:
+    """What was found, in one sentence of at most 160 characters; its numbers stand in the tables."""
+    sinks, heads = found.sinks, f"{found.num_heads:,} heads"
+    whose = f"{found.part[:1].upper()}{found.part[1:]}: the" if found.part else "The"
+    if found.main is not None and found.main.kind == "null":
+        return (
+            f"{whose} sink is the null score, which takes {percent(100 * (found.null_mass or 0.0))} of the mass of all heads."
+        )
+    if found.main is not None:
+        return (
+            f"{whose} sink is {place_and_token(found.main)}: {found.main.sinking or 0:,} of {heads}, sink rate "
+            f"{percent(found.main.rate)}."
+        )
+    none = f"{found.part[:1].upper()}{found.part[1:]}: no sink" if found.part else "There is no sink"
+    if sinks.silent:
+        return f"{none}: {sinks.silent[0].name} passes {threshold:g} only where rows are divided by their sums."
+    if sinks.followed:
+        top = sinks.followed[0]
+        return f"{none} that stays at a place; {top.sinking or 0:,} of {heads} look at {top.name}."
+    if sinks.weak:
+        top = sinks.weak[0]
+        return f"{none}: no head sinks at one place often enough; most do at {top.name}, {percent(top.rate)}."
+    if not found.candidate_positions:
+        return f"{none}, and none could count: no position is seen by half of the queries of these samples."
+    return f"{none}: no position holds more than {threshold:g} of the attention of any of {heads} often enough."
+
+
+def place_and_token(place: Place) -> str:
+    """``position 2, mostly “.”``: a place and the token that stands there."""
+    token = place.token_there if place.kind == "position" else None
+    if token is None or token in place.name:
+        return place.name
+    shown = quote(token if len(token) <= 20 else f"{token[:19]}…")
+    return f"{place.name}, {'mostly ' if (place.token_share or 0.0) < 1.0 else ''}{shown}"
+
+
+def bos_words(bos: object, bos_name: str) -> str:
+    """``with BOS`` or ``without BOS``; empty where there is nothing to be with or without."""
+    return f"{'with' if bos else 'without'} {bos_name}" if bos_name else ""
+
+
+def condition_name(corpus: str, bos: object, found: AuditFound) -> str:
+    """A corpus in words, and whether its samples begin with BOS, or what the model has for it."""
+    made_up = {"random_tokens": "random tokens", "repeated_token": "one token repeated", "noise": "noise"}
+    made_up |= {"constant": "one grey" if found.kind == "image" else "one tone", "chirps": "synthetic chirps"}
+    what = {"image": "pictures", "audio": "sound"}.get(found.kind, "natural text")
+    words = "" if bos is None else bos_words(bos, found.bos_name)
+    return ", ".join(filter(None, (made_up.get(corpus, f"{what} · {corpus}"), words)))
+
+
+def loss_unit(found: AuditFound) -> str:
+    """What the loss is counted in: ``nats per token``; of a masked-LM loss ``nats per hidden token``."""
+    units = {"masked token": "nats per hidden token", "target token": "nats per target token", "class": "nats per sample"}
+    return units.get(str(found.loss_kind), "nats per token")
+
+
+def samples_of(found: AuditFound) -> str:
+    """How many samples there are, and of how many tokens or positions."""
+    return f"{counted(found.samples, 'sample')} of {counted(found.seq_len, 'token' if found.reads_text else 'position')}"
+
+
+def heads_words(places: Sequence[tuple[int, int, str, float]], most: int = 6) -> str:
+    """Heads as layer.head, the strongest ones by name."""
+    return names([f"{layer}.{head}" for layer, head, *_ in places], most) or number(None)
