@@ -32,7 +32,7 @@ __all__ = ["LARGEST", "Environment", "build", "check", "find_python", "main", "t
 BUILD = ROOT / "build" / "wheel"
 PACKAGE, CLAIMS = ROOT / "src" / "sinklab", ROOT / "src" / "sinklab_claims"
 LARGEST = 13_000_000
-"""Bytes of the wheel, and of the source distribution; the weights of its two embedded models are 11.8 million, before packing."""
+"""Bytes of the wheel, and of the source distribution; the weights of its two models are 11.8 million, before packing."""
 IMPORT = 0.3
 """Seconds of a processor for ``import sinklab``."""
 
