@@ -151,22 +151,17 @@ def test_a_number_has_one_name_with_the_sections_of_an_audit_and_without(tmp_pat
     assert names == [["gu2024"], ["gu2024"]]
 
 
-def test_numbers_of_several_sinks_and_states_are_told_apart(tmp_path):
-    """A mean over the places of several origins is the number of none; a state of a text is no end of a training."""
+def test_numbers_of_several_sinks_are_told_apart(tmp_path):
+    """A mean over the places of several origins is the number of none."""
     spikes = [{"metric": "spike", "value": value, "sink": sink} for value, sink in ((900.0, "corner patches"), (4.0, "[CLS]"))]
     norms = [{"metric": "norm", "value": 2.0, "sink": "[CLS]"}]
-    losses = [{"metric": "masked_token_loss", "value": 9.0 - step, "step": step} for step in range(4)]
-    for kind, rows in (("origin", spikes + norms), ("denoise", losses)):
-        (tmp_path / kind).mkdir()
-        write_json({"kind": kind, "status": "finished", "config": {}}, tmp_path / kind / "run.json")
-        write_table(make_table(rows, model="org/model", probe=kind, unit="1"), tmp_path / kind / "table.parquet")  # type: ignore[arg-type]
-    origin, denoise = (read_runs(tmp_path / kind)[0].numbers for kind in ("origin", "denoise"))
-    assert {name: value for name, (value, _) in origin.items()} == {
+    write_json({"kind": "origin", "status": "finished", "config": {}}, tmp_path / "run.json")
+    write_table(make_table(spikes + norms, model="org/model", probe="origin", unit="1"), tmp_path / "table.parquet")  # type: ignore[arg-type]
+    assert {name: value for name, (value, _) in read_runs(tmp_path)[0].numbers.items()} == {
         "spike · corner patches": 900.0,
         "spike · [CLS]": 4.0,
         "norm": 2.0,
     }
-    assert {name: value for name, (value, _) in denoise.items()} == {"masked_token_loss · step 3": 6.0}
 
 
 def test_runs_say_by_which_definition_a_number_was_measured(tmp_path):

@@ -57,10 +57,6 @@ COMMANDS = {
         "sinklab.studies.audit.audit:audit",
         "Find the sinks of a model: at which positions and tokens, in which layers and heads, under which conditions.",
     ),
-    "backcopy": Command(
-        "sinklab.studies.backcopy.backcopy:backcopy",
-        "Train small models to copy behind triggers and predict bigrams elsewhere, and measure what their heads do.",
-    ),
     "cache": Command(
         "sinklab.studies.cache.cache:compare_policies",
         "Compare cache policies on long texts: loss, speed and memory of each, and which one to use.",
@@ -74,14 +70,9 @@ COMMANDS = {
         "Label what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.",
     ),
     "compare": Command("sinklab.cli.pages:compare", "Put audits side by side."),
-    "denoise": Command(
-        "sinklab.studies.denoise.denoise:denoise",
-        "Follow the sinks of a masked language model from a masked text to a complete one.",
-    ),
     "depend": Command(
         "sinklab.studies.depend.depend:depend",
-        "Test which scores depend on the sink: every task under every condition, with paired intervals and an "
-        "index of dependence.",
+        "Test which scores depend on the sink: every task under several caches, with paired intervals and a verdict.",
     ),
     "export": Command(
         "sinklab.studies.export.export:export",
@@ -109,13 +100,9 @@ COMMANDS = {
     ),
     "quantize": Command(
         "sinklab.studies.quantize.quantize:quantize",
-        "Measure what quantisation costs in loss, which modules cause it and what cures it, and write recipes.",
+        "Measure what quantisation costs in loss, which modules cause it and what cures it.",
     ),
     "report": Command("sinklab.cli.pages:report", "Make report.html again from the files of an audit; needs no model."),
-    "retrieval": Command(
-        "sinklab.studies.retrieval.retrieval:retrieval",
-        "Train one head to look up a key at one token and to be silent elsewhere, and measure where its weight goes.",
-    ),
     "show": Command("sinklab.cli.catalogue:show", "Say what a plug-in or a metric is: definition, parameters, papers."),
     "stream": Command(
         "sinklab.studies.stream.stream:stream",
