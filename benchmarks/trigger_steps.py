@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from sinklab.operations.softmax import Softmax
-from sinklab.studies.trigger.problem import TriggerProblem
-from sinklab.studies.trigger.training import train
+from sinklab.studies.trigger.problem import TriggerProblem, train
 
 LENGTH = WIDTH = 16
 BATCH, STEPS, ROUNDS = 128, 60, 6

@@ -43,11 +43,11 @@ LINES: dict[str, Sequence[str]] = {
     "causes": ("causes llama --heads 0.0,0.0+0.1 --sink 0 --domains random_tokens --texts 8 --seq-len 16 --out causes",),
     "quantize": (f"quantize llama {QUICK} --samples 6 --calibration 2 --schemes w2a8,w4a16 --residual --out quantize",),
     "origin": ("origin llama --corpus random_tokens --samples 3 --seq-len 12 --controls 1 --out origin",),
-    "denoise": ("denoise bert --corpus random_tokens --samples 3 --seq-len 12 --steps 2 --mask-token 2 --out denoise",),
     "depend": ("depend llama --task long_text:corpus=random_tokens --window 16 --sinks 4 --items 2 --out depend",),
-    "trigger": ("trigger --operation softmax --seeds 0 --cap 5 --samples 20 --out trigger",),
-    "retrieval": ("retrieval --operation softmax --seeds 0 --cap 5 --samples 20 --out retrieval",),
-    "backcopy": ("backcopy --operation softmax --seeds 0 --steps 4 --samples 8 --out backcopy",),
+    "trigger": (
+        "trigger --operation softmax --seeds 0 --cap 5 --samples 20 --out trigger",
+        "trigger --task retrieval --operation softmax --seeds 0 --cap 5 --samples 20 --out retrieval",
+    ),
     "pretrain": (
         f"pretrain tiny {STEPS} --set training.gradient_checkpointing=true --out pretrain",
         f"pretrain tiny {STEPS} --set training.gradient_checkpointing=true --out pretrain --resume",
@@ -95,14 +95,13 @@ def main(names: Sequence[str]) -> int:
 
 
 def _checkpoints() -> None:
-    """``softmax``, a SinkLM, ``llama`` and ``bert``, models of transformers, each with a tokenizer."""
+    """``softmax``, a SinkLM, and ``llama``, a model of transformers, each with a tokenizer."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.LlamaConfig(
         vocab_size=300, num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=1, **sizes
     )
-    bert = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=300, max_position_embeddings=64, **sizes))
-    for name, model in {"softmax": make_sinklm(), "llama": transformers.LlamaForCausalLM(config), "bert": bert}.items():
+    for name, model in {"softmax": make_sinklm(), "llama": transformers.LlamaForCausalLM(config)}.items():
         model.save_pretrained(name)
         make_tokenizer().save_pretrained(name)
 

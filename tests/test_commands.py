@@ -248,7 +248,7 @@ def test_a_description_keeps_its_paragraphs_and_lists():
 def test_further_names_of_options_are_words():
     derived = [derive(place.load(), name) for name, place in commands.find_commands().items()]
     further = {name for app in derived for argument in app.assemble_argument_collection() for name in argument.names[1:]}
-    singular = {"--cache-bit", "--domain", "--layer", "--model", "--name", "--policy", "--probe", "--scheme", "--sink"}
+    singular = {"--domain", "--model", "--name", "--policy", "--probe", "--scheme", "--sink"}
     declared = {"--domains", "--tasks", "--text", "--windows", "-q"}
     assert {name for name in further if not name.startswith("--no-")} == singular | declared
 

@@ -105,7 +105,6 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = {
         "audit_a_model": [str(checkpoint), "audited"],
-        "train_a_masked_diffusion_model": ["--recipe", "tiny", "--steps", "40"],
     }.get(example.stem, [])
     monkeypatch.setattr(sys, "argv", [str(example), *arguments])
     runpy.run_path(str(example), run_name="__main__")
@@ -120,7 +119,6 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
         "chat_with_a_bounded_cache": r"you  Read a file\.  \(2\d tokens read\)\n(.*\n)+never evicted: .*You write Python",
         "change_a_trained_model": r"loss at the start +loss +sink rate \(%\).*\nsoftmax +2\.\d+ +2\.\d+ .*\n"
         r"gated:double=true +2\.\d+ +2\.\d+(.*\n)+sink_logit:initial=-4 .*\n(.*\n)*softpick ",
-        "train_a_masked_diffusion_model": r"step 40: 4\.\d+ nats at a masked token\n.*\n(.*\n)+ *16 +0\.0 +\d+\.\d ",
         "replace_softmax": r"sdpa +mean mass of a row: 1\.000\nsinklab_sigmoid +mean mass of a row: 0\.[3-7]",
     }
     assert re.search(expected[example.stem], printed), printed

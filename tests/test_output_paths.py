@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-import random
 import signal
-import string
 from pathlib import Path
 
 import pytest
@@ -24,13 +22,10 @@ FOLDERS = {
     "measure": ["nowhere", "--probe", "entropy"],
     "cache": ["nowhere"],
     "causes": ["nowhere"],
-    "denoise": ["nowhere"],
     "origin": ["nowhere"],
     "quantize": ["nowhere"],
     "depend": ["nowhere"],
     "trigger": ["--seeds", "0"],
-    "retrieval": ["--seeds", "0"],
-    "backcopy": ["--seeds", "0"],
     "pretrain": ["tiny"],
     "sweep": ["tiny"],
     "pathways": ["--operations", "softpick", "--seeds", "0"],
@@ -103,7 +98,7 @@ def test_signals_leave_nothing(tmp_path, monkeypatch, number, status, word):
 
 def test_a_signal_says_what_is_kept(tmp_path, monkeypatch):
     """The trigger task has stored its first model when it is to draw its numbers from it."""
-    monkeypatch.setattr("sinklab.studies.trigger.evaluation.evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("sinklab.studies.trigger.lab.evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["trigger", "--operation", "relu", "--seeds", "0", "--cap", "1", "--out", str(out)])
     assert (done.exit_code, done.stdout) == (143, "")
@@ -115,7 +110,7 @@ def test_a_full_disk_says_what_is_kept(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device", "table")
 
-    monkeypatch.setattr("sinklab.studies.trigger.evaluation.evaluate", full)
+    monkeypatch.setattr("sinklab.studies.trigger.lab.evaluate", full)
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["trigger", "--operation", "relu", "--seeds", "0", "--cap", "1", "--out", str(out)])
     assert (done.exit_code, done.stdout) == (2, "")
@@ -123,22 +118,19 @@ def test_a_full_disk_says_what_is_kept(tmp_path, monkeypatch):
     assert done.stderr == f"error: no space left on the disk (table); free some, or write elsewhere with --out; {kept}\n"
 
 
-def test_a_command_that_always_goes_on_names_no_option_that_it_lacks(tmp_path, monkeypatch):
-    monkeypatch.setattr("sinklab.studies.backcopy.lab.write_figure", lambda *_: signal.raise_signal(signal.SIGINT))
-    drawn = random.Random(0).choices(f"{string.ascii_lowercase} ", k=30_000)
-    (tmp_path / "text.txt").write_text("\n\n".join("".join(drawn[start : start + 300]) for start in range(0, 30_000, 300)))
-    small = ["--operation", "softmax", "--seeds", "0", "--steps", "4", "--samples", "8", "--corpus", str(tmp_path / "text.txt")]
-    done = CliRunner().invoke(app, ["backcopy", *small, "--out", str(tmp_path / "out"), "--overwrite"])
-    kept = f"what was computed is kept in {tmp_path / 'out' / 'store'}"
-    assert done.stderr.endswith(f"interrupted; {kept}: the same command without --overwrite goes on from there\n")
+def test_a_command_that_always_goes_on_names_no_option_that_it_lacks(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("sinklab.studies.depend.measurement.outcome", lambda *_: signal.raise_signal(signal.SIGINT))
+    small = ["--task", "passkey:distances=[]", "--window", "70", "--policies", "full", "--sinks", "4", "--items", "2"]
+    done = CliRunner().invoke(app, ["depend", str(checkpoint), *small, "--out", str(tmp_path / "out"), "--overwrite"])
+    kept = f"what was computed is kept in {tmp_path / '.out.partial' / 'store'}"
+    assert done.stderr.endswith(f"interrupted; {kept}: the same command goes on from there\n")
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
         (["pretrain", "tiny", "--set", "data.corpus=nowhere.txt"], "there is no text file 'nowhere.txt'"),
-        (["backcopy", "--no-feed-forward", "9"], "no layer 9 to take the feed-forward out of"),
-        (["backcopy", "--corpus", "nowhere.txt"], "there is no text file 'nowhere.txt'"),
+        (["quantize", "embedded:softmax", "--corpus", "nowhere.txt"], "there is no text file 'nowhere.txt'"),
     ],
 )
 def test_what_cannot_begin_leaves_nothing_and_costs_nothing(tmp_path, line, problem):

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sinklab.studies.audit.audit import audit
     from sinklab.studies.audit.page import write_report
     from sinklab.studies.causes.causes import find_causes
-    from sinklab.studies.denoise.denoise import denoise
     from sinklab.studies.measure.from_weights import from_weights
     from sinklab.studies.measure.measure import measure
     from sinklab.studies.origin.origin import find_origin
@@ -53,7 +52,6 @@ _HOMES = {
     "attend_returned": "sinklab.attention.returned",
     "attention_statistics": "sinklab.attention.statistics.of_tensors",
     "audit": "sinklab.studies.audit.audit",
-    "denoise": "sinklab.studies.denoise.denoise",
     "find_causes": "sinklab.studies.causes.causes",
     "find_origin": "sinklab.studies.origin.origin",
     "from_weights": "sinklab.studies.measure.from_weights",
@@ -85,7 +83,6 @@ __all__ = [
     "attend_returned",
     "attention_statistics",
     "audit",
-    "denoise",
     "find_causes",
     "find_origin",
     "from_weights",

@@ -17,14 +17,14 @@ from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.loading import LoadedModel
-from sinklab.registry import claims, read_outs, tasks
+from sinklab.registry import claims, read_outs
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.streaming.reader import open_reader
-from sinklab.studies.depend.score import score_sheet
 from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint
+from sinklab_claims.line_streams import line_stream, right_digits
 from sinklab_claims.models import MODELS, READ_IN_SECONDS, embedded_model, model_of, opened
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.variants import Fields, has_sink, of_paper
@@ -90,19 +90,18 @@ def _looked_up(loaded: LoadedModel, seed: int, *, bos: bool, line: int = 0) -> N
     Args:
         line: tokens of a line; answers from lines of which a cache holds a part are left out.
     """
-    task = tasks.make({"name": "line_lookup", "back": LINES, "shares": ()})
-    sheets = list(task.sheets(loaded.encoder, budget=max(CACHES.values()) + 4, rows=ROWS, seed=seed, bos=bos))
+    budget = max(CACHES.values()) + 4
+    streams = [line_stream(loaded.encoder, back, budget=budget, rows=ROWS, seed=seed, bos=bos) for back in LINES]
     numbers: dict[str, dict[str, float]] = {}
     for label, window in CACHES.items():
         reader = open_reader(loaded.model, {"name": "sink_window", "num_sinks": 4, "window": window})
         values_of: dict[str, list[float]] = {holders: [] for holders in HOLDERS}
-        for sheet in sheets:
-            for answer in score_sheet(reader, sheet):
-                distance = answer.question.distance
-                in_part = any(size < distance < size + line for size in CACHES.values())
-                if answer.question.start > max(CACHES.values()) + 4 and not in_part:  # before, nothing has been evicted
-                    held = sum(distance <= size for size in CACHES.values())
-                    values_of[HOLDERS[held]].append(float(answer.values["choice"].mean()))
+        for tokens, questions, digits in streams:
+            for question, found in zip(questions, right_digits(reader, tokens, questions, digits), strict=True):
+                in_part = any(size < question.distance < size + line for size in CACHES.values())
+                if question.start > budget and not in_part:  # before, nothing has been evicted
+                    held = sum(question.distance <= size for size in CACHES.values())
+                    values_of[HOLDERS[held]].append(float(found.mean()))
         if not all(values_of.values()):
             missing = " or ".join(holders for holders, values in values_of.items() if not values)
             raise DoesNotApply(f"with lines of {line} tokens none is {missing}")

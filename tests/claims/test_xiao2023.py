@@ -14,10 +14,11 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from sinklab.attention.session import attend
 from sinklab.errors import UnknownNameError
 from sinklab.interventions.hide_key import HideKey
-from sinklab.registry import claims, tasks
+from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
 from sinklab_claims import models
+from sinklab_claims.line_streams import line_stream
 from sinklab_claims.models import draw, keep
 from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.xiao2023 import first_tokens, late_in_a_stream
@@ -122,11 +123,10 @@ def test_tokens_late_in_a_stream_are_those_at_the_start_of_texts(bos, number):
 
 def test_no_line_lies_where_a_cache_holds_a_part_of_it():
     loaded = models.opened("embedded:softmax")
-    task = tasks.make({"name": "line_lookup", "back": LINES, "shares": ()})
     found = {
         question.distance
-        for sheet in task.sheets(loaded.encoder, budget=160, rows=1, seed=0, bos=True)
-        for question in sheet.questions
+        for back in LINES
+        for question in line_stream(loaded.encoder, back, budget=160, rows=1, seed=0, bos=True)[1]
         if question.start > 160
     }
     assert found == {72, 122, 147, 222, 272}

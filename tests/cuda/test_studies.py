@@ -163,7 +163,14 @@ def test_cache_policies(device):
 
 
 def test_dependence(device):
-    options = {"tasks": ["question_stream"], "policies": ["full"], "window": 60, "sinks": (4,), "items": 4, "dtype": "float32"}
+    options = {
+        "tasks": ["passkey:distances=[]"],
+        "policies": ["full"],
+        "window": 60,
+        "sinks": (4,),
+        "items": 4,
+        "dtype": "float32",
+    }
     found, expected = (depend("embedded:softmax", device=where, **options) for where in (str(device), "cpu"))
     scores = [one.table[one.table["metric"] == "log_likelihood"] for one in (found, expected)]
     same_numbers(*scores, noise=10 * NOISE)

@@ -85,16 +85,8 @@ ENTRIES = {
     "causes": Entry((MODEL, "--domains", "{inputs}/text.txt", "--texts", "9", "--seq-len", "32", "--sink", "0", *OUT)),
     "quantize": Entry((MODEL, *FEW, "--calibration", "2", "--schemes", "w8a8", *OUT)),
     "origin": Entry((MODEL, *FEW, "--controls", "1", *OUT)),
-    "denoise": Entry(("{inputs}/masked", *FEW, "--steps", "3", "--mask-token", "4", *OUT)),
-    "depend": Entry(
-        (MODEL, "--task", "long_text:corpus={inputs}/text.txt", "--window", "24", "--items", "3", "--cache-bits", "8", *OUT)
-    ),
+    "depend": Entry((MODEL, "--task", "long_text:corpus={inputs}/text.txt", "--window", "24", "--items", "3", *OUT)),
     "trigger": Entry(("--operation", "softmax,relu", "--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
-    "retrieval": Entry(("--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
-    "backcopy": Entry(
-        ("--corpus", "{inputs}/text.txt", "--seeds", "0..1", "--steps", "4", "--samples", "8", "--operation", "softmax", *OUT),
-        goes_on=True,
-    ),
     "pathways": Entry(
         ("--operations", "softmax_plus_one", "--seeds", "0", "--jobs", "2", "--store", "{work}/store", *OUT),
         workers=True,
@@ -106,7 +98,7 @@ ENTRIES = {
                 for long in ("", "_long")
                 for end in ("", "_low", "_high")
             ),
-            *("paragraph", "pathways.md"),
+            "pathways.md",
         ),
     ),
     "reproduce": Entry(
@@ -283,22 +275,10 @@ def make_inputs(lab: Lab, commands: Sequence[str]) -> None:
         lab.run_well(lab.line("pretrain"))
         shutil.copytree(lab.work / "out" / "model", lab.inputs / "model")
         (lab.work / "out").rename(lab.inputs / "run")
-    if "masked" in asked:
-        _make_masked_model(lab.inputs / "masked")
     for name in sorted(asked & {"audit", "audit2", "compared"}):
         lab.renew({})
         lab.run_well(lab.line("cache" if name == "compared" else "audit"))
         (lab.work / "out").rename(lab.inputs / name)
-
-
-def _make_masked_model(folder: Path) -> None:
-    """A model that fills gaps, with random weights, and a tokenizer that names no mask token."""
-    from tests.conftest import make_tokenizer
-    from transformers import BertConfig, BertForMaskedLM
-
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    BertForMaskedLM(BertConfig(vocab_size=300, max_position_embeddings=64, **sizes)).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
 
 
 # --- what is compared ---

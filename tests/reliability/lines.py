@@ -24,7 +24,6 @@ __all__ = ["QUICK", "Option", "commands", "line"]
 
 QUICK: dict[str, list[str]] = {
     "audit": ["model", "--samples=2", "--seq-len=8", "--corpus=text.txt", "--no-cache", "--out=out"],
-    "backcopy": ["--operation=softmax", "--seeds=0", "--steps=1", "--samples=2", "--corpus=text.txt"],
     "cache": ["model", "--tokens=48", "--window=8", "--documents=1", "--corpus=text.txt", "--policies=window", "--sinks=1"],
     "card": ["audit"],
     "causes": ["model", "--texts=12", "--heads=0.0", "--seq-len=8", "--domain=text.txt"],
@@ -44,7 +43,6 @@ QUICK: dict[str, list[str]] = {
     "quantize": ["model", "--samples=4", "--calibration=1", "--seq-len=8", "--corpus=text.txt", "--schemes=w8a8"],
     "report": ["audit"],
     "reproduce": ["learning_rate", "--plan"],
-    "retrieval": ["--operation=relu:power=0", "--seeds=0", "--cap=2", "--samples=2", "--batch=2"],
     "show": ["sink_rate"],
     "stream": ["model", "--prompt=import os", "--max-new-tokens=2", "--window=8"],
     "sweep": [
@@ -96,7 +94,7 @@ MODELS = (
 CORPORA = ("text.txt", "empty.txt", "blank.txt", "one.txt", "model", "missing.txt")
 RECIPES = ("tiny", "good.py", "good.py:good", "good.py:x", "raises.py", "leaves.py", "run", "run/run.json", "model", "x.yaml")
 POLICIES = ("full", "1+8", "0+8", "8+0", "-1+8", "99999999999+8", "8")
-TASKS = ("passkey", "needle", "long_text", "lm_eval:x", "lm_eval:")
+TASKS = ("passkey", "multi_turn", "long_text", "lm_eval:x", "lm_eval:")
 
 
 @dataclasses.dataclass(frozen=True)

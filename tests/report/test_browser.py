@@ -218,12 +218,6 @@ def test_keyboard_walks_the_map_and_opens_a_head(visit: Visit) -> None:
     visit.shown(0, 3, 0)
 
 
-def test_focus_is_visible(visit: Visit) -> None:
-    cell(visit, 0, 0).click()
-    visit.page.keyboard.press("ArrowRight")
-    assert visit.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-
-
 def test_samples_are_chosen(visit: Visit) -> None:
     cell(visit, 3, 1).click()
     visit.shown(0, 3, 1)
@@ -263,14 +257,6 @@ def test_pointing_at_a_map_reads_tokens_and_values(visit: Visit, folder: Path) -
     assert "does not see this key" in visit.page.text_content("#readout")
 
 
-def test_maps_can_be_read_with_the_keyboard(visit: Visit) -> None:
-    visit.page.locator(".map-box").nth(1).focus()
-    for key in ("ArrowUp", "ArrowUp", "ArrowRight"):
-        visit.page.keyboard.press(key)
-    assert visit.page.text_content("#readout").startswith("query 30")
-    assert "key 1" in visit.page.text_content("#readout")
-
-
 def test_pointing_at_a_token_shows_where_it_looks(visit: Visit) -> None:
     visit.page.locator("#strip span").nth(20).hover()
     assert "where query 20 looks" in visit.page.text_content(".strip-head")
@@ -294,19 +280,6 @@ def test_any_position(visit: Visit) -> None:
     assert "sinks at position 0" in cell(visit, 0, 0).get_attribute("aria-label")
 
 
-def test_figures_answer_to_the_keyboard(visit: Visit) -> None:
-    figure = visit.page.locator("#figures svg").first
-    assert figure.get_attribute("role") == "img"
-    assert "Hidden state norm" in figure.get_attribute("aria-label")
-    figure.focus()
-    visit.page.keyboard.press("ArrowRight")
-    assert "layer input (embeddings)" in visit.page.text_content("#tip")
-    visit.page.keyboard.press("ArrowRight")
-    assert visit.page.text_content("#tip").startswith("layer 0\nfirst position: ")
-    visit.page.keyboard.press("Escape")
-    assert visit.page.locator("#tip").is_hidden()
-
-
 def test_theme_changes_and_lasts(visit: Visit) -> None:
     page = visit.page
     paper = "getComputedStyle(document.body).backgroundColor"
@@ -318,14 +291,6 @@ def test_theme_changes_and_lasts(visit: Visit) -> None:
     page.click("#theme")
     assert page.evaluate(paper) == light
     assert visit.pixels(WEIGHTS) == map_before
-
-
-def test_follows_the_system(browser: Any, folder: Path) -> None:
-    dark = Visit(browser, folder / "report.html", color_scheme="dark")
-    assert sum(int(n) for n in dark.page.evaluate("getComputedStyle(document.body).backgroundColor")[4:-1].split(",")) < 120
-    assert dark.page.text_content("#theme") == "Light"
-    dark.check_quiet()
-    dark.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -352,27 +317,6 @@ def test_text_has_contrast(browser: Any, folder: Path, scheme: str) -> None:
     )
     assert worst[0] >= 4.5, worst
     visit.context.close()
-
-
-def test_colours_are_even_steps_of_lightness(visit: Visit) -> None:
-    pixels = visit.pixels("#grid-tools .legend canvas")
-    lightness = []
-    for red, green, blue in zip(pixels[0::4], pixels[1::4], pixels[2::4], strict=True):
-        linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
-        l_cone, m_cone, s_cone = (
-            sum(weight * channel for weight, channel in zip(weights, linear, strict=True)) ** (1 / 3)
-            for weights in (
-                (0.4122214708, 0.5363325363, 0.0514459929),
-                (0.2119034982, 0.6806995451, 0.1073969566),
-                (0.0883024619, 0.2817188376, 0.6299787005),
-            )
-        )
-        lightness.append(0.2104542553 * l_cone + 0.793617785 * m_cone - 0.0040720468 * s_cone)
-    assert len(lightness) == 256
-    expected = [lightness[0] + (lightness[-1] - lightness[0]) * i / 255 for i in range(256)]
-    # OKLab lightness on a straight line: 8-bit colours move it by at most about 0.004 in the dark end.
-    assert max(abs(a - b) for a, b in zip(lightness, expected, strict=True)) < 0.008
-    assert lightness[0] - lightness[-1] > 0.6
 
 
 @pytest.mark.parametrize("width", [360, 768])
@@ -428,15 +372,6 @@ def test_missing_parts_are_said(browser: Any, tmp_path: Path) -> None:
     visit.context.close()
 
 
-def test_nothing_measured_per_head(browser: Any, tmp_path: Path) -> None:
-    everything = {"sink_rate", "attention_received", "null_mass", "entropy", "query_key_angle", "score_gap", "head_output"}
-    visit = Visit(browser, write_report(write_audit(tmp_path / "a", layers=2, seq_len=16, omit=everything)))
-    assert "No per-head numbers were measured" in visit.page.text_content("#grid-host")
-    assert visit.page.locator("#figures svg").count() > 0
-    visit.check_quiet()
-    visit.context.close()
-
-
 def test_a_head_that_sinks_at_several_positions_together_has_their_rate(browser: Any, tmp_path: Path) -> None:
     folder = write_audit(tmp_path / "a", layers=2, heads=3, seq_len=16)
     summary = json.loads((folder / "summary.json").read_text())
@@ -486,51 +421,6 @@ def test_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
     assert visit.page.locator("#figures svg").count() == 9
     assert "embedded:sigmoid: There is no sink" in visit.page.text_content("#verdict")
     visit.page.click("#theme")
-    visit.check_quiet()
-    visit.context.close()
-
-
-def test_a_comparison_has_a_line_for_every_audit(browser: Any, tmp_path: Path) -> None:
-    """Also for those beyond the colours, in the figures and in their legends."""
-    names = [f"m{index}" for index in range(8)]
-    audits = [write_audit(tmp_path / name, model=name, layers=2, heads=1, seq_len=16, maps=False) for name in names]
-    visit = Visit(browser, write_comparison(audits, tmp_path / "compare.html"))
-    styles = """lines => lines.map(line => getComputedStyle(line)).map(style => [style.stroke, style.strokeDasharray].join())"""
-    drawn = visit.page.eval_on_selector_all("#figures .figure:nth-child(2) path.line", styles)
-    assert len(set(drawn)) == 8
-    assert not any(style.startswith("none") for style in drawn)
-    looks = """keys => keys.map(key => getComputedStyle(key)).map(s => [s.color, s.backgroundImage].join())"""
-    for keys in ("#figures > .keys i", "#grid-host h3 i", "#numbers thead i", "#conditions thead i"):
-        assert len(set(visit.page.eval_on_selector_all(keys, looks))) == 8, keys
-    assert visit.page.locator("#figures > .keys span").all_inner_texts() == names
-    assert visit.page.locator("#figures .keys").count() == 1  # of all figures, once
-    across = "figures => figures.map(figure => [...figure.querySelectorAll('text')].at(-1).textContent)"
-    assert set(visit.page.eval_on_selector_all("#figures svg", across)) == {"layer"}
-    visit.check_quiet()
-    visit.context.close()
-
-
-def test_below_a_curve_only_what_was_measured_is_filled(browser: Any, folder: Path, tmp_path: Path) -> None:
-    """Every run of known points closes at its own first and last place; one point alone is a dot."""
-    text = (folder / "report.html").read_text(encoding="utf-8")
-    before, data, after = re.split(r'(?<=<script type="application/json" id="data">)(.*?)(?=</script>)', text, flags=re.DOTALL)
-    changed = json.loads(data)
-    count = len(changed["bins"])
-    known = [None, 10.0, 20.0, None, None, 30.0, 5.0, 5.0, None, 40.0]
-    changed["positionRate"] = [{"name": "sink rate", "kind": "sink", "y": known + [None] * (count - len(known))}]
-    page = tmp_path / "gaps.html"
-    page.write_text(before + json.dumps(changed).replace("<", "\\u003c") + after, encoding="utf-8")
-    visit = Visit(browser, page)
-    picture = visit.page.locator("#profile svg")
-    paths = {kind: picture.locator(f"path.{kind}").get_attribute("d") for kind in ("line", "area")}
-    middles = [float(x) for x in re.findall(r"M([\d.]+)", paths["line"])]
-    step = (middles[1] - middles[0]) / 4  # the runs begin at the places 1, 5 and 9
-    first = middles[0] - step
-    runs = [[float(x) for x, _ in re.findall(r"([\d.]+) ([\d.]+)", run)] for run in re.findall(r"M(.*?)Z", paths["area"])]
-    places = [[round((x - first) / step) for x in run] for run in runs]
-    assert places == [[1, 2, 2, 1], [5, 6, 7, 7, 5], [9, 9, 9]]
-    dots = picture.locator("circle")
-    assert [round((float(dot.get_attribute("cx")) - first) / step) for dot in dots.all()] == [9]
     visit.check_quiet()
     visit.context.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from synthetic import HOSTILE, a_condition, a_part, a_place, sinks_found, write_audit
 
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError
 from sinklab.results.record import to_json
 from sinklab.results.table import read_run
 from sinklab.studies.audit.compare import comparison_table, comparison_warning, format_comparison, write_comparison
@@ -62,14 +62,6 @@ def test_rows_of_one_audit_stand_where_they_stand_there(tmp_path: Path) -> None:
     assert [table[name][row] for name in ("plain", "gated")] == [None, 0.25]
     rows = list(table.index)
     assert rows.index(row) == rows.index("null mass (%)") + 1
-
-
-def test_weights_and_dtype_of_models_of_one_name_stand_in_the_table(tmp_path: Path) -> None:
-    one = write_audit(tmp_path / "one", layers=2, run={"dtype": "float32"}, summary={"revision": f"sha256-{'0a' * 8}"})
-    other = write_audit(tmp_path / "other", layers=2, run={"dtype": "bfloat16"}, summary={"revision": f"sha256-{'0b' * 8}"})
-    table = comparison_table([one, other])
-    assert list(table.loc["dtype"]) == ["float32", "bfloat16"]
-    assert list(table.loc["revision of the model"]) == ["sha256-0a0a0a0a", "sha256-0b0b0b0b"]
 
 
 def test_without_any_loss_there_is_no_row_of_losses(tmp_path: Path) -> None:
@@ -144,13 +136,6 @@ def test_what_was_not_measured_is_none_and_a_dash(tmp_path: Path, folders: list[
         assert format_comparison(table)["bare"][row] == "–"
 
 
-def test_formatting(folders: list[Path]) -> None:
-    text = format_comparison(comparison_table(folders))
-    assert text["embedded:softmax"]["loss (nats per token)"] == "3.213"
-    assert text["embedded:sigmoid"]["sink rate at position 0, gu2024 (%)"] == "0\u202f%"
-    assert text.map(lambda cell: isinstance(cell, str)).all(axis=None)
-
-
 def test_models_of_one_name_are_told_apart(folders: list[Path]) -> None:
     names = list(comparison_table([folders[0], folders[0]]).columns)
     assert names == ["embedded:softmax · a (1)", "embedded:softmax · a (2)"]
@@ -159,12 +144,6 @@ def test_models_of_one_name_are_told_apart(folders: list[Path]) -> None:
 def test_one_is_not_a_comparison(folders: list[Path]) -> None:
     with pytest.raises(ConfigurationError, match="needs two or more output directories of audits; got 1"):
         comparison_table(folders[:1])
-
-
-def test_not_an_audit(folders: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not there"):
-        write_comparison([folders[0], tmp_path], tmp_path / "compare.html")
-    assert not (tmp_path / "compare.html").exists()
 
 
 def test_page(folders: list[Path], tmp_path: Path) -> None:
@@ -317,8 +296,8 @@ def certificate(*heads: tuple[float, float | None], normalized: bool = True, **c
         "forced_heads": sum(entry["forced"] for entry in entries),
     }
     return {
-        "sink_position": 0, "sink": "position 0", "sink_found": True, "delta": 0.2, "threshold": 0.3, "samples": 4, "normalized": normalized, "heads": entries,
-        **counts, **changes,
+        "sink_position": 0, "sink": "position 0", "sink_found": True, "delta": 0.2, "threshold": 0.3, "samples": 4,
+        "normalized": normalized, "heads": entries, **counts, **changes,
     }  # fmt: skip
 
 
@@ -354,22 +333,6 @@ def test_certificates_are_side_by_side(certified: list[Path]) -> None:
     assert refused == ["not certified: no projection was found", *[None] * 7]
     assert without == [None] * 8
     assert rows.index[3] == "certificate: weight needed for output 0.2 (median head)"
-
-
-def test_other_norms_asked_about_are_other_rows(tmp_path: Path) -> None:
-    folders = [
-        write_audit(tmp_path / f"{delta}", layers=2, summary={"certificate": certificate((0.9, 0.5), delta=delta)})
-        for delta in (0.2, 0.1)
-    ]
-    table = comparison_table(folders)
-    first, second = (table[name]["certificate: weight needed for output 0.2 (median head)"] for name in table.columns)
-    assert (first, second) == (0.5, None)
-
-
-def test_hostile_certificates_are_inert(tmp_path: Path) -> None:
-    said = {"a": certificate((0.9, 0.5), sink=HOSTILE), "b": {"refused": HOSTILE}}
-    folders = [write_audit(tmp_path / name, layers=2, seq_len=8, summary={"certificate": said[name]}) for name in said]
-    assert HOSTILE not in write_comparison(folders, tmp_path / "compare.html").read_text(encoding="utf-8")
 
 
 def test_hostile_names_are_inert(tmp_path: Path) -> None:

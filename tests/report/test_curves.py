@@ -126,14 +126,6 @@ def test_mass_on_nothing_has_a_curve_of_its_own(tmp_path):
     assert names == ["run (sink_logit), position 2", "run (sink_logit), null score"]
 
 
-def test_a_rate_of_zero_looks_like_zero(tmp_path):
-    run = read_curves(make_run(tmp_path / "run"))
-    run.table.loc[run.table["metric"] == "gu2024", "value"] = 0.0
-    low, high = draw_runs([run]).axes[1].get_ylim()
-    assert low == 0.0
-    assert high >= 5.0
-
-
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_files(tmp_path, suffix):
     page = write_plot([make_run(tmp_path / "a"), make_run(tmp_path / "b", sink=0)], tmp_path / f"plots/curves{suffix}")
@@ -278,49 +270,6 @@ def test_more_runs_than_colours_and_maps(tmp_path):
     assert without_maps(runs) == (
         "Without maps of layers, heads and positions: r1 (softmax) (no sink rate of single heads was measured)."
     )
-
-
-def test_maps_have_units_deep_models_a_short_legend_and_steps_round_numbers(tmp_path):
-    run = read_curves(make_run(tmp_path / "run"))
-    rows = run.table[run.table["layer"] == 1]
-    deep = [run.table, *(rows.assign(layer=layer) for layer in range(2, 24))]
-    figure = draw_runs([dataclasses.replace(run, table=pd.concat(deep, ignore_index=True))])
-    figure.canvas.draw()
-    layers = figure.axes[3]
-    assert len(layers.lines) == 24
-    named = [text.get_text() for text in layers.get_legend().get_texts()]
-    assert (len(named), named[0], named[-1]) == (8, "0", "23")
-    assert [bar.get_ylabel() for bar in figure.axes[6:]] == ["% of samples", "% of heads and samples"]
-    assert [text.get_text() for text in layers.get_xticklabels() if text.get_text()][1:3] == ["0", "50"]
-
-
-def test_one_measurement(tmp_path):
-    run = read_curves(make_run(tmp_path / "run"))
-    run = dataclasses.replace(run, table=run.table[run.table["step"] == 100])
-    losses, rates, gaps, layers = draw_runs([run]).axes[:4]
-    for axes in (losses, rates, gaps, layers):
-        assert axes.get_xticks().tolist() == [100]
-        assert axes.lines[0].get_marker() == "o"
-
-
-def test_a_small_number_has_no_factor_above_the_axis(tmp_path):
-    run = read_curves(make_run(tmp_path / "run"))
-    run.table.loc[run.table["metric"] == "sink_loss_gap", "value"] *= 1e-5
-    figure = draw_runs([run])
-    figure.canvas.draw()
-    gaps = figure.axes[2]
-    assert gaps.yaxis.get_offset_text().get_text() == ""
-    assert "1e\u22126" in [label.get_text() for label in gaps.get_yticklabels()]
-
-
-def test_nothing_to_draw(tmp_path):
-    write_json({"cells": []}, tmp_path / "sweep.json")
-    with pytest.raises(InputError, match="has no run yet"):
-        write_plot([tmp_path], tmp_path / "curves.png")
-    assert not (tmp_path / "curves.png").exists()
-    for attempt in (lambda: draw_runs([]), lambda: write_plot([], tmp_path / "curves.png"), lambda: plot([])):
-        with pytest.raises(InputError):
-            attempt()
 
 
 def test_errors(tmp_path):

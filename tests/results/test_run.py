@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import errno
-import fcntl
 import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -85,10 +82,6 @@ class TestWhole:
         assert {"kind", "seeds", "versions", "commit", "hardware", "dtype", "wall_seconds"} <= result.record.keys()
         assert len(read_table(out / "table.parquet")) == 1
         assert result.folder == out
-
-    def test_definitions_that_are_given_stay_as_they_are(self):
-        given = [{"metric": "m", "text": "Mine."}]
-        assert Run("trial").finish(table=TABLE, display=display, definitions=given).record["definitions"] == given
 
     def test_without_out_nothing_is_written(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -303,12 +296,6 @@ class TestInPlace:
             raise again
         assert not hasattr(caught.value, "__notes__")
 
-    @pytest.mark.parametrize("ending", [InputError("no such text (os error 2)"), ValueError("a bug")])
-    def test_what_would_end_it_again_says_nothing_of_what_is_kept(self, tmp_path, ending):
-        with pytest.raises(type(ending)):
-            interrupted(tmp_path / "out", ending)
-        assert not hasattr(ending, "__notes__")
-
     @pytest.mark.parametrize("options", [{}, {"resume": False}, {"resume": True}, {"resume": False, "overwrite": True}])
     def test_a_process_that_was_killed_at_its_first_file_is_in_nobodys_way(self, tmp_path, options):
         store = tmp_path / "out" / STORE
@@ -317,11 +304,6 @@ class TestInPlace:
             (folder / ".sinklab-0123.partial").write_text("half")
         run(tmp_path / "out", **options)
         assert not list(tmp_path.rglob("*.partial"))
-
-    def test_an_unfinished_one_may_be_replaced(self, tmp_path):
-        with Run("trial", out=tmp_path / "out", resume=False):
-            pass
-        run(tmp_path / "out", resume=False, overwrite=True)
 
 
 class TestLock:
@@ -341,40 +323,12 @@ class TestLock:
             with pytest.raises(InputError, match="link is in use by process"):
                 FolderLock(tmp_path / "link")
 
-    def test_it_can_wait(self, tmp_path):
-        first = FolderLock(tmp_path / "out")
-        ending = threading.Timer(0.2, first.release)
-        ending.start()
-        with FolderLock(tmp_path / "out", patience=60) as second:
-            assert second.held
-            assert not first.held
-        ending.join()
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_file_system_without_locks(self, tmp_path, monkeypatch):
-        def none(*_):
-            raise OSError(errno.ENOLCK, "there are none")
-
-        monkeypatch.setattr(fcntl, "flock", none)
-        with pytest.raises(InputError, match=r"out is on a file system without locks \(there are none\)"):
-            FolderLock(tmp_path / "new" / "out")
-
     def test_of_a_dead_process_is_no_obstacle(self, tmp_path):
         code = "import os, pathlib, sinklab.results.folder as f; lock = f.FolderLock(pathlib.Path('out')); os._exit(9)"
         assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 9
         assert (tmp_path / ".out.lock").is_file()
         run(tmp_path / "out")
         assert list(tmp_path.iterdir()) == [tmp_path / "out"]
-
-    def test_one_whose_file_is_gone_writes_nothing(self, tmp_path):
-        out = tmp_path / "out"
-        with Run("trial", out=out) as one:
-            (tmp_path / ".out.lock").unlink()
-            with Run("trial", out=out) as other:
-                other.finish(table=TABLE, display=display)
-            with pytest.raises(InputError, match=r"\.out\.lock was removed .* nothing is written there"):
-                one.finish(table=TABLE, display=display)
-        assert read_run(out)["run_id"] == other.id
 
     def test_another_process_is_refused_and_a_killed_one_leaves_no_half_folder(self, tmp_path):
         out, marker = tmp_path / "out", tmp_path / "marker"

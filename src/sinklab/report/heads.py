@@ -16,7 +16,7 @@ from sinklab.report.numbers import GridRow, Numbers, labelled, part_order
 from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_matrix
 from sinklab.report.page import json_text, render, write_page
 from sinklab.results.blocks import number
-from sinklab.results.frame import framed
+from sinklab.results.html import framed
 from sinklab.results.intervals import just_above
 from sinklab.results.naming import front_names, quote
 

@@ -29,7 +29,6 @@ __all__ = [
     "render",
     "require_kind",
     "write_blocks_page",
-    "write_command_page",
     "write_page",
 ]
 
@@ -71,35 +70,6 @@ def write_page(text: str, path: Path) -> Path:
     check_page(path)
     write_text(text, path)
     return path
-
-
-def write_command_page(
-    folder: Path,
-    command: str,
-    require: Callable[[dict[str, Any], Path], object],
-    section: Callable[[object], dict[str, object] | None],
-) -> Path:
-    """Write ``folder/report.html`` of a command that is a section of an audit too, from its ``summary.json`` and ``run.json``.
-
-    Args:
-        command: its name, which is that of its template and of what the template calls the section.
-        require: raises where a summary is not what the command writes.
-        section: what the template needs of a summary.
-
-    Raises:
-        InputError: a file is missing, or is of another command.
-    """
-    run = read_run(folder)
-    require_kind(run, folder, command)
-    summary = read_run(folder, "summary.json")
-    require(summary, folder / "summary.json")
-    context = {
-        "title": summary["model"],
-        "operation": summary["operation"],
-        command: section(summary),
-        "facts": facts_of(run),
-    }
-    return write_page(render(f"{command}.html.j2", context, {"page": command}, {}), folder / "report.html")
 
 
 def write_blocks_page(folder: Path, title: str, lead: str, blocks: Callable[[dict[str, Any]], Iterable[Block]]) -> Path:

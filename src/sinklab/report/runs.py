@@ -226,12 +226,9 @@ def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object], extremes
         rows = rows[rows["step"].isna() | (rows["step"] == newest)]
     condition = _condition(rows, summary)
     sinks = rows.groupby("metric")["sink"].transform("nunique")
-    rows = rows.assign(
-        sink=rows["sink"].where(sinks > 1),
-        state=("step " + rows["step"].astype("string")).where(rows["probe"].eq("denoise").fillna(False)),
-    )
+    rows = rows.assign(sink=rows["sink"].where(sinks > 1))
     one_of = extremes if isinstance(extremes, dict) else {}
-    keys = [*_telling(rows), "sink", "state", "metric", "corpus", "bos", "policy", "intervention", "unit"]
+    keys = [*_telling(rows), "sink", "metric", "corpus", "bos", "policy", "intervention", "unit"]
     for key, group in rows.groupby(keys, dropna=False, sort=False):
         *about, metric, corpus, bos, policy, intervention, unit = key
         others = [value for value in (*about, policy, intervention) if not pd.isna(value)]

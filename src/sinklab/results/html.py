@@ -25,7 +25,7 @@ from sinklab.results.blocks import (
     number,
 )
 
-__all__ = ["html"]
+__all__ = ["framed", "html"]
 
 WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 34
@@ -165,7 +165,7 @@ def steps(low: float, high: float, count: int = 4) -> list[float]:
 def _y_ticks(low: float, high: float, y: Callable[[float], float], logarithmic: bool) -> str:
     if logarithmic:
         whole = range(math.ceil(low), math.floor(high) + 1)
-        ticks = [(power, f"{10.0**power:,g}") for power in whole[:: max(1, len(whole) // 4)]]
+        ticks = [(float(power), f"{10.0**power:,g}") for power in whole[:: max(1, len(whole) // 4)]]
         ticks = ticks if len(ticks) > 1 else [(value, number(10**value)) for value in (low, high)]
     else:
         ticks = [(value, number(value)) for value in steps(low, high)]
@@ -273,3 +273,16 @@ def _head(cell: tuple[str, str, str] | None) -> str:
         return '<td class="l-none" title="not examined"></td>'
     letter, kind, words = map(escape, cell)
     return f'<td class="l-{kind}" title="{words}"><span aria-label="{words}" role="img">{letter}</span></td>'
+
+
+def framed(page: str, height: int = 640) -> str:
+    """An inline frame that holds a whole HTML page; it works where notebooks are saved, mailed or shown without a server.
+
+    Args:
+        page: the page as text.
+        height: of the frame in CSS pixels; a page may change that of its own frame.
+    """
+    # Between single quotes only these two end or change what is between them, and pages have few of either.
+    quoted = page.replace("&", "&amp;").replace("'", "&#39;")
+    style = f"width: 100%; height: {height}px; border: 0; display: block"
+    return f'<iframe srcdoc=\'{quoted}\' style="{style}" loading="lazy" title="sinklab"></iframe>'

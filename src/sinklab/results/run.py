@@ -34,7 +34,6 @@ from sinklab.results.folder import (
     require_no_less,
     set_aside,
 )
-from sinklab.results.frame import framed
 from sinklab.results.naming import counted
 from sinklab.results.progress import Progress, notebook_bars, silent
 
@@ -181,6 +180,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame if there is one, else the top of the summary as a table."""
+        from sinklab.results.html import framed
+
         if self.page is not None and self.folder is not None:
             return framed(self.frame(self.folder) if self.frame else self.report().read_text(encoding="utf-8"))
         if self.page is not None and self.write is not None:

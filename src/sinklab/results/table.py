@@ -52,7 +52,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "query_position": ("Int64", "0-based position of the query in its document"),
     "key_position": ("Int64", "0-based position of the key in its document"),
     "sink": ("string", "the sink that the number is about, in words; null for numbers about no sink"),
-    "step": ("Int64", "training step, or denoising step of a masked language model; null elsewhere"),
+    "step": ("Int64", "training step; null elsewhere"),
     "seed": ("Int64", "seed of the sampling"),
     "value": ("Float64", "the number"),
     "count": ("Int64", "observations behind the number"),

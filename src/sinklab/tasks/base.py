@@ -1,4 +1,4 @@
-"""What a task is: texts of one layout with answers at known columns, and how far back lies what an answer needs."""
+"""What a task is: texts with one question each, whose right answer is known, and how far back lies what the answer needs."""
 
 from __future__ import annotations
 
@@ -7,80 +7,54 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from sinklab.corpora.base import Encoder, Identity
 
-__all__ = ["Axis", "Metric", "Question", "Sheet", "Task"]
+__all__ = ["Axis", "Document", "Score", "Task"]
 
-Metric = Literal["choice", "log_likelihood"]
-"""``choice``: share of the answer's tokens at which the right symbol is the likeliest of the alphabet. ``log_likelihood``: nats
-per token of the answer. Both are better when larger."""
+Score = Literal["acc", "log_likelihood"]
+"""``acc``: the right answer is the likeliest of those given. ``log_likelihood``: nats per token of the answer."""
 
-Axis = Literal["distance", "context", "position"]
-"""What the sheets of a task vary: how far back the fact lies, how many tokens stand before the answer, or how late it comes."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Question:
-    """Columns ``[start, stop)`` hold the right answer; it is scored given everything before it.
-
-    Attributes:
-        start, stop: columns, ``1 <= start < stop``.
-        distance: tokens before the query of the last answer token, column ``stop - 2``, that must be held for the whole fact
-            to be visible; 0 if no single fact is needed.
-        alphabet: int64 ``(symbols,)``, the ids among which the right one is to be chosen at each column, or ``(rows, symbols)``
-            where every row has its own; ``None`` if only the log-likelihood counts. The right ones are drawn from it evenly, so
-            chance is ``1 / symbols``.
-    """
-
-    start: int
-    stop: int
-    distance: int = 0
-    alphabet: Tensor | None = None
+Axis = Literal["distance", "context"]
+"""What documents of a task vary: how far back the fact lies, or how many tokens stand before the answer."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sheet:
-    """Texts of one layout.
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """One question: a text, and the answers that may come behind it.
 
     Attributes:
-        tokens: int64 ``(rows, length)``; row ``r`` of every sheet of a task belongs to the same item.
-        questions: in the order of their columns; they do not overlap.
-        at: where the sheet stands on the task's axis; on the axis ``position`` the questions' starts are used instead.
+        item: documents of one item share their text or are twins; their scores are averaged, since they are not independent.
+        place: where the document stands on the task's axis, in tokens.
+        context: everything before the answer; no blank at its end.
+        answer: the right one; the blank that parts it from the context is its first character.
+        wrong: the other answers, each with its blank; none where the answer is scored by its likelihood.
+        fact: the character of ``context`` with which that begins what the answer needs; ``None`` if it needs no single fact.
     """
 
-    tokens: Tensor
-    questions: tuple[Question, ...]
-    at: int
-
-    def rows(self, start: int, stop: int) -> Sheet:
-        """Rows ``[start, stop)``."""
-        questions = (
-            question
-            if question.alphabet is None or question.alphabet.ndim == 1
-            else dataclasses.replace(question, alphabet=question.alphabet[start:stop])
-            for question in self.questions
-        )
-        return Sheet(self.tokens[start:stop], tuple(questions), self.at)
+    item: int
+    place: int
+    context: str
+    answer: str
+    wrong: tuple[str, ...] = ()
+    fact: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(abc.ABC):
-    """Sheets made from a seed; a frozen dataclass whose fields are its settings.
+    """Documents made from a seed; a frozen dataclass whose fields are its settings.
 
     Attributes:
         name: set by the registry.
-        metric: the score that verdicts are about.
-        axis: what varies from sheet to sheet.
-        chance: value of the metric for a model that knows nothing; ``None`` if there is no such value.
-        minimal_effect: smallest difference of the metric that counts as one.
+        score: what verdicts are about.
+        axis: what varies from document to document of an item; ``None`` where no length is to be read off.
+        chance: score of a model that knows nothing; ``None`` of log-likelihoods.
+        minimal_effect: smallest difference of the score that counts as one.
     """
 
     name: ClassVar[str]
-    metric: ClassVar[Metric] = "choice"
-    axis: ClassVar[Axis] = "distance"
-    chance: ClassVar[float | None] = 0.1
+    score: ClassVar[Score] = "acc"
+    axis: ClassVar[Axis | None] = "distance"
+    chance: ClassVar[float | None] = 0.25
     minimal_effect: ClassVar[float] = 0.05
 
     @property
@@ -89,13 +63,12 @@ class Task(abc.ABC):
         """Where the texts come from."""
 
     @abc.abstractmethod
-    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
-        """Sheets of ``rows`` texts; the same arguments give the same ones.
+    def documents(self, encoder: Encoder, *, budget: int, items: int, seed: int) -> Iterator[Document]:
+        """Documents of so many items, each with the same places; the same arguments give the same ones.
 
         Args:
-            encoder: tokenizer and beginning-of-sequence id.
+            encoder: tokenizer, by which lengths are counted.
             budget: tokens before the query that a bounded policy holds; lengths and distances are chosen around it.
-            bos: put the beginning-of-sequence token in front.
 
         Raises:
             InputError: a model without a tokenizer, or a source of text that is too short.

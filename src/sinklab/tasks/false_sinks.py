@@ -10,8 +10,8 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import tasks
-from sinklab.tasks._writer import Writer, encode, passages
-from sinklab.tasks.base import Axis, Metric, Sheet, Task
+from sinklab.tasks._writing import decode, encode, passages
+from sinklab.tasks.base import Axis, Document, Score, Task
 
 __all__ = ["FalseSinks"]
 
@@ -37,8 +37,8 @@ class FalseSinks(Task):
         contexts: tokens of text before them, as shares of the budget.
     """
 
-    metric: ClassVar[Metric] = "log_likelihood"
-    axis: ClassVar[Axis] = "context"
+    score: ClassVar[Score] = "log_likelihood"
+    axis: ClassVar[Axis | None] = "context"
     chance: ClassVar[float | None] = None
 
     corpus: str = "python_source"
@@ -60,18 +60,16 @@ class FalseSinks(Task):
     def identity(self) -> Identity:
         return resolve_corpus(self.corpus).identity
 
-    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
-        contexts = sorted({round(share * budget) for share in self.contexts})
-        near = budget // 2
-        text = passages(self.corpus, encoder, length=contexts[-1] + self.scored, rows=rows, seed=seed, task=self.name)
+    def documents(self, encoder: Encoder, *, budget: int, items: int, seed: int) -> Iterator[Document]:
+        contexts, near = sorted({round(share * budget) for share in self.contexts}), budget // 2
+        length = contexts[-1] + self.scored
+        texts = passages(self.corpus, encoder, length=length, items=items, seed=seed, task=self.name)
         false = self._false(encoder)
         for context in contexts:
-            writer = Writer(encoder, rows, bos=bos, task=self.name)
-            writer.put(text[:, -self.scored - context : -self.scored - near])
-            writer.put(false)
-            writer.put(text[:, -self.scored - near : -self.scored])
-            writer.ask(text[:, -self.scored :], None)
-            yield writer.sheet(at=context)
+            for item, text in enumerate(texts):
+                begin, middle, end = -self.scored - context, -self.scored - near, -self.scored
+                before = [*text[begin:middle], *false, *text[middle:end]]
+                yield Document(item, context, decode(encoder, before), decode(encoder, text[end:]))
 
     def _false(self, encoder: Encoder) -> list[int]:
         """The tokens that stand in the way."""

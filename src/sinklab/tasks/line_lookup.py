@@ -6,21 +6,17 @@ import dataclasses
 import random
 from collections.abc import Iterator
 
-import torch
-from torch import Tensor
-
 from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import ConfigurationError
 from sinklab.registry import tasks
-from sinklab.tasks._writer import Writer, digits, draw, encode
-from sinklab.tasks.base import Sheet, Task
+from sinklab.tasks._writing import CHOICES, encode, placed
+from sinklab.tasks.base import Document, Task
 
 __all__ = ["LineLookup"]
 
-BEFORE_LABEL, BEFORE_CONTENT, END = "line ", ": REGISTER_CONTENT is ", "\n"
-QUESTION = "Recall line "
-LABEL, CONTENT = 3, 4
-LABELS = 1000
+LINE = "line {:03d}: REGISTER_CONTENT is {:04d}\n"
+ANSWER = " {:04d}"
+LABELS, CONTENTS = 1000, 10_000
 
 
 @tasks.register("line_lookup")
@@ -29,67 +25,59 @@ class LineLookup(Task):
     """The stream of Xiao et al. 2024 (arXiv 2309.17453), StreamEval, made anew, since its data were never released.
 
     A line is ``line 417: REGISTER_CONTENT is 5802`` with random digits; a question repeats the line up to its content, with
-    ``Recall`` in front. The stream goes on until some questions have been asked after more tokens than the budget holds. By the
-    paper accuracy does not fall slowly: it ends where the asked line has left the cache.
+    ``Recall`` in front, and is answered in the stream. The last question of a document, behind more tokens than the budget
+    holds, is the one that is scored: its content is chosen among those of four lines. By the paper accuracy does not fall
+    slowly: it ends where the asked line has left the cache.
 
     Args:
         every: lines from one question to the next.
-        back: how many lines back the asked line is; one sheet each.
+        back: how many lines back the asked line is; one document of an item each.
         shares: further distances, as shares of the budget.
-        questions: to be asked after the cache is full.
     """
 
     every: int = 10
     back: tuple[int, ...] = (20,)
     shares: tuple[float, ...] = (0.5, 0.8, 1.2, 2.0)
-    questions: int = 2
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.questions < 1 or any(back < 1 for back in self.back):
-            raise ConfigurationError(
-                f"task 'line_lookup': every {self.every}, back {self.back} and questions {self.questions} must be 1 or more"
-            )
+        if self.every < 1 or any(back < 1 for back in self.back):
+            raise ConfigurationError(f"task 'line_lookup': every {self.every} and back {self.back} must be 1 or more")
 
     @property
     def identity(self) -> Identity:
-        return Identity(source="generated register lines", revision="1", licence="none")
+        return Identity(source="generated register lines", revision="2", licence="none")
 
-    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
-        alphabet = digits(encoder, self.name)
-        line = sum(len(encode(encoder, text, self.name)) for text in (BEFORE_LABEL, BEFORE_CONTENT, END)) + LABEL + CONTENT
+    def documents(self, encoder: Encoder, *, budget: int, items: int, seed: int) -> Iterator[Document]:
+        line = len(encode(encoder, LINE.format(417, 5802), self.name))
         # The asked line and the question take a line each; between two questions there are `every` lines and a question.
         per_line = line * (self.every + 1) / self.every
         swept = (round((share * budget - 2 * line) / per_line) for share in self.shares)
+        # As many lines as fill the cache before the question, which comes where one is due.
+        filled = -(-(budget + 2) // line)
         for back in sorted({*self.back, *(lines for lines in swept if lines >= 1)}):
-            yield self._sheet(encoder, alphabet, back, budget, rows, random.Random(f"line_lookup {seed} {back}"), bos)
-
-    def _sheet(
-        self, encoder: Encoder, alphabet: Tensor, back: int, budget: int, rows: int, generator: random.Random, bos: bool
-    ) -> Sheet:
-        writer = Writer(encoder, rows, bos=bos, task=self.name)
-        labels = [generator.sample(range(LABELS), LABELS) for _ in range(rows)]
-        written: list[tuple[int, Tensor, Tensor]] = []
-        questions_asked = 0
-        while questions_asked < self.questions:
-            number = len(written)
-            if number == LABELS:
+            lines = self.every * -(-max(filled, back + 1, CHOICES) // self.every)
+            if lines > LABELS:
                 raise ConfigurationError(
-                    f"task 'line_lookup' has {LABELS} labels, which are used up before {self.questions} questions {back} lines "
-                    f"back could be asked with a window of {budget}; ask fewer, or choose a smaller window"
+                    f"task 'line_lookup' has {LABELS} labels, and a question {back} lines back behind a window of {budget} "
+                    f"takes {lines}; choose a smaller window or a smaller back"
                 )
-            label = alphabet[torch.tensor([[int(digit) for digit in f"{row[number]:0{LABEL}d}"] for row in labels])]
-            content = draw(alphabet, rows, CONTENT, generator)
-            writer.text(BEFORE_LABEL)
-            begin = writer.put(label)
-            writer.text(BEFORE_CONTENT)
-            writer.put(content)
-            writer.text(END)
-            written.append((begin, label, content))
-            if len(written) % self.every == 0 and len(written) > back:
-                fact, label, content = written[-1 - back]
-                writer.text(QUESTION)
-                writer.put(label)
-                writer.text(BEFORE_CONTENT)
-                questions_asked += writer.ask(content, alphabet, fact).start >= budget + 2
-                writer.text(END)
-        return writer.sheet()
+            drawn = [
+                self._document(item, back, lines, random.Random(f"line_lookup {seed} {back} {item}")) for item in range(items)
+            ]
+            yield from placed(encoder, drawn)
+
+    def _document(self, item: int, back: int, lines: int, generator: random.Random) -> Document:
+        labels, contents = generator.sample(range(LABELS), lines), generator.sample(range(CONTENTS), lines)
+        text, begins = "", list[int]()
+        for number, (label, content) in enumerate(zip(labels, contents, strict=True), 1):
+            begins.append(len(text))
+            text += LINE.format(label, content)
+            if number % self.every == 0 and back < number < lines:
+                text += "Recall " + LINE.format(labels[number - 1 - back], contents[number - 1 - back])
+        asked = lines - 1 - back
+        question = "Recall " + LINE.format(labels[asked], contents[asked]).removesuffix(ANSWER.format(contents[asked]) + "\n")
+        others = generator.sample([number for number in range(lines) if number != asked], CHOICES - 1)
+        return Document(
+            item, 0, text + question, ANSWER.format(contents[asked]),
+            tuple(ANSWER.format(contents[number]) for number in others), fact=begins[asked],
+        )  # fmt: skip

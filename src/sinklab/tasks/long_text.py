@@ -10,8 +10,8 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import ConfigurationError
 from sinklab.registry import tasks
-from sinklab.tasks._writer import Writer, passages
-from sinklab.tasks.base import Axis, Metric, Sheet, Task
+from sinklab.tasks._writing import decode, passages
+from sinklab.tasks.base import Axis, Document, Score, Task
 
 __all__ = ["LongText"]
 
@@ -21,8 +21,8 @@ __all__ = ["LongText"]
 class LongText(Task):
     """Nats per token of the last tokens of a passage, read after contexts of several lengths.
 
-    The scored tokens are the same for every length, so that lengths are compared pair by pair: where a longer context lowers
-    the loss no further, what lies farther back is of no use under the policy. Perplexity is ``exp(-score)``.
+    The scored text is the same for every length, so that lengths are compared pair by pair: where a longer context lowers the
+    loss no further, what lies farther back is of no use under the policy. Perplexity is ``exp(-score)``.
 
     Args:
         corpus: what ``corpus`` of the commands is: a name, a text file or a folder.
@@ -30,8 +30,8 @@ class LongText(Task):
         contexts: tokens before them, as shares of the budget.
     """
 
-    metric: ClassVar[Metric] = "log_likelihood"
-    axis: ClassVar[Axis] = "context"
+    score: ClassVar[Score] = "log_likelihood"
+    axis: ClassVar[Axis | None] = "context"
     chance: ClassVar[float | None] = None
 
     corpus: str = "python_source"
@@ -46,12 +46,11 @@ class LongText(Task):
     def identity(self) -> Identity:
         return resolve_corpus(self.corpus).identity
 
-    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
+    def documents(self, encoder: Encoder, *, budget: int, items: int, seed: int) -> Iterator[Document]:
         contexts = sorted({max(1, round(share * budget)) for share in self.contexts})
         length = contexts[-1] + self.scored
-        text = passages(self.corpus, encoder, length=length, rows=rows, seed=seed, task=self.name)
+        texts = passages(self.corpus, encoder, length=length, items=items, seed=seed, task=self.name)
         for context in contexts:
-            writer = Writer(encoder, rows, bos=bos, task=self.name)
-            writer.put(text[:, -self.scored - context : -self.scored])
-            writer.ask(text[:, -self.scored :], None)
-            yield writer.sheet(at=context)
+            for item, text in enumerate(texts):
+                before = text[-self.scored - context : -self.scored]
+                yield Document(item, context, decode(encoder, before), decode(encoder, text[-self.scored :]))

@@ -6,13 +6,11 @@ import dataclasses
 import random
 from collections.abc import Iterator
 
-from torch import Tensor
-
 from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import ConfigurationError
 from sinklab.registry import tasks
-from sinklab.tasks._writer import Writer, digits, draw, encode
-from sinklab.tasks.base import Sheet, Task
+from sinklab.tasks._writing import CHOICES, encode, placed
+from sinklab.tasks.base import Document, Task
 
 __all__ = ["MultiTurn"]
 
@@ -20,9 +18,8 @@ NAMES = (
     *("Anna", "Ben", "Carl", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivan", "June", "Kim", "Leo"),
     *("Mia", "Ned", "Ola", "Paul", "Rosa", "Sam", "Tom", "Una", "Vera", "Will", "Xena", "Zoe"),
 )
-STATED, NOTED = "User: {} has ", ".\nAssistant: I see.\n"
-ASKED, END = "User: What does {} have?\nAssistant: {} has ", ".\n"
-DIGITS = 2
+STATED = "User: {} has {:02d}.\nAssistant: I see.\n"
+ASKED, ANSWER, END = "User: What does {} have?\nAssistant: {} has", " {:02d}", ".\n"
 
 
 @tasks.register("multi_turn")
@@ -30,59 +27,55 @@ DIGITS = 2
 class MultiTurn(Task):
     """User and assistant in turns; the user states a number of somebody, and now and then asks for one stated before.
 
-    A name comes again only after all others, so what is asked for was stated once since. Unlike a question stream, where every
-    turn can be answered from itself, the answer lies turns back. The dialogue goes on until some questions have been asked
-    after more tokens than the budget holds. Roles are plain words: a model's own template of a chat is not used, so that
-    one text serves all models.
+    A name comes again only after all others, so what is asked for was stated once since. The last question of a document,
+    behind more tokens than the budget holds, is the one that is scored: among that number and three others of the last turns.
+    Roles are plain words: a model's own template of a chat is not used, so that one text serves all models.
 
     Args:
         every: turns from one question to the next.
-        back: how many turns back the number was stated; one sheet each, 23 at most.
+        back: how many turns back the number was stated; one document of an item each, 23 at most.
         shares: further distances, as shares of the budget, as far as 23 turns reach.
-        questions: to be asked after the cache is full.
     """
 
     every: int = 3
     back: tuple[int, ...] = (1,)
     shares: tuple[float, ...] = (0.4, 0.7)
-    questions: int = 3
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.questions < 1 or any(not 1 <= back < len(NAMES) for back in self.back):
+        if self.every < 1 or any(not 1 <= back < len(NAMES) for back in self.back):
             raise ConfigurationError(
-                f"task {self.name!r}: every {self.every} and questions {self.questions} must be 1 or more, and back "
-                f"{self.back} from 1 to {len(NAMES) - 1}"
+                f"task {self.name!r}: every {self.every} must be 1 or more, and back {self.back} from 1 to {len(NAMES) - 1}"
             )
 
     @property
     def identity(self) -> Identity:
-        return Identity(source="generated turns of a dialogue", revision="1", licence="none")
+        return Identity(source="generated turns of a dialogue", revision="2", licence="none")
 
-    def sheets(self, encoder: Encoder, *, budget: int, rows: int, seed: int, bos: bool) -> Iterator[Sheet]:
-        alphabet = digits(encoder, self.name)
-        turn = sum(len(encode(encoder, text, self.name)) for text in (STATED.format("Anna"), NOTED)) + DIGITS
-        question = sum(len(encode(encoder, text, self.name)) for text in (ASKED.format("Anna", "Anna"), END)) + DIGITS
+    def documents(self, encoder: Encoder, *, budget: int, items: int, seed: int) -> Iterator[Document]:
+        turn = len(encode(encoder, STATED.format("Anna", 42), self.name))
+        question = len(encode(encoder, ASKED.format("Anna", "Anna") + ANSWER.format(42) + END, self.name))
         per_turn = turn + question / self.every
-        swept = (round((share * budget - question) / per_turn) for share in self.shares)
+        swept = (round((share * budget - turn - question) / per_turn) for share in self.shares)
+        filled = -(-(budget + 2) // turn)
         for back in sorted({*self.back, *(turns for turns in swept if 1 <= turns < len(NAMES))}):
-            yield self._sheet(encoder, alphabet, back, budget, rows, random.Random(f"multi_turn {seed} {back}"), bos)
+            turns = self.every * -(-max(filled, back + 1, CHOICES) // self.every)
+            drawn = [
+                self._document(item, back, turns, random.Random(f"multi_turn {seed} {back} {item}")) for item in range(items)
+            ]
+            yield from placed(encoder, drawn)
 
-    def _sheet(
-        self, encoder: Encoder, alphabet: Tensor, back: int, budget: int, rows: int, generator: random.Random, bos: bool
-    ) -> Sheet:
-        writer = Writer(encoder, rows, bos=bos, task=self.name)
-        names = generator.sample(NAMES, len(NAMES))
-        stated: list[tuple[int, str, Tensor]] = []
-        asked = 0
-        while asked < self.questions:
-            name, number = names[len(stated) % len(names)], draw(alphabet, rows, DIGITS, generator)
-            begin = writer.text(STATED.format(name))
-            writer.put(number)
-            writer.text(NOTED)
-            stated.append((begin, name, number))
-            if len(stated) % self.every == 0 and len(stated) > back:
-                fact, name, number = stated[-1 - back]
-                writer.text(ASKED.format(name, name))
-                asked += writer.ask(number, alphabet, fact).start >= budget + 2
-                writer.text(END)
-        return writer.sheet()
+    def _document(self, item: int, back: int, turns: int, generator: random.Random) -> Document:
+        names, have = generator.sample(NAMES, len(NAMES)), [generator.randrange(100) for _ in range(turns)]
+        text, begins = "", list[int]()
+        for number in range(1, turns + 1):
+            begins.append(len(text))
+            text += STATED.format(names[(number - 1) % len(names)], have[number - 1])
+            if number % self.every == 0 and back < number:
+                asked = number - 1 - back
+                name, right = names[asked % len(names)], ANSWER.format(have[asked])
+                text += ASKED.format(name, name) + (f"{right}{END}" if number < turns else "")
+        # Among numbers of the last turns, filled up with others where few of them differ.
+        others = [number for number in dict.fromkeys(reversed(have)) if number != have[asked]]
+        others += [number for number in range(100) if number not in others and number != have[asked]]
+        wrong = tuple(map(ANSWER.format, others[: CHOICES - 1]))
+        return Document(item, 0, text, right, wrong, fact=begins[asked])

@@ -1,31 +1,28 @@
-"""The contract of tasks: texts that a seed decides, of one layout, whose answers stand and can be found where they say."""
+"""The contract of tasks: documents that a seed decides, whose answers stand where they say and can be told apart."""
 
 from __future__ import annotations
 
 import dataclasses
-from itertools import pairwise
 from typing import get_args
-
-import torch
 
 from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import InputError, SinklabError
 from sinklab.registry import tasks
-from sinklab.tasks.base import Axis, Metric, Sheet, Task
+from sinklab.tasks.base import Axis, Document, Score, Task
 from sinklab.testing._checks import Checks, first_line, is_frozen
 
 __all__ = ["check_task"]
 
 
 def check_task(
-    task: Task | type[Task], *, encoder: Encoder | None = None, budget: int = 96, rows: int = 4, **settings: object
+    task: Task | type[Task], *, encoder: Encoder | None = None, budget: int = 96, items: int = 4, **settings: object
 ) -> None:
     """Check that a task keeps the contract of :class:`~sinklab.tasks.base.Task`.
 
     Args:
         task: the task, or its class with ``settings``.
         encoder: tokenizer to make texts for; that of the embedded models by default.
-        budget, rows: sizes at which it is tried; the task must ask something that a cache of ``budget`` tokens can answer.
+        budget, items: sizes at which it is tried; the task must ask something that a cache of ``budget`` tokens can answer.
 
     Raises:
         ContractError: with the name of the check, what was expected and what was found.
@@ -34,40 +31,36 @@ def check_task(
     check = Checks(f"task {getattr(cls, 'name', cls.__name__)!r}")
     made = _settings(check, cls(**settings) if isinstance(task, type) else task)
     encoder = _embedded() if encoder is None else encoder
-    sheets = list(made.sheets(encoder, budget=budget, rows=rows, seed=0, bos=True))
-    again = list(made.sheets(encoder, budget=budget, rows=rows, seed=0, bos=True))
-    other = list(made.sheets(encoder, budget=budget, rows=rows, seed=1, bos=True))
-    check.require(len(sheets) > 0, "sheets", "at least one sheet", "none")
-    same = len(sheets) == len(again) and all(torch.equal(a.tokens, b.tokens) for a, b in zip(sheets, again, strict=True))
-    check.require(same, "seed", "the same texts from the same seed", "others")
-    differ = any(
-        a.tokens.shape != b.tokens.shape or not torch.equal(a.tokens, b.tokens) for a, b in zip(sheets, other, strict=False)
+    drawn, again, other = (list(made.documents(encoder, budget=budget, items=items, seed=seed)) for seed in (0, 0, 1))
+    check.require(len(drawn) > 0, "documents", "at least one", "none")
+    check.require(drawn == again, "seed", "the same documents from the same seed", "others")
+    check.require(drawn != other, "seed", "other documents from another seed", "the same")
+    for document in drawn:
+        _check_document(check, made, document)
+    for place in {document.place for document in drawn}:
+        numbers = {document.item for document in drawn if document.place == place}
+        check.require(numbers == set(range(items)), "items", f"every item at place {place}", sorted(numbers))
+    useful = any(
+        len(encoder.encode(document.context)) >= budget + 2
+        and (document.fact is None or len(encoder.encode(document.context[document.fact :] + document.answer)) <= budget)
+        for document in drawn
     )
-    check.require(differ, "seed", "other texts from another seed", "the same")
-    for sheet in sheets:
-        _check_sheet(check, made, sheet, encoder, rows)
-    places = [sheet.at for sheet in sheets]
-    check.require(all(a < b for a, b in pairwise(places)), "places", "sheets in ascending order of their place", places)
-    useful = [
-        question
-        for sheet in sheets
-        for question in sheet.questions
-        if question.start >= budget + 2 and question.distance <= budget
-    ]
-    check.require(len(useful) > 0, "budget", f"a question behind {budget} tokens whose fact a window of {budget} holds", "none")
-    without = next(iter(made.sheets(encoder, budget=budget, rows=rows, seed=0, bos=False))).tokens[:, 0]
-    check.require(encoder.bos_token_id not in without.tolist(), "bos", "no token in front with bos=False", "the BOS token")
-    _check_no_tokenizer(check, made, budget, rows)
+    check.require(useful, "budget", f"a question behind {budget} tokens whose fact a window of {budget} holds", "none")
+    try:
+        list(made.documents(Encoder(vocab_size=64, bos_token_id=0), budget=budget, items=items, seed=0))
+    except InputError as error:
+        check.require(made.name in str(error), "no tokenizer", "a message that names the task", first_line(error))
 
 
 def _settings(check: Checks, task: Task) -> Task:
     cls = type(task)
     check.require(is_frozen(cls), "declaration", "a frozen dataclass", cls)
-    check.require(task.metric in get_args(Metric), "declaration", f"a metric among {', '.join(get_args(Metric))}", task.metric)
-    check.require(task.axis in get_args(Axis), "declaration", f"an axis among {', '.join(get_args(Axis))}", task.axis)
+    check.require(task.score in get_args(Score), "declaration", f"a score among {', '.join(get_args(Score))}", task.score)
+    known = task.axis is None or task.axis in get_args(Axis)
+    check.require(known, "declaration", f"an axis among {', '.join(get_args(Axis))}, or None", task.axis)
     check.require(task.minimal_effect > 0, "declaration", "a minimal effect above 0", task.minimal_effect)
-    known = task.chance is not None if task.metric == "choice" else task.axis == "context"
-    check.require(known, "declaration", "a chance for choices, and the axis 'context' for log-likelihoods", task.chance)
+    fitting = task.chance is not None if task.score == "acc" else task.axis == "context"
+    check.require(fitting, "declaration", "a chance for choices, and the axis 'context' for log-likelihoods", task.chance)
     identity = task.identity
     complete = isinstance(identity, Identity) and all(dataclasses.astuple(identity))
     check.require(complete, "identity", "source, revision and licence", identity)
@@ -79,47 +72,18 @@ def _settings(check: Checks, task: Task) -> Task:
     return task
 
 
-def _check_sheet(check: Checks, task: Task, sheet: Sheet, encoder: Encoder, rows: int) -> None:
-    tokens = sheet.tokens
-    check.require(tokens.dtype == torch.int64 and tokens.ndim == 2, "tokens", "int64 (rows, length)", tokens.dtype)
-    check.require(len(tokens) == rows, "tokens", f"{rows} rows", len(tokens))
-    in_range = int(tokens.min()) >= 0 and int(tokens.max()) < encoder.vocab_size
-    check.require(in_range, "tokens", f"ids below {encoder.vocab_size}", int(tokens.max()))
-    check.require(set(tokens[:, 0].tolist()) == {encoder.bos_token_id}, "bos", "the BOS token in front", "another")
-    check.require(len(sheet.questions) > 0, "questions", "at least one in each sheet", "none")
-    done = 1
-    for question in sheet.questions:
-        span = (question.start, question.stop)
-        check.require(done <= question.start < question.stop <= tokens.shape[1], "questions", "columns in order", span)
-        done = question.stop
-        if question.alphabet is None:
-            check.require(task.metric == "log_likelihood", "alphabet", "one for every choice", "none")
-            continue
-        answers = tokens[:, question.start : question.stop]
-        symbols = question.alphabet.expand(rows, -1)
-        drawn = bool((answers[:, :, None] == symbols[:, None]).any(dim=-1).all())
-        check.require(drawn, "alphabet", "answers among its symbols", answers.unique().tolist())
-        for row in symbols:
-            chance = 1 / len(row.unique())
-            check.require(abs(chance - float(task.chance or 0)) < 1e-9, "chance", f"{chance:g} of {len(row)}", task.chance)
-        if question.distance:
-            _check_fact(check, tokens, question.start, question.stop, question.distance)
-
-
-def _check_fact(check: Checks, tokens: torch.Tensor, start: int, stop: int, distance: int) -> None:
-    """The answer must stand in what a cache of ``distance`` tokens holds, and nowhere behind the column it says."""
-    begin, length = stop - 2 - distance, stop - start
-    check.require(begin >= 0 and begin + length <= start, "distance", "a fact that ends before its question", distance)
-    windows = tokens[:, begin:start].unfold(1, length, 1)
-    repeated = (windows == tokens[:, None, start:stop]).all(dim=-1).any(dim=-1)
-    check.require(bool(repeated.all()), "distance", f"the answer within the {distance} tokens before the query", "another text")
-
-
-def _check_no_tokenizer(check: Checks, task: Task, budget: int, rows: int) -> None:
-    try:
-        list(task.sheets(Encoder(vocab_size=64, bos_token_id=0), budget=budget, rows=rows, seed=0, bos=True))
-    except InputError as error:
-        check.require(task.name in str(error), "no tokenizer", "a message that names the task", first_line(error))
+def _check_document(check: Checks, task: Task, document: Document) -> None:
+    check.require(bool(document.answer.strip()), "answer", "a text", document.answer)
+    choices = (document.answer, *document.wrong)
+    check.require(len(set(choices)) == len(choices), "wrong", "answers that differ", choices)
+    if task.score == "log_likelihood":
+        check.require(not document.wrong, "wrong", "none, since an answer is scored by its own likelihood", document.wrong)
+        return
+    chance = 1 / len(choices)
+    check.require(abs(chance - float(task.chance or 0)) < 1e-9, "chance", f"{chance:g} of {len(choices)}", task.chance)
+    if document.fact is not None:
+        told = document.context[document.fact :]
+        check.require(document.answer in told, "fact", f"the answer {document.answer!r} in what the fact begins", told[:80])
 
 
 def _embedded() -> Encoder:

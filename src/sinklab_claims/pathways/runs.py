@@ -21,10 +21,8 @@ from sinklab.registry import operations
 from sinklab.results.naming import counted
 from sinklab.results.progress import duration
 from sinklab.results.run import Progress
-from sinklab.studies.trigger.evaluation import evaluate
 from sinklab.studies.trigger.expressible import obstacle
 from sinklab.studies.trigger.lab import label_of, run_lab
-from sinklab.studies.trigger.maps import write_maps
 from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import SCALES, Base, Changes, Scale, Times, Variant, is_natural
@@ -394,9 +392,6 @@ def trigger_numbers(
             problem,
             trained,
             seeds,
-            evaluate=evaluate,
-            obstacle=obstacle,
-            picture=write_maps,
             samples=SAMPLES_OF_TRIGGER,
             anyway=False,
             out=folder,

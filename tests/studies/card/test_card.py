@@ -138,14 +138,14 @@ def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
     """A row and metrics for each task, on what it was measured, and a line that measures the same without the folders."""
     book = tmp_path / "book.txt"
     book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
-    tasks = f"long_text:contexts=[1.0,2.0],corpus={book},question_stream"
+    tasks = f"long_text:contexts=[1.0,2.0],corpus={book},passkey:distances=[]"
     run(
         "depend",
         checkpoint,
         "--task",
         tasks,
         "--window",
-        "60",
+        "70",
         "--policies",
         "full",
         "--items",
@@ -157,12 +157,14 @@ def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
     first = read_run(tmp_path / "first", "summary.json")
     results = ModelCard(text).data.eval_results
     long_text = first["tasks"][0]
-    assert {result.dataset_name for result in results} == {"long_text, question_stream"}
-    assert {result.metric_type for result in results} <= {"sink_dependence", "log_likelihood", "choice"}
+    assert {result.dataset_name for result in results} == {"long_text, passkey"}
+    assert {result.metric_type for result in results} <= {"sink_dependence", "log_likelihood", "acc"}
     scores = {entry["policy"]: entry["score"]["mean"] for entry in long_text["policies"]}
     values = {result.metric_name: result.metric_value for result in results}
-    assert values["long_text under 4+56, nats per token"] == scores["4+56"]
-    assert values["long_text under 0+60, nats per token"] == scores["0+60"]
+    assert values["long_text under 4+66, nats per token"] == scores["4+66"]
+    assert values["long_text under 0+70, nats per token"] == scores["0+70"]
+    assert f"| long_text | {long_text['verdict']} | {long_text['difference']['mean']:+.3f} " in text
+    assert "3 items of long_text, 3 items of passkey, 1 BOS token in front, seed 0." in text
     assert str(tmp_path) not in text
     words = shlex.split(text.split("```")[1].removeprefix("console\n"))
     assert words[:3] == ["sinklab", "depend", checkpoint.name]
@@ -176,8 +178,8 @@ def test_the_command_has_the_corpus_of_all_tasks(checkpoint, tmp_path, monkeypat
     """And a name with a space and a comma in it, which a shell and a list of tasks could divide."""
     book = tmp_path / "my, book.txt"
     book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
-    settings = ["--window", "60", "--policies", "full", "--items", "3"]
-    tasks = ["--task", "long_text:contexts=[1.0,2.0],question_stream"]
+    settings = ["--window", "70", "--policies", "full", "--items", "3"]
+    tasks = ["--task", "long_text:contexts=[1.0,2.0],passkey:distances=[]"]
     run("depend", checkpoint, *tasks, "--corpus", book, *settings, "--out", tmp_path / "first")
     text = run("card", tmp_path / "first").stdout
     assert str(tmp_path) not in text
@@ -210,8 +212,8 @@ def test_the_command_measures_what_the_comparison_did_and_no_more(checkpoint, tm
             "long_text:contexts=[1.0,2.0],corpus=book.txt,scored=8",
         ),
         ("lm_eval:/data/me/tasks:mine", "lm_eval:tasks:mine"),
-        ("needle:corpus=org/texts", "needle:corpus=org/texts"),
-        ('needle:corpus="/data/me/my, \\u00e9 book.txt",scored=8', 'needle:corpus="my, \\u00e9 book.txt",scored=8'),
+        ("long_text:corpus=org/texts", "long_text:corpus=org/texts"),
+        ('long_text:corpus="/data/me/my, \\u00e9 book.txt",scored=8', 'long_text:corpus="my, \\u00e9 book.txt",scored=8'),
         ("/data/me/book.txt", "book.txt"),
         ("sink_window", "sink_window"),
     ],
@@ -341,7 +343,7 @@ def test_bad_input(tmp_path, record, message):
         ("python_source", "python_source"),
         ("org/data.v2", "org/data.v2"),
         ("my text (final).txt", "my-text-final-.txt"),
-        ("long_text, question_stream", "long_text-question_stream"),
+        ("long_text, passkey", "long_text-passkey"),
         ("Bücher", "B-cher"),
         ("…", "other"),
         ("", "other"),

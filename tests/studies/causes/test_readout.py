@@ -244,7 +244,7 @@ def test_outputs_that_do_not_fit():
     for readout in (NextToken(), MaskedToken()):
         with pytest.raises(UnsupportedModelError, match=r"needs logits \(samples, seq_len, vocab_size\), .* gives none"):
             readout.outputs(SimpleNamespace(), texts)
-    with pytest.raises(UnsupportedModelError, match=r"a loss of one_text .* gives \(1, 4, 2\)"):
+    with pytest.raises(UnsupportedModelError, match=r"a loss of tokens .* gives \(1, 4, 2\)"):
         NextToken().outputs(SimpleNamespace(logits=torch.zeros(1, 4, 2)), texts)
     with pytest.raises(UnsupportedModelError, match=r"one scored position a sample, .* with domains \(1, 3\)"):
         ClassLogits().outputs(SimpleNamespace(logits=torch.zeros(1, 4)), texts)

@@ -14,8 +14,6 @@ class InductionReader(Reader):
 
     Args:
         needs_sink: whether it loses its footing, and guesses, once token 0 is out of sight.
-        needs_bos: whether it guesses where the text does not begin with token 0.
-        rounds: a kind of integers under which it guesses.
     """
 
     vocab_size = 300
@@ -25,13 +23,11 @@ class InductionReader(Reader):
         model,
         policy,
         *,
-        quantized: str | None = None,
         needs_sink: bool = False,
-        needs_bos: bool = False,
-        rounds: str = "",
+        **_options: object,
     ) -> None:
         super().__init__(model, policy)
-        self.needs_sink, self.needs_bos, self.rounded = needs_sink, needs_bos, quantized is not None and quantized == rounds
+        self.needs_sink = needs_sink
         self.tokens = self.mask = None
 
     def read(self, tokens, attention_mask=None, *, keep=0):
@@ -52,7 +48,7 @@ class InductionReader(Reader):
         logits = torch.zeros(self.vocab_size)
         query = len(row) - 1
         visible = self.policy.visible(torch.tensor(query), torch.arange(len(row))).tolist()
-        if (self.needs_sink and not visible[0]) or (self.needs_bos and int(row[0])) or self.rounded:
+        if self.needs_sink and not visible[0]:
             # A guess that differs from text to text, so that ties are not all broken alike.
             return torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(int(row.sum()) + query))
         ids, best, longest = row.tolist(), None, 1

@@ -10,9 +10,8 @@ import scipy.special
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import function_over_items, mean_over_items, means_over_items
-from sinklab.studies.depend.dependence import measure_dependence
-from sinklab.studies.depend.judge import effective_length, judge, useful_context
-from sinklab.studies.depend.outcome import Measured
+from sinklab.studies.depend.judge import effective_length, judge, measure_dependence, useful_context
+from sinklab.studies.depend.measurement import _score
 
 RULES = {"minimal_effect": 0.05, "chance": 0.1, "scale": 1.0}
 
@@ -68,15 +67,13 @@ class TestInterval:
         visible = np.repeat([1.0, 0.0], [38, 26])
         hidden = np.repeat([0.0, 1.0, 0.0], [2, 36, 26])
         about = {"chance": 0.1, "scale": 1.0}
-        found = measure_dependence(visible, hidden, np.zeros(64), **about).index
+        found = measure_dependence(visible, hidden, np.zeros(64), **about)
         room = 38 / 64 - 0.1
         assert found.mean == pytest.approx(2 / 64 / room)
         assert found.low < found.mean - 3 / 64 / room < 0.0
-        unseen = measure_dependence(
-            hidden, visible, np.zeros(64), **about
-        ).index  # the sink does harm: the same with its sign turned
+        unseen = measure_dependence(hidden, visible, np.zeros(64), **about)  # the sink does harm: the same with its sign turned
         assert (unseen.low, unseen.high) == (pytest.approx(-found.high, abs=0.01), pytest.approx(-found.low, abs=0.01))
-        unbounded = measure_dependence(visible, hidden, np.zeros(64), chance=0.1, scale=None).index
+        unbounded = measure_dependence(visible, hidden, np.zeros(64), chance=0.1, scale=None)
         assert unbounded.low >= 0.0  # of scores without a range nothing more can be said
         assert unbounded.high == found.high
 
@@ -87,7 +84,7 @@ class TestInterval:
         for _ in range(300):
             visible = (generator.random(64) < 0.6).astype(float)
             hidden = np.where(generator.random(64) < 0.02, 1.0 - visible, visible)
-            held += _holds(measure_dependence(visible, hidden, np.zeros(64), chance=0.1, scale=1.0).index, 0.004 / 0.5)
+            held += _holds(measure_dependence(visible, hidden, np.zeros(64), chance=0.1, scale=1.0), 0.004 / 0.5)
         assert held / 300 > 0.93
 
     def test_few_items_have_students(self):
@@ -222,8 +219,6 @@ class TestLengths:
 @pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0.0, 0.75), (0.5, 0.0, 1.0), (1.0, 0.25, 1.0)])
 def test_the_interval_of_a_share_stays_within_shares(share, low, high):
     """The rule of three reaches 3 / n to both sides, and nothing is known below 0 and above 1."""
-    shares = Measured({}, {}, chance=0.1, minimal_effect=0.05, scale=1.0, level=0.95)
-    interval = shares.score(np.full(4, share))
+    interval = _score(np.full(4, share), 1.0, 0.95)
     assert (interval.mean, interval.low, interval.high) == (share, low, high)
-    losses = Measured({}, {}, chance=None, minimal_effect=0.05, scale=None, level=0.95)
-    assert losses.score(np.array([-3.0, -2.0, -1.0, -2.5])).low < 0.0
+    assert _score(np.array([-3.0, -2.0, -1.0, -2.5]), None, 0.95).low < 0.0

@@ -8,9 +8,8 @@ from tests.test_real_models import real
 from sinklab.corpora.samples import Samples
 from sinklab.models.loading import load_model
 from sinklab.studies.quantize.quantize import quantize
-from sinklab.studies.quantize.scheme import Scheme
 from sinklab.studies.quantize.spikes import find_spikes
-from sinklab.studies.quantize.twin import Treatment, Twin
+from sinklab.studies.quantize.twin import Scheme, Treatment, Twin
 
 
 def test_eight_bits_of_a_vits_residual_stream_break_on_one_channel_of_the_corner_patches():

@@ -192,14 +192,11 @@ def test_the_null_as_the_sink():
         assert (layer.sink_weight > 0).all()
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize(
-    "family", ["gpt_oss", "granite_swa", "mimo_v2_flash", "gpt2", "gpt_neox", "gemma2", "deepseek_v3", "t5", "bert", "opt"]
-)
-def test_heads_of_many_families_lie_within_their_certificate(family, padded):
+@pytest.mark.parametrize("family", ["gpt_oss", "mimo_v2_flash", "gpt2", "gemma2", "deepseek_v3", "t5", "bert"])
+def test_heads_of_many_families_lie_within_their_certificate(family):
     # Grouped and latent values, fused projections, soft caps, relative biases, windows, learned sink logits, both directions.
     entry = ZOO[family]
-    probe = certify(model_of(family, entry.backends[-1]), batch_of(entry, padded), delta="measured", tolerance=1e-5)
+    probe = certify(model_of(family, entry.backends[-1]), batch_of(entry, True), delta="measured", tolerance=1e-5)
     for layer in probe.found:
         bounds = layer.certificate
         counted = bounds.counted
@@ -238,15 +235,6 @@ def test_rows_fit_the_table_and_merge():
         assert values.between(metric.range[0] - 1e-9, metric.range[1] + 1e-9).all(), metric.name
     with pytest.raises(ConfigurationError, match=r"two certificates with delta 0.2 and None measure different things"):
         one.merge(NoOpCertificate())
-
-
-@pytest.mark.parametrize(
-    "operation", ["sigmoid", "relu", "identity", "softpick", "gated", "key_value_bias", "softmax_plus_one"]
-)
-def test_every_kind_of_operation_is_served(operation):
-    layer = certify(sinklm(operation), tokens()).found[-1]
-    assert torch.isfinite(layer.certificate.gap[layer.certificate.counted]).all()
-    assert torch.isfinite(layer.output_norm).all()
 
 
 def test_what_is_refused():

@@ -113,30 +113,6 @@ def test_gradient_search_for_a_violation():
     assert worst < 1e-2  # the search came close: the bound is tight
 
 
-def test_bound_of_a_trained_head():
-    # Not the published protocol (a higher rate, for speed): the bound holds for any weights, and binds near a solution.
-    generator = torch.Generator().manual_seed(0)
-    maps = [torch.nn.Parameter(0.1 * torch.randn(1, WIDTH, WIDTH, generator=generator)) for _ in range(4)]
-    optimizer = torch.optim.Adam(maps, lr=1e-2)
-    for _ in range(400):
-        batch = trigger_batch(128, LENGTH, WIDTH, generator)
-        outputs, _ = TriggerHeads(*maps)(batch.inputs)
-        optimizer.zero_grad()
-        (outputs - batch.targets).square().mean().backward()
-        optimizer.step()
-    head = TriggerHeads(*(weight.detach().double() for weight in maps))
-    batch = batch_of(500)
-    outputs, weights = head(batch.inputs)
-    silent = ~batch.is_trigger
-    silent[:, 0] = False
-    on_bos = weights[:, 0, :, 0][silent]
-    counter = counter_of(head.output[0] @ head.value[0])
-    error = (outputs - batch.targets).abs()[silent].max().item()
-    at_bos = outputs[:, 0].abs().max().item()
-    least = counter.least_bos_weight(error, at_bos)
-    assert 0.5 < least <= on_bos.min().item() + ROUNDING
-
-
 def test_counter_of_the_identity_is_the_published_one():
     counter = counter_of(torch.eye(WIDTH))
     expected = torch.zeros(WIDTH, dtype=torch.float64)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.operations.relu import Relu
 from sinklab.operations.sink_token import SinkToken
-from sinklab.results.table import read_table
 from sinklab.studies.trigger import lab
 from sinklab.studies.trigger.lab import as_released, label_of
-from sinklab.studies.trigger.training import train
+from sinklab.studies.trigger.problem import train
 from sinklab.studies.trigger.trigger import trigger
 
 
@@ -25,18 +22,6 @@ def test_names_are_those_of_the_paper():
     assert label_of(SinkToken(count=3)) == "sink_token:count=3"
     for text in ("relu", "sink_token"):
         assert label_of(as_released(text)) == text
-
-
-def test_divergence_is_written_down(tmp_path):
-    result = trigger(operation="softmax", seeds=[0], cap=200, learning_rate=1e30, samples=8, out=tmp_path / "out")
-    (run,) = result.summary["runs"]
-    assert run["outcome"] == "diverged"
-    assert run["max_error"] is run["train_error"] is run["bos_weight_mean"] is run["bos_weight_bound"] is None
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["runs"] == [run]
-    table = read_table(tmp_path / "out" / "table.parquet")
-    assert table.loc[table["metric"] == "steps", "value"].tolist() == [run["steps"]]
-    assert table.loc[table["metric"] == "max_error", "value"].isna().all()
-    assert (tmp_path / "out" / "softmax-seed0.png").is_file()
 
 
 def test_models_that_diverged_have_no_heads_that_sink():
@@ -144,18 +129,6 @@ def test_a_result_is_not_replaced_by_a_smaller_one(tmp_path):
     # What is not finished is no result: the run may end with less than it was begun with.
     (out / "run.json").unlink()
     assert len(trigger(operation="softmax", seeds=[1], resume=True, **fields).summary["runs"]) == 1
-
-
-def test_what_has_no_construction_is_refused_before_anything_is_trained_or_written(tmp_path):
-    with pytest.raises(ConfigurationError, match="constructions are known for softmax"):
-        trigger(operation="softmax,gated", seeds=[0], start="construction", out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("operations", "seeds", "samples"), [([], [0], 8), ([Relu(uncounted=1)], [], 8), ([Relu()], [0], 1)])
-def test_nothing_to_do_is_refused(operations, seeds, samples):
-    with pytest.raises(ConfigurationError, match="expected at least one, one, and two"):
-        trigger(operation=operations, seeds=seeds, samples=samples)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 from sinklab.studies.trigger.evaluation import evaluate
 from sinklab.studies.trigger.lab import as_released
-from sinklab.studies.trigger.problem import TriggerProblem
-from sinklab.studies.trigger.training import train
+from sinklab.studies.trigger.problem import TriggerProblem, train
 
 SHORT = TriggerProblem(cap=3)
 
@@ -74,22 +73,10 @@ def test_of_a_full_row_the_share_is_the_weight(name):
     torch.testing.assert_close(numbers.bos_share, numbers.bos_mean)
 
 
-@pytest.mark.slow
-def test_two_layers_of_two_softmax_heads_have_a_head_that_sinks():
-    """Figures 4 and 5: which heads, and how many, depends on the seed; that some head does, does not."""
-    problem = TriggerProblem(layers=2, heads=2)
-    trained = train(as_released("softmax"), problem, 0)
-    numbers = evaluate(trained.model, problem)
-    assert trained.outcome == "solved"
-    assert numbers.error < 1e-2
-    assert numbers.sinking
-    assert numbers.bound is None
-
-
 @pytest.mark.parametrize("name", operations.names())
 def test_bound_holds_at_any_stage_of_any_operation(name):
     """Where the assumptions hold the bound holds, whether the model is any good or not."""
-    problem = dataclasses.replace(SHORT, cap=150, learning_rate=5e-3)
+    problem = dataclasses.replace(SHORT, cap=8, learning_rate=5e-3)
     numbers = evaluate(train(as_released(name), problem, 1).model, problem, 64)
     if numbers.bound is not None:
         assert numbers.bound <= float(numbers.bos_min) + 1e-5
@@ -102,7 +89,7 @@ COUNTED = {"elu_kernel", "qk_norm", "sigma_reparam", "softcap", "softmax", "temp
 
 @pytest.mark.parametrize("name", ["alibi", "relative", "rotary", "learned", "sinusoid"])
 def test_bound_with_positions_holds_unless_they_are_added_to_the_tokens(name):
-    problem = dataclasses.replace(SHORT, cap=150, learning_rate=5e-3, positions=name, triggers=3)
+    problem = dataclasses.replace(SHORT, cap=8, learning_rate=5e-3, positions=name, triggers=3)
     numbers = evaluate(train(as_released("softmax"), problem, 1).model, problem, 64)
     assert (numbers.bound is None) == (name in ("learned", "sinusoid"))
     assert numbers.bound is None or numbers.bound <= float(numbers.bos_min) + 1e-5
@@ -137,21 +124,6 @@ def test_noise_on_a_construction_is_the_start_of_the_seed_scaled():
         for given in (TriggerProblem(), dataclasses.replace(problem, noise=0.0), problem)
     )
     torch.testing.assert_close(noisy, clean + 5 * plain)
-
-
-@pytest.mark.parametrize(
-    ("fields", "operation", "message"),
-    [
-        ({"heads": 2}, "softmax", "1 layer of 2 heads, bos=True and positions 'no_position'; constructions are known for one"),
-        ({"bos": False}, "relu", "bos=False"),
-        ({"positions": "rotary"}, "softmax", "positions 'rotary'"),
-        ({}, "softpick", "start 'construction' with operation {'name': 'softpick'}.*constructions are known for softmax, and"),
-        ({"target": "preceding"}, "relu", "target 'preceding'; constructions are known for"),
-    ],
-)
-def test_there_is_no_construction_for_everything(fields, operation, message):
-    with pytest.raises(ConfigurationError, match=message):
-        train(as_released(operation), TriggerProblem(start="construction", **fields), 0)
 
 
 def test_same_seed_same_model_and_another_seed_another():

@@ -150,7 +150,7 @@ def _written(settings: object) -> str | None:
 
 
 def public_spec(text: str) -> str:
-    """A name with settings, ``needle:corpus=/data/me/book.txt``, without the folders of the machine in them."""
+    """A name with settings, ``long_text:corpus=/data/me/book.txt``, without the folders of the machine in them."""
     name, colon, settings = text.partition(":")
     return public_name(name) + colon + _VALUE.sub(lambda match: _public_value(match[0]), settings)
 

@@ -205,7 +205,7 @@ class Location:
             ``position``, ``both``, ``neither``; ``None`` where it has no sink at position 0, or nothing moved.
     """
 
-    place: int | str
+    place: int | str | list[int]
     head: str
     heads: list[str]
     conditions: dict[str, Condition]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -116,18 +117,18 @@ def location(
             loss = experiment.change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
         first = int(text.kept[0]) + received.front if text.kept[0] >= 0 else None
         at_place = experiment.numbers(received.null() if isinstance(place, str) else received.at(place))
-        at_first = [None] * len(heads) if first is None else experiment.numbers(received.at(first))
+        at_first = experiment.numbers([math.nan] * len(heads) if first is None else received.at(first))
         strongest, tokens = received.strongest(top), received.tokens(top)
         conditions[text.name] = Condition(text.name, first, at_place, at_first, strongest, tokens, loss, scored)
     shares = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
-    head = shares.index(max(shares))
+    head, where = shares.index(max(shares)), place if isinstance(place, (int, str)) else list(place)
     return Location(
-        place, str(heads[head]), list(map(str, heads)), conditions, left_out, secondary, threshold, len(samples), readout.unit,
+        where, str(heads[head]), list(map(str, heads)), conditions, left_out, secondary, threshold, len(samples), readout.unit,
         _follows(conditions, head, place, threshold),
     )  # fmt: skip
 
 
-def _follows(conditions: Mapping[str, Condition], head: int, place: int | str, threshold: float) -> str | None:
+def _follows(conditions: Mapping[str, Condition], head: int, place: Place, threshold: float) -> str | None:
     """What the sink of a head went with when the first token was moved."""
     whole, moved = conditions["as it is"].at_place[head], conditions.get("moved")
     if moved is None or place != conditions["as it is"].first_token_at or whole is None or whole < threshold:

@@ -118,14 +118,17 @@ def rows(found: Massive, heads: Mapping[str, Head]) -> Iterator[Row]:
         at = {**common, "layer": activation.birth, "key_position": activation.position, "count": activation.texts}
         yield {**at, "metric": BORN_VALUE, "value": activation.value}
         yield {**at, "metric": BORN_CHANNEL, "value": float(activation.channel)}
-    own, weights = [heads[head] for head in found.heads], {None: found.sink_weights}
+    own: list[Head] = [heads[head] for head in found.heads]
+    weights: dict[str | None, list[float | None] | None] = {None: found.sink_weights}
     for name, edit in found.edits.items():
         edited = f"massive activations: {name}"
-        yield from experiment.interval_rows(experiment.LOSS_CHANGE.of(found.unit), edit.loss, **common, intervention=edited)
+        at = {**common, "intervention": edited}
+        yield from experiment.interval_rows(experiment.LOSS_CHANGE.of(found.unit), edit.loss, **at)
         weights[edited] = edit.sink_weights
     for intervention, values in weights.items():
         if values is not None:
-            yield from experiment.head_rows(experiment.SINK_SHARE, own, values, **common, intervention=intervention)
+            at = {**common, "intervention": intervention}
+            yield from experiment.head_rows(experiment.SINK_SHARE, own, values, **at)
 
 
 def _set_points(points: Mapping[int, Tensor], start: int, stop: int) -> list[Intervention]:

@@ -176,7 +176,8 @@ def _location(found: Location) -> Iterator[Block]:
             state.name, state.at_place[index], "gone" if first is None else f"{number(state.at_first_token[index])} at {first}",
             "–" if top is None else f"{number(top.weight)} at {top.position}, head {top.head}", interval(state.loss, 3),
         ])  # fmt: skip
-    place = "null score" if found.place == "null" else f"position {found.place}"
+    place = f"positions {', '.join(map(str, found.place))}" if isinstance(found.place, list) else f"position {found.place}"
+    place = "null score" if found.place == "null" else place
     headings = ["texts", f"head {found.head} on {place}", "on the first token", "strongest of any head", f"loss, {found.unit}"]
     yield Grid(headings, rows)
     yield from (Say(f"Left out: {name}, because {why}.", small=True) for name, why in found.left_out.items())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.naming import counted
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
     Device,
@@ -27,20 +25,17 @@ from sinklab.studies.arguments import (
 )
 
 if TYPE_CHECKING:
+    from sinklab.corpora.base import Encoder
     from sinklab.models.loading import LoadedModel
     from sinklab.policies.base import Policy
     from sinklab.registry import Registry
-    from sinklab.results.metric import Row
-    from sinklab.results.store import Store
-    from sinklab.studies.depend.clock import Clock
-    from sinklab.studies.depend.conditions import ConditionPlan
-    from sinklab.studies.depend.harness import PreparedHarness
-    from sinklab.studies.depend.runner import PreparedTask
     from sinklab.tasks.base import Task
 
 __all__ = ["depend"]
 
 HARNESS = "lm_eval:"
+
+BOS = {"none": 0, "one": 1, "two": 2}
 
 
 @command
@@ -49,11 +44,8 @@ def depend(
     tasks: Annotated[Sequence[str | Task], "--task", "--tasks"] = ("long_text",),
     *,
     corpus: str | None = None,
-    bos: Annotated[Sequence[str], "--bos"] = ("auto",),
-    visibility: Sequence[str] = ("visible", "hidden"),
+    bos: str = "auto",
     policies: Sequence[str | Policy] | None = None,
-    cache_bits: Sequence[int] = (),
-    cross: bool = False,
     window: int | None = None,
     sinks: Sequence[int] = (1, 4),
     items: int = 64,
@@ -69,39 +61,33 @@ def depend(
     out: Out = None,
     overwrite: Overwrite = False,
     progress: Progress | None = None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> Result:
-    """Test which scores depend on the sink: every task under every condition, with paired intervals and an index of dependence.
+    """Test which scores depend on the sink: every task under several caches, with paired intervals and a verdict.
 
-    Gives for each task a table, a verdict (yes, no, undecided) and an index of dependence, and up to which length context helps
-    under each policy.
+    Scores are those of lm-evaluation-harness (sinklab[evaluation]), each read through the cache. Gives for each task a table, a
+    verdict (yes, no, undecided) and an index of dependence, and up to which length context helps under each policy.
 
     The verdict compares two caches of the same size, one with sinks and one without, on the questions that are asked after the
     cache is full and whose fact both still hold. yes: the score is better with sinks by more than the task's minimal effect
     (the whole interval). no: the whole interval lies within the minimal effect. undecided: neither, or a score at chance. The
     index is the share of the score above chance that is lost when the sink is hidden.
-
-    Several values of --bos or --cache-bits make a grid: one factor at a time differs from the reference, each with the sink
-    visible and hidden; --cross takes every combination. docs/scores.md has the rules.
+    docs/scores.md has the rules.
 
     Args:
-        tasks: From 'sinklab list tasks', optionally with settings: needle:corpus=FILE; or lm_eval:TASK.
+        tasks: From 'sinklab list tasks', optionally with settings: long_text:corpus=FILE; or lm_eval:TASK.
         corpus: Text for tasks that read one and name none: a UTF-8 text, a folder, or a name from 'sinklab list corpora'; by
             default python_source.
-        bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one, two; or several.
-        visibility: Of the sink, in conditions other than the reference, which has both: visible, hidden.
+        bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one or two.
         policies: Policies besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings, which holds
-            as many tokens as these if it sets no size; by default full, every number of sinks, recompute, and in a grid full.
-        cache_bits: Also with a quantised cache of 8 or 4 bits a number; in 32,8,4 the model's own precision is the reference.
-        cross: Every combination of BOS, visibility, policy and bits.
+            as many tokens as these if it sets no size; by default full, every number of sinks, and recompute.
         window: Tokens before the query that a cache holds, sinks included; by default half the trained length, at most 1024, or
             less where every layer has a narrower window.
         sinks: Numbers of first tokens to keep; the verdict is on the largest.
         items: Independent texts, or documents of the harness; more make intervals shorter.
-        seed: Seed of the texts; the same seed gives the same tokens.
+        seed: Seed of the texts; the same seed gives the same texts.
         level: Confidence level of all intervals.
-        out: Directory for table.parquet, summary.json, run.json and plots; an interrupted run continues from what is there.
-        say: called with a sentence: how many cells there are, and how long they take.
+        out: Directory for table.parquet, summary.json, run.json and report.html; an interrupted run continues from what is
+            there.
 
     In Python:
         ``tasks`` may be objects too.
@@ -112,90 +98,80 @@ def depend(
 
     Examples:
         sinklab depend embedded:softmax --task long_text
-        sinklab depend embedded:softmax --task needle,line_lookup --window 120 --out build/depend
-        sinklab depend embedded:softmax --task long_text,needle --bos none,one,two --cache-bits 8,4 --out build/grid
-        sinklab depend ORG/MODEL --task long_text,needle --corpus book.txt
+        sinklab depend embedded:softmax --task passkey,line_lookup --window 120 --out build/depend
+        sinklab depend ORG/MODEL --task long_text,passkey --corpus book.txt
         sinklab depend ORG/MODEL --task long_text:corpus=book.txt --policies 8+1016,strided --json
-        sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200  (needs sinklab[evaluation])
+        sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200
     """
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry
+    from sinklab.report.page import write_blocks_page
+    from sinklab.results.record import to_json
     from sinklab.results.table import append, make_table
     from sinklab.streaming.limits import length_known
-    from sinklab.studies.depend.clock import Clock
-    from sinklab.studies.depend.conditions import counts_of, make_plan, read_bits, read_bos, read_sights
     from sinklab.studies.depend.contenders import make_contenders
-    from sinklab.studies.depend.display import display
-    from sinklab.studies.depend.heatmap import write_heatmap
-    from sinklab.studies.depend.measurement import default_window, loss_warning, require_windows, window_warning
-    from sinklab.studies.depend.plot import write_plots
-    from sinklab.studies.depend.rows import index_rows
+    from sinklab.studies.depend.found import Found, rows
+    from sinklab.studies.depend.show import TITLE, show
     from sinklab.studies.measure.probing import opened
 
-    settings = {
-        "sinks": list(sinks), "items": items, "seed": seed, "bos": read_bos(bos), "visibility": read_sights(visibility),
-        "cache_bits": list(cache_bits), "cross": cross, "level": level,
-    }  # fmt: skip
+    settings = {"sinks": list(sinks), "items": items, "seed": seed, "bos": bos, "level": level}
     with (
         Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress) as run,
         length_known(),  # the summary has a warning
     ):
-        _check_arguments(tasks, items, level)
+        _check_arguments(tasks, bos, items, level)
         tasks = tasks if corpus is None else _with_corpus(tasks, corpus)
         by_label = _by_label(tasks)
+        # Before anything is loaded: without the harness nothing can be read.
+        from sinklab.studies.depend.harness import prepare_harness, prepare_task, run_task
+        from sinklab.studies.depend.measurement import (
+            default_window,
+            loss_warning,
+            outcome,
+            require_windows,
+            text_warnings,
+            window_warning,
+        )
+
         loaded = opened(
             model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
             device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
         )  # fmt: skip
         require_windows(loaded)
-        model_bits = 8 * loaded.model.dtype.itemsize
-        counts, bits = counts_of(read_bos(bos), loaded.encoder), read_bits(cache_bits, model_bits)
-        budget = default_window(loaded) if window is None else window
-        grid = cross or len(counts) > 1 or any(size != model_bits for size in bits)
-        contenders = make_contenders(budget, sinks, ["full"] if grid and policies is None else policies)
+        front = _front(bos, loaded.encoder)
+        contenders = make_contenders(default_window(loaded) if window is None else window, sinks, policies)
         largest = max(policy.max_held(1 << 62) - 1 for policy in contenders.policies.values() if policy.bounded)
+        prepared = [
+            prepare_harness(loaded, task.removeprefix(HARNESS), contenders, items, seed, front)
+            if isinstance(task, str)
+            else prepare_task(loaded, task, label, contenders, items, seed, front)
+            for label, task in by_label.items()
+        ]
         warnings = [window_warning(loaded, largest)]  # each a sentence, or empty
-        plan = make_plan(contenders, counts, read_sights(visibility), bits, model_bits, cross=cross)
-        prepared = [_prepare(loaded, task, label, plan, items, seed) for label, task in by_label.items()]
-        warnings += _text_warnings(loaded, prepared, plan)
-        clock = Clock(
-            ((condition.kind, task.tokens(condition)) for task in prepared for condition in plan.conditions),
-            say if plan.grid else lambda text: None,
-            run.progress,
-        )
-        if plan.grid:
-            cells = len(plan.conditions)
-            size = f"{counted(len(prepared), 'task')}, {counted(cells, 'condition')}"
-            say(f"{counted(len(prepared) * cells, 'cell')}: {size}, {clock.tokens:,} tokens to compute")
         identity = _identity(loaded, stored=run.out is not None)
-        frames, summaries, records = [], [], []
+        outcomes, records, frames = [], [], []
         for task in prepared:
-            summary, rows, record = _score(loaded, task, plan, level, run.store, identity, clock)
-            rows += index_rows(summary, plan.reference)
-            summaries.append(summary)
-            warnings.append(loss_warning(loaded, summary))
-            records.append(record)
+            warnings += text_warnings(loaded, task, contenders)
+            scored = run_task(loaded, task, contenders, front, run.store, identity, run.progress)
+            outcomes.append(outcome(task, scored, contenders, level))
+            warnings.append(loss_warning(loaded, outcomes[-1]))
+            about = {} if task.own is None else {**task.own.settings, "identity": dataclasses.asdict(task.own.identity)}
+            records.append({"name": task.label, **about, "texts_sha256": task.sha256, **scored.record})
             frames.append(
                 make_table(
-                    rows, run_id=run.id, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
-                    corpus=task.label, seed=seed, probe="depend",
+                    rows(outcomes[-1], front), run_id=run.id, model=loaded.name, revision=loaded.revision,
+                    operation=loaded.operation, corpus=task.label, seed=seed, probe="depend",
                 )
             )  # fmt: skip
-
-        def write_files(folder: Path) -> None:
-            write_plots(summaries, folder)
-            if plan.grid:
-                write_heatmap(summaries, folder / "grid.png")
-
+        found = Found(
+            model=loaded.name, operation=loaded.operation, window=contenders.budget, bos=front, items=items, level=level,
+            warnings=list(filter(None, warnings)), tasks=outcomes,
+        )  # fmt: skip
         return run.finish(
-            summary={
-                "model": loaded.name, "operation": loaded.operation, "window": contenders.budget, "bos": plan.reference,
-                "items": items, "level": level, "bits": model_bits, "warnings": list(filter(None, warnings)),
-                "tasks": summaries,
-            },
+            summary=to_json(found),
             table=append(frames),
-            display=display,
-            files=write_files,
+            show=show,
+            page=lambda folder: write_blocks_page(folder, *TITLE, show),
             loaded=loaded,
             config={
                 "window": contenders.budget,
@@ -205,62 +181,29 @@ def depend(
             model={"name": loaded.name, "revision": loaded.revision, "operation": loaded.operation},
             policies={name: policy_registry.settings(policy) for name, policy in contenders.policies.items()},
             tasks=records,
-        )  # fmt: skip
+        )
 
 
-def _check_arguments(tasks: Sequence[str | Task], items: int, level: float) -> None:
+def _check_arguments(tasks: Sequence[str | Task], bos: str, items: int, level: float) -> None:
     if not tasks:
         raise ConfigurationError("name at least one task: sinklab list tasks")
+    if bos not in ("auto", *BOS):
+        raise ConfigurationError(f"`bos` {bos!r} is none of auto, {', '.join(BOS)}")
     if items < 2:
         raise ConfigurationError(f"`items` {items} must be 2 or more: an interval needs several texts")
     if not 0 < level < 1:
         raise ConfigurationError(f"`level` {level:g} must lie between 0 and 1: 0.95 is that of intervals of 95 %")
 
 
-def _prepare(
-    loaded: LoadedModel, task: str | Task, label: str, plan: ConditionPlan, items: int, seed: int
-) -> PreparedTask | PreparedHarness:
-    """A task of ours, or one of the harness by its name, ready to be read."""
-    if isinstance(task, str):
-        from sinklab.studies.depend.harness import prepare_harness
+def _front(bos: str, encoder: Encoder) -> int:
+    """Tokens in front.
 
-        return prepare_harness(loaded, task.removeprefix(HARNESS), plan, items, seed)
-    from sinklab.studies.depend.runner import prepare_task
-
-    return prepare_task(loaded, task, label, plan, items, seed)
-
-
-def _score(
-    loaded: LoadedModel,
-    prepared: PreparedTask | PreparedHarness,
-    plan: ConditionPlan,
-    level: float,
-    store: Store,
-    identity: dict[str, object],
-    clock: Clock,
-) -> tuple[dict[str, Any], list[Row], dict[str, Any]]:
-    """Read a task under every condition; its part of the summary, its rows of the table and its record."""
-    from sinklab.studies.depend.measurement import summarise_task
-    from sinklab.studies.depend.runner import PreparedTask, run_task
-
-    if isinstance(prepared, PreparedTask):
-        return summarise_task(run_task(loaded, prepared, plan, store, identity, clock), plan, level)
-    from sinklab.studies.depend.harness import run_harness
-
-    return run_harness(loaded, prepared, plan, level, store, identity, clock)
-
-
-def _text_warnings(loaded: LoadedModel, prepared: Sequence[PreparedTask | PreparedHarness], plan: ConditionPlan) -> list[str]:
-    """Of the texts of our tasks, a sentence each, or an empty text."""
-    from sinklab.studies.depend.measurement import repeats_warning, sink_warning
-    from sinklab.studies.depend.runner import PreparedTask
-
-    warnings = []
-    for task in prepared:
-        if isinstance(task, PreparedTask):
-            tokens = task.sheets[plan.reference][0].tokens
-            warnings += [repeats_warning(task), sink_warning(loaded, task.label, tokens, plan.contenders)]
-    return warnings
+    Raises:
+        ConfigurationError: a model without such a token.
+    """
+    if encoder.bos_token_id is None and BOS.get(bos):
+        raise ConfigurationError(f"`bos` {bos}: this model has no beginning-of-sequence token; use `bos` none")
+    return BOS.get(bos, int(encoder.adds_bos))
 
 
 def _identity(loaded: LoadedModel, *, stored: bool) -> dict[str, object]:

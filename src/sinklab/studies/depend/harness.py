@@ -1,12 +1,15 @@
-"""A task of lm-evaluation-harness under every condition, judged like our own: ``sinklab depend MODEL --task lm_eval:TASK``."""
+"""Tasks of lm-evaluation-harness under cache policies, one number a document: ours, whose texts are made here, and its own."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,74 +19,123 @@ from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.policies.full import Full
 from sinklab.registry import policies
-from sinklab.results.metric import Metric, Row
+from sinklab.results.run import Progress
 from sinklab.results.store import Store
 from sinklab.results.version import __version__
-from sinklab.studies.depend.clock import Clock
-from sinklab.studies.depend.conditions import Condition, ConditionPlan
-from sinklab.studies.depend.lm_eval import PolicyLM, TaskManager, evaluate, read_greedy
-from sinklab.studies.depend.outcome import Measured, outcome
+from sinklab.studies.depend.contenders import Contenders
+from sinklab.studies.depend.found import SCORES
+from sinklab.studies.depend.lm_eval import PolicyLM, TaskManager, datasets, evaluate, harness_task, read_greedy
+from sinklab.tasks.base import Document, Task
 
-__all__ = ["PreparedHarness", "prepare_harness", "run_harness"]
-
-HARNESS_SCORE = Metric(
-    "lm_eval_score", "fraction", "Mean over documents of the metric of lm-evaluation-harness that rows are named by."
-)
-
-SCORES = ("acc", "exact_match")
-"""Per-document numbers of the harness that a verdict can be about, in the order in which they are looked for."""
-MINIMAL_EFFECT = 0.05
-
-
-@dataclasses.dataclass(frozen=True)
-class _Document:
-    """What is known of a document before anything is read.
-
-    Attributes:
-        longest: tokens of its longest text, without beginning-of-sequence tokens.
-        texts: of each, tokens without beginning-of-sequence tokens, and how many of them are scored, the last ones.
-        choices: how many answers are chosen among.
-    """
-
-    longest: int
-    texts: tuple[tuple[int, int], ...]
-    choices: int
+__all__ = ["Prepared", "Scored", "prepare_harness", "prepare_task", "run_task"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PreparedHarness:
-    """A task of the harness that is there, and whose texts fill the cache.
+class Prepared:
+    """A task that is ready to be read, and can be: every one is made before anything is read.
 
     Attributes:
-        name: as the harness has it.
+        label: what the task is called in the summary.
+        own: of ours the task; ``None`` of one of the harness.
         tasks: what :func:`lm_eval.evaluate` takes.
-        documents: in the order of their scores.
-        counted: indices of those that are longer than the window.
-        generated: most tokens that are generated behind a text; 0 where texts are scored as they are.
-        texts: hash of all texts.
+        items: documents that it is to read, ``None`` for all that there are.
+        item, place: of every document, in the order of their scores.
+        counted: indices of those that can tell sinks from none: something is evicted, and both windows hold the fact.
+        choices: of those, how many answers are chosen among.
+        texts: ids of documents in which sinks are looked for; of ours alone.
+        scored: how many at their end are scored.
+        sha256: hash of all texts.
     """
 
-    name: str
+    label: str
+    own: Task | None
     tasks: dict[str, Any]
-    items: int
-    documents: list[_Document]
+    items: int | None
+    item: list[int]
+    place: list[int]
     counted: list[int]
-    generated: int
-    texts: str
-
-    @property
-    def label(self) -> str:
-        """What the task is called in the summary."""
-        return f"lm_eval:{self.name}"
-
-    def tokens(self, condition: Condition) -> int:
-        """How many the model computes under one condition, those that it generates not counted: nobody knows how many."""
-        ends = ((length + condition.bos, scored) for document in self.documents for length, scored in document.texts)
-        return sum(condition.policy.computed([range(max(0, end - 1 - scored), end - 1)]) for end, scored in ends)
+    choices: list[int]
+    sha256: str
+    texts: list[list[int]] = dataclasses.field(default_factory=list)
+    scored: list[int] = dataclasses.field(default_factory=list)
 
 
-def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: int, seed: int) -> PreparedHarness:
-    """Load a task and look at its texts.
+class _LocalTask(harness_task.ConfigurableTask):  # type: ignore[misc]  # the harness has no types
+    """A task of ours as the harness runs it; its documents are at hand, and nothing is downloaded."""
+
+    def __init__(self, task: Task, documents: Sequence[Document], tokens: Sequence[int]) -> None:
+        self.rows = []
+        for number, (document, count) in enumerate(zip(documents, tokens, strict=True)):
+            right = number % (len(document.wrong) + 1)  # no place is the right one's, since the first of equals wins
+            choices = [*document.wrong[:right], document.answer, *document.wrong[right:]]
+            self.rows.append(
+                {"context": document.context, "choices": choices, "right": right, "answer": document.answer, "tokens": count}
+            )
+        config: dict[str, Any] = {"task": task.name, "test_split": "test", "num_fewshot": 0, "doc_to_text": "context"}
+        metric = {"metric": task.score, "aggregation": "mean", "higher_is_better": True}
+        if task.score == "acc":
+            asked = {"output_type": "multiple_choice", "doc_to_choice": "choices", "doc_to_target": "right"}
+        else:
+            asked = {"output_type": "loglikelihood", "doc_to_target": "answer", "process_results": _by_token}
+        super().__init__(config={**config, **asked, "target_delimiter": "", "metric_list": [metric]})
+
+    def download(self, *_arguments: object, **_options: object) -> None:
+        self.dataset = {"test": datasets.Dataset.from_list(self.rows)}
+
+
+def _by_token(document: Mapping[str, Any], results: Sequence[tuple[float, bool]]) -> dict[str, float]:
+    """The log-likelihood of an answer by its tokens, in nats."""
+    return {"log_likelihood": results[0][0] / document["tokens"]}
+
+
+def prepare_task(
+    loaded: LoadedModel, task: Task, label: str, contenders: Contenders, items: int, seed: int, bos: int
+) -> Prepared:
+    """A task of ours.
+
+    Args:
+        bos: beginning-of-sequence tokens in front.
+
+    Raises:
+        ConfigurationError: no question of the task tells the policies apart.
+        InputError: texts that cannot be had.
+    """
+    lm = _bare(loaded)
+    documents = list(task.documents(loaded.encoder, budget=contenders.budget, items=items, seed=seed))
+    held = contenders.budget - contenders.num_sinks
+    telling, ids, scored = [], [], []
+    for document in documents:
+        context, answer = lm._encode_pair(document.context, document.answer)
+        context = lm.fronted(context)
+        ids.append([*context, *answer])
+        scored.append(len(answer))
+        distance = 0
+        if document.fact is not None:
+            distance = len(ids[-1]) - len(lm.fronted(lm.tok_encode(document.context[: document.fact]))) - 2
+        telling.append(len(context) + bos >= contenders.budget + 2 and distance <= held)
+    places = {document.place for document in documents}
+    places -= {document.place for document, tells in zip(documents, telling, strict=True) if not tells}
+    counted = [index for index, document in enumerate(documents) if document.place in places]
+    if not counted:
+        raise ConfigurationError(
+            f"task {task.name!r} asks nothing that tells policies apart with a window of {contenders.budget}: no question "
+            f"comes after so many tokens with its fact still held by {contenders.with_sinks}; choose a larger `window` or "
+            "longer texts"
+        )
+    last = [index for index in counted if documents[index].place == documents[counted[-1]].place]
+    front = [loaded.encoder.bos_token_id] * bos if loaded.encoder.bos_token_id is not None else []
+    with _quiet():
+        tasks = {"tasks": {task.name: _LocalTask(task, documents, scored)}, "groups": {}, "group_map": {}}
+    return Prepared(
+        label, task, tasks, None,
+        [document.item for document in documents], [document.place for document in documents], counted,
+        [len(documents[index].wrong) + 1 for index in counted], _hash([dataclasses.astuple(one) for one in documents]),
+        [[*front, *ids[index]] for index in last], [scored[index] for index in last],
+    )  # fmt: skip
+
+
+def prepare_harness(loaded: LoadedModel, task: str, contenders: Contenders, items: int, seed: int, bos: int) -> Prepared:
+    """A task of the harness, of which every document is an item.
 
     Only documents that are longer than the window are counted: in the others nothing is evicted, and all policies agree.
 
@@ -96,32 +148,38 @@ def prepare_harness(loaded: LoadedModel, task: str, plan: ConditionPlan, items: 
         ConfigurationError: no two documents are longer than the window; or sampling or beams are asked for.
     """
     folder, _, name = task.rpartition(":")
-    tasks = _load(folder, name, seed)
-    lm = PolicyLM(loaded, Full(), bos=0 if loaded.encoder.bos_token_id is not None else None)
+    tasks, lm = _load(folder, name, seed), _bare(loaded)
     requests: dict[tuple[str, int], list[list[str]]] = {}
-    rolling, generated = set(), 0
     for key, part in sorted(tasks["tasks"].items()):
         part.build_all_requests(limit=items, rank=0, world_size=1)
         for instance in part.instances:
             strings = [text for text in instance.args if isinstance(text, str)]
             requests.setdefault((key, int(instance.doc_id)), []).append(strings)
-            if instance.request_type == "loglikelihood_rolling":
-                rolling.add(key)
-            elif instance.request_type == "generate_until":
-                generated = max(generated, read_greedy(instance.args[1])[1])
-    documents = [_document(lm, texts, rolling=key in rolling) for (key, _), texts in sorted(requests.items())]
-    budget = plan.contenders.budget
-    counted = [index for index, document in enumerate(documents) if document.longest + min(plan.bos) >= budget + 2]
+            if instance.request_type == "generate_until":
+                read_greedy(instance.args[1])
+    texts = [requests[key] for key in sorted(requests)]
+    lengths = [max(len(lm.fronted(lm.tok_encode("".join(strings)))) for strings in document) for document in texts]
+    counted = [index for index, length in enumerate(lengths) if length + bos >= contenders.budget + 2]
     if len(counted) < 2:
-        longest = max((document.longest for document in documents), default=0)
         raise ConfigurationError(
-            f"task {name!r}: {len(counted)} of {len(documents)} documents are longer than the window of "
-            f"{budget:,} tokens, the longest has {longest:,}; choose a smaller `window` or more "
+            f"task {name!r}: {len(counted)} of {len(lengths)} documents are longer than the window of "
+            f"{contenders.budget:,} tokens, the longest has {max(lengths, default=0):,}; choose a smaller `window` or more "
             "`items`"
         )
-    known = json.dumps([[*key, *texts] for key, texts in sorted(requests.items())])
-    texts_known = hashlib.sha256(known.encode()).hexdigest()
-    return PreparedHarness(name, tasks, items, documents, counted, generated, texts_known)
+    # For acc_mutual_info the harness reads every choice once more, behind nothing.
+    choices = [sum(len(one) < 2 or bool(one[0]) for one in texts[index]) or len(texts[index]) for index in counted]
+    everything = list(range(len(texts)))
+    known = _hash([[*key, *requests[key]] for key in sorted(requests)])
+    return Prepared(f"lm_eval:{name}", None, tasks, items, everything, everything, counted, choices, known)
+
+
+def _bare(loaded: LoadedModel) -> PolicyLM:
+    """What reads texts without beginning-of-sequence tokens, to count the others."""
+    return PolicyLM(loaded, Full(), bos=0 if loaded.encoder.bos_token_id is not None else None)
+
+
+def _hash(texts: object) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def _load(folder: str, name: str, seed: int) -> dict[str, Any]:
@@ -152,153 +210,94 @@ def _load(folder: str, name: str, seed: int) -> dict[str, Any]:
     return tasks
 
 
-def _document(lm: PolicyLM, texts: Sequence[list[str]], *, rolling: bool) -> _Document:
-    """A document of which these texts are read, each in one string or more.
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the harness's bars, and what it says of a task that is made in memory: that it has no data set."""
+    logger, bar = logging.getLogger("lm_eval"), harness_task.tqdm
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    harness_task.tqdm = functools.partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        harness_task.tqdm = bar
 
-    Args:
-        rolling: the whole of each text is scored.
+
+@dataclasses.dataclass(eq=False)
+class Scored:
+    """All scores of one task.
+
+    Attributes:
+        scores: by the name of a policy, one number for each document.
+        refused: policies that the model cannot be read under, with the reason.
+        bos: by policy, what stood in front.
+        metric, filter: of the harness, that the scores are of.
     """
-    lengths = [len(lm.fronted(lm.tok_encode("".join(strings)))) for strings in texts]
-    # What is scored is the second string, the whole of a text that is alone, or of a prompt what is generated behind it.
-    before = [1 if rolling else len(lm.fronted(lm.tok_encode(strings[0]))) for strings in texts]
-    scored = [max(1, length - begin) for length, begin in zip(lengths, before, strict=True)]
-    # For acc_mutual_info the harness reads every choice once more, behind nothing.
-    choices = sum(len(strings) < 2 or bool(strings[0]) for strings in texts) or len(texts)
-    return _Document(max(lengths), tuple(zip(lengths, scored, strict=True)), choices)
+
+    scores: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
+    bos: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metric: str = ""
+    filter: str = ""
+
+    @property
+    def record(self) -> dict[str, object]:
+        """For ``run.json``."""
+        version = importlib.metadata.version("lm_eval")
+        return {"lm_eval": version, "filter": self.filter, "bos": self.bos, "refused": self.refused}
 
 
-def run_harness(
+def run_task(
     loaded: LoadedModel,
-    prepared: PreparedHarness,
-    plan: ConditionPlan,
-    level: float,
+    prepared: Prepared,
+    contenders: Contenders,
+    bos: int,
     store: Store,
     identity: Mapping[str, object],
-    clock: Clock,
-) -> tuple[dict[str, Any], list[Row], dict[str, Any]]:
-    """The summary, the rows of the table and the record of one task, as ``depend()`` takes them.
-
-    The score is the harness's own ``acc`` (or ``exact_match``) of each document, under the first filter of the task.
+    progress: Progress,
+) -> Scored:
+    """Score the documents under every policy; one that the model refuses is noted, unless the verdict needs it.
 
     Args:
-        store, identity, clock: as for :func:`~sinklab.studies.depend.runner.run_task`.
+        store: scores of earlier runs are taken from there, and new ones put there.
+        identity: what they depend on besides the task and the policy.
 
     Raises:
         InputError: a task without a score for each document.
     """
-    scored = _score_conditions(loaded, prepared, plan, store, identity, clock)
-    counted = prepared.counted
-    choices = [prepared.documents[index].choices for index in counted]
-    of_policies = {name: plan.of_policy(name) for name in plan.contenders.policies}
-    summary = outcome(
-        {
-            "task": prepared.label, "metric": scored.metric, "unit": HARNESS_SCORE.unit, "axis": None,
-            "documents": len(prepared.documents),
-        },
-        Measured(
-            {condition: values[counted] for condition, values in scored.scores.items()},
-            scored.refused,
-            chance=float(np.mean([1.0 / number for number in choices])) if min(choices) > 1 else None,
-            minimal_effect=MINIMAL_EFFECT,
-            scale=1.0,
-            level=level,
-        ),
-        plan,
-        means={
-            name: {"all_documents": float(scored.scores[condition].mean())}
-            for name, condition in of_policies.items()
-            if condition in scored.scores
-        },
-        curves={},
-        lengths={},
-    )  # fmt: skip
-    rows: list[Row] = [
-        {
-            "policy": condition.label,
-            "bos": condition.bos,
-            "metric": HARNESS_SCORE.named(scored.metric),
-            "value": float(values.mean()),
-            "count": len(values),
-        }
-        for condition, values in scored.scores.items()
-    ]
-    record = {
-        "name": prepared.label,
-        "lm_eval": importlib.metadata.version("lm_eval"),
-        "filter": scored.filter,
-        "bos": scored.bos,
-        "refused": {condition.label_beside(plan.reference): reason for condition, reason in scored.refused.items()},
-    }
-    return summary, rows, record
-
-
-@dataclasses.dataclass(eq=False)
-class _Scored:
-    """All scores of one task of the harness.
-
-    Attributes:
-        scores: by condition, one number for each document.
-        bos: by the label of a condition, what stood in front.
-        refused: conditions that the model cannot be read under, with the reason.
-        metric, filter: of the harness, that the scores are of.
-    """
-
-    scores: dict[Condition, np.ndarray] = dataclasses.field(default_factory=dict)
-    bos: dict[str, Any] = dataclasses.field(default_factory=dict)
-    refused: dict[Condition, str] = dataclasses.field(default_factory=dict)
-    metric: str = ""
-    filter: str = ""
-
-
-def _score_conditions(
-    loaded: LoadedModel,
-    prepared: PreparedHarness,
-    plan: ConditionPlan,
-    store: Store,
-    identity: Mapping[str, object],
-    clock: Clock,
-) -> _Scored:
-    """Score the documents under every condition; one that the model refuses is noted, unless the verdict needs it."""
-    scored = _Scored()
-    longest = max(document.longest for document in prepared.documents) + prepared.generated
-    # In tokens, not in conditions: re-computation takes many times what a cache takes of the same texts.
-    steps, done = sum(prepared.tokens(condition) for condition in plan.conditions), 0
-    for condition in plan.conditions:
-        tokens = prepared.tokens(condition)
-        done += tokens
-        policy = condition.fitted(longest + condition.bos)
+    scored = Scored()
+    needed = (contenders.with_sinks, contenders.without, contenders.floor)
+    version = importlib.metadata.version("lm_eval")
+    for number, (name, policy) in enumerate(contenders.policies.items()):
         settings = {
-            **identity, "task": prepared.name, "texts": prepared.texts, "bos": condition.bos,
-            "policy": policies.settings(policy), "quantized": condition.quantized,
-            "lm_eval": importlib.metadata.version("lm_eval"),
+            **identity, "task": prepared.label, "texts": prepared.sha256, "bos": bos, "policy": policies.settings(policy),
+            "lm_eval": version,
         }  # fmt: skip
-        sources = __version__
-        stored = store.get("lm_eval-scores", settings, sources)
+        stored = store.get("lm_eval-scores", settings, __version__)
         if stored is not None:
             evaluation = stored.record
-            clock.skip(condition.kind, tokens)
         else:
             try:
-                with clock.cell(condition.kind, tokens):
-                    evaluation = _evaluate(loaded, prepared, condition, policy)
+                evaluation = _evaluate(loaded, prepared, policy, bos)
             except (ConfigurationError, UnsupportedModelError) as error:
-                if condition in plan.needed:
+                if name in needed:
                     raise
-                scored.refused[condition] = " ".join(str(error).split())
+                scored.refused[name] = " ".join(str(error).split())
                 continue
-            store.put("lm_eval-scores", settings, sources, evaluation)
+            store.put("lm_eval-scores", settings, __version__, evaluation)
         scored.metric, scored.filter = str(evaluation["metric"]), str(evaluation["filter"])
-        scored.scores[condition] = np.array(evaluation["scores"])
-        scored.bos[condition.label_beside(plan.reference)] = evaluation["bos"]
-        clock.progress(prepared.label, done, steps)
+        scored.scores[name] = np.array(evaluation["scores"])
+        scored.bos[name] = evaluation["bos"]
+        progress(prepared.label, number + 1, len(contenders.policies))
     return scored
 
 
-def _evaluate(loaded: LoadedModel, prepared: PreparedHarness, condition: Condition, policy: Policy) -> dict[str, Any]:
-    """The scores of all documents under one condition, the names of metric and filter, and what stood in front."""
-    bos = condition.bos if loaded.encoder.bos_token_id is not None else None
-    lm = PolicyLM(loaded, policy, bos=bos, quantized=condition.quantized)
-    results = evaluate(lm, task_dict=prepared.tasks, limit=prepared.items, bootstrap_iters=0)
+def _evaluate(loaded: LoadedModel, prepared: Prepared, policy: Policy, bos: int) -> dict[str, Any]:
+    """The scores of all documents under one policy, the names of metric and filter, and what stood in front."""
+    lm = PolicyLM(loaded, policy, bos=bos if loaded.encoder.bos_token_id is not None else None)
+    with _quiet():
+        results = evaluate(lm, task_dict=prepared.tasks, limit=prepared.items, bootstrap_iters=0)
     samples, filters = [], []
     for _, of_part in sorted(results["samples"].items()):
         # The harness lists every document under each filter of a task, such as two ways to read a number out of an answer.
@@ -307,7 +306,9 @@ def _evaluate(loaded: LoadedModel, prepared: PreparedHarness, condition: Conditi
         samples += sorted((sample for sample in of_part if sample["filter"] == first), key=lambda sample: int(sample["doc_id"]))
     metric = next((score for score in SCORES if samples and all(score in sample for sample in samples)), "")
     if not metric:
-        raise InputError(f"task {prepared.name!r} has none of {', '.join(SCORES)} for each document, and the verdict needs one")
+        raise InputError(
+            f"task {prepared.label!r} has none of {', '.join(SCORES)} for each document, and the verdict needs one"
+        )
     return {
         "metric": metric,
         "filter": ", ".join(dict.fromkeys(filters)),

@@ -1,17 +1,18 @@
-"""The judge: whether a score depends on the sink tokens, and how long a context is of use under a policy; rules and words."""
+"""The judge: whether a score depends on the sink tokens, how much of it, and how long a context is of use under a policy."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 
-__all__ = ["Judgement", "Verdict", "effective_length", "judge", "useful_context"]
+__all__ = ["Judgement", "Verdict", "effective_length", "judge", "measure_dependence", "useful_context"]
 
 Verdict = Literal["yes", "no", "undecided"]
 
@@ -80,31 +81,89 @@ def judge(
     return Judgement("undecided", difference, f"the interval of the difference reaches across {effect} or -{effect}")
 
 
-def effective_length(curves: Mapping[str, Sequence[tuple[int, np.ndarray]]], *, chance: float) -> dict[str, int | None]:
-    """For each policy the largest place on its curve up to which the mean score is above half way from chance to the best.
+def measure_dependence(
+    visible: np.ndarray,
+    hidden: np.ndarray,
+    floor: np.ndarray,
+    *,
+    chance: float | None,
+    scale: float | None,
+    level: float = 0.95,
+) -> Interval | str:
+    """The index of dependence with its interval, or why there is none: the share of a score that goes when the sink is hidden.
+
+    ``(V - H) / (max(V, H) - F)`` of mean scores with the sink visible (V), hidden (H), and without context (F); from -1 to 1.
+    Items are resampled, visible, hidden and floor of an item together, and the ratio is that of the means: a mean of ratios of
+    single items would be ruled by those that are near the floor. Where most items do not change and none changes one way, the
+    interval leaves room for that way, as that of the difference does (:func:`~sinklab.results.intervals.mean_over_items`).
 
     Args:
-        curves: policy to (place, one number an item), places ascending.
+        visible, hidden, floor: one number for each item, the same items in the same order; the floor is a policy that keeps
+            one token.
+        chance: value of a model that knows nothing, or ``None``; then the floor is what needs no context.
+        scale: how far one item could change, for scores in a fixed range.
+    """
+    least = floor if chance is None else np.full(len(visible), chance)
+    best = visible if visible.mean() >= hidden.mean() else hidden
+    # The better of two is looked at, so each interval leaves out half as much, as in the judge.
+    above = mean_over_items(best - least, level=(1 + level) / 2, scale=scale)
+    if above.low <= 0.0:
+        # Without a chance level the score may gain by the sink all the same: what is not known is a share of what.
+        worse = "not shown to be better than with one token in the cache: no share of it can be given"
+        return worse if chance is None else "at chance: says nothing about sinks"
+    index = function_over_items(np.stack([visible, hidden, least]), _share, level=level)
+    change, room = visible - hidden, float((best - least).mean())
+    if np.ptp(change) < 1e-12:  # no spread to resample: the rule of three, as for the difference itself
+        difference = mean_over_items(change, level=level, scale=scale, paired=True)
+        index = _bounded(index.mean, difference.low / room, difference.high / room)
+    elif scale is not None and np.mean(change == 0) > 0.5:  # and as there where none of few changes goes the other way
+        margin = 3.0 * scale / len(change) / room
+        low = index.low if change.min() < 0 else index.mean - math.hypot(index.mean - index.low, margin)
+        high = index.high if change.max() > 0 else index.mean + math.hypot(index.high - index.mean, margin)
+        index = _bounded(index.mean, low, high)
+    return index
+
+
+def _bounded(mean: float, low: float, high: float) -> Interval:
+    """The interval of an index, within its range."""
+    return Interval(mean, max(-1.0, min(1.0, low)), max(-1.0, min(1.0, high)))
+
+
+def _share(means: np.ndarray) -> np.ndarray:
+    """The index of mean scores ``(3, …)``: visible, hidden, least."""
+    visible, hidden, least = means
+    gains = np.maximum(visible, least) - least, np.maximum(hidden, least) - least
+    room = np.maximum(*gains)
+    result: np.ndarray = np.divide(gains[0] - gains[1], room, out=np.zeros_like(room), where=room > 0.0)
+    return result
+
+
+Curve = Sequence[tuple[int, np.ndarray]]
+"""Places on the task's axis, ascending, each with one number an item."""
+
+
+def effective_length(curves: Mapping[str, Curve], *, chance: float) -> dict[str, int | None]:
+    """For each policy the largest place on its curve up to which the mean score is above half way from chance to the best.
 
     Returns:
         0 for a policy that is below at the first place already; ``None`` for all if none is above chance anywhere: the smallest
         probability of its best mean being chance, by the interval of :func:`mean_over_items` at 99 %, decides.
     """
-    means = {policy: [(distance, float(np.mean(values))) for distance, values in curve] for policy, curve in curves.items()}
     best = max((values for curve in curves.values() for _, values in curve), key=lambda values: float(np.mean(values)))
     if mean_over_items(best, level=0.99, scale=1.0).low <= chance:
         return dict.fromkeys(curves)
     threshold = chance + 0.5 * (float(np.mean(best)) - chance)
-    return {policy: _last(curve, threshold) for policy, curve in means.items()}
+    lengths: dict[str, int | None] = {}
+    for policy, curve in curves.items():
+        below = next((index for index, (_, values) in enumerate(curve) if float(np.mean(values)) < threshold), len(curve))
+        lengths[policy] = curve[below - 1][0] if below else 0
+    return lengths
 
 
-def useful_context(curve: Sequence[tuple[int, np.ndarray]]) -> int:
+def useful_context(curve: Curve) -> int:
     """The longest context that was of use: each one up to it raised the score over the one before.
 
     A longer context is of use if the paired gain is :data:`MINIMAL_GAIN` or more on average and its 95 % interval is above 0.
-
-    Args:
-        curve: (tokens of context, one score an item, larger is better), contexts ascending.
     """
     highest = curve[0][0]
     for (_, before), (context, after) in pairwise(curve):
@@ -117,12 +176,3 @@ def useful_context(curve: Sequence[tuple[int, np.ndarray]]) -> int:
 
 def _mean(interval: Interval) -> float:
     return interval.mean
-
-
-def _last(curve: Sequence[tuple[int, float]], threshold: float) -> int:
-    last = 0
-    for distance, mean in curve:
-        if mean < threshold:
-            break
-        last = distance
-    return last

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 try:
+    import datasets
+    import lm_eval.api.task as harness_task
     from lm_eval import evaluate
     from lm_eval.api.model import TemplateLM
     from lm_eval.tasks import TaskManager
@@ -46,7 +48,7 @@ except ImportError as error:
 
 __all__ = ["PolicyLM"]
 
-_HARNESS = (evaluate, TaskManager)
+_HARNESS = (datasets, evaluate, harness_task, TaskManager)
 """Taken from here by :mod:`~sinklab.studies.depend.harness`, so that there is one place that says how to install it."""
 
 MAX_NEW_TOKENS = 256
@@ -182,6 +184,11 @@ class PolicyLM(TemplateLM):
                 if requests[index][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
         return [answers[index] for index in range(len(requests))]
+
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """Log-likelihood of every continuation and whether greedy decoding would give it; without a bar of its own."""
+        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of whole texts, each read in one stream; the token in front is not put there twice."""

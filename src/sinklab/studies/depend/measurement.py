@@ -1,44 +1,39 @@
-"""The measurement behind depend(): one task under all conditions, in numbers that a verdict is made of."""
+"""The measurement behind depend(): the outcome of a task from its scores, and warnings of what limits it."""
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from torch import Tensor
+import numpy as np
+import torch
 
 from sinklab.corpora._reading import RUN, count_repeats
-from sinklab.corpora.base import hash_tokens
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm
 from sinklab.models.positions import trained_length
-from sinklab.results.metric import Row
+from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.naming import counted
 from sinklab.results.progress import SinklabWarning
 from sinklab.streaming.limits import most_slots
 from sinklab.streaming.rotation import FixedPositions, read_rotations
 from sinklab.studies.cache.plan import sinks_of_texts
-from sinklab.studies.depend.conditions import ConditionPlan
 from sinklab.studies.depend.contenders import Contenders
-from sinklab.studies.depend.outcome import Facts, Measured, outcome
-from sinklab.studies.depend.runner import PreparedTask, ScoredTask, curve, effective_lengths, per_item, table_rows
-from sinklab.studies.depend.score import METRICS
+from sinklab.studies.depend.found import SCORES, NoIndex, Outcome, Point, PolicyScore
+from sinklab.studies.depend.harness import Prepared, Scored
+from sinklab.studies.depend.judge import effective_length, judge, measure_dependence, useful_context
 
-__all__ = [
-    "default_window",
-    "loss_warning",
-    "repeats_warning",
-    "require_windows",
-    "sink_warning",
-    "summarise_task",
-    "window_warning",
-]
+__all__ = ["default_window", "loss_warning", "outcome", "require_windows", "text_warnings", "window_warning"]
 
 MOST_REPEATS = 0.1
 """Share of texts scored on tokens of another one up to which their intervals stand without a warning."""
+
+MINIMAL_EFFECT = 0.05
+"""Of a task of the harness, which names none."""
+
+SEARCHED = 64
+"""Tokens of a text in which sinks are looked for."""
 
 
 def require_windows(loaded: LoadedModel) -> None:
@@ -73,8 +68,85 @@ def default_window(loaded: LoadedModel) -> int:
     return half if most is None else min(half, most - 1)
 
 
+def outcome(prepared: Prepared, scored: Scored, contenders: Contenders, level: float) -> Outcome:
+    """What the scores of a task come to."""
+    task, unit = prepared.own, SCORES[scored.metric].unit
+    if task is not None:
+        chance, minimal_effect = task.chance, task.minimal_effect
+    else:
+        chance = float(np.mean([1.0 / number for number in prepared.choices])) if min(prepared.choices) > 1 else None
+        minimal_effect = MINIMAL_EFFECT
+    scale = 1.0 if unit == "fraction" else None
+    values = {name: _by_item(scores, prepared.item, prepared.counted) for name, scores in scored.scores.items()}
+    judged, without, floor = (values[name] for name in (contenders.with_sinks, contenders.without, contenders.floor))
+    verdict = judge(judged, without, floor, minimal_effect=minimal_effect, chance=chance, scale=scale, level=level)
+    index = measure_dependence(judged, without, floor, chance=chance, scale=scale, level=level)
+    axis = None if task is None else task.axis
+    curves = {} if axis is None else {name: _curve(prepared, scores) for name, scores in scored.scores.items()}
+    lengths: dict[str, int | None] = {}
+    if axis == "context":
+        lengths = {name: useful_context(curve) for name, curve in curves.items()}
+    elif axis == "distance":
+        assert chance is not None, "what is found at a distance has a chance"
+        lengths = effective_length(curves, chance=chance)
+    shown = [
+        PolicyScore(
+            name,
+            _score(values[name], scale, level),
+            None
+            if name == contenders.without
+            else mean_over_items(values[name] - without, level=level, scale=scale, paired=True),
+            lengths.get(name),
+            float(scored.scores[name].mean()),
+        )
+        if name in values
+        else PolicyScore(name, refused=scored.refused[name])
+        for name in contenders.policies
+    ]
+    points = {
+        name: [Point(place, *_ends(_score(numbers, scale, level))) for place, numbers in curve]
+        for name, curve in curves.items()
+    }
+    return Outcome(
+        task=prepared.label, metric=scored.metric, unit=unit, axis=axis, documents=len(prepared.item), items=len(without),
+        window=contenders.budget, with_sinks=contenders.with_sinks, without=contenders.without, chance=chance,
+        minimal_effect=minimal_effect, verdict=verdict.verdict, reason=verdict.reason, difference=verdict.difference,
+        sentence=f"{prepared.label} depends on the sink tokens: {verdict.verdict}.",
+        dependence=NoIndex(index) if isinstance(index, str) else index, policies=shown, curves=points,
+    )  # fmt: skip
+
+
+def _by_item(scores: np.ndarray, item: Sequence[int], indices: Sequence[int]) -> np.ndarray:
+    """One number for each item, ascending: the mean over those of its documents that are given."""
+    of_item: dict[int, list[float]] = {}
+    for index in indices:
+        of_item.setdefault(item[index], []).append(scores[index])
+    return np.array([np.mean(of_item[number]) for number in sorted(of_item)])
+
+
+def _curve(prepared: Prepared, scores: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Places on the task's axis, ascending, each with one number an item."""
+    at: dict[int, list[int]] = {}
+    for index, place in enumerate(prepared.place):
+        at.setdefault(place, []).append(index)
+    return [(place, _by_item(scores, prepared.item, at[place])) for place in sorted(at)]
+
+
+def _score(values: np.ndarray, scale: float | None, level: float) -> Interval:
+    """Of a mean score; one in a fixed range is that of a share, and so is its interval."""
+    interval = mean_over_items(values, level=level, scale=scale)
+    return interval if scale is None else Interval(interval.mean, max(0.0, interval.low), min(scale, interval.high))
+
+
+def _ends(interval: Interval) -> tuple[float, float, float]:
+    return interval.mean, interval.low, interval.high
+
+
+# --- warnings, each a sentence or empty ---------------------------------------------------------------------------------------
+
+
 def window_warning(loaded: LoadedModel, window: int) -> str:
-    """A sentence where a cache and the token at hand have more positions than the model was trained on; empty otherwise.
+    """Where a cache and the token at hand have more positions than the model was trained on.
 
     Args:
         window: tokens before the query that the largest cache holds.
@@ -89,40 +161,40 @@ def window_warning(loaded: LoadedModel, window: int) -> str:
     )
 
 
-def repeats_warning(prepared: PreparedTask) -> str:
-    """A sentence where many texts are scored on tokens that others are scored on, too; empty otherwise.
+def text_warnings(loaded: LoadedModel, prepared: Prepared, contenders: Contenders) -> list[str]:
+    """Of a task of ours: where texts are no sample, and where its strongest sink is not among the tokens that are compared."""
+    if prepared.own is None:
+        return []
+    return [_repeats(prepared), _other_sink(loaded, prepared, contenders)]
+
+
+def _repeats(prepared: Prepared) -> str:
+    """Where many texts are scored on tokens that others are scored on, too.
 
     Of a task whose answers are the text itself; answers that are drawn are independent whatever text stands around them.
     """
-    number, index = prepared.counted[-1]
-    sheet = next(iter(prepared.sheets.values()))[number]
-    question = sheet.questions[index]
-    if prepared.task.metric != "log_likelihood":
+    assert prepared.own is not None
+    if prepared.own.score != "log_likelihood":
         return ""
     # Runs that end in a token that is scored: a few tokens in a row are alike in any two texts.
-    first = max(0, question.start - RUN + 1)
-    repeats = count_repeats(sheet.tokens[:, first : question.stop].tolist())
-    texts = len(sheet.tokens)
-    if repeats <= MOST_REPEATS * texts:
+    ends = [ids[-(scored + RUN - 1) :] for ids, scored in zip(prepared.texts, prepared.scored, strict=True)]
+    repeats = count_repeats(ends)
+    if repeats <= MOST_REPEATS * len(ends):
         return ""
     return (
-        f"{prepared.label}: {repeats} of {texts} texts are scored on tokens that another one is scored on, too (and the "
+        f"{prepared.label}: {repeats} of {len(ends)} texts are scored on tokens that another one is scored on, too (and the "
         f"{RUN - 1} before are alike). Intervals take texts for independent, and are too narrow here: take fewer `items` or a "
         "longer `corpus`."
     )
 
 
-def sink_warning(loaded: LoadedModel, label: str, tokens: Tensor, contenders: Contenders) -> str:
-    """A sentence where the strongest sink of some texts is not among the first tokens that are compared; empty otherwise.
-
-    Args:
-        label: of the task.
-        tokens: its texts, int64 ``(rows, length)``, in whose first 64 tokens sinks are looked for.
-    """
+def _other_sink(loaded: LoadedModel, prepared: Prepared, contenders: Contenders) -> str:
+    """Where the strongest sink of the texts is not among the first tokens that are compared."""
+    length = min(SEARCHED, *map(len, prepared.texts))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SinklabWarning)  # of texts so short that the first token is called a sink
-            sinks = sinks_of_texts(loaded, tokens)
+            sinks = sinks_of_texts(loaded, torch.tensor([ids[:length] for ids in prepared.texts]))
     except UnsupportedModelError:  # its attention cannot be seen, which no policy needs
         return ""
     sink = sinks.main
@@ -131,68 +203,15 @@ def sink_warning(loaded: LoadedModel, label: str, tokens: Tensor, contenders: Co
     if sink.position is not None and sink.position - sinks.front < contenders.num_sinks:
         return ""
     return (
-        f"{label}: the strongest sink of these texts is {sink.name}, and what is compared are the first "
+        f"{prepared.label}: the strongest sink of these texts is {sink.name}, and what is compared are the first "
         f"{counted(contenders.num_sinks, 'token')}: verdict and index say nothing of that sink. `sinklab cache` compares "
         "policies that keep other tokens."
     )
 
 
-def loss_warning(loaded: LoadedModel, summary: Mapping[str, Any]) -> str:
-    """A sentence where a task is scored by the likelihood of tokens, and no policy predicts them better than a guess; or empty.
-
-    Args:
-        summary: of the task.
-    """
-    scores = [row["score"]["mean"] for row in summary["policies"] if "refused" not in row]
-    if summary["metric"] != "log_likelihood" or not scores:
+def loss_warning(loaded: LoadedModel, found: Outcome) -> str:
+    """Where a task is scored by the likelihood of tokens, and no policy predicts them better than a guess."""
+    scores = [row.score.mean for row in found.policies if row.score is not None]
+    if found.metric != "log_likelihood" or not scores:
         return ""
-    return guess_warning(loaded.model, -max(scores), text=summary["task"])
-
-
-def summarise_task(
-    scored: ScoredTask, plan: ConditionPlan, level: float
-) -> tuple[dict[str, object], list[Row], dict[str, object]]:
-    """The summary, the rows of the table and the record of one task."""
-    prepared = scored.prepared
-    task, counted = prepared.task, prepared.counted
-    compared = {
-        name: scored.scores[plan.of_policy(name)] for name in plan.contenders.policies if plan.of_policy(name) in scored.scores
-    }
-    curves = {name: curve(task, prepared.sheets[plan.reference], answers) for name, answers in compared.items()}
-    means = {
-        name: {metric: float(per_item(answers, counted, metric).mean()) for metric in METRICS if metric in answers[0][0].values}
-        for name, answers in compared.items()
-    }
-    facts: Facts = {
-        "task": prepared.label,
-        "metric": task.metric,
-        "unit": METRICS[task.metric].unit,
-        "axis": task.axis,
-        "questions": len(counted),
-    }
-    summary = outcome(
-        facts,
-        Measured(
-            {condition: per_item(answers, counted, task.metric) for condition, answers in scored.scores.items()},
-            scored.refused,
-            chance=task.chance,
-            minimal_effect=task.minimal_effect,
-            scale=1.0 if task.metric == "choice" else None,
-            level=level,
-        ),
-        plan,
-        means=means,
-        curves=curves,
-        lengths=effective_lengths(task, curves),
-    )
-    return summary, table_rows(scored), _record(scored, plan)
-
-
-def _record(scored: ScoredTask, plan: ConditionPlan) -> dict[str, object]:
-    task = scored.prepared.task
-    return {
-        **task.settings,
-        "identity": dataclasses.asdict(task.identity),
-        "token_sha256": [hash_tokens(sheet.tokens) for sheet in scored.prepared.sheets[plan.reference]],
-        "refused": {condition.label_beside(plan.reference): reason for condition, reason in scored.refused.items()},
-    }
+    return guess_warning(loaded.model, -max(scores), text=found.task)

@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from sinklab.errors import UnknownNameError
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies
 from sinklab.studies.export.found import ExportEntry, ExportPart, HowExported
@@ -23,7 +22,6 @@ __all__ = [
     "Engine",
     "ExportPlan",
     "approximated",
-    "engine_called",
     "engines",
     "exported",
     "expressed",
@@ -204,18 +202,6 @@ def engines() -> Mapping[str, Engine]:
         importlib.import_module(f"{package.__name__}.{one.name}").ENGINE for one in pkgutil.iter_modules(package.__path__)
     ]
     return {engine.name: engine for engine in sorted(found, key=lambda engine: engine.name)}
-
-
-def engine_called(name: str) -> Engine:
-    """The engine of that name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
-    known = engines()
-    if name not in known:
-        raise UnknownNameError(f"no engine is called {name!r}. Known: {', '.join(known)}")
-    return known[name]
 
 
 def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:

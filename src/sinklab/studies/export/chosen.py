@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.policies.base import Policy, Positions, SlotPolicy
 from sinklab.registry import policies
 from sinklab.results.blocks import interval
@@ -15,7 +15,7 @@ from sinklab.results.record import from_json
 from sinklab.results.table import read_run, write_text
 from sinklab.streaming.limits import require_integers
 from sinklab.studies.cache.found import Comparison, PolicyEntry, QuantizedEntry
-from sinklab.studies.export.base import Engine, ExportPlan, engine_called, exported
+from sinklab.studies.export.base import Engine, ExportPlan, engines, exported
 from sinklab.studies.export.found import INTEGER_MARGIN, ExportEntry, IntegerChoice
 
 __all__ = [
@@ -183,29 +183,33 @@ def checked_engines(names: Sequence[str]) -> list[Engine]:
     Raises:
         UnknownNameError: there is none of a name.
     """
-    return [engine_called(name) for name in dict.fromkeys(names)]
+    known = engines()
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"no engine is called {name!r}. Known: {', '.join(known)}")
+    return [known[name] for name in dict.fromkeys(names)]
 
 
-def exports_of(plan: ExportPlan, engines: Sequence[Engine]) -> list[ExportEntry]:
+def exports_of(plan: ExportPlan, to: Sequence[Engine]) -> list[ExportEntry]:
     """What every engine makes of a plan.
 
     Raises:
         ConfigurationError: one of them can do nothing of it.
     """
-    entries = [exported(engine, plan) for engine in engines]
+    entries = [exported(engine, plan) for engine in to]
     for entry in entries:
         if entry.refused:
             raise ConfigurationError(f"{entry.engine} cannot do {entry.policy}: {entry.refused}; leave it out of `to`")
     return entries
 
 
-def advised_exports(found: Comparison, engines: Sequence[Engine]) -> list[ExportEntry]:
+def advised_exports(found: Comparison, to: Sequence[Engine]) -> list[ExportEntry]:
     """What every engine makes of the recommended policy; an engine that can do nothing of it has an entry that says why."""
     try:
         plan = plan_of(found)
     except InputError as error:  # nothing was recommended, which is known only now
-        return [ExportEntry(engine.name, "", engine.checked, refused=str(error)) for engine in engines]
-    return [exported(engine, plan) for engine in engines]
+        return [ExportEntry(engine.name, "", engine.checked, refused=str(error)) for engine in to]
+    return [exported(engine, plan) for engine in to]
 
 
 def write_exports(entries: Sequence[ExportEntry], folder: Path, inside: str = "") -> None:

@@ -3,46 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.names import named_modules
+from sinklab.attention.token_text import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
-from sinklab.models.integer_linear import GROUP
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
 from sinklab.models.positions import length_warnings
 from sinklab.models.tokenizer import kind_of
-from sinklab.results.intervals import Interval, means_over_items
+from sinklab.results.intervals import CHANCE, Interval, fewest, means_over_items, rare_cost, shortfall
 from sinklab.results.metric import Row
+from sinklab.results.naming import quote
 from sinklab.results.run import Progress, silent
-from sinklab.results.summaries.quantize import CureEntry, QuantizeSummary, SchemeEntry, SiteEntry
 from sinklab.sinks import find_sinks
-from sinklab.studies.quantize.cures import Cure, cost_of, modules_whole, of_activations, spike_positions, token_bytes
-from sinklab.studies.quantize.named import Names
-from sinklab.studies.quantize.rows import quantize_rows
-from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme
+from sinklab.studies.quantize.cures import best_cure, cost_of, helping, spike_positions, token_bytes, tried_cures
+from sinklab.studies.quantize.found import CureFound, Found, SchemeFound, SiteFound, TokenRise, WorstChannel, rows
 from sinklab.studies.quantize.spikes import Spike, find_spikes
-from sinklab.studies.quantize.twin import Range, Treatment, Twin
-from sinklab.studies.quantize.verdict import best_cure, judged, texts_needed, verdict_text
+from sinklab.studies.quantize.twin import WHOLE_BITS, Range, Scheme, Site, Treatment, Twin
 
-__all__ = ["examine", "require_loss"]
+__all__ = ["OWN", "Request", "examine", "judged", "require_loss", "texts_needed"]
 
-SUMMARY_VERSION = 1
 LEVEL = 0.95
-MANY = 4
-"""Modules that the larger of two cures keeps whole, if there are four times as many."""
 
 OWN = "class, the model's own answer"
 """What the loss is taken of where samples have no classes: the gap is then about answers that change, right or wrong."""
 
 CHECKED = 2
 """Calibration samples on which integer and simulated products are compared."""
+
+RISING = 8
+"""Predicted tokens that are listed."""
+
+NORMAL = statistics.NormalDist().inv_cdf(0.975)
+"""Half a 95 % interval in standard errors."""
+
+SEARCHED = 2**20
+"""Texts up to which is looked for a number that decides."""
+
+Verdict = Literal["gap", "none", "not measurable"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,62 +70,37 @@ class Request:
     minimal_effect: float = 0.01
     threshold: float = 0.3
 
-    def check(self, products: str) -> None:
-        """Refuse what cannot be measured.
-
-        Raises:
-            ConfigurationError: see the messages.
-        """
-        if products not in ("integer", "simulated"):
-            raise ConfigurationError(f"`products` {products!r} must be integer or simulated")
+    def __post_init__(self) -> None:
         if not 0 <= self.minimal_effect < float("inf"):
             raise ConfigurationError(f"`minimal_effect` {self.minimal_effect} must be 0 or more nats")
         if not 0 <= self.threshold < 1:
             raise ConfigurationError(f"`threshold` {self.threshold} must be at least 0 and below 1")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Examined:
-    """Summary without recipe, rows of the table, and the treatment that the recipe is to be made of."""
-
-    summary: QuantizeSummary
-    rows: list[Row]
-    outside: list[str]
-    transposed: bool
-    ragged: str
+def judged(gap: Interval, minimal_effect: float) -> Verdict:
+    """``none`` if the whole interval is at most ``minimal_effect``, ``gap`` if it is above 0, otherwise ``not measurable``."""
+    if gap.high <= minimal_effect:
+        return "none"
+    return "gap" if gap.low > 0 else "not measurable"
 
 
-def examine(
-    loaded: LoadedModel,
-    calibration: Samples,
-    samples: Samples,
-    request: Request,
-    *,
-    corpus: str,
-    bos: int,
-    progress: Progress = silent,
-) -> Examined:
-    """Everything that ``sinklab quantize`` says of a model.
+def texts_needed(gap: Interval, texts: int, minimal_effect: float) -> int | None:
+    """How many texts decide a gap that so many did not, with a chance of :data:`~sinklab.results.intervals.CHANCE`.
+
+    The interval shrinks with the root of their number and its mean moves by what their scatter allows, until it leaves out 0 or
+    lies below ``minimal_effect``, whichever takes fewer texts. ``None`` if neither can be foretold.
 
     Args:
-        calibration: samples that ranges of activations and positions of sinks and spikes are taken from.
-        samples: others, which losses are taken of, four or more.
-
-    Raises:
-        MeasurementError: a loss that is not finite without any quantisation, or integers that are not what they should be.
-        UnsupportedModelError, ConfigurationError: see :class:`Twin`.
+        gap: its mean with the 95 % interval, from two texts or more.
     """
-    require_loss(loaded.model)
-    loss_of = str(loss_kind(loaded.model))
-    if samples.targets is None and loss_of == "class":
-        calibration, samples = (_with_own_answers(loaded.model, part) for part in (calibration, samples))
-        loss_of = OWN
-    elif samples.targets is None and loss_of != "next token":
-        raise UnsupportedModelError(
-            f"the loss of {type(loaded.model).__name__} is taken of a {loss_of}, and these samples have no targets; give "
-            "`inputs` with them from Python"
-        )
-    return _Examination(loaded, calibration, samples, request, loss_of, corpus, bos, progress).run()
+    half = (gap.high - gap.low) / 2
+    scatter = half * math.sqrt(texts) / NORMAL
+    room = max(gap.mean, minimal_effect - gap.mean)
+
+    def decided(count: int) -> bool:
+        return half * math.sqrt(texts / count) + shortfall(texts, count) * scatter <= room
+
+    return fewest(decided, texts + 1, SEARCHED)
 
 
 def require_loss(model: PreTrainedModel, *, drawn: bool = False) -> None:
@@ -141,25 +123,49 @@ def require_loss(model: PreTrainedModel, *, drawn: bool = False) -> None:
         )
 
 
+def examine(
+    loaded: LoadedModel,
+    calibration: Samples,
+    samples: Samples,
+    request: Request,
+    *,
+    corpus: str,
+    bos: int,
+    progress: Progress = silent,
+) -> tuple[Found, list[Row]]:
+    """Everything that ``sinklab quantize`` says of a model, and the rows of its table.
+
+    Args:
+        calibration: samples that ranges of activations and positions of sinks and spikes are taken from.
+        samples: others, which losses are taken of, four or more.
+
+    Raises:
+        MeasurementError: a loss that is not finite without any quantisation, or integers that are not what they should be.
+        UnsupportedModelError, ConfigurationError: see :class:`Twin`.
+    """
+    require_loss(loaded.model)
+    loss_of = str(loss_kind(loaded.model))
+    if samples.targets is None and loss_of == "class":
+        calibration, samples = (_with_own_answers(loaded.model, part) for part in (calibration, samples))
+        loss_of = OWN
+    elif samples.targets is None and loss_of != "next token":
+        raise UnsupportedModelError(
+            f"the loss of {type(loaded.model).__name__} is taken of a {loss_of}, and these samples have no targets; give "
+            "`inputs` with them from Python"
+        )
+    return _Examination(loaded, calibration, samples, request, progress).run(loss_of, corpus, bos)
+
+
 class _Examination:
     def __init__(
-        self,
-        loaded: LoadedModel,
-        calibration: Samples,
-        samples: Samples,
-        request: Request,
-        loss_of: str,
-        corpus: str,
-        bos: int,
-        progress: Progress,
+        self, loaded: LoadedModel, calibration: Samples, samples: Samples, request: Request, progress: Progress
     ) -> None:
-        self.loaded, self.calibration, self.samples, self.request = loaded, calibration, samples, request
-        self.loss_of, self.corpus, self.bos, self.progress = loss_of, corpus, bos, progress
+        self.loaded, self.calibration, self.samples = loaded, calibration, samples
+        self.request, self.progress = request, progress
         self.twin = Twin(loaded.model, residual=request.residual, integer=request.integer)
-        self.names = Names(loaded, calibration, samples)
 
-    def run(self) -> Examined:
-        request, twin = self.request, self.twin
+    def run(self, loss_of: str, corpus: str, bos: int) -> tuple[Found, list[Row]]:
+        request, twin, loaded = self.request, self.twin, self.loaded
         self.progress("calibrating", 0, 3)
         ranges = twin.ranges(self.calibration)
         left = twin.keep(ranges)
@@ -170,92 +176,68 @@ class _Examination:
         self.progress("calibrating", 2, 3)
         check = self._check(ranges)
         self.progress("calibrating", 3, 3)
-        self.clean = clean = self._clean_losses()
+        clean = twin.losses(self.samples, None)
+        if not bool(clean.isfinite().any(dim=1).all()) or bool(clean.isinf().any()):
+            raise MeasurementError(f"{loaded.name}: the loss is not finite without any quantisation, so a gap means nothing")
         self.clean_means = _means(clean)
         bases, losses = self._bases(ranges)
         schemes = [self._scheme(base, part) for base, part in zip(bases, losses, strict=True)]
         difference = self._difference(bases[0], losses[0]) if request.integer and check is not None else None
-        sites: list[SiteEntry] = []
-        cures: list[CureEntry] = []
+        channels = {key: self._channel(spike, twin.sites[key], sinks) for key, spike in spikes.items()}
+        sites: list[SiteFound] = []
+        cures: list[CureFound] = []
         # A gap that is none or is lost in the noise has no carrier and needs no cure; to look for them finds noise.
-        examined = schemes[0]["verdict"] == "gap"
+        examined = schemes[0].verdict == "gap"
         levels = [LEVEL, LEVEL]
         if examined:
             keys = list(twin.sites) if first.activations != WHOLE_BITS else [site.key for site in twin.linear]
-            gaps = self._scan(bases[0], keys)
             levels[0] = 1 - (1 - LEVEL) / len(keys)
-            intervals = means_over_items(gaps, level=levels[0])
+            intervals = means_over_items(self._scan(bases[0], keys), level=levels[0])
             sites = [
-                self._site(spikes[key], interval, sinks) for key, interval in zip(keys, intervals, strict=True)
-            ]  # fmt: skip
-            cures, levels[1] = self._cures(bases, spikes, sinks, gaps, keys, losses[0])
+                SiteFound(**dataclasses.asdict(channels[key]), gap=gap.mean, low=gap.low, high=gap.high)
+                for key, gap in zip(keys, intervals, strict=True)
+            ]
+            if first.activations != WHOLE_BITS:
+                cures, levels[1] = self._cures(bases[0], spikes, sinks, losses[0])
         best = best_cure(cures, request.minimal_effect)
         worst = max(spikes.values(), key=lambda spike: spike.ratio)
-        summary: QuantizeSummary = {
-            "summary_version": SUMMARY_VERSION,
-            "model": self.loaded.name,
-            "revision": self.loaded.revision,
-            "operation": self.loaded.operation,
-            "corpus": self.corpus,
-            "bos": self.bos,
-            "kind": self.samples.kind,
-            "texts": len(self.samples),
-            "calibration": len(self.calibration),
-            "tokens": self.samples.positions,
-            "loss_of": self.loss_of,
-            "unit": "nats",
-            "residual": request.residual,
-            "minimal_effect": request.minimal_effect,
-            "clean_loss": means_over_items(self.clean_means[None])[0].to_dict(),
-            "quantized_share": twin.share,
-            "float_bytes": sum(site.width * site.outputs for site in twin.linear) * 2,
-            "integer_check": check,
-            "loss_difference": difference,
-            "schemes": schemes,
-            "examined": first.name,
-            "activation_bits": first.activations,
-            "level_of_sites": levels[0],
-            "level_of_cures": levels[1],
-            "sinks": None if sinks is None else list(sinks),
-            "sinks_refused": refused,
-            "sites": sites,
-            "largest_spike": self.names.channel(worst, twin.sites[worst.site], sinks) if worst.large else None,
-            "gap_by_position": _column_means(losses[0] - clean),
-            "tokens_that_rise": self.names.rising(clean, losses[0]) if examined else [],
-            "cures": cures,
-            "recommended": None if best is None else best["cure"],
-            "recipe": None,
-            "text": "",
-        }
-        summary["text"] = " ".join(filter(None, (verdict_text(summary), *self._warnings(left))))
-        layers = {key: site.layer for key, site in twin.sites.items()}
-        rows = quantize_rows(
-            summary, spikes, layers, clean_loss=float(self.clean_means.mean()), scored=int(clean.isfinite().sum())
+        found = Found(
+            model=loaded.name,
+            revision=loaded.revision,
+            operation=loaded.operation,
+            corpus=corpus,
+            bos=bos,
+            kind=self.samples.kind,
+            texts=len(self.samples),
+            calibration=len(self.calibration),
+            tokens=self.samples.positions,
+            loss_of=loss_of,
+            residual=request.residual,
+            minimal_effect=request.minimal_effect,
+            clean_loss=means_over_items(self.clean_means[None])[0],
+            quantized_share=twin.share,
+            float_bytes=sum(site.width * site.outputs for site in twin.linear) * 2,
+            integer_check=check,
+            loss_difference=difference,
+            schemes=schemes,
+            examined=first.name,
+            activation_bits=first.activations,
+            level_of_sites=levels[0],
+            level_of_cures=levels[1],
+            sinks=None if sinks is None else list(sinks),
+            sinks_refused=refused,
+            sites=sites,
+            largest_spike=channels[worst.site] if worst.large else None,
+            gap_by_position=_column_means(losses[0] - clean),
+            tokens_that_rise=self._rising(clean, losses[0]) if examined else [],
+            cures=cures,
+            recommended=None if best is None else best.cure,
+            text=self._text(schemes[0], sites, cures, best),
+            warnings=self._warnings(schemes[0], left),
         )
-        return Examined(summary, list(rows), _outside(twin), any(map_.transposed for map_ in twin.maps), _ragged(twin))
+        return found, list(rows(found, channels, int(clean.isfinite().sum())))
 
     # --- parts ----------------------------------------------------------------------------------------------------------------
-
-    def _clean_losses(self) -> Tensor:
-        """Losses of the model as it is."""
-        losses = self.twin.losses(self.samples, None)
-        if not bool(losses.isfinite().any(dim=1).all()) or bool(losses.isinf().any()):
-            raise MeasurementError(
-                f"{self.loaded.name}: the loss is not finite without any quantisation, so a gap means nothing"
-            )
-        return losses
-
-    def _warnings(self, left: Sequence[str]) -> list[str]:
-        """What limits the numbers, a sentence each, or an empty text; ``left`` are linear maps without a range."""
-        model = self.loaded.model
-        warnings = [guess_warning(model, float(self.clean_means.mean())), *length_warnings(model, self.samples, None)]
-        if left:
-            also = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            warnings.append(
-                f"What ranges are taken from does not run {left[0]}{also}: such linear maps stay as they are, in all that is "
-                "said here."
-            )
-        return warnings
 
     def _sinks(self) -> tuple[tuple[int, ...] | None, str | None]:
         """Positions of the sinks on the calibration samples; ``None`` with the reason where they cannot be found."""
@@ -275,19 +257,21 @@ class _Examination:
 
     def _check(self, ranges: Mapping[str, Range]) -> float | None:
         """The largest difference of integer products from simulated ones over its bound, over the schemes that have any."""
-        checked = []
         few = self.calibration.take(slice(0, CHECKED))
-        for scheme in self.request.schemes:
-            if self.request.integer and WHOLE_BITS not in (scheme.weights, scheme.activations):
-                for per_token in (False, True):
-                    checked.append(self.twin.check(few, Treatment(scheme=scheme, ranges=ranges, per_token=per_token)))
+        checked = [
+            self.twin.check(few, Treatment(scheme=scheme, ranges=ranges, per_token=per_token))
+            for scheme in self.request.schemes
+            if self.request.integer and WHOLE_BITS not in (scheme.weights, scheme.activations)
+            for per_token in (False, True)
+        ]
         return max(checked, default=None)
 
     def _bases(self, ranges: Mapping[str, Range]) -> tuple[list[Treatment], list[Tensor]]:
-        bases = []
-        for scheme in self.request.schemes:
-            for per_token in (False, True) if scheme.activations != WHOLE_BITS else (False,):
-                bases.append(Treatment(scheme=scheme, ranges=ranges, per_token=per_token))
+        bases = [
+            Treatment(scheme=scheme, ranges=ranges, per_token=per_token)
+            for scheme in self.request.schemes
+            for per_token in ((False, True) if scheme.activations != WHOLE_BITS else (False,))
+        ]
         losses = []
         for number, base in enumerate(bases):
             losses.append(self.twin.losses(self.samples, base))
@@ -302,31 +286,28 @@ class _Examination:
         finally:
             self.twin.integer = True
 
-    def _scheme(self, base: Treatment, losses: Tensor) -> SchemeEntry:
+    def _scheme(self, base: Treatment, losses: Tensor) -> SchemeFound:
         scheme, gaps = base.scheme, _means(losses) - self.clean_means
         gap = means_over_items(gaps[None])[0]
         verdict = judged(gap, self.request.minimal_effect)
-        needed = texts_needed(gap, len(gaps), self.request.minimal_effect) if verdict == "not measurable" else None
-        return {
-            "scheme": scheme.name,
-            "per_token": base.per_token,
-            "products": self._products(scheme),
-            "loss": float(_means(losses).mean()),
-            "gap": gap.mean,
-            "low": gap.low,
-            "high": gap.high,
-            "verdict": verdict,
-            "texts_needed": needed,
-            "weight_bytes": sum(self.twin.weight_bytes(site, scheme.weights) for site in self.twin.linear),
-        }
-
-    def _products(self, scheme: Scheme) -> str:
-        """What ran."""
         if scheme.activations == WHOLE_BITS:
-            return "int8 weights widened for products of floats"
-        if scheme.weights == WHOLE_BITS:
-            return "activations put on grids, products of floats"
-        return "int8 products (torch._int_mm)" if self.request.integer else "simulated in float32"
+            products = "int8 weights widened for products of floats"
+        elif scheme.weights == WHOLE_BITS:
+            products = "activations put on grids, products of floats"
+        else:
+            products = "int8 products (torch._int_mm)" if self.request.integer else "simulated in float32"
+        return SchemeFound(
+            scheme=scheme.name,
+            per_token=base.per_token,
+            products=products,
+            loss=float(_means(losses).mean()),
+            gap=gap.mean,
+            low=gap.low,
+            high=gap.high,
+            verdict=verdict,
+            texts_needed=texts_needed(gap, len(gaps), self.request.minimal_effect) if verdict == "not measurable" else None,
+            weight_bytes=sum(self.twin.weight_bytes(site, scheme.weights) for site in self.twin.linear),
+        )
 
     def _scan(self, base: Treatment, keys: Sequence[str]) -> np.ndarray:
         """Gaps with one site alone quantised, ``(sites, samples)``."""
@@ -338,45 +319,116 @@ class _Examination:
         return np.stack(gaps)
 
     def _cures(
-        self,
-        bases: Sequence[Treatment],
-        spikes: Mapping[str, Spike],
-        sinks: tuple[int, ...] | None,
-        gaps: np.ndarray,
-        keys: Sequence[str],
-        losses: Tensor,
-    ) -> tuple[list[CureEntry], float]:
-        base, tried = bases[0], list[Cure]()
-        if base.scheme.activations != WHOLE_BITS:
-            # Of two sides, a position is another token on each, and what is left whole is given by position.
-            carrying = () if self.loaded.model.config.is_encoder_decoder else spike_positions(spikes)
-            places = {tuple(sinks or ()), carrying} - {()}
-            without = {places_: self.twin.ranges(self.calibration, places_) for places_ in places}
-            tried += of_activations(base, spikes, sinks or (), carrying, without)
-        counts = [count for count in (1, MANY) if count == 1 or len(keys) >= MANY * count]
-        tried += [modules_whole(base, gaps, keys, count) for count in counts]
-        if base.scheme.activations != WHOLE_BITS:
-            tried += [modules_whole(dataclasses.replace(base, per_token=True), gaps, keys, count) for count in counts]
+        self, base: Treatment, spikes: Mapping[str, Spike], sinks: tuple[int, ...] | None, losses: Tensor
+    ) -> tuple[list[CureFound], float]:
+        # Of two sides, a position is another token on each, and what is left whole is given by position.
+        carrying = () if self.loaded.model.config.is_encoder_decoder else spike_positions(spikes)
+        places = {tuple(sinks or ()), carrying} - {()}
+        without = {places_: self.twin.ranges(self.calibration, places_) for places_ in places}
+        tried = tried_cures(base, spikes, sinks or (), carrying, without)
         level = 1 - (1 - LEVEL) / len(tried)
-        entries = []
+        found = []
         prefix = token_bytes(self.loaded.model) if is_causal_lm(self.loaded.model) else None
         for number, cure in enumerate(tried):
-            cured = _means(cure.losses(self.twin, self.samples))
+            cured = _means(self.twin.losses(self.samples, cure.treatment))
             left, gain = means_over_items(np.stack([cured - self.clean_means, _means(losses) - cured]), level=level)
-            cost = cost_of(self.twin, cure.treatment, _length(self.samples), prefix)
-            entries.append(
-                CureEntry(
-                    cure=cure.name, label=cure.label, left=left.to_dict(), gain=gain.to_dict(), share_whole=cost.share,
-                    activations_whole=cost.activations, extra_bytes=cost.bytes, modules=list(cure.modules),
-                    positions=list(cure.treatment.positions), configurable=cure.configurable,
+            share, activations, held = cost_of(self.twin, cure.treatment, _length(self.samples), prefix)
+            found.append(
+                CureFound(
+                    cure=cure.name, label=cure.label, left=left, gain=gain, share_whole=share, activations_whole=activations,
+                    extra_bytes=held, positions=list(cure.treatment.positions),
                 )
             )  # fmt: skip
             self.progress("cures", number + 1, len(tried))
-        return entries, level
+        return found, level
 
-    def _site(self, spike: Spike, gap: Interval, sinks: tuple[int, ...] | None) -> SiteEntry:
-        channel = self.names.channel(spike, self.twin.sites[spike.site], sinks)
-        return {**channel, "gap": gap.mean, "low": gap.low, "high": gap.high}
+    # --- in words -------------------------------------------------------------------------------------------------------------
+
+    def _channel(self, spike: Spike, site: Site, sinks: tuple[int, ...] | None) -> WorstChannel:
+        """The channel of a site with the widest range; ``sinks`` are positions, ``None`` where they could not be found."""
+        return WorstChannel(
+            site=spike.site,
+            kind=site.kind,
+            layer=site.layer,
+            channel=spike.channel,
+            range_ratio=spike.ratio,
+            spike=spike.large,
+            everywhere=spike.everywhere,
+            positions=list(spike.positions),
+            tokens=[self._position(position) for position in spike.positions],
+            at_sink=None if sinks is None else bool(spike.positions) and set(spike.positions) <= set(sinks),
+        )
+
+    def _position(self, position: int) -> str:
+        """A position in words, with its token where all texts have the same there."""
+        if self.calibration.names is not None and position < len(self.calibration.names):
+            return self.calibration.names[position]
+        tokens = self.calibration.tokens
+        if tokens is None or position >= tokens.shape[1]:
+            return f"position {position}"
+        own = tokens[:, position]
+        text = f" {quote(token_text(self.loaded.tokenizer, int(own[0])))}" if bool((own == own[0]).all()) else ""
+        return f"position {position}{text}"
+
+    def _rising(self, clean: Tensor, losses: Tensor) -> list[TokenRise]:
+        """The predicted tokens whose loss rises most, of losses ``(samples, positions)`` as it is and on grids."""
+        rises = (losses - clean).nan_to_num(nan=-float("inf"))
+        listed = []
+        for flat in rises.flatten().topk(min(RISING, int(rises.isfinite().sum()))).indices.tolist():
+            text, position = divmod(flat, rises.shape[1])
+            before, after = (float(part[text, position]) for part in (clean, losses))
+            token = self._predicted(text, position)
+            listed.append(TokenRise(text=text, position=position, token=token, before=before, after=after))
+        return listed
+
+    def _predicted(self, text: int, position: int) -> str:
+        targets, tokens = self.samples.targets, self.samples.tokens
+        if targets is None:
+            return "" if tokens is None else token_text(self.loaded.tokenizer, int(tokens[text, position + 1]))
+        if targets.ndim == 1:
+            return f"class {int(targets[text])}"
+        return token_text(self.loaded.tokenizer, int(targets[text, position]))
+
+    def _text(self, scheme: SchemeFound, sites: list[SiteFound], cures: list[CureFound], best: CureFound | None) -> str:
+        """What was found, in a sentence."""
+        name = f"{scheme.name}{' with the residual stream' if self.request.residual else ''}"
+        if scheme.verdict == "none":
+            return f"{name} costs no more than {self.request.minimal_effect:g} nats: no cure is needed."
+        if scheme.verdict == "not measurable":
+            return f"What {name} costs is not measurable on {len(self.samples)} samples."
+        carrier = max((site for site in sites if site.low > 0), key=lambda site: site.gap, default=None)
+        by = "" if carrier is None else f", {carrier.gap:.3f} of it at {carrier.site}"
+        if best is None:
+            cured = "no cure that was tried helps" if cures else "there is no cure of weights"
+        elif best.left.high <= self.request.minimal_effect:
+            cured = f"{best.label} cures it"
+        elif all(cure.left.low > 0 for cure in helping(cures)):
+            cured = f"no cure takes all of it away; best: {best.label}"
+        else:  # one may leave nothing, which these texts do not show
+            cured = f"no cure is shown to; nearest: {best.label}"
+        return f"{name} costs {scheme.gap:.3f} nats{by}; {cured}."
+
+    def _warnings(self, scheme: SchemeFound, left: Sequence[str]) -> list[str]:
+        """What limits the numbers, a sentence each; ``left`` are linear maps without a range."""
+        model, count = self.loaded.model, len(self.samples)
+        noun = {"pairs": "pair", "image": "picture", "audio": "recording"}.get(self.samples.kind, "text")
+        warnings = [guess_warning(model, float(self.clean_means.mean())), *length_warnings(model, self.samples, None)]
+        if scheme.verdict == "none":
+            warnings.append(rare_cost(count, noun))
+            if scheme.high < 0:
+                warnings.append("A loss that falls is a change, too: these samples do not show what rounding may harm.")
+        elif scheme.verdict == "not measurable" and scheme.texts_needed is not None:
+            chance = f"{100 * CHANCE:.0f} %"
+            warnings.append(
+                f"{scheme.texts_needed:,} {noun}s would decide it with a chance of {chance} ({count} were measured)."
+            )
+        if left:
+            also = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            warnings.append(
+                f"What ranges are taken from does not run {left[0]}{also}: such linear maps stay as they are, in all that is "
+                "said here."
+            )
+        return list(filter(None, warnings))
 
 
 def _length(samples: Samples) -> float | None:
@@ -406,13 +458,3 @@ def _column_means(differences: Tensor) -> list[float | None]:
     taken = differences.isfinite()
     means = differences.double().where(taken, 0.0).sum(0) / taken.sum(0)
     return [float(mean) if counted else None for mean, counted in zip(means, taken.any(0), strict=True)]
-
-
-def _ragged(twin: Twin) -> str:
-    """A linear map whose inputs make no whole groups, and how many it has; empty where there is none."""
-    return next((f"{map_.name} has {map_.in_features:,}" for map_ in twin.maps if map_.in_features % GROUP), "")
-
-
-def _outside(twin: Twin) -> list[str]:
-    """Linear maps that stay as they are whatever the scheme: those outside of blocks."""
-    return [name for name, module in named_modules(twin.model) if isinstance(module, torch.nn.Linear)]

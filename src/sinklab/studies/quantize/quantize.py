@@ -1,11 +1,11 @@
-"""quantize(): what quantisation costs a model, which module, channel and token carry it, what cures it, and a recipe."""
+"""quantize(): what quantisation costs a model, which module, channel and token carry it, and what cures it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
     SEQ_LEN,
@@ -58,11 +58,11 @@ def quantize(
     overwrite: Overwrite = False,
     progress: Progress | None = None,
 ) -> Result:
-    """Measure what quantisation costs in loss, which modules cause it and what cures it, and write recipes.
+    """Measure what quantisation costs in loss, which modules cause it and what cures it.
 
     Every scheme is measured against the unquantised model, on samples not used for calibration. If the first scheme has a gap,
-    the linear maps inside the blocks are quantised one at a time, and cures are tried: a scale for each token, sinks or spike
-    tokens kept whole, spike channels clipped or kept whole, modules kept whole. docs/quantisation.md has the definitions.
+    the linear maps inside the blocks are quantised one at a time, and cures are tried: a scale for each token, and sinks, spike
+    tokens or spike channels kept whole. docs/quantisation.md has the definitions.
 
     embedded:softmax takes a minute and a half of one core.
 
@@ -76,7 +76,7 @@ def quantize(
         minimal_effect: Nats up to which a gap counts as none.
         products: integer multiplies int8 codes and checks the products against the simulated ones; simulated multiplies what
             the codes stand for.
-        out: Directory for summary.json, table.parquet, run.json, quantize.png and the recipes; none by default.
+        out: Directory for summary.json, table.parquet, run.json and report.html; none by default.
 
     Raises:
         ConfigurationError: a scheme that does not exist, a model that is quantised already, a device without products of int8.
@@ -92,20 +92,21 @@ def quantize(
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
     from sinklab.models.positions import require_lengths
-    from sinklab.report.quantize import write_quantize_plot
+    from sinklab.report.page import write_blocks_page
+    from sinklab.results.record import to_json
     from sinklab.results.table import make_table
     from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos
-    from sinklab.studies.quantize.display import display
     from sinklab.studies.quantize.measurement import Request, examine, require_loss
-    from sinklab.studies.quantize.recipes import recipe_of, write_recipes
-    from sinklab.studies.quantize.scheme import parse_schemes
+    from sinklab.studies.quantize.show import TITLE, show
     from sinklab.studies.quantize.texts import divided, require_counts, two_sets
+    from sinklab.studies.quantize.twin import parse_schemes
 
+    if products not in ("integer", "simulated"):
+        raise ConfigurationError(f"`products` {products!r} must be integer or simulated")
     request = Request(
         schemes=parse_schemes(schemes), residual=residual, integer=products == "integer", minimal_effect=minimal_effect,
         threshold=threshold,
     )  # fmt: skip
-    request.check(products)
     settings = {
         "schemes": [scheme.name for scheme in request.schemes], "residual": residual, "calibration": calibration,
         "minimal_effect": minimal_effect, "threshold": threshold, "products": products, "seed": seed, "bos": bos,
@@ -134,22 +135,15 @@ def quantize(
 
             ranges, measured = two_sets(draw, calibration, samples)
             label, about = text.label, corpus_record(text)
-        examined = examine(loaded, ranges, measured, request, corpus=label, bos=int(with_bos), progress=run.progress)
-        summary = examined.summary
-        summary["recipe"] = recipe_of(summary, examined.outside, transposed=examined.transposed, ragged=examined.ragged)
-
-        def write(folder: Path) -> None:
-            write_quantize_plot(summary, folder / "quantize.png")
-            write_recipes(summary, folder)
-
+        found, rows = examine(loaded, ranges, measured, request, corpus=label, bos=int(with_bos), progress=run.progress)
         return run.finish(
-            summary=summary,
+            summary=to_json(found),
             table=make_table(
-                examined.rows, run_id=run.id, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
+                rows, run_id=run.id, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
                 corpus=label, bos=int(with_bos), seed=seed,
             ),
-            display=display,
-            files=write,
+            show=show,
+            page=lambda folder: write_blocks_page(folder, *TITLE, show),
             loaded=loaded,
             config={"corpus": label, "samples": len(measured), "seq_len": measured.positions},
             model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Hashable
 
 import torch
-from torch import Tensor
 
 from sinklab.corpora._reading import RUN, token_runs
 from sinklab.corpora.samples import Samples
@@ -17,7 +16,7 @@ from sinklab.results.naming import counted
 __all__ = ["distinct", "divided", "require_counts", "two_sets"]
 
 LEAST = 4
-"""Samples that are measured at least: modules are chosen on one half of them and measured on the other."""
+"""Samples that are measured at least."""
 
 TRIES = (1, 2, 4)
 """How many times the samples that are wanted are drawn until enough of them are distinct."""
@@ -35,20 +34,23 @@ def two_sets(draw: Callable[[int], Samples], calibration: int, samples: int) -> 
     """
     require_counts(calibration, samples)
     needed = calibration + samples
-    distinct_count, drawn = 0, None
+    rows, drawn, short = list[int](), None, None
     for times in TRIES:
         try:
             drawn = draw(times * needed)
         except InputError as error:
             if drawn is None:
                 raise
-            raise InputError(_too_alike(distinct_count, needed, drawn)) from error
+            short = error
+            break
         rows = distinct(drawn)
-        distinct_count = len(rows)
-        if distinct_count >= needed:
+        if len(rows) >= needed:
             return drawn.take(torch.tensor(rows[:calibration])), drawn.take(torch.tensor(rows[calibration:needed]))
     assert drawn is not None  # it was drawn once at least
-    raise InputError(_too_alike(distinct_count, needed, drawn))
+    raise InputError(
+        f"the corpus gives {len(rows)} samples of which no two have {_run(drawn)} in common, and {needed} are wanted for "
+        "calibration and measurement; lower `samples` or `calibration`, or give a longer corpus"
+    ) from short
 
 
 def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:
@@ -66,11 +68,11 @@ def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:
             f"{int((mask[:, 0] == 0).sum())} of the {len(samples)} samples of `inputs` are padded on the left, and tokens are "
             "left whole by their place in a row; pad them on the right, or give texts of one length"
         )
-    rows = distinct(samples)
-    if len(rows) < len(samples):
+    alike = len(samples) - len(distinct(samples))
+    if alike:
         raise InputError(
-            f"of the {len(samples)} samples of `inputs` {len(samples) - len(rows)} have {_run(samples)} in common with one "
-            "before them, and what is measured must not be what ranges are taken from; leave these out"
+            f"of the {len(samples)} samples of `inputs` {alike} have {_run(samples)} in common with one before them, and what "
+            "is measured must not be what ranges are taken from; leave these out"
         )
     return samples.take(slice(0, calibration)), samples.take(slice(calibration, len(samples)))
 
@@ -85,13 +87,6 @@ def require_counts(calibration: int, samples: int) -> None:
         raise ConfigurationError(
             f"`calibration` must be at least 1 and `samples` at least {LEAST}, got {calibration} and {samples}"
         )
-
-
-def _too_alike(distinct_count: int, needed: int, drawn: Samples) -> str:
-    return (
-        f"the corpus gives {distinct_count} samples of which no two have {_run(drawn)} in common, and {needed} are wanted for "
-        "calibration and measurement; lower `samples` or `calibration`, or give a longer corpus"
-    )
 
 
 def _run(samples: Samples) -> str:
@@ -118,17 +113,13 @@ def distinct(samples: Samples) -> list[int]:
 
 def _marks(sample: Samples) -> set[Hashable]:
     """What another sample may not have: its runs of tokens, those behind masks included; of a picture, all of it."""
-    tokens = sample.tokens
+    tokens, targets = sample.tokens, sample.targets
     if tokens is None:
         digest = hashlib.sha256()
         for _, tensor in sorted(sample.arguments.items()):
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return {digest.digest()}
-    ids = (_unmasked(tokens, sample.targets) if sample.kind == "text" else tokens)[0].tolist()
+    if sample.kind == "text" and targets is not None and targets.shape == tokens.shape:
+        tokens = torch.where(targets == IGNORED, tokens, targets)
+    ids = tokens[0].tolist()
     return set(token_runs(ids, _run_of(len(ids))))
-
-
-def _unmasked(tokens: Tensor, targets: Tensor | None) -> Tensor:
-    if targets is None or targets.shape != tokens.shape:
-        return tokens
-    return torch.where(targets == IGNORED, tokens, targets)

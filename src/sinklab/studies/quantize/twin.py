@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -29,9 +29,50 @@ from sinklab.models.integer_linear import (
     weight_codes,
 )
 from sinklab.studies.measure.probing import TOKENS_PER_BATCH, UNKNOWN_POSITIONS, forward_arguments, sample_losses
-from sinklab.studies.quantize.scheme import WHOLE_BITS, Scheme
 
-__all__ = ["Range", "Ranges", "Site", "Treatment", "Twin"]
+__all__ = ["WHOLE_BITS", "Range", "Ranges", "Scheme", "Site", "Treatment", "Twin", "parse_schemes"]
+
+WHOLE_BITS = 16
+"""In a scheme: left as floating-point numbers, which deployed models hold in 16 bits."""
+
+BITS = (*range(2, 9), WHOLE_BITS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """Bits of weights and of activations, 2 to 8, or 16 for numbers that stay as they are."""
+
+    weights: int
+    activations: int
+
+    @property
+    def name(self) -> str:
+        """As it is typed."""
+        return f"w{self.weights}a{self.activations}"
+
+
+def parse_schemes(names: Sequence[str]) -> list[Scheme]:
+    """The schemes, each once, in their order.
+
+    Raises:
+        ConfigurationError: none, one that does not exist, or one that quantises nothing.
+    """
+    schemes: dict[str, Scheme] = {}
+    for name in names:
+        match = re.fullmatch(r"w(\d{1,2})a(\d{1,2})", name.strip().lower())
+        scheme = Scheme(int(match[1]), int(match[2])) if match else Scheme(0, 0)
+        if not {scheme.weights, scheme.activations} <= set(BITS):
+            raise ConfigurationError(
+                f"`schemes` {name!r}: there is no such scheme; expected w and a with 2 to 8 bits each, or 16 for numbers that "
+                "stay as they are, such as w8a8, w8a16 or w4a16"
+            )
+        if scheme.weights == scheme.activations == WHOLE_BITS:
+            raise ConfigurationError(f"`schemes` {name!r} quantises nothing; give weights or activations fewer bits")
+        schemes[scheme.name] = scheme
+    if not schemes:
+        raise ConfigurationError("`schemes` is empty; name at least one, such as w8a8")
+    return list(schemes.values())
+
 
 Watch = Callable[["Site", Tensor], None]
 
@@ -96,7 +137,6 @@ class Treatment:
         per_token: a symmetric grid for every token's own range, in place of a static one.
         positions: tokens whose activations stay whole.
         channels: by site, those whose activations stay whole.
-        clipped: by site, channels that the static range leaves out, so that their values are clipped to that of the others.
     """
 
     scheme: Scheme
@@ -105,19 +145,18 @@ class Treatment:
     per_token: bool = False
     positions: tuple[int, ...] = ()
     channels: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    clipped: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def grid(self, site: Site) -> Grid | int | None:
         """Of the activations of a site; bits where each token has its own; ``None`` where they stay as they are.
 
-        A static range is that of the channels that are neither whole nor clipped; of all, where every one is.
+        A static range is that of the channels that are not whole; of all, where every one is.
         """
         bits = self.scheme.activations
         if bits == WHOLE_BITS:
             return None
         if self.per_token:
             return bits
-        found, left_out = self.ranges[site.key], {*self.channels.get(site.key, ()), *self.clipped.get(site.key, ())}
+        found, left_out = self.ranges[site.key], set(self.channels.get(site.key, ()))
         counted = [channel for channel in range(len(found.low)) if channel not in left_out]
         if not counted:  # nothing is left to give a range
             return affine_grid(found.low.min(), found.high.max(), bits)
@@ -276,11 +315,6 @@ class Twin:
     def linear(self) -> list[Site]:
         """The linear maps."""
         return [self.sites[key] for key in self._maps]
-
-    @property
-    def maps(self) -> list[QuantizedLinear]:
-        """What stands in place of the linear maps."""
-        return list(self._maps.values())
 
     def weight_bytes(self, site: Site, bits: int) -> int:
         """Of the weights of a map: codes and float32 scales, or whole numbers of 16 bits."""

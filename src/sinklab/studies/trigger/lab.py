@@ -7,42 +7,33 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, cast
 
 import torch
 
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations, split_specs
-from sinklab.results.metric import STEPS, Row
+from sinklab.results.metric import STEPS
 from sinklab.results.naming import counted
 from sinklab.results.run import Progress, Result, Run
 from sinklab.results.table import finite, make_table, unpacked
 from sinklab.results.version import __version__
-from sinklab.studies.trigger.display import display
+from sinklab.studies.trigger.evaluation import TriggerNumbers, evaluate, write_maps
+from sinklab.studies.trigger.expressible import obstacle
 from sinklab.studies.trigger.model import TriggerModel
-from sinklab.studies.trigger.problem import ToyProblem
-from sinklab.studies.trigger.training import Outcome, Training, train
+from sinklab.studies.trigger.problem import Outcome, ToyProblem, Training, TriggerProblem, train
+from sinklab.studies.trigger.retrieval import RetrievalNumbers, RetrievalProblem, evaluate_retrieval, retrieval_obstacle
+from sinklab.studies.trigger.show import show
 
-__all__ = ["AS_RELEASED", "as_released", "label_of", "operations_of", "require_none_twice", "run_lab"]
+__all__ = ["as_released", "label_of", "operations_of", "require_none_twice", "run_lab"]
 
 AS_RELEASED: dict[str, dict[str, object]] = {"relu": {"uncounted": 1}}
 """Settings that the released models of the task have and the operation by itself has not: ReLU divides by ``max(i - 1, 1)``."""
 
 Spec = str | Mapping[str, object] | Operation
-P = TypeVar("P", bound=ToyProblem)
-
-
-class EvaluationResult(Protocol):
-    """What an evaluation gives."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Scalars for a record."""
-
-    def rows(self) -> Iterator[Row]:
-        """Rows of the table."""
 
 
 def as_released(spec: Spec) -> Operation:
@@ -89,14 +80,10 @@ def require_none_twice(**given: Sequence[object]) -> None:
 
 
 def run_lab(
-    problem: P,
+    problem: ToyProblem,
     chosen: Sequence[Operation],
     seeds: Sequence[int],
     *,
-    evaluate: Callable[[TriggerModel, P, int], EvaluationResult],
-    obstacle: Callable[[Operation, P], tuple[str, float] | None],
-    picture: Callable[[Any, str, Path], None] | None = None,
-    usual: Callable[[str], Operation] = as_released,
     samples: int,
     anyway: bool,
     out: Path | None,
@@ -108,40 +95,44 @@ def run_lab(
     """Train every operation with every seed and evaluate what was trained.
 
     Args:
-        evaluate: gives the numbers of a model on so many samples.
-        obstacle: why an operation provably cannot do the task, and the least error; ``None`` where there is no proof.
-        picture: draws numbers, with a caption, into a file.
-        usual: the operation of a name alone, whose settings need no mention.
         keep: refuse to put the result in the place of one of more operations or seeds; off where only the models in the folder
             are wanted again.
 
     Raises:
         SinklabError: see :func:`~sinklab.studies.trigger.trigger.trigger`; besides, an operation or a seed twice.
     """
+    usual = operations.make if isinstance(problem, RetrievalProblem) else as_released  # what a name alone is
     labels = [label_of(operation, usual) for operation in chosen]
     _check_arguments(problem, labels, seeds, samples)
     by_label = dict(zip(labels, chosen, strict=True))
-    obstacles = {label: obstacle(operation, problem) for label, operation in by_label.items()}
-    hopeless = [label for label, reason in obstacles.items() if reason]
-    cannot = [] if anyway else _cannot(obstacles)
-    trained = labels if anyway else [label for label in labels if label not in hopeless]
+    obstacles = {label: _obstacle(operation, problem) for label, operation in by_label.items()}
+    reasons = {label: reason for label, reason in obstacles.items() if reason is not None}
+    trained = labels if anyway else [label for label in labels if label not in reasons]
+    cannot = [
+        {"operation": label, "reason": reason, "least_error": error} for label, (reason, error) in reasons.items() if not anyway
+    ]
     if not trained:
-        raise ConfigurationError(f"{_why_none(cannot)}{problem.hint}To train all the same, set `anyway`")
+        why = "".join(
+            f"operation {entry['operation']!r} cannot do the task: {entry['reason']}; every choice of maps is off by "
+            f"{entry['least_error']:.3g} or more somewhere. "
+            for entry in cannot
+        )
+        raise ConfigurationError(f"{why}{problem.hint}To train all the same, set `anyway`")
     for label in trained:
         problem.build(by_label[label], seeds[0])  # refuses a start that cannot be, before anything is trained or written
     grid: dict[str, Sequence[object]] = {
-        "operation": [label for label in labels if label not in hopeless],
-        "anyway": hopeless if anyway else [],
+        "operation": [label for label in labels if label not in reasons],
+        "anyway": list(reasons) if anyway else [],
         "seeds": list(seeds),
     }
     with Run(
-        problem.name,
+        "trigger",
         out=out,
         overwrite=overwrite,
         resume=resume,
-        settings=dataclasses.asdict(problem),
+        settings={"task": problem.name, **dataclasses.asdict(problem)},
         grid=grid,
-        grid_of=functools.partial(_grid_of, hopeless) if keep else None,
+        grid_of=functools.partial(_grid_of, reasons) if keep else None,
         progress=progress,
     ) as run:
         records, rows, pictures = [], [], {}
@@ -151,31 +142,58 @@ def run_lab(
             operation = by_label[label]
             name = re.sub(r"[^\w.=]", "-", label) + f"-seed{seed}"
             training = _trained(run, problem, operation, seed, name)
-            numbers = evaluate(training.model, problem, samples)
+            numbers = _evaluated(training.model, problem, samples)
             ids = {"operation": label, "seed": seed}
-            records.append(_record(ids, operation, problem, training, numbers))
+            records.append(
+                {
+                    "operation": label,
+                    "settings": {key: value for key, value in operation.to_dict().items() if key != "name"},
+                    **{field: getattr(problem, field) for field in problem.described},
+                    "seed": seed,
+                    "steps": training.steps,
+                    "outcome": training.outcome,
+                    "train_error": finite(training.error),
+                    **numbers.to_dict(),
+                    "cpu_seconds": round(training.seconds, 3),
+                }
+            )
             rows.append({**ids, "metric": STEPS, "value": training.steps, "count": 1})
             rows += [{**ids, **row, "value": finite(row["value"]), "count": samples} for row in unpacked(numbers.rows())]
-            shape, steps = str(problem.columns["model"]).split()[1].replace("x", " × "), f"{training.steps:,} steps"
-            pictures[f"{name}.png"] = numbers, f"{label}, {shape}, seed {seed}: {training.outcome} after {steps}"
+            if isinstance(numbers, TriggerNumbers):
+                shape, steps = str(problem.columns["model"]).split()[1].replace("x", " × "), f"{training.steps:,} steps"
+                pictures[f"{name}.png"] = numbers, f"{label}, {shape}, seed {seed}: {training.outcome} after {steps}"
         run.progress("runs", len(jobs), len(jobs))
 
         def draw(folder: Path) -> None:
-            if picture is None:
-                return
             for name, (numbers, caption) in pictures.items():
-                picture(numbers, caption, folder / name)
+                write_maps(numbers, caption, folder / name)
 
         return run.finish(
             table=make_table(rows, run_id=run.id, probe=problem.name, **problem.columns),
-            summary={"runs": records, "cannot": cannot},
-            display=display,
+            summary={"task": problem.name, "runs": records, "cannot": cannot},
+            show=show,
             files=draw,
             config={"learning_rate": problem.rate, "samples": samples},
             seeds=list(seeds),
             operations=[operation.to_dict() for operation in chosen],
             loaded=next(training.model.parameters()),
         )
+
+
+def _evaluated(model: TriggerModel, problem: ToyProblem, samples: int) -> TriggerNumbers | RetrievalNumbers:
+    """Numbers of a model on so many fresh samples."""
+    if isinstance(problem, RetrievalProblem):
+        return evaluate_retrieval(model, problem, samples)
+    assert isinstance(problem, TriggerProblem)
+    return evaluate(model, problem, samples)
+
+
+def _obstacle(operation: Operation, problem: ToyProblem) -> tuple[str, float] | None:
+    """Why an operation provably cannot do the task, and the least error; ``None`` where there is no proof."""
+    if isinstance(problem, RetrievalProblem):
+        return retrieval_obstacle(operation, problem)
+    assert isinstance(problem, TriggerProblem)
+    return obstacle(operation, problem)
 
 
 def _check_arguments(problem: ToyProblem, labels: Sequence[str], seeds: Sequence[int], samples: int) -> None:
@@ -186,10 +204,9 @@ def _check_arguments(problem: ToyProblem, labels: Sequence[str], seeds: Sequence
             f"{counted(samples, 'sample')}; expected at least one, one, and two"
         )
     require_none_twice(operation=labels, seeds=seeds)
-    problem.require_memory(samples, f"{samples} `samples`")
 
 
-def _grid_of(hopeless: Sequence[str], summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
+def _grid_of(hopeless: Collection[str], summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
     """What a result is of, by the option; ``hopeless`` are the labels of operations that cannot do the task."""
     records = summary.get("runs", [])
     labels = list(dict.fromkeys(record["operation"] for record in records))
@@ -197,41 +214,6 @@ def _grid_of(hopeless: Sequence[str], summary: Mapping[str, Any]) -> dict[str, S
         "operation": [label for label in labels if label not in hopeless],
         "anyway": [label for label in labels if label in hopeless],
         "seeds": list(dict.fromkeys(record["seed"] for record in records)),
-    }
-
-
-def _cannot(obstacles: Mapping[str, tuple[str, float] | None]) -> list[dict[str, Any]]:
-    """The operations that provably cannot do the task, with the reason and the least error, for the summary."""
-    return [
-        {"operation": label, "reason": obstacle[0], "least_error": obstacle[1]}
-        for label, obstacle in obstacles.items()
-        if obstacle
-    ]
-
-
-def _why_none(cannot: Sequence[Mapping[str, Any]]) -> str:
-    """Why nothing is left to train, a sentence for each operation."""
-    return "".join(
-        f"operation {entry['operation']!r} cannot do the task: {entry['reason']}; every choice of maps is off by "
-        f"{entry['least_error']:.3g} or more somewhere. "
-        for entry in cannot
-    )
-
-
-def _record(
-    ids: Mapping[str, object], operation: Operation, problem: ToyProblem, training: Training, numbers: EvaluationResult
-) -> dict[str, Any]:
-    """What the summary says of one run; ``ids`` are the label of its operation and its seed."""
-    return {
-        "operation": ids["operation"],
-        "settings": {key: value for key, value in operation.to_dict().items() if key != "name"},
-        **{field: getattr(problem, field) for field in problem.described},
-        "seed": ids["seed"],
-        "steps": training.steps,
-        "outcome": training.outcome,
-        "train_error": finite(training.error),
-        **numbers.to_dict(),
-        "cpu_seconds": round(training.seconds, 3),
     }
 
 

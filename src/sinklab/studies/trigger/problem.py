@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -12,18 +14,16 @@ from torch import Tensor
 
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
-from sinklab.models.architecture import BYTES_OF_LAYER
 from sinklab.operations.relu import Relu
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import positions
 from sinklab.results.naming import counted
-from sinklab.results.requirements import require_memory
 from sinklab.studies.theory.retrieval_task import RetrievalBatch
 from sinklab.studies.theory.trigger_bounds import TriggerHeads, relu_solution, softmax_solution
 from sinklab.studies.theory.trigger_task import Target, TriggerBatch, trigger_batch
 from sinklab.studies.trigger.model import INITIAL_STD, Shape, TriggerModel
 
-__all__ = ["Start", "ToyProblem", "TriggerProblem", "construction"]
+__all__ = ["Outcome", "Start", "ToyProblem", "Training", "TriggerProblem", "construction", "train"]
 
 Start = Literal["random", "construction"]
 """Small random maps, as released, or the exact constructions of ``theory/trigger_bounds.py`` with noise on them."""
@@ -64,11 +64,6 @@ class ToyProblem(ABC):
         """What all rows of the table share: ``model``, ``corpus`` and ``bos``."""
 
     @property
-    @abstractmethod
-    def sizes(self) -> tuple[int, int]:
-        """Coordinates of a token, and numbers in the maps of the model, at least."""
-
-    @property
     def residual(self) -> bool:
         """Whether the model has residual connections."""
         return False
@@ -94,24 +89,10 @@ class ToyProblem(ABC):
         for name in self.counts:
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{self.name} task: {name} {getattr(self, name)} must be at least 1")
-        self.require_memory(self.batch, f"batch {self.batch}")
         self.draw(1, torch.Generator(), self.position)
         for name, number in (("learning rate", self.rate), ("tolerance", self.tolerance)):
             if not (number > 0 and math.isfinite(number)):
                 raise ConfigurationError(f"{self.name} task: {name} {number} must be a positive number")
-
-    def require_memory(self, samples: int, what: str) -> None:
-        """Refuse samples, in float32 with their answers, or a model, with gradients and Adam's moments, that have no room.
-
-        Raises:
-            ConfigurationError: there is less memory.
-        """
-        (width, maps), length = self.sizes, self.length
-        if min(width, length) > 0:
-            require_memory(
-                8 * length * width * samples, f"{self.name} task: {what} of length {length} with {width} coordinates"
-            )
-            require_memory(16 * maps, f"{self.name} task: a model for {width} coordinates, with {maps:,} numbers")
 
     def answers(self, batch: TriggerBatch | RetrievalBatch) -> Tensor:
         """What the model is to give: the targets, on top of the inputs where there are residual connections."""
@@ -139,10 +120,6 @@ class TriggerProblem(ToyProblem):
     @property
     def columns(self) -> dict[str, str | int]:
         return {"model": f"trigger {self.layers}x{self.heads}", "corpus": "trigger_task", "bos": int(self.bos)}
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        return self.width, self.layers * (4 * self.heads * self.width**2 + BYTES_OF_LAYER // 16)
 
     @property
     def residual(self) -> bool:
@@ -201,3 +178,66 @@ def construction(operation: Operation, problem: TriggerProblem) -> TriggerHeads:
         f"start 'construction' with operation {operation.to_dict()} and target {problem.target!r}; constructions are known for "
         "softmax, and for relu divided by i - 1 with the target 'including'"
     )
+
+
+Outcome = Literal["solved", "cap", "diverged"]
+"""``solved``: the stop rule was met; ``cap``: not within the cap of steps; ``diverged``: a loss that is not finite."""
+
+BETAS = (0.9, 0.95)
+REPORT_EVERY = 100
+"""Steps between two reports of progress."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A trained model and how it came about.
+
+    Attributes:
+        model: in evaluation mode.
+        steps: updates that were made.
+        outcome: why there were no more.
+        error: largest absolute error on the last training batch; not finite where it diverged.
+        seconds: CPU time.
+    """
+
+    model: TriggerModel
+    steps: int
+    outcome: Outcome
+    error: float
+    seconds: float
+
+
+def train(
+    operation: Operation, problem: ToyProblem, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Training:
+    """Train one model: mean squared error, Adam, fresh samples every step. The same seed gives the same model.
+
+    Args:
+        operation: what takes the place of softmax.
+        progress: called with steps done and the cap.
+
+    Raises:
+        ConfigurationError: a field of the problem out of its range, or no construction to start from.
+        UnknownNameError: no such position scheme.
+    """
+    problem.check()
+    model, begun = problem.build(operation, seed), time.process_time()
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=problem.rate, betas=BETAS, fused=True)
+    steps = 0
+    while True:
+        batch = problem.draw(problem.batch, generator)
+        outputs = model(batch.inputs)
+        difference = outputs.detach() - problem.answers(batch)
+        error = float(difference.abs().max())
+        if not math.isfinite(error) or error < problem.tolerance or steps == problem.cap:
+            break
+        optimizer.zero_grad(set_to_none=True)
+        # The gradient of the mean square, without the loss itself, which is not used.
+        outputs.backward(2 / difference.numel() * difference)
+        optimizer.step()
+        steps += 1
+        if steps % REPORT_EVERY == 0:
+            progress(steps, problem.cap)
+    outcome: Outcome = "diverged" if not math.isfinite(error) else "solved" if error < problem.tolerance else "cap"
+    return Training(model.eval(), steps, outcome, error, time.process_time() - begun)

@@ -45,11 +45,6 @@ class RetrievalProblem(ToyProblem):
     def columns(self) -> dict[str, str | int]:
         return {"model": "retrieval 1x1", "corpus": f"retrieval_task {self.target}", "bos": 1}
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        width = 3 + self.keys + self.values
-        return width, 4 * width**2
-
     def draw(self, batch: int, generator: torch.Generator, position: int | None = None) -> RetrievalBatch:
         return retrieval_batch(batch, self.length, self.keys, self.values, generator, position, self.target)
 

@@ -1,1 +1,0 @@
-"""sinklab backcopy: the models of Guo et al. 2024."""

@@ -1,1 +1,0 @@
-"""``sinklab denoise``: where the sinks of a masked language model are while it fills in a text, and what they are worth."""

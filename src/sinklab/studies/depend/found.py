@@ -1,0 +1,139 @@
+"""What depend() finds: for each task the score under every policy, the verdict, and the index of dependence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from sinklab.results.intervals import Interval
+from sinklab.results.metric import Metric, Row
+
+__all__ = ["Found", "NoIndex", "Outcome", "Point", "PolicyScore", "rows"]
+
+SCORES = {
+    "acc": Metric("acc", "fraction", "The harness's own: 1 where the right answer is the likeliest of those that are given."),
+    "exact_match": Metric("exact_match", "fraction", "The harness's own: 1 where the text that is generated is the answer."),
+    "log_likelihood": Metric("log_likelihood", "nats per token", "Mean log-probability of the tokens of the answer."),
+}
+"""By the harness's name of them, in the order in which they are looked for."""
+
+SINK_DEPENDENCE = Metric(
+    "sink_dependence",
+    "ratio",
+    "(V - H) / (max(V, H) - F) of mean scores with the sink visible (V), hidden (H), and without context (F): chance, or that "
+    "of one token in the cache; V and H below F count as F, and there is no index where neither is above F.",
+    range=(-1.0, 1.0),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyScore:
+    """A policy on one task.
+
+    Attributes:
+        score: mean over the items that count; ``None`` of a policy that was not run.
+        difference: from the window without sinks, paired by items; ``None`` of that window itself.
+        effective_length: tokens of the task's axis up to which it answers, or up to which context helps; 0 where it never does;
+            ``None`` where nothing is above chance, or the task has no axis.
+        all_documents: mean over all documents, those that do not fill the cache included.
+        refused: why it was not run.
+    """
+
+    policy: str
+    score: Interval | None = None
+    difference: Interval | None = None
+    effective_length: int | None = None
+    all_documents: float | None = None
+    refused: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class NoIndex:
+    """Why there is no index."""
+
+    refused: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """The score of a policy at one place of the task's axis, in tokens."""
+
+    at: int
+    mean: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One task.
+
+    Attributes:
+        metric: name of the score; unit: of it.
+        axis: what places are: ``distance`` to the fact, ``context`` before the answer; ``None`` where there are none.
+        documents: all that were read.
+        items: independent ones among those that count: the cache is full, and both windows hold the fact.
+        with_sinks, without: the two policies that are compared; both hold ``window`` tokens.
+        verdict: yes, no or undecided; ``sentence`` says it of the task, and ``reason`` why.
+        difference: of the two.
+        dependence: the share of the score above chance that goes with the sink.
+        curves: by policy.
+    """
+
+    task: str
+    metric: str
+    unit: str
+    axis: str | None
+    documents: int
+    items: int
+    window: int
+    with_sinks: str
+    without: str
+    chance: float | None
+    minimal_effect: float
+    verdict: str
+    sentence: str
+    reason: str
+    difference: Interval
+    dependence: Interval | NoIndex
+    policies: list[PolicyScore]
+    curves: dict[str, list[Point]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """``summary.json`` of ``sinklab depend``; ``bos`` beginning-of-sequence tokens stand in front of every text."""
+
+    model: str
+    operation: str
+    window: int
+    bos: int
+    items: int
+    level: float
+    warnings: list[str]
+    tasks: list[Outcome]
+
+
+def rows(outcome: Outcome, bos: int) -> Iterator[Row]:
+    """The score of every policy with its interval and at every context, and the index of dependence."""
+    metric = SCORES[outcome.metric]
+    for shown in outcome.policies:
+        if shown.score is not None:
+            yield from _bounds(metric, shown.score, shown.policy, bos, outcome.items)
+        for point in outcome.curves.get(shown.policy, ()):
+            if outcome.axis == "context":
+                yield {
+                    "policy": shown.policy, "bos": bos, "metric": metric, "value": point.mean, "count": outcome.items,
+                    "query_position": point.at + bos - 1,
+                }  # fmt: skip
+    if isinstance(outcome.dependence, Interval):
+        yield from _bounds(SINK_DEPENDENCE, outcome.dependence, outcome.with_sinks, bos, outcome.items)
+
+
+def _bounds(metric: Metric, interval: Interval, policy: str, bos: int, items: int) -> Iterator[Row]:
+    for one, value in (
+        (metric, interval.mean),
+        (metric.bound("low"), interval.low),
+        (metric.bound("high"), interval.high),
+    ):
+        yield {"policy": policy, "bos": bos, "metric": one, "value": value, "count": items}

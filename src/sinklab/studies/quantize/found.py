@@ -1,0 +1,227 @@
+"""What quantize() finds: what each scheme costs, which sites carry it, and what is left with each cure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Unpack
+
+from sinklab.results.intervals import Interval
+from sinklab.results.metric import LOSS, Coordinates, Metric, Row
+
+__all__ = ["CureFound", "Found", "SchemeFound", "SiteFound", "TokenRise", "WorstChannel", "rows"]
+
+SUMMARY_VERSION = 2
+
+PROBE = "quantize"
+GAP = Metric("quantization_gap", "nats", "Loss of the quantised model less that of the model as it is, over the same samples.")
+SITE_GAP = Metric(
+    "quantization_site_gap",
+    "nats",
+    "quantization_gap with this linear map, or the residual stream at this place, alone on grids.",
+)
+POSITION_GAP = Metric(
+    "quantization_gap_by_position",
+    "nats",
+    "quantization_gap of the loss that is taken at this position: of the token behind it or, where tokens are hidden or a "
+    "target is written, of the token there.",
+    version=2,  # of masked models every number stood one position too early
+)
+LEFT = Metric("quantization_gap_left", "nats", "quantization_gap under the scheme with a cure.")
+GAIN = Metric(
+    "quantization_gain", "nats", "Loss under the scheme less that under the scheme with a cure, over the same samples."
+)
+RATIO = Metric(
+    "channel_range_ratio",
+    "ratio",
+    "Range of the channel with the largest one over that of the median channel of the same input, over calibration samples.",
+)
+CHANNEL = Metric("channel_of_largest_range", "index", "The channel (0-based) that has the channel_range_ratio.")
+SHARE = Metric("whole_products", "fraction", "Multiplications of linear maps that a cure leaves whole.", range=(0.0, 1.0))
+ACTIVATIONS = Metric(
+    "whole_activations", "fraction", "Numbers on grids under the scheme alone that a cure leaves whole.", range=(0.0, 1.0)
+)
+BYTES = Metric("extra_bytes", "bytes", "What a cure holds besides the codes, whole numbers counted as 16 bits.")
+BOUNDS = {metric: (metric.bound("low"), metric.bound("high")) for metric in (GAP, SITE_GAP, LEFT, GAIN)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchemeFound:
+    """One scheme, with static or per-token scales of the activations; ``gap`` with the ends of its interval, in nats.
+
+    ``texts_needed`` is how many samples would decide a gap that is not measurable; ``products`` says what ran.
+    """
+
+    scheme: str
+    per_token: bool
+    products: str
+    loss: float
+    gap: float
+    low: float
+    high: float
+    verdict: str
+    texts_needed: int | None
+    weight_bytes: int
+
+    @property
+    def name(self) -> str:
+        """``W8A8``, ``W8A8 per token``."""
+        return f"{self.scheme.upper()}{' per token' if self.per_token else ''}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorstChannel:
+    """A linear map, or the residual stream at one place, and the channel with the largest range.
+
+    ``everywhere`` is a spike at more than a quarter of the positions, which then are not listed; ``at_sink`` says that every
+    position of the spike is a sink, ``None`` where the sinks are not known.
+    """
+
+    site: str
+    kind: str
+    layer: int | None
+    channel: int
+    range_ratio: float
+    spike: bool
+    everywhere: bool
+    positions: list[int]
+    tokens: list[str]
+    at_sink: bool | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteFound(WorstChannel):
+    """The same with what it costs alone, in nats."""
+
+    gap: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CureFound:
+    """A cure: the gap that it leaves and what it gains, in nats, and what it keeps whole.
+
+    Attributes:
+        share_whole: of the multiplications in the linear maps, how many are of whole numbers, in [0, 1].
+        activations_whole: of the numbers that the scheme alone puts on grids, how many stay whole, in [0, 1].
+        extra_bytes: held besides the codes.
+        positions: tokens whose activations stay whole.
+    """
+
+    cure: str
+    label: str
+    left: Interval
+    gain: Interval
+    share_whole: float
+    activations_whole: float
+    extra_bytes: int
+    positions: list[int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenRise:
+    """A predicted token whose loss rises, in nats."""
+
+    text: int
+    position: int
+    token: str
+    before: float
+    after: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """``summary.json`` of ``sinklab quantize``; sites and cures are there where the first scheme has a gap.
+
+    Attributes:
+        kind: of the samples: text, pairs, image or audio; ``texts`` counts them.
+        loss_of: what is predicted; ``clean_loss`` of the unquantised model.
+        quantized_share, float_bytes: share of all parameters that is quantised; bytes of these weights in 16 bits.
+        integer_check: largest difference of integer products from simulated ones over its bound; ``loss_difference`` of the
+            losses. ``None`` where no codes were multiplied.
+        examined, activation_bits: the scheme that sites and cures are about.
+        level_of_sites, level_of_cures: of the single intervals, so that all hold together with 95 %.
+        sinks: positions of the sinks on the calibration samples; ``None`` with ``sinks_refused`` where they are not known.
+        gap_by_position: ``None`` where no sample has a loss.
+        recommended: name of a cure.
+        text: what was found, in a sentence.
+    """
+
+    summary_version: int = SUMMARY_VERSION
+    model: str
+    revision: str | None
+    operation: str
+    corpus: str
+    bos: int
+    kind: str
+    texts: int
+    calibration: int
+    tokens: int | None
+    loss_of: str
+    unit: str = "nats"
+    residual: bool
+    minimal_effect: float
+    clean_loss: Interval
+    quantized_share: float
+    float_bytes: int
+    integer_check: float | None
+    loss_difference: float | None
+    schemes: list[SchemeFound]
+    examined: str
+    activation_bits: int
+    level_of_sites: float
+    level_of_cures: float
+    sinks: list[int] | None
+    sinks_refused: str | None
+    sites: list[SiteFound]
+    largest_spike: WorstChannel | None
+    gap_by_position: list[float | None]
+    tokens_that_rise: list[TokenRise]
+    cures: list[CureFound]
+    recommended: str | None
+    text: str
+    warnings: list[str]
+
+
+def rows(found: Found, channels: Mapping[str, WorstChannel], scored: int) -> Iterator[Row]:
+    """Every number, and the widest channel of every site.
+
+    Args:
+        channels: by site.
+        scored: losses behind a mean loss.
+    """
+    count, examined = found.texts, found.examined
+    yield {"probe": PROBE, "metric": LOSS, "value": found.clean_loss.mean, "count": scored}
+    for scheme in found.schemes:
+        name = f"{scheme.scheme}{' per token' if scheme.per_token else ''}"
+        yield {"probe": PROBE, "metric": LOSS, "value": scheme.loss, "count": scored, "intervention": name}
+        yield from _interval(GAP, scheme.gap, scheme.low, scheme.high, intervention=name, count=count)
+    for site in found.sites:
+        at: Coordinates = {"intervention": examined, "module": site.site, "count": count}
+        if site.layer is not None:
+            at["layer"] = site.layer
+        yield from _interval(SITE_GAP, site.gap, site.low, site.high, **at)
+    for key, channel in channels.items():
+        at = {"probe": PROBE, "module": key, "count": found.calibration}
+        if channel.layer is not None:
+            at["layer"] = channel.layer
+        yield {**at, "metric": RATIO, "value": channel.range_ratio}
+        yield {**at, "metric": CHANNEL, "value": float(channel.channel)}
+    for position, gap in enumerate(found.gap_by_position):
+        if gap is not None:
+            at = {"probe": PROBE, "count": count, "intervention": examined, "query_position": position}
+            yield {**at, "metric": POSITION_GAP, "value": gap}
+    for cure in found.cures:
+        name = f"{examined}, {cure.cure}"
+        for metric, interval in ((LEFT, cure.left), (GAIN, cure.gain)):
+            yield from _interval(metric, interval.mean, interval.low, interval.high, intervention=name, count=count)
+        common: Row = {"probe": PROBE, "intervention": name, "count": 1}
+        yield {**common, "metric": SHARE, "value": cure.share_whole}
+        yield {**common, "metric": ACTIVATIONS, "value": cure.activations_whole}
+        yield {**common, "metric": BYTES, "value": float(cure.extra_bytes)}
+
+
+def _interval(metric: Metric, mean: float, low: float, high: float, **at: Unpack[Coordinates]) -> Iterator[Row]:
+    for one, value in zip((metric, *BOUNDS[metric]), (mean, low, high), strict=True):
+        yield {"probe": PROBE, **at, "metric": one, "value": value}

@@ -1,1 +1,0 @@
-"""sinklab retrieval: a trigger that looks something up."""
