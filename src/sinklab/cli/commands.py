@@ -63,7 +63,7 @@ COMMANDS = {
     ),
     "card": Command(
         "sinklab.studies.card.card:card",
-        "Print a section for the model's card: what a run found, with numbers, conditions and limits, and how to repeat it.",
+        "Print a section for the model's card: what a run found, with its numbers, and how to repeat it.",
     ),
     "causes": Command(
         "sinklab.studies.causes.causes:find_causes",
