@@ -95,14 +95,11 @@ def test_passages_are_all_rows_of_ones_own_files_mixed(saved, tokenizer):
         ({"title": "T", "text": "some words"}, None, None),
         ({"title": "T", "body": "some words"}, "body", None),
         ({"id": 1, "score": 0.5}, None, r"has no column of text; its columns: id \(int64\), score \(float64\)$"),
-        ({"id": 1, "score": 0.5}, "id", r"has no text column 'id'; its columns: id \(int64\)"),
         (
             {"title": "T", "body": "some words"},
             None,
             r"no text column 'text'; its columns: title \(string\), body .*; choose one with text_column: title, body$",
         ),
-        ({"text": "some words"}, "txt", r"no text column 'txt'; .*choose one with text_column: text$"),
-        ({"messages": [{"role": "user"}]}, None, r"no column of text; its columns: messages \("),
     ],
 )
 def test_which_column_is_the_text(tmp_path, row, column, message):
@@ -176,11 +173,6 @@ def test_files_that_cannot_be_read(tmp_path, capfd):
     assert capfd.readouterr().err == ""  # the library's own complaints are kept back
     with pytest.raises(InputError, match="BuilderConfig 'small' not found"):
         list(HubDataset(jsonl(tmp_path / "rows.jsonl", [{"text": "a"}]), subset="small").documents("train"))
-
-
-def test_the_name_alone_asks_for_the_dataset():
-    with pytest.raises(ConfigurationError, match="corpus 'hub_dataset' needs the setting 'path'; write hub_dataset:path="):
-        resolve_corpus("hub_dataset")
 
 
 def test_too_few_rows_are_said_to_be_those_held_out(tmp_path, monkeypatch):
