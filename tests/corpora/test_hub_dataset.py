@@ -182,8 +182,7 @@ def test_too_few_rows_are_said_to_be_those_held_out(tmp_path, monkeypatch):
     held_out = list(HubDataset("someone/stories").documents("held_out"))
     assert sorted(HubDataset("someone/stories").passages(0)) == sorted(held_out)
     with pytest.raises(
-        InputError,
-        match=r"the 5 % are read that training does not read, until 1,000 in a row are shorter .*of one that",
+        InputError, match=r"the 5 % are read that training does not read, until 1,000 in a row are shorter .*of one that"
     ):
         HubDataset("someone/stories").sample(encoder, seq_len=2, samples=len(TEXTS), seed=0, bos=False)
     assert HubDataset("someone/stories", held_out_split="test").more == "name a held_out_split with more text than 'test'"

@@ -19,13 +19,7 @@ GU_60M = {
     "tie_word_embeddings": False,
 }
 GU_1B = GU_60M | {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 16}
-SMALLEST = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 2,
-}
+SMALLEST = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 5, "num_attention_heads": 2}
 
 
 def parameters_of(fields: dict) -> int:

@@ -81,10 +81,7 @@ def _hub_error(cls):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (
-            GatedRepoError,
-            r"org/model is gated on the hub: accept its terms there \(https://.*/org/model\), then run: hf auth",
-        ),
+        (GatedRepoError, r"org/model is gated on the hub: accept its terms there \(https://.*/org/model\), then run: hf auth"),
         (RevisionNotFoundError, "has no revision 'v9'"),
         (RepositoryNotFoundError, "neither a local directory nor a public hub repository; check the spelling, or log in"),
         (LocalEntryNotFoundError, r"could not be fetched from the hub \(offline\?\)"),
@@ -112,9 +109,7 @@ def test_a_hub_that_is_busy_or_broken(status, message, monkeypatch):
 def test_code_is_not_even_downloaded_unless_asked_for(trust, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        huggingface_hub,
-        "snapshot_download",
-        lambda name, **options: asked.append(options) or str(tmp_path / "c0ffee"),
+        huggingface_hub, "snapshot_download", lambda name, **options: asked.append(options) or str(tmp_path / "c0ffee")
     )
     assert locate("org/model", "v1", trust) == (tmp_path / "c0ffee", "c0ffee")
     patterns = [pattern for options in asked for pattern in options["allow_patterns"]]

@@ -58,10 +58,7 @@ class MuonWithAdamW(Optimizer):
         if not matrices:
             raise ConfigurationError(f"optimizer muon: {type(model).__name__} has no linear maps inside its blocks; use adamw")
         muon = torch.optim.Muon(
-            matrices,
-            lr=config.muon_learning_rate,
-            weight_decay=config.weight_decay,
-            momentum=config.momentum,
+            matrices, lr=config.muon_learning_rate, weight_decay=config.weight_decay, momentum=config.momentum
         )
         adamw = torch.optim.AdamW(
             _groups(rest, _matrices(model), config),
