@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sinklab.attention.statistics.columns import capture_log_sum_exp
+from sinklab.attention.statistics.columns import LogSumExpCapture
 
 
 def _tensors(dtype: torch.dtype, kv_heads: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -26,7 +26,7 @@ def test_output_is_bit_identical_and_the_value_is_right(mode: Callable, dtype: t
     options = {"attn_mask": visible} if masked else {"is_causal": True}
     with mode():
         plain = F.scaled_dot_product_attention(queries, keys, values, **options)
-        with capture_log_sum_exp() as captured:
+        with LogSumExpCapture() as captured:
             watched = F.scaled_dot_product_attention(queries, keys, values, **options)
     assert torch.equal(plain, watched)
     assert captured.log_sum_exp is not None
@@ -40,7 +40,7 @@ def test_output_is_bit_identical_and_the_value_is_right(mode: Callable, dtype: t
 
 def test_grouped_queries() -> None:
     queries, keys, values = _tensors(torch.float32, kv_heads=2)
-    with capture_log_sum_exp() as captured:
+    with LogSumExpCapture() as captured:
         F.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
     scores = queries @ keys.repeat_interleave(2, 1).mT * 16**-0.5
     assert (captured.log_sum_exp - torch.logsumexp(scores, -1)).abs().max() < 1e-5
@@ -51,7 +51,7 @@ def test_gradients_are_those_of_the_model() -> None:
     for watch in (False, True):
         queries, keys, values = (tensor.requires_grad_() for tensor in _tensors(torch.float32))
         if watch:
-            with capture_log_sum_exp() as captured:
+            with LogSumExpCapture() as captured:
                 output = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
             assert not captured.log_sum_exp.requires_grad
         else:
@@ -64,10 +64,10 @@ def test_gradients_are_those_of_the_model() -> None:
 
 def test_none_without_exactly_one_kernel() -> None:
     queries, keys, values = _tensors(torch.float32)
-    with capture_log_sum_exp() as captured:
+    with LogSumExpCapture() as captured:
         torch.softmax(queries @ keys.mT, -1) @ values
     assert captured.log_sum_exp is None
-    with capture_log_sum_exp() as captured:
+    with LogSumExpCapture() as captured:
         F.scaled_dot_product_attention(queries, keys, values)
         assert captured.log_sum_exp is not None
         F.scaled_dot_product_attention(queries, keys, values)
@@ -79,7 +79,7 @@ def test_the_math_fallback_gives_none_and_is_not_disturbed(mode: Callable) -> No
     queries, keys, values = _tensors(torch.float32)
     with mode(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         plain = F.scaled_dot_product_attention(queries, keys, values)
-        with capture_log_sum_exp() as captured:
+        with LogSumExpCapture() as captured:
             watched = F.scaled_dot_product_attention(queries, keys, values)
     assert torch.equal(plain, watched)
     assert captured.log_sum_exp is None
@@ -91,7 +91,7 @@ def test_kernels_that_write_it_on_request_are_asked_for_it(name: str) -> None:
     kernel = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
     with torch.no_grad():
         queries, keys, values = (tensor.to("meta") for tensor in _tensors(torch.bfloat16))
-        with capture_log_sum_exp() as captured:
+        with LogSumExpCapture() as captured:
             kernel(queries, keys, values, None, False, 0.0, True)
         assert captured.log_sum_exp is not None
         assert captured.log_sum_exp.shape == (2, 4, 70)
@@ -104,6 +104,6 @@ def test_a_kernel_that_returns_none() -> None:
         return args[0], None
 
     silent._schema = torch.ops.aten._scaled_dot_product_cudnn_attention.default._schema
-    with capture_log_sum_exp() as captured:
+    with LogSumExpCapture() as captured:
         captured.__torch_dispatch__(silent, (), _tensors(torch.float32))
     assert captured.log_sum_exp is None

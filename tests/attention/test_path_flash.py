@@ -19,7 +19,7 @@ from sinklab.attention.paths import flash as path_flash
 from sinklab.attention.paths.table import choose, compute, set_attention_path
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
-from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
+from sinklab.attention.statistics.columns import LogSumExpCapture, column_statistics
 from sinklab.errors import ConfigurationError
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
@@ -264,7 +264,7 @@ def test_second_derivatives_are_refused(what):
 @pytest.mark.parametrize("grad", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_a_session_can_catch_the_log_sum_exp_of_real_keys(grad):
     inputs = call(logit=2.0)
-    with grad(), capture_log_sum_exp() as captured:
+    with grad(), LogSumExpCapture() as captured:
         flash(inputs)
     keys = inputs.keys.repeat_interleave(2, 1)
     scores = (inputs.queries @ keys.mT * inputs.scaling).masked_fill(~inputs.mask(), float("-inf"))

@@ -155,16 +155,10 @@ def counts_of_band(band: Band, counted: Tensor, kv_len: int) -> tuple[Tensor, Te
         return (sums[:, end] - sums[:, begin]).clamp(min=0).float()
 
     columns = between(
-        counted,
-        None if band.high is None else keys - band.high,
-        None if band.low is None else keys - band.low,
-        keys,
+        counted, None if band.high is None else keys - band.high, None if band.low is None else keys - band.low, keys
     )
     rows = between(
-        valid,
-        None if band.low is None else queries + band.low,
-        None if band.high is None else queries + band.high,
-        queries,
+        valid, None if band.low is None else queries + band.low, None if band.high is None else queries + band.high, queries
     )
     return (columns * valid)[:, None], rows[:, None]
 
