@@ -15,22 +15,36 @@ from torch import Tensor, nn
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.errors import UnsupportedModelError
 
-__all__ = ["KEYWORDS", "FurtherKeywords", "Keywords", "read_mask", "read_sink_scores", "require_readable", "unknown_keywords"]
+__all__ = [
+    "IN_THE_MASK",
+    "KEYWORDS",
+    "FurtherKeywords",
+    "Keywords",
+    "read_mask",
+    "read_sink_scores",
+    "require_readable",
+    "unknown_keywords",
+]
 
-KEYWORDS: dict[str, str] = {
-    # they change the mathematics, and sinklab takes them into account
-    **dict.fromkeys(
-        ["scaling", "softcap", "position_bias", "s_aux", "sinks", "is_causal", "sliding_window", "dropout", "layer_input"], "honoured"
-    ),
-    # their effect has already reached the mask that the function receives
-    **dict.fromkeys(["indices", "block_indices", "attention_bias"], "in the mask"),
-    # they do not change what one call computes
-    **dict.fromkeys(
-        ["position_ids", "position_embeddings", "cache_position", "past_key_values", "past_key_value", "cache", "use_cache", "is_first_iteration", "encoder_hidden_states", "encoder_attention_mask", "deterministic", "output_attentions", "output_hidden_states", "return_dict", "output_router_logits", "return_loss", "num_items_in_batch", "logits_to_keep", "labels", "token_type_ids", "mm_token_type_ids", "interpolate_pos_encoding", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "layer_head_mask", "layer_idx"],
-        "irrelevant",
-    ),
-}
-"""Keyword arguments of the attention function and what becomes of them; one that is not here is refused, not ignored."""
+HONOURED = (
+    "scaling", "softcap", "position_bias", "s_aux", "sinks", "is_causal", "sliding_window", "dropout", "layer_input",
+)  # fmt: skip
+"""Keywords that change the mathematics, and that sinklab takes into account."""
+
+IN_THE_MASK = ("indices", "block_indices", "attention_bias")
+"""Those whose effect has already reached the mask that the function receives."""
+
+IRRELEVANT = (
+    "position_ids", "position_embeddings", "cache_position", "past_key_values", "past_key_value", "cache", "use_cache",
+    "encoder_hidden_states", "encoder_attention_mask", "deterministic", "output_attentions", "output_hidden_states",
+    "output_router_logits", "return_dict", "return_loss", "num_items_in_batch", "logits_to_keep", "labels", "token_type_ids",
+    "mm_token_type_ids", "interpolate_pos_encoding", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+    "seq_idx", "layer_head_mask", "layer_idx", "is_first_iteration",
+)  # fmt: skip
+"""Those that do not change what one call computes."""
+
+KEYWORDS = frozenset((*HONOURED, *IN_THE_MASK, *IRRELEVANT))
+"""Keyword arguments of the attention function that are known; one that is not here is refused, not ignored."""
 
 
 HIDDEN_FROM = -9_000.0

@@ -19,9 +19,8 @@ from sinklab.attention.forward import describe_call
 from sinklab.attention.hooks import ModelHooks
 from sinklab.attention.intervention import Intervention, described
 from sinklab.attention.maps import AttentionMaps
-from sinklab.attention.names import out_of_torch
+from sinklab.attention.modules import has_all_heads, out_of_torch
 from sinklab.attention.operation import Operation
-from sinklab.attention.placement import has_all_heads
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe, named_twice
 from sinklab.attention.statistics.columns import LogSumExpCapture, column_statistics
