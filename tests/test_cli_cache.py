@@ -81,11 +81,11 @@ def test_the_audit_has_the_section_unless_it_is_switched_off(checkpoint, tmp_pat
         summary = read_run(tmp_path / name, "summary.json")
         page = (tmp_path / name / "report.html").read_text(encoding="utf-8")
         if name == "with":
-            assert f"cache     {summary['cache']['recommendation']}" in done.stdout.splitlines()
+            assert summary["cache"]["recommendation"] in [line.strip() for line in done.stdout.splitlines()]
             assert summary["cache"]["recommendation"] in page
         else:
-            assert summary["cache"] is None
-            assert 'id="cache"' not in page
+            assert summary.get("cache") is None
+            assert "Which cache policy" not in page
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_the_section_of_an_audit(checkpoint, tmp_path):
     # Random weights have no sink and no spike, which is said and not passed over.
     assert summary["origin"]["origins"] == []
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert 'id="origin"' in page
+    assert "Where the sink is born" in page
     assert "There is no sink at a token and no token whose norm stands out" in page
 
 

@@ -235,7 +235,8 @@ def test_outputs_go_below_one_folder(tmp_path, checkpoint, monkeypatch):
     monkeypatch.setenv("SINKLAB_OUT", str(tmp_path / "all"))
     assert default_out("sinklab-runs", "tiny") == tmp_path / "all" / "sinklab-runs" / "tiny"
     line = ["audit", checkpoint, "--no-cache", "--corpus", "random_tokens", "--samples", "2", "--seq-len", "8"]
-    assert run(*line).stdout.splitlines()[-1].startswith(f"report    {tmp_path}/all/sinklab-audit/")
+    word, place = run(*line).stdout.splitlines()[-1].split()
+    assert (word, place.startswith(f"{tmp_path}/all/sinklab-audit/")) == ("report", True)
     run(*line, "--out", "here")
     assert sorted(os.listdir(tmp_path)) == ["all", "here"]
     monkeypatch.setenv("SINKLAB_OUT", "~/x")

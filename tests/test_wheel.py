@@ -18,13 +18,14 @@ from sinklab.results.version import __version__
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def test_every_file_of_the_package_goes_into_the_wheel():
-    patterns = PROJECT["tool"]["setuptools"]["package-data"]["sinklab"]
-    data = {path.relative_to(wheel.PACKAGE).as_posix() for pattern in patterns for path in wheel.PACKAGE.glob(pattern)}
-    sources = {name for name in wheel.files(wheel.PACKAGE) if name.endswith(".py")}
-    assert wheel.files(wheel.PACKAGE) == sources | {name for name in data if (wheel.PACKAGE / name).is_file()}
+@pytest.mark.parametrize("package", [wheel.PACKAGE, wheel.CLAIMS], ids=lambda package: package.name)
+def test_every_file_of_the_packages_goes_into_the_wheel(package):
+    patterns = PROJECT["tool"]["setuptools"]["package-data"][package.name]
+    data = {path.relative_to(package).as_posix() for pattern in patterns for path in package.glob(pattern)}
+    sources = {name for name in wheel.files(package) if name.endswith(".py")}
+    assert wheel.files(package) == sources | {name for name in data if (package / name).is_file()}
     # setuptools finds packages by their __init__.py; a folder without one is left out with all that is in it.
-    assert all((wheel.PACKAGE / name).with_name("__init__.py").is_file() for name in sources)
+    assert all((package / name).with_name("__init__.py").is_file() for name in sources)
 
 
 def test_the_wheel_stays_small():

@@ -98,7 +98,7 @@ ENTRIES = {
                 for long in ("", "_long")
                 for end in ("", "_low", "_high")
             ),
-            *("paragraph", "pathways.md"),
+            "pathways.md",
         ),
     ),
     "reproduce": Entry(

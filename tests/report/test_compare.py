@@ -296,8 +296,8 @@ def certificate(*heads: tuple[float, float | None], normalized: bool = True, **c
         "forced_heads": sum(entry["forced"] for entry in entries),
     }
     return {
-        "sink_position": 0, "sink": "position 0", "sink_found": True, "delta": 0.2, "threshold": 0.3, "samples": 4, "normalized": normalized, "heads": entries,
-        **counts, **changes,
+        "sink_position": 0, "sink": "position 0", "sink_found": True, "delta": 0.2, "threshold": 0.3, "samples": 4,
+        "normalized": normalized, "heads": entries, **counts, **changes,
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from sinklab.results.requirements import machine_memory, require_memory
 def test_what_there_is_passes_and_one_byte_more_does_not(monkeypatch):
     monkeypatch.setattr(requirements, "machine_memory", lambda: 8_000_000_000)
     require_memory(8_000_000_000, "`keys` 5")
-    with pytest.raises(ConfigurationError, match="`keys` 5: at least 8 GB .* there is 8 GB in all"):
+    with pytest.raises(ConfigurationError, match=r"`keys` 5: at least 8 GB .* there is 8 GB in all"):
         require_memory(8_000_000_001, "`keys` 5")
 
 

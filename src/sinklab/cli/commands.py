@@ -63,15 +63,11 @@ COMMANDS = {
     ),
     "card": Command(
         "sinklab.studies.card.card:card",
-        "Print a section for the model's card: what a run found, with numbers, conditions and limits, and how to repeat it.",
+        "Print a section for the model's card: what a run found, with its numbers, and how to repeat it.",
     ),
     "causes": Command(
         "sinklab.studies.causes.causes:find_causes",
         "Label what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.",
-    ),
-    "claims": Command(
-        "sinklab_claims.reproduce.claims:claims",
-        "List published statements about sinks that can be run, with source, cost and last verdict.",
     ),
     "compare": Command("sinklab.cli.pages:compare", "Put audits side by side."),
     "depend": Command(
@@ -94,10 +90,6 @@ COMMANDS = {
         "sinklab.studies.origin.origin:find_origin",
         "Find where each sink is born, what writes it, and what disappears without it: attention, spike, loss.",
     ),
-    "pathways": Command(
-        "sinklab_claims.pathways.pathways:pathways",
-        "Train operations that let a head do nothing, and measure what each costs and distorts.",
-    ),
     "plot": Command(
         "sinklab.studies.plot.plot:plot",
         "Draw loss, sink rate and loss gap over steps and per layer, and heat maps of heads and positions over time.",
@@ -111,10 +103,6 @@ COMMANDS = {
         "Measure what quantisation costs in loss, which modules cause it and what cures it.",
     ),
     "report": Command("sinklab.cli.pages:report", "Make report.html again from the files of an audit; needs no model."),
-    "reproduce": Command(
-        "sinklab_claims.reproduce.reproduce:reproduce",
-        "Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.",
-    ),
     "show": Command("sinklab.cli.catalogue:show", "Say what a plug-in or a metric is: definition, parameters, papers."),
     "stream": Command(
         "sinklab.studies.stream.stream:stream",
@@ -140,7 +128,7 @@ def find_commands() -> Mapping[str, Command]:
     """
     commands = dict(COMMANDS)
     for point in entry_points("commands"):
-        if point.name in commands and commands[point.name].place != point.value:
+        if point.name in commands:
             raise ContractError(f"two commands are called {point.name!r}; one of them is {point.value}")
         commands[point.name] = Command(point.value)
     return dict(sorted(commands.items()))

@@ -58,8 +58,8 @@ class MetricRows:
 
     def where(self, keep: NDArray[np.bool_]) -> MetricRows:
         """The rows for which ``keep`` is true."""
-        columns = (self.layer, self.head, self.position, self.count, self.module, self.value)
-        return MetricRows(*(column[keep] for column in columns), self.unit)
+        integers = {name: getattr(self, name)[keep] for name in ("layer", "head", "position", "count", "module")}
+        return MetricRows(**integers, value=self.value[keep], unit=self.unit)
 
     def mean(self, index: NDArray[np.int64], size: int) -> NDArray[np.float64]:
         """Means of the rows that share an ``index`` in ``[0, size)``, weighted by count; NaN where there is none."""

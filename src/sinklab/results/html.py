@@ -165,7 +165,7 @@ def steps(low: float, high: float, count: int = 4) -> list[float]:
 def _y_ticks(low: float, high: float, y: Callable[[float], float], logarithmic: bool) -> str:
     if logarithmic:
         whole = range(math.ceil(low), math.floor(high) + 1)
-        ticks = [(power, f"{10.0**power:,g}") for power in whole[:: max(1, len(whole) // 4)]]
+        ticks = [(float(power), f"{10.0**power:,g}") for power in whole[:: max(1, len(whole) // 4)]]
         ticks = ticks if len(ticks) > 1 else [(value, number(10**value)) for value in (low, high)]
     else:
         ticks = [(value, number(value)) for value in steps(low, high)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sinklab.errors import ResultError
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @functools.cache
-def _adapter(kind: type) -> Any:
+def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
@@ -22,7 +22,7 @@ def _adapter(kind: type) -> Any:
 
 def to_json(found: object) -> dict[str, Any]:
     """A dataclass as plain JSON values, under the names of its fields; numbers that are not finite become ``None``."""
-    values: dict[str, Any] = _adapter(type(found)).dump_python(found, mode="python")
+    values: dict[str, Any] = _adapter(cast(Any, type(found))).dump_python(found, mode="python")
     plain: dict[str, Any] = _plain(values)
     return plain
 
@@ -49,7 +49,7 @@ def from_json(kind: type[T], values: Mapping[str, Any], where: object) -> T:
     from pydantic import ValidationError
 
     try:
-        found: T = _adapter(kind).validate_python(values)
+        found: T = _adapter(cast(Any, kind)).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

@@ -59,14 +59,14 @@ class MeasuredModel(abc.ABC):
         """Id of the token in front of texts; ``None`` where there is none."""
 
     @property
-    @abc.abstractmethod
     def every_row_has_bos(self) -> bool:
         """Whether :attr:`bos` stands in front of every row, and not only where a document begins."""
+        return self.bos is not None
 
     @property
-    @abc.abstractmethod
     def fixed(self) -> tuple[int, int] | None:
         """Position and id of a token that stands there in every row; ``None`` where there is none."""
+        return None
 
     @abc.abstractmethod
     def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
@@ -239,14 +239,6 @@ class Checkpoint(MeasuredModel):
     @functools.cached_property
     def bos(self) -> int | None:
         return self.loaded.encoder.bos_token_id if self.loaded.encoder.adds_bos else None
-
-    @property
-    def every_row_has_bos(self) -> bool:
-        return self.bos is not None
-
-    @property
-    def fixed(self) -> None:
-        return None
 
     @property
     def draw(self) -> int:

@@ -41,7 +41,8 @@ def pathways(
     same command continues. Prints a table. Status 1: some trainings failed; the results of the others
     are kept.
 
-    docs/claims.md#pathways-ways-to-do-nothing has the protocol, the columns, the settings of the operations, and what low-distortion means.
+    docs/claims.md#pathways-ways-to-do-nothing has the protocol, the columns, the settings of the operations, and what
+    low-distortion means.
 
     Args:
         operations: From 'sinklab list operations'; a name alone has the settings of its paper. Softmax is always included; by

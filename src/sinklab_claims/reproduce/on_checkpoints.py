@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,8 +73,9 @@ class Subject:
     tokens: str = ""
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def task(self, claim: str, seed: int, folder: Path) -> OfModel:
+    def task(self, claim: str, seed: int, out: Path) -> OfModel:
         """What is measured of it on a draw of texts."""
+        folder = out / "measured" / CHECKPOINT
         return OfModel(folder, claim, seed, self.source, self.revision, self.corpus, self.text, self.config, self.tokens)
 
     def not_about(self, how: OnCheckpoint) -> str:
@@ -142,9 +143,8 @@ def reproduce_on(
     _require_different(subjects)
     for name in named_claims:
         _require_same_texts(out / CHECKPOINT / name, subjects)
-    folder = out / "measured" / CHECKPOINT
     tasks = [
-        subject.task(name, seed, folder)
+        subject.task(name, seed, out)
         for subject in subjects
         for name, claim in named_claims.items()
         if not subject.not_about(_how(claim))
@@ -172,11 +172,7 @@ def _named_sources(models: Sequence[str], corpora: Sequence[str], seeds: Sequenc
 
 
 def _require_different(subjects: Sequence[Subject]) -> None:
-    """Refuse one model on one text under two names: it would count as two models that agree.
-
-    Raises:
-        ConfigurationError: names the first.
-    """
+    """Refuse one model on one text under two names: it would count as two models that agree."""
     named: dict[tuple[str, ...], str] = {}
     for subject in subjects:
         other = named.setdefault((subject.revision, subject.config, subject.text, subject.tokens), subject.name)
@@ -232,24 +228,6 @@ def opened_subject(
     if loaded.tokenizer is None:
         raise InputError(f"{name} came without a tokenizer, and claims are measured on text; add the files of its tokenizer")
     checkpoint = Checkpoint(loaded, text)
-    refused = _refused_reads(checkpoint, name, reads)
-    reading = read_samples(text, loaded.encoder, seq_len=64, samples=32, seed=0, bos=checkpoint.bos is not None)
-    if reading is not None and reading.warning:
-        say(f"{name}: {reading.warning}")
-    readable = sorted(reads - refused.keys())
-    if warning := next(filter(None, (alike_draws(loaded, text, rows, seeds) for rows in readable)), ""):
-        say(f"{name}: {warning}")
-    # Rows of one length alone, or a claim would be measured anew beside others that read longer ones.
-    tokens = hash_tokens(checkpoint.rows(32, 64).cpu()) if readable else ""
-    return dataclasses.replace(subject, text=f"{text.label}, {text.identity.revision}", tokens=tokens, refused=refused)
-
-
-def _refused_reads(checkpoint: Checkpoint, name: str, reads: Iterable[Reads]) -> dict[str, str]:
-    """Rows that claims read to why the model ``name`` cannot read them: a text of another length than it has.
-
-    Raises:
-        InputError: a text that is too short for them.
-    """
     refused: dict[str, str] = {}
     for rows in sorted(reads):
         try:
@@ -260,7 +238,15 @@ def _refused_reads(checkpoint: Checkpoint, name: str, reads: Iterable[Reads]) ->
             if "too short" not in str(error):
                 raise
             raise InputError(f"{str(error).partition(';')[0]}; claims on {name} read as much: give a longer text") from None
-    return refused
+    reading = read_samples(text, loaded.encoder, seq_len=64, samples=32, seed=0, bos=checkpoint.bos is not None)
+    if reading is not None and reading.warning:
+        say(f"{name}: {reading.warning}")
+    readable = sorted(reads - refused.keys())
+    if warning := next(filter(None, (alike_draws(loaded, text, rows, seeds) for rows in readable)), ""):
+        say(f"{name}: {warning}")
+    # Rows of one length alone, or a claim would be measured anew beside others that read longer ones.
+    tokens = hash_tokens(checkpoint.rows(32, 64).cpu()) if readable else ""
+    return dataclasses.replace(subject, text=f"{text.label}, {text.identity.revision}", tokens=tokens, refused=refused)
 
 
 def alike_draws(loaded: LoadedModel, text: Corpus, reads: Reads, seeds: Sequence[int]) -> str:
@@ -313,7 +299,7 @@ def _conclude(
     conclusions: dict[str, Conclusion] = {}
     for subject in subjects:
         reason = subject.not_about(how)
-        tasks = [] if reason else [subject.task(name, seed, out / "measured" / CHECKPOINT) for seed in seeds]
+        tasks = [] if reason else [subject.task(name, seed, out) for seed in seeds]
         numbers, why, seconds, missing = _measured(tasks, errors)
         reason = reason or why
         by_model[subject.name] = numbers

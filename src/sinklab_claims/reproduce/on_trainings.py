@@ -8,7 +8,7 @@ import datetime
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import ConfigurationError, InputError, ResultError
 from sinklab.jobs.cell import SweepPlan
@@ -87,18 +87,14 @@ def reproduce(
     cache: Path | None = None,
     progress: bool = True,
 ) -> list[Result]:
-    """Run claims, or go on with them, and judge them.
+    """Run claims, or go on with them, and judge them; what has been trained, read out or measured before is kept.
 
     ``out`` gets ``runs/SCALE``, a store of trained models that all claims share and that only grows, and for every claim
-    ``SCALE/CLAIM`` with ``table.parquet`` and ``run.json``; on another base than its own, ``SCALE-BASE/CLAIM``. What has been
-    trained, read out or measured before is kept: a run that was interrupted, claims and seeds that are added cost what is
-    missing.
+    ``SCALE/CLAIM`` with ``table.parquet`` and ``run.json``; on another base than its own, ``SCALE-BASE/CLAIM``. Several
+    processes may run claims that are not the same there, and share what they train.
 
     Args:
-        names: from ``sinklab list claims``; at least one.
-        base: what the rows of the models begin with; by default for every claim what they do in its source.
-        seeds: of initialisation, data and measurements; three or more for a verdict.
-        jobs, ray, retries: as in :func:`~sinklab_claims.reproduce.reproduce.reproduce`. Read-outs stay on this machine.
+        names, scale, base, seeds, out, jobs, ray, retries: as in :func:`sinklab_claims.reproduce.reproduce.reproduce`.
         cache: directory of encoded text; with ``ray`` it is ``out/cache`` by default.
         progress: show bars on a terminal's stderr, lines elsewhere.
 
@@ -106,12 +102,7 @@ def reproduce(
         One for each claim: :func:`answer` is its summary; without a folder if it cannot be run at this scale.
 
     Raises:
-        UnknownNameError: no claim of a name.
-        ConfigurationError: no claims, seeds twice or none, no such scale, a claim that is not run on the base, or a machine
-            that cannot run a cell.
-        InputError: a text or a directory that cannot be used, or another process that runs one of the claims there. Claims that
-            are not the same may be run by several, which share what they train.
-        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
+        as :func:`sinklab_claims.reproduce.reproduce.reproduce`.
     """
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
@@ -185,17 +176,10 @@ def plan_runs(
     cache: Path | None = None,
     progress: bool = True,
 ) -> list[str]:
-    """A command for every training that claims still need, for machines where a training takes many processes.
+    """A ``torchrun`` command for every training that claims still need, those that start from others' weights last.
 
-    Encodes the text and writes the plan of the store, trains nothing. Every command is for ``torchrun`` and may be run by any
-    scheduler, on as many nodes as it likes, those that start from others' weights after the others. When all have ended,
-    :func:`reproduce` with the same arguments reads out and judges.
-
-    Args:
-        names, scale, base, seeds, out, cache, progress: as in :func:`reproduce`.
-
-    Raises:
-        UnknownNameError, ConfigurationError, InputError: as :func:`reproduce`.
+    Encodes the text and writes the plan of the store, trains nothing. When all have ended, :func:`reproduce` with the same
+    arguments, which are as there, reads out and judges.
     """
     out = out.expanduser().absolute()
     requests = _requests(names, scale, seeds, base)
@@ -336,7 +320,7 @@ def _found(
     )
 
 
-def words_of(claim: Claim) -> dict[str, str]:
+def words_of(claim: Claim) -> dict[str, Any]:
     """What a record repeats of a claim."""
     return {name: getattr(claim, name) for name in ("statement", "source", "reference", "published")}
 

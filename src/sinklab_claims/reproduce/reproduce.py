@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from rich.text import Text
 
@@ -16,9 +16,6 @@ from sinklab.results.run import Result
 from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
 from sinklab_claims.contract.claim import CHECKPOINT, COSTS, SCALES, Scale, bases_at
 from sinklab_claims.reproduce.claims import Stated, check_source, check_word, stated
-
-if TYPE_CHECKING:
-    from sinklab_claims.verdict.records import StoredClaim
 
 __all__ = ["chosen", "reproduce"]
 
@@ -157,18 +154,13 @@ def _over_all(results: Sequence[Result], out: Path, tell: Callable[[str], None])
 
     def shows(summary: Mapping[str, Any]) -> list[Block]:
         left_out = [(row["name"], row["reason"]) for row in summary["claims"] if row["folder"] is None]
-        own = _of_folders(stored, [row["folder"] for row in summary["claims"]])
+        of_folder = {str(kept.folder.absolute()): kept for kept in stored}
+        own = [of_folder[row["folder"]] for row in summary["claims"] if row["folder"] in of_folder]
         blocks = [*show_results([kept.record for kept in own]), *([Facts(left_out)] if left_out else [])]
         return [*blocks, Facts([("page", summary["page"]), *(("table", f"{kept.folder}/table.parquet") for kept in own[:1])])]
 
     table = pd.concat([result.table for result in results])
     return Result(summary, table, {"kind": "reproduce"}, out, listed=rows, shows=shows)
-
-
-def _of_folders(stored: Sequence[StoredClaim], folders: Sequence[str | None]) -> list[StoredClaim]:
-    """Stored results in the order of folders."""
-    of_folder = {str(kept.folder.absolute()): kept for kept in stored}
-    return [of_folder[folder] for folder in folders if folder in of_folder]
 
 
 def chosen(
@@ -188,10 +180,24 @@ def chosen(
         ConfigurationError: nothing is asked for, or nothing is left.
     """
     check_word(scale, SCALES, "scale")
-    _check_request(names, source=source, cost=cost, all_claims=all_claims)
+    if cost is not None:
+        check_word(cost, COSTS, "cost")
+    if source is not None:
+        check_source(source)
+    if names and (all_claims or source is not None):
+        raise ConfigurationError("reproduce: give names, or `source`, or `all_claims`; not names together with the others")
+    if not (names or all_claims or source is not None or cost is not None):
+        raise ConfigurationError(
+            "reproduce: no claim is asked for; give names from 'sinklab claims', or `source`, such as gu2024, or `cost`, such "
+            "as minutes, or `all_claims`"
+        )
     claims = [stated(name) for name in names or registered]
-    if on_models and names:
-        _require_measurable(claims)
+    trained = [claim.name for claim in claims if not claim.checkpoint]
+    if on_models and names and trained:
+        can = ", ".join(name for name in registered if stated(name).checkpoint)
+        raise ConfigurationError(
+            f"reproduce: {', '.join(trained)} take training, which `models` have behind them; measured without it are {can}"
+        )
 
     def is_chosen(claim: Stated) -> bool:
         return (
@@ -207,27 +213,3 @@ def chosen(
             f"reproduce: no claim has source {source or 'any'} and cost {cost or 'any'} at scale {scale}; see: sinklab claims"
         )
     return asked
-
-
-def _check_request(names: list[str], *, source: str | None, cost: str | None, all_claims: bool) -> None:
-    if cost is not None:
-        check_word(cost, COSTS, "cost")
-    if source is not None:
-        check_source(source)
-    if names and (all_claims or source is not None):
-        raise ConfigurationError("reproduce: give names, or `source`, or `all_claims`; not names together with the others")
-    if not (names or all_claims or source is not None or cost is not None):
-        raise ConfigurationError(
-            "reproduce: no claim is asked for; give names from 'sinklab claims', or `source`, such as gu2024, or `cost`, such "
-            "as minutes, or `all_claims`"
-        )
-
-
-def _require_measurable(claims: Sequence[Stated]) -> None:
-    """Refuse claims that take training, where models are measured as they are."""
-    trained = [claim.name for claim in claims if not claim.checkpoint]
-    if trained:
-        can = ", ".join(name for name in registered if stated(name).checkpoint)
-        raise ConfigurationError(
-            f"reproduce: {', '.join(trained)} take training, which `models` have behind them; measured without it are {can}"
-        )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab.results.blocks import Block, Facts, Grid, Heading, Mark, Marks, Say, number
+from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, Mark, Marks, Say, number
 from sinklab.results.naming import counted
 from sinklab_claims.contract.claim import ROWS
 from sinklab_claims.verdict.records import (
@@ -48,7 +48,9 @@ def show_results(found: Sequence[ClaimFound]) -> Iterator[Block]:
     if with_models:
         yield from _of_models(with_models)
     if rest:
-        rows = [[claim.claim, claim.verdict, _deciding(claim.parts, claim.verdict), len(claim.seeds)] for claim in rest]
+        rows: list[list[Cell]] = [
+            [claim.claim, claim.verdict, _deciding(claim.parts, claim.verdict), len(claim.seeds)] for claim in rest
+        ]
         yield Grid(("claim", "verdict", "effect", "seeds"), rows, text=3)
     if len(found) == 1:
         yield from _parts_of(found[0])
@@ -176,7 +178,7 @@ def write_claims_page(results: Sequence[StoredClaim], path: Path) -> Path:
 
 
 def _page(results: Sequence[StoredClaim]) -> Iterator[Block]:
-    rows, of_unit = [], dict[str, dict[str, list[Mark]]]()
+    rows, of_unit = list[list[Cell]](), dict[str, dict[str, list[Mark]]]()
     for result in results:
         found, place = result.record, result.folder.parent.name
         part = deciding_part(found.parts, found.verdict)

@@ -135,7 +135,7 @@ class ClaimFound:
     reason: str
     parts: list[PartFound]
     presupposes: list[PartFound]
-    environment: dict[str, Any]
+    environment: Mapping[str, Any]
     created: str
     kind: Literal["claim"] = "claim"
     run_id: str = ""

@@ -160,7 +160,7 @@ def test_what_another_version_has_measured_is_measured_again(claims: dict[str, C
 
 def test_numbers_belong_to_the_version_and_to_definitions_that_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = (Metric("old", "nats", "One."), Metric("new", "nats", "Two.", version=3))
-    monkeypatch.setattr(sys.modules[measure.__module__], "METRICS", metrics, raising=False)
+    monkeypatch.setattr(measure, "metrics", metrics, raising=False)
     assert version_of([measure]) == f"{__version__} new=3"
 
 

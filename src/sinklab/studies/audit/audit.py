@@ -38,6 +38,8 @@ Included: Any = dataclasses.make_dataclass(
 )
 """Name of a section (:mod:`sinklab.results.sections`) to whether an audit has it."""
 
+BY_DEFAULT: Options = Included()
+
 
 @command
 def audit(
@@ -50,7 +52,7 @@ def audit(
     seed: Seed = 0,
     bos: Bos = "auto",
     batch_size: BatchSize = None,
-    include: Options = Included(),
+    include: Options = BY_DEFAULT,
     loading: Loading = Loading(),
     output: Annotated[Output, WrittenTo("sinklab-audit/{model}")] = Output(),
 ) -> Result:

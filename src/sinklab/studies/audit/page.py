@@ -14,7 +14,7 @@ from sinklab.report.maps import HEAD_NUMBERS, Maps, add_maps, picture_data
 from sinklab.report.numbers import Numbers
 from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_list, round_matrix, rounded
 from sinklab.report.page import facts_of, json_text, render, require_kind, write_blocks_page, write_page
-from sinklab.results.blocks import Bar, Grid, percent
+from sinklab.results.blocks import Bar, Cell, Grid, percent
 from sinklab.results.html import html
 from sinklab.results.sections import sections
 from sinklab.results.table import read_run
@@ -143,7 +143,7 @@ def _sinks(view: View, audit: Audit) -> list[dict[str, Any]]:
 def _definitions(audit: Audit) -> Grid:
     """One checkpoint read under each published definition of a sink rate; one unit for all."""
     texts = {entry["metric"]: entry for entry in audit.run.get("definitions") or () if entry["probe"] == "sink_rate"}
-    rows = [
+    rows: list[list[Cell]] = [
         [
             f"{DEFINITIONS.get(name, name)}{', ' if view.part else ''}{view.part} ({name})",
             " ".join(str(texts.get(name, {}).get(key) or "") for key in ("text", "paper")),
@@ -157,7 +157,7 @@ def _definitions(audit: Audit) -> Grid:
 
 
 def _metrics(audit: Audit) -> Grid:
-    rows = [
+    rows: list[list[Cell]] = [
         [f"{entry['probe']}.{entry['metric']}", str(entry["version"]), entry["unit"], f"{entry['text']} {entry['paper'] or ''}"]
         for entry in audit.run.get("definitions") or ()
     ]
@@ -207,7 +207,7 @@ def _listed(view: View) -> list[Place]:
 def _sink_data(audit: Audit, view: View, place: Place) -> dict[str, Any]:
     """A sink; one that is no position, or is of one part, has rates of its own for every head."""
     token = place.token_there or (place.called if place.kind == "position" and not view.part else "") or ""
-    data = {"kind": place.kind, "position": place.position, "token": token, "rate": rounded(place.rate)}
+    data: dict[str, Any] = {"kind": place.kind, "position": place.position, "token": token, "rate": rounded(place.rate)}
     if view.part:
         whose = view.part if view.part == "cross-attention" else f"the {view.part}"
         data |= {"kind": "group", "position": None, "name": f"{place.name} of {whose}"}
@@ -249,7 +249,7 @@ def _head_numbers(audit: Audit) -> list[dict[str, Any]]:
 
 
 def candidates_of(audit: Audit) -> NDArray[np.int64]:
-    """Of each module, the positions up to the last one that half of the queries see, so that it can be a sink. ``(modules,)``."""
+    """Of each module, the positions up to the last one that half of the queries see, ``(modules,)``: those that can be sinks."""
     known = {name: count for view in audit.views for name, count in view.found.candidates_by_module.items()}
     return np.array([known.get(row.module, audit.found.candidate_positions) for row in audit.numbers.grid], dtype=np.int64)
 

@@ -55,8 +55,8 @@ def _known(head: CertifiedHead) -> str:
 SECTION = Section(
     name="certificate",
     title="Whether the sink is forced",
-    lead="How little could a head write, with any weights on the keys it sees, and how little without the sink? Its values alone "
-    "set both, whatever its queries and keys are.",
+    lead="How little could a head write, with any weights on the keys it sees, and how little without the sink? Its values "
+    "alone set both, whatever its queries and keys are.",
     help="Certify on a few samples which heads could not be silent without their sink (docs/theory.md).",
     found=Certificate,
     show=show,
