@@ -15,7 +15,7 @@ from tests.models.adapted import Adapted
 from torch import nn
 
 from sinklab import SinkCache, measure, show
-from sinklab.attention.names import out_of_peft
+from sinklab.attention.modules import out_of_peft
 from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import sinklab
-from sinklab.attention.placement import held, input_device
+from sinklab.attention.modules import held, input_device
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import hash_weights, load_model, wrap_model
 from sinklab.streaming.cache import SinkCache

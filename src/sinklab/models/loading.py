@@ -21,8 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
 from sinklab.attention.anatomy import model_inside
-from sinklab.attention.names import bare_parts, core_module
-from sinklab.attention.placement import held, input_device, weights_of
+from sinklab.attention.modules import bare_parts, core_module, held, input_device, weights_of
 from sinklab.attention.returned import uses_returned
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
