@@ -16,10 +16,3 @@ def test_each_sample_is_one_ordinary_token():
 def test_samples_differ():
     tokens = resolve_corpus("repeated_token").sample(ENCODER, seq_len=8, samples=40, seed=0, bos=False)
     assert len(set(tokens[:, 0].tolist())) > 30
-
-
-def test_bos_in_front_is_not_repeated():
-    tokens = resolve_corpus("repeated_token").sample(ENCODER, seq_len=8, samples=5, seed=0, bos=True)
-    assert (tokens[:, 0] == 0).all()
-    assert (tokens[:, 1:] == tokens[:, 1:2]).all()
-    assert (tokens[:, 1] > 1).all()

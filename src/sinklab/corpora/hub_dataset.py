@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -123,10 +123,10 @@ class HubDataset(TextCorpus):
 
     def passages(self, seed: int) -> Iterator[str]:
         whole = self._local is not None and self.held_out_split is None
-        return _mixed(self._texts(self.train_split) if whole else self.documents("held_out"), SHUFFLED, seed)
+        return _mixed(self._texts(self.train_split) if whole else self.documents("held_out"), random.Random(seed))
 
     def pictures(self, seed: int, size: int) -> Iterator[Picture]:
-        for number, content, label in _mixed(self._images(), SHUFFLED, seed):
+        for number, content, label in _mixed(self._images(), random.Random(seed)):
             name = f"{self.dataset} row {number}"
             yield Picture(open_picture(content, name), name, label)
 
@@ -142,13 +142,10 @@ class HubDataset(TextCorpus):
             image = self._image_column(images, features)
             label = self._label_column(classes, features)
             columns = rows.select_columns([image, *([label] if label else [])])
-            iterator = iter(columns.cast_column(image, datasets.Image(decode=False)))
-        for number in count():
-            with self._explained():
-                row = next(iterator, None)
-            if row is None:
-                return
-            content = _stored_content(row[image] or {})
+            stored = columns.cast_column(image, datasets.Image(decode=False))
+        for number, row in enumerate(self._read(stored)):
+            picture = row[image] or {}  # in the row, or in a file
+            content = picture.get("bytes") or (Path(picture["path"]) if picture.get("path") else None)
             if content is not None:
                 yield number, content, _class(None if label is None else row[label], classes.get(label))
 
@@ -180,29 +177,25 @@ class HubDataset(TextCorpus):
 
     def mixed(self, generator: random.Random) -> Iterator[dict[str, Any]]:
         """Whole rows of ``train_split``, mixed by a buffer of a thousand."""
-        with self._explained():
-            rest = iter(self._rows(self.train_split))
-        buffer: list[dict[str, Any]] = []
-        while True:
-            with self._explained():
-                buffer.extend(islice(rest, 1 if buffer else SHUFFLED))
-            if not buffer:
-                return
-            position = generator.randrange(len(buffer))
-            buffer[position], chosen = buffer[-1], buffer[position]
-            buffer.pop()
-            yield chosen
+        return _mixed(self._read(self._rows(self.train_split)), generator)
 
-    def _texts(self, split: str) -> Iterator[str]:
-        rows = self._rows(split)
+    def _read(self, rows: Any) -> Iterator[dict[str, Any]]:
+        """Rows one by one, with the errors of the library explained."""
         with self._explained():
-            column = self._column(rows)
-            iterator = iter(rows.select_columns([column]))
+            iterator = iter(rows)
         while True:
             with self._explained():
                 row = next(iterator, None)
             if row is None:
                 return
+            yield row
+
+    def _texts(self, split: str) -> Iterator[str]:
+        rows = self._rows(split)
+        with self._explained():
+            column = self._column(rows)
+            texts = rows.select_columns([column])
+        for row in self._read(texts):
             if row[column] is not None and row[column].strip():
                 yield row[column]
 
@@ -275,11 +268,6 @@ def _kinds(rows: Any) -> tuple[dict[str, str], list[str]]:
     return kinds, [name for name, kind in kinds.items() if kind == "str"]
 
 
-def _stored_content(picture: Mapping[str, Any]) -> bytes | Path | None:
-    """A picture as it is stored, in the row or in a file; ``None`` where there is none."""
-    return picture.get("bytes") or (Path(picture["path"]) if picture.get("path") else None)
-
-
 def _class(value: object, classes: Any) -> str | int | None:
     """The class of a row by its name, or by its number where the column has no names; ``None`` where it is not known."""
     if classes is not None and isinstance(value, int) and value >= 0:
@@ -294,10 +282,9 @@ def _listed(features: Any) -> str:
 T = TypeVar("T")
 
 
-def _mixed(rest: Iterator[T], size: int, seed: int) -> Iterator[T]:
-    """The same things in another order, ``size`` of them held at a time."""
-    generator = random.Random(seed)
-    buffer = list(islice(rest, size))
+def _mixed(rest: Iterator[T], generator: random.Random) -> Iterator[T]:
+    """The same things in another order, :data:`SHUFFLED` of them held at a time."""
+    buffer = list(islice(rest, SHUFFLED))
     while buffer:
         position = generator.randrange(len(buffer))
         buffer[position], chosen = buffer[-1], buffer[position]

@@ -31,7 +31,6 @@ from sinklab.models.tokenizer import load_tokenizer
 from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.registry import operations
 from sinklab.results.progress import warn
-from sinklab.results.requirements import require_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -157,8 +156,8 @@ def save_model(
             machine, that the model was loaded from. A model made in memory has none.
 
     Raises:
-        InputError: what is no model of transformers, no tokenizer, or a file in place of the directory.
-        ConfigurationError: ``folder`` is no path; adapters of PEFT are in the model; or the model, or a part of it, runs an
+        InputError: what is no model of transformers, or a file in place of the directory.
+        ConfigurationError: adapters of PEFT are in the model; or the model, or a part of it, runs an
             operation that its config does not carry: by name alone, or attached to the part (the text tower of CLIP). It would
             come back as softmax.
     """
@@ -172,9 +171,6 @@ def save_model(
         model, tokenizer = model.model, tokenizer or model.tokenizer
     _require_no_adapters(model)
     _require_recorded(model)
-    if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
-        raise InputError(f"`tokenizer` is of {type(tokenizer).__name__}; give one of transformers, or none")
-    require_path("`folder`", folder)
     if Path(folder).is_file():  # which transformers says in a log, and saves nothing
         raise InputError(f"{folder} is a file; give the directory that the checkpoint goes to")
     tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
@@ -224,11 +220,7 @@ def _of_a_part(model: PreTrainedModel, path: str, recorded: Mapping[str, Any]) -
 
 
 def _warn_of_a_part(part: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Warn where ``save_pretrained`` of a model reads the weights of a part with an operation, which its config does not say.
-
-    The part does not know what it is a part of before it is read as one, and the config is written by then. That it is read for
-    a checkpoint, and not to be copied, says the caller alone.
-    """
+    """Warn where ``save_pretrained`` of a whole, which only the call stack shows, drops the operation of this part."""
     recorded, frame = getattr(getattr(part, "config", None), CONFIG_FIELD, None), inspect.currentframe()
     while frame is not None and frame.f_code is not PreTrainedModel.save_pretrained.__code__:
         frame = frame.f_back
