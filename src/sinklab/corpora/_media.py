@@ -135,8 +135,7 @@ def read_wav(path: Path) -> tuple[np.ndarray, int]:
         raise InputError(f"there is no recording {path}") from None
     except (wave.Error, EOFError, OSError) as error:
         raise InputError(
-            f"{path} cannot be read as an uncompressed wav file: {error or 'it ends too soon'}; convert it: "
-            f"ffmpeg -i {path.name} -c:a pcm_s16le new.wav"
+            f"{path} cannot be read as an uncompressed wav file: {error or 'it ends too soon'}; convert it: ffmpeg"
         ) from error
     whole = len(raw) // (channels * width) * channels * width
     if not whole or rate < 1:

@@ -157,8 +157,7 @@ class Pairs(Corpus):
                 value = value.get(key) if isinstance(value, dict) else None
             if value is None:
                 raise InputError(
-                    f"{where} has no {name!r}; it has {', '.join(map(repr, row))}: name the columns as source and target of "
-                    "the corpus"
+                    f"{where} has no {name!r}; it has {', '.join(map(repr, row))}: name the columns as source and target"
                 )
             if not isinstance(value, str):
                 raise InputError(f"{where}: {name!r} is {type(value).__name__}, not text")

@@ -116,10 +116,7 @@ class TextFile(TextCorpus):
         held_out = held_out_keys(paragraph.strip() for paragraph in paragraphs)
         sides = [paragraph.strip() in held_out for paragraph in paragraphs]
         if all(sides):
-            raise InputError(
-                f"{self.path} holds one paragraph, and training needs two or more, with blank lines between them: "
-                "one part of the text is held out"
-            )
+            raise InputError(f"{self.path} holds one paragraph, and training needs two or more, with blank lines between them")
         for side, run in groupby(zip(paragraphs, sides, strict=True), key=lambda item: item[1]):
             if side == (split == "held_out"):
                 yield "".join(paragraph for paragraph, _ in run).rstrip()

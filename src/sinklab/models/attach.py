@@ -91,14 +91,10 @@ def attach(
     """
     given, model = model, transformers_model(model)
     if isinstance(model.config, SinkLMConfig):
-        raise ConfigurationError(
-            "the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …}), and sinklab pretrain "
-            "--init-from puts the weights of a trained one under another; attach() is for models of other classes"
-        )
+        raise ConfigurationError("the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …})")
     if getattr(model.config, CONFIG_FIELD, None) is not None:
         raise ConfigurationError(
-            f"this {type(model).__name__} already has operation {getattr(model.config, CONFIG_FIELD)['operation']['name']!r}; "
-            "load the model again to give it another"
+            f"this {type(model).__name__} already has operation {getattr(model.config, CONFIG_FIELD)['operation']['name']!r}"
         )
     chosen: Operation = operations.make(operation)
     _attached(model, chosen, path, example)
@@ -187,8 +183,7 @@ def _require_no_adapters(model: PreTrainedModel) -> None:
         where = f", first {adapted_part}," if adapted_part else ""
         raise ConfigurationError(
             f"this {type(model).__name__} has adapters of PEFT{where} which an ordinary checkpoint does not hold: put them "
-            "into its weights with merge_and_unload() of the PEFT model and save what that gives. save_pretrained() of the "
-            "PEFT model saves the adapters alone"
+            "into its weights with merge_and_unload() of the PEFT model and save what that gives"
         )
 
 
@@ -205,8 +200,8 @@ def _require_recorded(model: PreTrainedModel) -> None:
         if isinstance(implementation, str) and implementation.startswith(seam.implementation_name("")):
             of = f", in {path}," if path else ""
             raise ConfigurationError(
-                f"this {type(model).__name__} runs {implementation!r}{of} by name alone, which a checkpoint does not keep: it "
-                "would be loaded as softmax. Use sinklab.attach(model, operation) instead of attn_implementation"
+                f"this {type(model).__name__} runs {implementation!r}{of} by name alone, which a checkpoint does not keep; "
+                "use sinklab.attach(model, operation)"
             )
 
 
@@ -266,8 +261,7 @@ def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
                 parameter, saved = wanted.pop(key), tensors.get_tensor(key)
                 if parameter.shape != saved.shape:
                     raise InputError(
-                        f"{name}: {key} is of shape {tuple(saved.shape)} in the weights and {tuple(parameter.shape)} by "
-                        "config.json; is it that of another model?"
+                        f"{key} is of shape {tuple(saved.shape)} in the weights and {tuple(parameter.shape)} by config.json"
                     )
                 with torch.no_grad():
                     parameter.copy_(saved)
@@ -355,8 +349,7 @@ class _Shapes(seam.Observer):
         name = self.names[id(module)]
         if host_arguments.read_sink_scores(kwargs) is not None:
             raise UnsupportedModelError(
-                f"{name} ({type(module).__name__}) has learned sink logits of its own, which are part of a softmax; no other "
-                "operation can take its place"
+                f"{name} ({type(module).__name__}) has learned sink logits of its own; no other operation can take their place"
             )
         usual, scaling = query.shape[3] ** -0.5, kwargs.get("scaling")
         self.shapes[name] = HeadShape(
@@ -386,8 +379,7 @@ def _head_shapes(
         raise UnsupportedModelError(f"{type(model).__name__} has no attention; no operation can be attached")
     if not modules:
         raise UnsupportedModelError(
-            f"{type(model).__name__} computes attention in its own code, not through the attention interface of transformers; "
-            "no operation can be attached"
+            f"{type(model).__name__} computes attention in its own code, so that no operation can be attached"
         )
     observer = _Shapes(modules)
     device = input_device(model)
@@ -413,7 +405,6 @@ def _head_shapes(
     silent = [name for name in modules if name not in observer.shapes]
     if silent:
         raise UnsupportedModelError(
-            f"{silent[0]} ran without the attention interface or did not run at all ({len(silent)} modules); pass "
-            "example={…} with inputs that reach every layer, or use another model"
+            f"{silent[0]} did not run, or not on the attention interface ({len(silent)} modules); pass another example"
         )
     return observer.shapes

@@ -181,16 +181,14 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
     if not path.exists():
         if (folder / "adapter_config.json").is_file():
             raise InputError(
-                f"{name} is an adapter, not a model; merge it into its base model first and give the merged directory, or from "
-                "Python hand over the model that PEFT has loaded"
+                f"{name} is an adapter, not a model; merge it into its base model, or hand over the model that PEFT has loaded"
             )
         inside = [place.parent for place in sorted(folder.glob("*/config.json"))]
         hint = f"; {inside[0]} is one" if inside else ""  # that of a training run holds the model it made, and its checkpoints
         raise InputError(f"{name} is not a model directory: it has no config.json{hint}")
     if distributed := sorted(folder.glob(DISTRIBUTED)):
         raise InputError(
-            f"{folder} holds shards of a distributed checkpoint (first {distributed[0].name}), which would be loaded in place "
-            f"of {WEIGHTS}; load them with transformers, and save the model into a directory of its own"
+            f"{folder} holds shards of a distributed checkpoint ({distributed[0].name}), loaded in place of {WEIGHTS}"
         )
     content = read_object(path)
     model_type = content.get("model_type")
@@ -200,8 +198,7 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
         raise InputError(f"{path} does not say which architecture it describes: it has no model_type")
     if (named := content.get("transformers_weights")) not in (None, WEIGHTS, INDEX):
         raise InputError(
-            f"{path} says that the weights are in {named!r} (transformers_weights); sinklab reads "
-            f"{WEIGHTS}, or {INDEX} and its shards. Rename the file"
+            f"{path} says that the weights are in {named!r} (transformers_weights); sinklab reads {WEIGHTS}. Rename the file"
         )
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -209,8 +206,7 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
         if model_type in transformers.CONFIG_MAPPING:
             raise InputError(f"{path} does not describe a {model_type} model: {first_line(error)}") from error
         raise UnsupportedModelError(
-            f"{name}: transformers {transformers.__version__} knows no model type {model_type!r} (model_type in config.json); "
-            "a newer one may"
+            f"{name}: transformers {transformers.__version__} knows no model type {model_type!r}; a newer one may"
         ) from error
     except Exception as error:
         # Config classes validate their fields with errors of their own kinds; all of them mean that the file is wrong.
@@ -356,8 +352,7 @@ def require_fit(name: str, model: PreTrainedModel, report: Mapping[str, Any]) ->
         )
     if missing := sorted(report["missing_keys"]):
         raise InputError(
-            f"{name} lacks {len(missing)} of the tensors of {kind}, first {missing[0]}; they would be random numbers. "
-            "Is config.json that of another model?"
+            f"{name} lacks {len(missing)} of the tensors of {kind}, first {missing[0]}. Is config.json that of another model?"
         )
 
 
@@ -385,10 +380,7 @@ def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, Ten
             key.endswith(".weight") and _end(key) in ends
         ):
             scales = "without a quantization_config that says how" if header.dtype.startswith("F8") else "which is no weight"
-            raise InputError(
-                f"{name} holds {key} in {header.dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}. Get the "
-                "file again, or save the model in one of them"
-            )
+            raise InputError(f"{name} holds {key} in {header.dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}")
 
 
 def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:

@@ -179,8 +179,7 @@ def _require_names(name: str, skeleton: PreTrainedModel, device_map: Mapping[str
     homeless = [key for key in weights if not any(key == at or at == "" or key.startswith(f"{at}.") for at in device_map)]
     if homeless:
         raise ConfigurationError(
-            f"`device_map` says nothing of {homeless[0]} (and {len(homeless) - 1} more weights) of {name}; name its module, or "
-            "give a place for the rest under the empty name"
+            f"`device_map` says nothing of {homeless[0]} (and {len(homeless) - 1} more weights) of {name}; name its module"
         )
 
 

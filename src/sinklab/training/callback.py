@@ -364,8 +364,7 @@ def _require_next_token(model: PreTrainedModel) -> None:
     else:
         why = "sees later tokens" if _has_head(model) else "has no head that predicts tokens"
     raise UnsupportedModelError(
-        f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} {why}; measure "
-        "checkpoints of it with sinklab.measure"
+        f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} {why}"
     )
 
 

@@ -205,8 +205,7 @@ class PretrainingConfig(Section):
         busy = self.schedule.warmup_steps + (self.schedule.decay_steps if self.schedule.name == "warmup_stable_decay" else 0)
         if busy > training.steps:
             raise ConfigurationError(
-                f"warm-up and decay take {busy} steps and the run has {training.steps}; lower schedule.warmup_steps or "
-                "schedule.decay_steps"
+                f"warm-up and decay take {busy} steps and the run has {training.steps}; lower schedule.warmup_steps"
             )
         for what, last in (
             ("data.random_positions", self.data.random_positions[1] if self.data.random_positions else 0),
