@@ -43,3 +43,12 @@ def test_fewer_samples_are_the_first_ones():
 def test_lengths_that_make_no_sample_are_refused_with_both_numbers(seq_len, samples):
     with pytest.raises(ConfigurationError, match=f"got {seq_len} and {samples}"):
         resolve_corpus("random_tokens").sample(ENCODER, seq_len=seq_len, samples=samples, seed=0, bos=False)
+
+
+def test_a_repeated_token_is_an_ordinary_one_and_another_in_each_sample():
+    encoder = Encoder(vocab_size=1000, bos_token_id=0, special_ids=frozenset({0, 1}))
+    tokens = resolve_corpus("repeated_token").sample(encoder, seq_len=32, samples=40, seed=0, bos=True)
+    assert (tokens[:, 0] == 0).all()
+    assert (tokens[:, 1:] == tokens[:, 1:2]).all()
+    assert tokens[:, 1].min() > 1
+    assert len(set(tokens[:, 1].tolist())) > 30

@@ -210,10 +210,8 @@ def test_an_output_directory_in_use_is_refused(finished, run, tmp_path):
 
 def test_an_output_directory_with_a_run_that_has_not_ended_names_resume(finished, run, tmp_path):
     folder = interrupted(finished, tmp_path / "run")
-    for status in ("stopped", "running", "failed"):
-        (folder / "run.json").write_text(json.dumps(json.loads((folder / "run.json").read_text()) | {"status": status}))
-        with pytest.raises(InputError, match="with a run that has not ended; go on with it by `resume`, choose another with"):
-            run()
+    with pytest.raises(InputError, match="with a run that has not ended; go on with it by `resume`, choose another with"):
+        run()
     assert any(folder.glob("checkpoints/*"))
 
 

@@ -139,7 +139,7 @@ class HubDataset(TextCorpus):
             features = rows.features or {}
             images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
             classes = {name: kind for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-            image = self._image_column(images, features)
+            image = self._chosen(self.image_column, "image", images, "images", _listed(features))
             label = self._label_column(classes, features)
             columns = rows.select_columns([image, *([label] if label else [])])
             stored = columns.cast_column(image, datasets.Image(decode=False))
@@ -158,16 +158,14 @@ class HubDataset(TextCorpus):
             raise InputError(f"dataset {self.dataset} has no column {label!r}; its columns: {_listed(features)}")
         return label
 
-    def _image_column(self, images: list[str], features: Any) -> str:
-        """The column of pictures: the one that was chosen, or the usual or only one."""
-        column = self.image_column or ("image" if "image" in images or len(images) != 1 else images[0])
-        if column in images:
+    def _chosen(self, wanted: str | None, usual: str, names: list[str], what: str, columns: str) -> str:
+        """The column that was asked for, or the usual or only one of those that serve."""
+        column = wanted or (usual if usual in names or len(names) != 1 else names[0])
+        if column in names:
             return column
-        several = f"; choose one with image_column: {', '.join(images)}" if images else ""
-        missing = "no column of images"
-        if images or self.image_column is not None:
-            missing += f" {column!r}"
-        raise InputError(f"dataset {self.dataset} has {missing}; its columns: {_listed(features)}{several}")
+        which = f" {column!r}" if names or wanted is not None else ""
+        several = f"; choose one with {usual}_column: {', '.join(names)}" if names else ""
+        raise InputError(f"dataset {self.dataset} has no column of {what}{which}; its columns: {columns}{several}")
 
     def documents(self, split: Split) -> Iterator[str]:
         if self.held_out_split is not None:
@@ -193,7 +191,9 @@ class HubDataset(TextCorpus):
     def _texts(self, split: str) -> Iterator[str]:
         rows = self._rows(split)
         with self._explained():
-            column = self._column(rows)
+            kinds, strings = _kinds(rows)
+            listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none"
+            column = self._chosen(self.text_column, "text", strings, "text", listed)
             texts = rows.select_columns([column])
         for row in self._read(texts):
             if row[column] is not None and row[column].strip():
@@ -222,18 +222,6 @@ class HubDataset(TextCorpus):
             if self._local.is_dir():
                 return datasets.load_dataset_builder(str(self._local), self.subset)
             return datasets.load_dataset_builder(str(self._local.parent), self.subset, data_files=self._local.name)
-
-    def _column(self, rows: Any) -> str:
-        kinds, strings = _kinds(rows)
-        column = self.text_column or ("text" if "text" in strings or len(strings) != 1 else strings[0])
-        if column in strings:
-            return column
-        columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none"
-        what = f"no text column {column!r}" if self.text_column or len(strings) > 1 else "no column of text"
-        raise InputError(
-            f"dataset {self.dataset} has {what}; its columns: {columns}"
-            + (f"; choose one with text_column: {', '.join(strings)}" if strings else "")
-        )
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -405,6 +405,7 @@ def _head_shapes(
     silent = [name for name in modules if name not in observer.shapes]
     if silent:
         raise UnsupportedModelError(
-            f"{silent[0]} did not run, or not on the attention interface ({len(silent)} modules); pass another example"
+            f"{silent[0]} did not run, or not on the attention interface ({len(silent)} modules); "
+            "pass example={…} with inputs that reach every layer"
         )
     return observer.shapes

@@ -153,17 +153,10 @@ def _drawn(
 
 def _processor(loaded: LoadedModel, what: str) -> Processor:
     if loaded.processor is None:
-        where = (
-            f"{loaded.name} has no {PROCESSOR_FILES[0]}, which says"
-            if loaded.source
-            else "this model came without a processor, which knows"
-        )
-        how = (
-            "copy it from the original checkpoint, or save one there: processor.save_pretrained(...)"
-            if loaded.source
-            else "give it: sinklab.wrap_model(model, processor=...)"
-        )
-        raise InputError(f"{where} how the model's {what} are made into numbers; {how}")
+        lacks, how = "this model came without a processor, which knows", "give it: sinklab.wrap_model(model, processor=...)"
+        if loaded.source:
+            lacks, how = f"{loaded.name} has no {PROCESSOR_FILES[0]}, which says", "copy it from the original checkpoint"
+        raise InputError(f"{lacks} how the model's {what} are made into numbers; {how}")
     return loaded.processor
 
 
