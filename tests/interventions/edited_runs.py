@@ -32,6 +32,14 @@ def head_outputs(model, tokens, *interventions):
     return torch.stack(seen).unflatten(-1, (4, 8))
 
 
+def first_call(model, *interventions, **inputs):
+    """The attention call of the first layer, edited."""
+    spy = Spy()
+    with torch.no_grad(), attend(model, [spy], interventions):
+        model(**inputs)
+    return spy.calls[0]
+
+
 class Spy(Probe):
     """Keeps every call that it is shown."""
 

@@ -157,12 +157,7 @@ def test_padding_is_no_token(model, samples):
     assert found.edits["zero"].loss.mean == pytest.approx(plain.edits["zero"].loss.mean, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"least": 0.0, "times_median": 1e-9}, "raise the thresholds"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [({"least": 0.0, "times_median": 1e-9}, "raise the thresholds")])
 def test_bad_settings_are_refused(settings, words):
     tokens = torch.randint(1, 50, (2, 400), generator=torch.Generator().manual_seed(1))
     model = SinkLM(SinkLMConfig(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=1)).eval()
