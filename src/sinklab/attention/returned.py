@@ -345,10 +345,6 @@ class ReturnedSession(Session):
                 f"{self._name} computes attention in its own code, and on {implementation!r} it may compute "
                 "something else when it is asked for its weights; load it with attn_implementation='eager'"
             )
-        if self._ranks is not None:
-            raise UnsupportedModelError(
-                f"{self._name} is spread over processes, each of which returns the weights of its own heads"
-            )
         if config.is_encoder_decoder or getattr(config, "attention_window", None) is not None:
             what = "an encoder and a decoder" if config.is_encoder_decoder else "windows of its own layout (`attention_window`)"
             raise UnsupportedModelError(
