@@ -18,7 +18,7 @@ from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy, off_seam_modules, on_seam_modules
 from sinklab.attention.call import AttentionCall, Site, Statistics, run_name, run_of
 from sinklab.attention.looks_ahead import looks_ahead
-from sinklab.attention.names import named_modules
+from sinklab.attention.modules import named_modules
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import Probe
