@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -97,7 +97,7 @@ def test_a_correct_probe_of_an_outsider():
 
 
 class NoVersion(Mass):
-    metrics: ClassVar = (replace(Mass.metrics[0], version=0),)
+    metrics: ClassVar = (Mass.metrics[0]._with(version=0),)
 
 
 class UnknownNeed(Mass):
@@ -109,7 +109,7 @@ class NoMetrics(Mass):
 
 
 class TwoMetricsUnderOneName(Mass):
-    metrics: ClassVar = (*Mass.metrics, replace(Mass.metrics[0], unit="weight"))
+    metrics: ClassVar = (*Mass.metrics, Mass.metrics[0].of("weight"))
 
 
 class ChangesTheModel(Mass):
@@ -143,7 +143,7 @@ class WithRow(Mass):
 
 
 class UndeclaredMetric(WithRow):
-    change: ClassVar = {"metric": replace(Mass.metrics[0], name="weight")}
+    change: ClassVar = {"metric": Mass.metrics[0].named("weight")}
 
 
 class NameOfAMetric(WithRow):

@@ -20,10 +20,9 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import model_inside, off_seam_modules, on_seam_modules, require_module
-from sinklab.attention.names import bare_parts, named_modules, of_peft
+from sinklab.attention.modules import bare_parts, input_device, named_modules, of_peft
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, OperationState, bind
 from sinklab.attention.paths.table import set_attention_path
-from sinklab.attention.placement import input_device
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import first_line, weight_files
 from sinklab.models.language_model import SinkLMConfig

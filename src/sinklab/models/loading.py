@@ -21,8 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
 from sinklab.attention.anatomy import model_inside
-from sinklab.attention.names import bare_parts, core_module
-from sinklab.attention.placement import held, input_device, weights_of
+from sinklab.attention.modules import bare_parts, core_module, held, input_device, weights_of
 from sinklab.attention.returned import uses_returned
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
@@ -323,11 +322,7 @@ def _build(
 
 
 def _explained(error: Exception, cls: type, name: str, attn_implementation: str | None, spread: Spread) -> SinklabError | None:
-    """What is said of an error of ``from_pretrained``; ``None`` for one that is shown as it is.
-
-    A config that was changed by hand makes classes of transformers fail in every way that Python has. Those of our own class
-    are checked before, so that what it raises is a bug and is shown as one.
-    """
+    """What is said of an error of ``from_pretrained``; ``None`` for one that is shown as it is."""
     if isinstance(error, ImportError):
         return UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}")
     if isinstance(error, OSError) and error.errno is not None:

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.names import named_modules
+from sinklab.attention.modules import named_modules
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.positions import REGISTERS, grid_of
 from sinklab.models.wrappers import transformers_model

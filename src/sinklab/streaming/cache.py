@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 
-from sinklab.attention.placement import input_device
+from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import Policy, Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned

@@ -27,8 +27,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.modules import input_device
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, state_of
-from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.streaming.traits import fresh_cache, has_states, tokens_in_front, tokens_of_prefix
 

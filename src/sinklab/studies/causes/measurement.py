@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from sinklab.attention.placement import input_device
+from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, SinklabError, UnsupportedModelError
 from sinklab.models.layer_kinds import attending_layers
 from sinklab.models.loading import LoadedModel

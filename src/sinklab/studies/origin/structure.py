@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.linear_maps import linear_map
-from sinklab.attention.names import named_modules
+from sinklab.attention.modules import linear_map, named_modules
 from sinklab.errors import UnsupportedModelError
 
 __all__ = ["Block", "Structure", "Sublayer", "Tap", "find_structure", "hooked", "is_experts", "is_linear"]
