@@ -164,28 +164,3 @@ def test_a_cluster_that_has_gone_is_refused_before_anything_is_prepared(
     cells = make_cells(short(text), {"lr": [1e-3]}, None, ())
     with pytest.raises(ConfigurationError, match="no Ray cluster answers"):
         open_store(tmp_path / "store", {cell.name: cell for cell in cells}, cache, ray="auto", progress=False)
-
-
-def test_without_any_cluster_auto_says_so_before_anything_is_prepared(text, cache, tmp_path, monkeypatch):
-    pytest.importorskip("ray")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
-    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda temp_dir: None)
-    monkeypatch.setattr(driver, "prepare_texts", mock.Mock(side_effect=AssertionError("texts were encoded")))
-    with pytest.raises(
-        ConfigurationError,
-        match=r"`ray` auto: no Ray cluster answers \(Could not find any running Ray instance\..*start one with",
-    ):
-        run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", cache=cache, progress=False)
-    assert not (tmp_path / "sweep").exists()
-
-
-def test_where_no_cluster_listens_is_found_out_at_once(text, cache, tmp_path):
-    pytest.importorskip("ray")
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else's, and nobody there
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(
-            ConfigurationError, match=rf"`ray` {address}: no Ray cluster answers \(.*refused.*\); start one with"
-        ):
-            run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray=address, cache=cache, progress=False)

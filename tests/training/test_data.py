@@ -392,13 +392,6 @@ def test_a_corpus_that_never_ends_needs_a_number_of_tokens(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_progress_is_told_of_every_stage(tmp_path, corpus):
-    seen = []
-    prepare_data(configuration(max_tokens=9), tmp_path, progress=lambda *report: seen.append(report))
-    assert [report for report in seen if report[0] == "encoding the training text"][-1] == ("encoding the training text", 9, 9)
-    assert {report[0] for report in seen} == {"encoding the training text", "encoding the held-out text"}
-
-
 # --- the cache among processes, and when things go wrong ---------------------------------------------------------------------
 
 
@@ -452,16 +445,6 @@ def test_a_build_that_was_killed_leaves_nothing_that_is_read(tmp_path):
     assert not list((tmp_path / "cache").glob("*.partial"))
 
 
-def test_a_build_that_fails_leaves_nothing(tmp_path):
-    def build(folder):
-        (folder / "one").write_text("1")
-        raise InputError("no text")
-
-    with pytest.raises(InputError, match="no text"):
-        cached_folder(tmp_path, "name", build)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("limit", [100, 40_000], ids=["tokenizer", "tokens"])
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_half(tmp_path, corpus, limit):
     corpus.given["train"] = LONG * 100
@@ -479,20 +462,6 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_half(tmp_path, corpus, l
     left = [path.name for path in cache.iterdir()]
     assert [name.split("-")[0] for name in left] == ([] if limit == 100 else ["tokenizer"])
     prepare_data(configuration(), cache)
-
-
-def test_a_cache_that_cannot_be_written(tmp_path, corpus):
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        InputError, match=r"the cache .*file/cache cannot be written to: Not a directory; choose another folder"
-    ):
-        prepare_data(configuration(), tmp_path / "file" / "cache")
-
-
-def test_text_of_another_user_is_not_damaged(tmp_path, corpus, forbid):
-    forbid(prepare(tmp_path).train.stream.folder / "identity.json", 0)
-    with pytest.raises(InputError, match=r"cannot be read: Permission denied; change its permissions, or choose another"):
-        prepare(tmp_path)
 
 
 def test_a_damaged_folder_is_named(tmp_path, corpus):
@@ -528,12 +497,6 @@ def test_a_damaged_folder_is_named(tmp_path, corpus):
 def test_too_little_data_says_how_much_there_is(tmp_path, corpus, settings, message):
     with pytest.raises(InputError, match=message):
         prepare(tmp_path, **settings)
-
-
-def test_no_text_at_all(tmp_path, corpus):
-    corpus.given["train"] = ["", " \n"]
-    with pytest.raises(InputError, match=r"data\.corpus 'python_source', train documents: the corpus is empty"):
-        prepare(tmp_path)
 
 
 @pytest.mark.parametrize(("policy", "role"), [({"bos": "rows", "eos": False}, "bos"), ({"bos": "none"}, "eos")])

@@ -175,17 +175,6 @@ def test_a_run_without_a_whole_checkpoint_begins_again(finished, run, tmp_path):
     pd.testing.assert_frame_equal(without_times(resumed.table), without_times(finished.table))
 
 
-def test_a_run_killed_after_its_last_checkpoint_only_saves_the_model(finished, run, tmp_path):
-    interrupted(finished, tmp_path / "run")
-    resumed = run(resume=True)
-    pd.testing.assert_frame_equal(resumed.table, finished.table)
-    assert (resumed.summary["held_out_loss"], resumed.summary["sink_rate"]) == (
-        finished.summary["held_out_loss"],
-        finished.summary["sink_rate"],
-    )
-    assert (resumed.folder / "model" / "model.safetensors").is_file()
-
-
 def test_another_configuration_is_refused_with_the_fields_that_differ(finished, run, tmp_path):
     interrupted(finished, tmp_path / "run")
     expected = (
@@ -344,13 +333,6 @@ def test_the_step_of_the_first_nan_is_known(run, monkeypatch):
     assert diverged.table[(diverged.table["metric"] == "train_loss") & (diverged.table["step"] == 8)]["value"].isna().all()
 
 
-def test_a_run_that_may_diverge_goes_on(run):
-    changes = ("optimizer.learning_rate=100", "optimizer.max_grad_norm=0", "schedule.warmup_steps=0")
-    result = run("training.stop_when_diverged=false", *changes)
-    assert result.summary["steps"] == 8
-    assert result.record["divergence"]["found_at"] < 8
-
-
 def test_a_loss_of_next_to_nothing_may_double(finished):
     book = Bookkeeper(short(Path("text")), table=None, held_out=None, tokens_per_step=1, screen=None, snapshot=None)
     book.trainer = SimpleNamespace(losses=[])
@@ -421,18 +403,6 @@ def test_a_divergence_before_the_stop_is_not_forgotten(run, monkeypatch):
     assert resumed.record["resumed"][0]["from"] == "checkpoint-5"
     assert resumed.record["divergence"] == whole.record["divergence"]
     pd.testing.assert_frame_equal(without_times(resumed.table), without_times(whole.table))
-
-
-def test_a_run_that_is_stopped_while_it_diverges_goes_on(run, monkeypatch):
-    changes = ("training.stop_when_diverged=false", "optimizer.learning_rate=100", "optimizer.max_grad_norm=0")
-    changes = (*changes, "schedule.warmup_steps=0", "training.log_every=1")
-    with monkeypatch.context() as patch:
-        stopping(patch, signal.SIGINT, 7)
-        stopped = run(*changes)
-    assert stopped.record["divergence"]["found_at"] < 7
-    assert (stopped.summary["status"], stopped.summary["steps"]) == ("stopped", 7)
-    resumed = run(*changes, resume=True)
-    assert (resumed.summary["status"], resumed.summary["steps"]) == ("diverged", 8)
 
 
 def test_a_stop_with_losses_that_are_no_numbers_leaves_the_checkpoint_before(run, monkeypatch):

@@ -281,11 +281,7 @@ def _stored_content(picture: Mapping[str, Any]) -> bytes | Path | None:
 
 
 def _class(value: object, classes: Any) -> str | int | None:
-    """The class of a row by its name, or by its number where the column has no names; ``None`` where it is not known.
-
-    Args:
-        classes: the ``ClassLabel`` of the column, if it is one.
-    """
+    """The class of a row by its name, or by its number where the column has no names; ``None`` where it is not known."""
     if classes is not None and isinstance(value, int) and value >= 0:
         value = classes.int2str(value)
     return value if isinstance(value, (str, int)) and value != -1 else None

@@ -255,11 +255,7 @@ def _earlier(out: Path, cells: Mapping[str, Cell], resume: bool) -> SweepPlan | 
 def _texts_of_begun(
     earlier: SweepPlan, cells: Mapping[str, Cell], texts: Mapping[str, dict[str, str]]
 ) -> dict[str, dict[str, str]]:
-    """The hashes of what the cells that have begun read, whatever is there now.
-
-    Raises:
-        InputError: that is another text now, and a cell that has not ended would read it and be compared with them.
-    """
+    """The hashes of what the cells that have begun read, whatever is there now."""
     read = {name: text for name, text in earlier.texts.items() if (earlier.folder / name).exists()}
     left = {cell.config.data.corpus for name, cell in cells.items() if earlier.outcome(name) is None}
     for name, text in read.items():
@@ -284,14 +280,7 @@ def _planned_dtype(out: Path) -> str | None:
 
 
 def _in_one_dtype(cells: Mapping[str, Cell], planned: str | None) -> tuple[dict[str, Cell], str | None]:
-    """The cells with one dtype by name where they leave it to the machine, and that dtype; ``None`` where none does.
-
-    They are compared, and bfloat16 costs some hundredths of a nat: a sweep that moved to another machine, or runs on several,
-    would show that as a difference between its settings.
-
-    Raises:
-        ConfigurationError: a device that is not here, whose dtype is not known, with the name of the cell.
-    """
+    """The cells with one dtype by name where they leave it to the machine, and that dtype; ``None`` where none does."""
     open_cells = [cell for cell in cells.values() if cell.config.training.dtype == AUTO]
     if not open_cells:
         return dict(cells), planned

@@ -77,11 +77,7 @@ def require_cluster(address: str) -> None:
 
 
 def _place(address: str) -> str:
-    """Where Ray would look for a cluster: ``host:port``, or the address as it is.
-
-    Raises:
-        ConnectionError: nowhere, as it knows of none.
-    """
+    """Where Ray would look for a cluster: ``host:port``, or the address as it is."""
     said = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address
     if said != "auto":
         return said
@@ -232,11 +228,7 @@ def _resources(ray: ModuleType, plan: SweepPlan, name: str) -> dict[str, int]:
 
 
 def _fitting_nodes(ray: ModuleType, resources: dict[str, dict[str, int]]) -> list[Node]:
-    """Nodes that may get a cell.
-
-    Raises:
-        ConfigurationError: a cell fits none of them; it would wait for ever.
-    """
+    """Nodes that may get a cell."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
 
     def fits(node: Node, needs: dict[str, int]) -> bool:

@@ -123,11 +123,7 @@ def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Pa
 
 
 def _fetched(name: str, revision: str | None, patterns: list[str]) -> Path:
-    """The snapshot of a hub repository, with the files of these patterns.
-
-    Raises:
-        InputError: it cannot be had.
-    """
+    """The snapshot of a hub repository, with the files of these patterns."""
     try:
         # Sub-folders hold other formats of the same weights, and some are larger than the model.
         snapshot = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
@@ -139,13 +135,7 @@ def _fetched(name: str, revision: str | None, patterns: list[str]) -> Path:
 
 
 def _refusal(error: Exception, name: str, revision: str | None) -> str:
-    """Why a model could not be fetched, and what to do about it.
-
-    Args:
-        error: of huggingface_hub.
-        name: the model, as a user wrote it.
-        revision: what was asked for of it.
-    """
+    """Why a model could not be fetched, and what to do about it."""
     known = f"{_meant(name)}models that need no download: {', '.join(embedded_names())}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, GatedRepoError):
@@ -274,14 +264,7 @@ def weight_files(folder: Path, name: str) -> list[Path]:
 
 
 def _require_no_other_name(there: Collection[str], name: str) -> None:
-    """Refuse weights that are there under another name than that of the weights of a model, such as a variant.
-
-    Args:
-        there: names of the files of the directory or repository.
-
-    Raises:
-        InputError: there are some.
-    """
+    """Refuse weights that are there under another name than that of the weights of a model, such as a variant."""
     weights = re.compile(r".*\.safetensors(\.index\..*json)?")
     found = sorted(file for file in there if weights.fullmatch(file))
     if not found:
@@ -299,11 +282,7 @@ def _require_no_other_name(there: Collection[str], name: str) -> None:
 
 
 def _shards(index: Path) -> list[str]:
-    """Names of the files in an index, sorted, each once.
-
-    Raises:
-        InputError: it has no map of names, or one that leads out of the directory or to a file of another format.
-    """
+    """Names of the files in an index, sorted, each once."""
     content = read_object(index)
     weights = content.get("weight_map")
     if not isinstance(weights, dict) or not weights:

@@ -322,11 +322,7 @@ def _build(
 
 
 def _explained(error: Exception, cls: type, name: str, attn_implementation: str | None, spread: Spread) -> SinklabError | None:
-    """What is said of an error of ``from_pretrained``; ``None`` for one that is shown as it is.
-
-    A config that was changed by hand makes classes of transformers fail in every way that Python has. Those of our own class
-    are checked before, so that what it raises is a bug and is shown as one.
-    """
+    """What is said of an error of ``from_pretrained``; ``None`` for one that is shown as it is."""
     if isinstance(error, ImportError):
         return UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}")
     if isinstance(error, OSError) and error.errno is not None:

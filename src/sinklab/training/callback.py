@@ -97,9 +97,7 @@ WINDOWED_LOSS_WITHOUT_SINK = Metric(
     "windowed_loss_without_sink", "nats", "windowed_loss_with_sink when every query sees the last `window` tokens only."
 )
 SINK_LOSS_GAP = Metric(
-    "sink_loss_gap",
-    "nats",
-    "windowed_loss_without_sink - windowed_loss_with_sink: what the sinks are worth beyond the window.",
+    "sink_loss_gap", "nats", "windowed_loss_without_sink - windowed_loss_with_sink: what the sinks are worth beyond the window."
 )
 PROBES = (SinkRate, Entropy, HiddenNorm, MassiveActivation)
 READOUT = (LOSS, SINK_POSITION_RATE, WINDOWED_LOSS_WITH_SINK, WINDOWED_LOSS_WITHOUT_SINK, SINK_LOSS_GAP)
@@ -303,12 +301,7 @@ def measuring(model: nn.Module) -> Iterator[tuple[PreTrainedModel, Clock]]:
 
 
 def measure_sinks(
-    model: PreTrainedModel,
-    rows: Tensor | TextRows,
-    *,
-    threshold: float = 0.3,
-    window: int = 32,
-    expected: Sinks | None = None,
+    model: PreTrainedModel, rows: Tensor | TextRows, *, threshold: float = 0.3, window: int = 32, expected: Sinks | None = None
 ) -> SinkMeasurement:
     """Find the sinks, and run the probes and the read-out over the rows once; the model should be in evaluation mode.
 

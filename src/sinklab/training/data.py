@@ -20,14 +20,7 @@ from sinklab.results.run import Progress, silent
 from sinklab.training.config import DataConfig, PretrainingConfig
 from sinklab.training.rows import RandomPositions, RowDataset, TextRows, kept_rows
 from sinklab.training.token_cache import TokenStream, cached_folder, hash_key, storing, write_stream
-from sinklab.training.tokenizer import (
-    encode,
-    hash_tokenizer,
-    load_tokenizer,
-    special_ids,
-    train_bpe,
-    vocabulary_size,
-)
+from sinklab.training.tokenizer import encode, hash_tokenizer, load_tokenizer, special_ids, train_bpe, vocabulary_size
 
 __all__ = ["PreparedData", "prepare_data"]
 

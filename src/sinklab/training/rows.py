@@ -192,11 +192,7 @@ class RowDataset(Dataset):
         }
 
     def _positions(self, begin: int, length: int, front: int) -> np.ndarray:
-        """Positions in its document of each token of a row, ``(length,)``.
-
-        Args:
-            begin: token of the stream with which the row begins, behind ``front`` tokens that belong to its document.
-        """
+        """Positions in its document of each token of a row, ``(length,)``."""
         inside = np.searchsorted(self._starts, (begin + 1, begin + length - front))
         starts = self._starts[slice(*inside)] - begin + front
         first = np.zeros(length, dtype=np.int64)  # where the document of each token begins

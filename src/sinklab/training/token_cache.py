@@ -28,11 +28,7 @@ __all__ = ["TokenStream", "cached_folder", "hash_key", "storing", "write_stream"
 
 
 class StreamIdentity(TypedDict):
-    """Which documents a stream has; ``sha256`` is that of the bytes of ``tokens.bin``.
-
-    ``characters`` are those of the tokens that it holds, special ones aside; of a text that a limit has cut, its share by
-    tokens.
-    """
+    """Which documents a stream has; ``sha256`` is that of the bytes of ``tokens.bin``."""
 
     documents: int
     characters: int
