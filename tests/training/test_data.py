@@ -293,13 +293,13 @@ def test_probe_rows_as_long_as_the_context_reach_one_token_further_without_their
 def test_probe_rows_that_cannot_be(tmp_path, corpus):
     prepared = prepare(tmp_path)
     with pytest.raises(ConfigurationError, match="probe rows of 5 tokens are longer than those of training, 4"):
-        prepared.probe_text(1, 5).ids
+        prepared.probe_text(1, 5)
     with pytest.raises(InputError, match=r"2 probe rows of 1 held-out rows; lower watch\.samples or raise data\.held_out"):
-        prepared.probe_text(2, 4).ids
+        prepared.probe_text(2, 4)
     fixed = prepare(tmp_path, bos="none", fixed_position=0, fixed_token=30)
     assert fixed.probe_text(1, 3).ids[0, 0] == 30
     with pytest.raises(ConfigurationError, match=r"watch\.bos puts a token at position 0, where data\.fixed_position"):
-        fixed.probe_text(1, 3, bos=True).ids
+        fixed.probe_text(1, 3, bos=True)
 
 
 # --- the same for everybody ------------------------------------------------------------------------------------------------
@@ -509,7 +509,7 @@ def test_a_tokenizer_without_the_token_that_is_asked_for(tmp_path, corpus, polic
     assert rows(without) == ["abcd", "efgh", "ijkl"]
     if role == "bos":
         with pytest.raises(ConfigurationError, match="no beginning-of-sequence token; set watch"):
-            without.probe_text(1, 2, bos=True).ids
+            without.probe_text(1, 2, bos=True)
 
 
 def test_the_width_of_an_id_follows_the_vocabulary(tmp_path):
