@@ -1,4 +1,4 @@
-"""Rules of visibility, their bounds and tiles: the drawn masks, states that never claim more than the block shows, and counts."""
+"""Rules of visibility, their bounds and tiles: the drawn masks, counts, and states that claim no more than the block."""
 
 from __future__ import annotations
 
