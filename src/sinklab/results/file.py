@@ -219,11 +219,7 @@ def _remove_if_dead(path: Path) -> None:
 
 
 def _rename_to_new(temporary: Path, path: Path) -> None:
-    """Rename, unless there is something at the new name, which rename alone would replace.
-
-    Raises:
-        FileExistsError: there is.
-    """
+    """Rename, unless there is something at the new name, which rename alone would replace."""
     try:
         os.link(temporary, path)
     except FileExistsError:

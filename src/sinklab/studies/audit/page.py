@@ -260,13 +260,7 @@ def _own_sinks(
     received: NDArray[np.float64] | None,
     candidates: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Each head's own sink position; the model's strongest where the head has none. ``(modules, num_heads)``.
-
-    Of a sink that is several positions together, it is the one that gets most of the head.
-
-    Args:
-        candidates: of :func:`candidates_of`.
-    """
+    """Each head's own sink position; the model's strongest where the head has none. ``(modules, num_heads)``."""
     main = audit.found.main
     column = audit.found.column or 0
     own = np.full((len(audit.numbers.grid), audit.numbers.num_heads), column, dtype=np.int64)

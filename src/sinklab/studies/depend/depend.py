@@ -196,11 +196,7 @@ def _check_arguments(tasks: Sequence[str | Task], bos: str, items: int, level: f
 
 
 def _front(bos: str, encoder: Encoder) -> int:
-    """Tokens in front.
-
-    Raises:
-        ConfigurationError: a model without such a token.
-    """
+    """Tokens in front."""
     if encoder.bos_token_id is None and BOS.get(bos):
         raise ConfigurationError(f"`bos` {bos}: this model has no beginning-of-sequence token; use `bos` none")
     return BOS.get(bos, int(encoder.adds_bos))
@@ -228,10 +224,7 @@ def _as_given(registry: Registry[Any], plugins: Sequence[str | Task | Policy]) -
 
 
 def _with_corpus(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
-    """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone.
-
-    They stay text, which a command line can name again.
-    """
+    """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone."""
     from sinklab.registry import spelled
     from sinklab.registry import tasks as registry
 

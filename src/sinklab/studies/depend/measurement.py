@@ -169,10 +169,7 @@ def text_warnings(loaded: LoadedModel, prepared: Prepared, contenders: Contender
 
 
 def _repeats(prepared: Prepared) -> str:
-    """Where many texts are scored on tokens that others are scored on, too.
-
-    Of a task whose answers are the text itself; answers that are drawn are independent whatever text stands around them.
-    """
+    """Where many texts are scored on tokens that others are scored on, too."""
     assert prepared.own is not None
     if prepared.own.score != "log_likelihood":
         return ""
