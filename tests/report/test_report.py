@@ -22,9 +22,16 @@ from sinklab.results.blocks import percent
 from sinklab.results.html import framed
 from sinklab.results.record import to_json
 from sinklab.results.table import write_table
-from sinklab.studies.audit.figures import headline, layer_figures, layer_table
 from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
+from sinklab.studies.audit.page import (
+    FRAME_BUDGET,
+    PAGE_BUDGET,
+    frame_report,
+    headline,
+    layer_figures,
+    layer_table,
+    write_report,
+)
 
 
 def page_data(path: Path) -> dict:

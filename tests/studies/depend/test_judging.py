@@ -10,8 +10,7 @@ import scipy.special
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import function_over_items, mean_over_items, means_over_items
-from sinklab.studies.depend.judge import effective_length, judge, measure_dependence, useful_context
-from sinklab.studies.depend.measurement import _score
+from sinklab.studies.depend.measurement import _score, effective_length, judge, measure_dependence, useful_context
 
 RULES = {"minimal_effect": 0.05, "chance": 0.1, "scale": 1.0}
 
