@@ -219,14 +219,6 @@ class TestMissing:
         with pytest.raises(InputError, match=r"run\.json is not there; is .* the output directory of a finished run"):
             write_report(tmp_path)
 
-    def test_a_table_without_its_columns(self, tmp_path: Path) -> None:
-        import pandas as pd
-
-        folder = write_audit(tmp_path / "a", layers=2, seq_len=16)
-        pd.DataFrame({"value": [1.0]}).to_parquet(folder / "table.parquet")
-        with pytest.raises(ResultError, match="does not follow the schema: without run_id"):
-            write_report(folder)
-
     def test_maps_that_do_not_belong_together(self, tmp_path: Path) -> None:
         from safetensors.numpy import save_file
 

@@ -26,25 +26,8 @@ def printed(width: int) -> list[str]:
     ("width", "lines"),
     [
         (52, ["verdict         statement", "not reproduced  sinks are at the first of all tokens"]),
-        (
-            32,
-            [
-                "verdict         statement",
-                "not reproduced  sinks are at the",
-                "                first of all",
-                "                tokens",
-            ],
-        ),
-        (
-            25,
-            [
-                "verdict         statement",
-                "not reproduced  sinks are",
-                "                at the",
-                "                first of",
-                "                all",
-            ],
-        ),
+        (32, ["verdict         statement", "not reproduced  sinks are at the", f"{'':16}first of all", f"{'':16}tokens"]),
+        (25, ["verdict         statement", "not reproduced  sinks are", f"{'':16}at the", f"{'':16}first of", f"{'':16}all"]),
         (24, ["not reproduced", "  statement: sinks are", "at the first of all", "tokens"]),
     ],
 )

@@ -253,14 +253,14 @@ def _head_map(block: HeadMap) -> str:
         for row in range(heads)
     )
     key = "".join(
-        f'<div><dt><i class="l-{escape(kind)}" aria-hidden="true">{escape(letter)}</i>{with_code(kind)}<span>{count}</span></dt>'
-        f"<dd>{with_code(meaning)}</dd></div>"
+        f'<div><dt><i class="l-{escape(kind)}" aria-hidden="true">{escape(letter)}</i>{with_code(kind)}<span>{count}</span>'
+        f"</dt><dd>{with_code(meaning)}</dd></div>"
         for kind, letter, count, meaning in block.legend
     )
     return (
         f'<div class="labelled"><div class="scroll" tabindex="0" role="region" aria-label="{escape(block.title)}">'
-        f'<table class="label-map{" dense" if layers > 20 else ""}"><caption>{with_code(block.title)}: layers across, heads down'
-        f"</caption><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<table class="label-map{" dense" if layers > 20 else ""}"><caption>{with_code(block.title)}: layers across, heads'
+        f" down</caption><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         f'<dl class="label-key">{key}</dl></div>'
     )
 

@@ -262,7 +262,7 @@ def _head_numbers(audit: Audit) -> list[dict[str, Any]]:
 
 
 def candidates_of(audit: Audit) -> NDArray[np.int64]:
-    """Of each module, the positions up to the last one that half of the queries see, ``(modules,)``: those that can be sinks."""
+    """Of each module, positions up to the last one that half of the queries see, ``(modules,)``: those that can be sinks."""
     known = {name: count for view in audit.views for name, count in view.found.candidates_by_module.items()}
     return np.array([known.get(row.module, audit.found.candidate_positions) for row in audit.numbers.grid], dtype=np.int64)
 
