@@ -401,10 +401,7 @@ FAMILIES = {
     "bert": (T.BertForMaskedLM, T.BertConfig(**SIZES, pad_token_id=2)),  # post-norm
     "albert": (T.AlbertForMaskedLM, T.AlbertConfig(**SIZES, **ENDS, embedding_size=16)),  # one layer, called twice
     "mixtral": (T.MixtralForCausalLM, T.MixtralConfig(**SIZES, **ENDS, num_key_value_heads=2, num_local_experts=4)),
-    "gpt_oss": (
-        T.GptOssForCausalLM,
-        T.GptOssConfig(**SIZES, **ENDS, num_local_experts=4, head_dim=8, num_key_value_heads=2),
-    ),
+    "gpt_oss": (T.GptOssForCausalLM, T.GptOssConfig(**SIZES, **ENDS, num_local_experts=4, head_dim=8, num_key_value_heads=2)),
 }
 
 
