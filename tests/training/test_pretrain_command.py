@@ -117,7 +117,4 @@ def test_the_card_of_a_training_says_what_the_run_says(finished):
     assert data.model_name == finished.record["name"]
     loss, rate = (finished.summary[name] for name in ("held_out_loss", "sink_rate"))
     assert {result.metric_type: result.metric_value for result in data.eval_results} == {"held_out_loss": loss, "gu2024": rate}
-    assert f"| loss, nats per held-out token | {loss:.3f} |" in done.stdout
-    assert "| sink rate at the first position, threshold 0.3 (Gu et al. 2024, arXiv 2410.10781) | " in done.stdout
-    assert "One training, seeds: initialisation 0, data 0" in done.stdout
     assert finished.record["weights_sha256"][:16] in done.stdout
