@@ -43,7 +43,7 @@ from sinklab_claims.variants import (
     without_bos_in_front,
 )
 
-__all__ = ["SameOrder", "on_the_first_text", "rates", "tune"]
+__all__ = ["SameOrder", "rates"]
 
 gu = of_paper("gu2024", "Gu et al. 2024 (arXiv 2410.10781)")
 

@@ -47,7 +47,7 @@ from sinklab_claims.variants import (
     position,
 )
 
-__all__ = ["RATES", "ExcessOfOldest", "as_trained", "excess_weights"]
+__all__ = ["ExcessOfOldest", "as_trained", "excess_weights"]
 
 gu = of_paper(
     "gu2024", "Gu et al. 2024 (arXiv 2410.10781)", bases=("no-bos", "bos"), read_outs=("sinks",), presupposes=(has_sink(),)
@@ -541,8 +541,5 @@ def massive_activations_need_a_sink() -> Fields:
         variants=(UNCHANGED, *without, *with_them),
         read_outs=("norms",),
         presupposes=(has_massive(),),
-        parts=(
-            *(has_no_massive(variant.label) for variant in without),
-            *(has_massive(variant.label) for variant in with_them),
-        ),
+        parts=(*(has_no_massive(variant.label) for variant in without), *(has_massive(variant.label) for variant in with_them)),
     )

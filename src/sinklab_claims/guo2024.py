@@ -16,7 +16,7 @@ from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.variants import Fields, of_paper
 
-__all__ = ["backcopy_dormant", "backcopy_dormant_among_heads", "copy_head", "sgd_keeps_the_sink"]
+__all__ = ["copy_head"]
 
 guo = of_paper("guo2024", "Guo et al. 2024 (arXiv 2410.13835)")
 

@@ -17,7 +17,7 @@ from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.streaming.base import Reader
 
-__all__ = ["Question", "line_stream", "right_digits"]
+__all__ = ["line_stream", "right_digits"]
 
 BEFORE_LABEL, BEFORE_CONTENT, END = "line ", ": REGISTER_CONTENT is ", "\n"
 QUESTION = "Recall line "

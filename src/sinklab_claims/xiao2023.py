@@ -351,7 +351,7 @@ def line_breaks_as_sinks() -> Fields:
         costs=NOT_OF_TRAININGS,
         evidence={
             "tiny": f"{DRAWS['tiny']}. Every row of its training began with BOS, which the line breaks replace: they are "
-            "no better than no sinks, in three draws by 0.006 to 0.026 nats worse",
+            "no better than no sinks, in three draws by 0.006 to 0.026 nats worse"
         },
     )
 

@@ -29,7 +29,7 @@ from sinklab_claims.models import MODELS, READ_IN_SECONDS, embedded_model, model
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.variants import Fields, has_sink, of_paper
 
-__all__ = ["CACHES", "LINES", "Shares", "content_of_checkpoint", "freed", "lookup_of_checkpoint"]
+__all__ = ["CACHES", "LINES", "Shares", "content_of_checkpoint", "freed"]
 
 xiao = of_paper("xiao2023", "Xiao et al. 2023 (arXiv 2309.17453)")
 

@@ -20,7 +20,7 @@ from sinklab_claims.numbers.attention import batches, first_rows, look
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import ROTARY, Fields, has_sink, of_paper, without_bos_in_front
 
-__all__ = ["COUNT", "Behind", "false_sinks"]
+__all__ = ["COUNT", "false_sinks"]
 
 yona = of_paper("yona2025", "Yona et al. 2025 (arXiv 2503.08908)")
 
@@ -61,9 +61,7 @@ METRICS = (
     ),
     *(
         Metric(
-            f"cost_of_{kind}",
-            "nats",
-            f"Next-token loss behind eight {what}, less that behind eight tokens of another text.",
+            f"cost_of_{kind}", "nats", f"Next-token loss behind eight {what}, less that behind eight tokens of another text."
         )
         for kind, what in KINDS.items()
         if kind != "text"

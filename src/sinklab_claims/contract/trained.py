@@ -22,17 +22,7 @@ from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import weights_sha256
 from sinklab.training.rows import TextRows
 
-__all__ = [
-    "LONG",
-    "Checkpoint",
-    "Kind",
-    "MeasuredModel",
-    "Reads",
-    "TrainedModel",
-    "kind_of",
-    "not_about",
-    "rows_read",
-]
+__all__ = ["Checkpoint", "Kind", "MeasuredModel", "Reads", "TrainedModel", "kind_of", "not_about", "rows_read"]
 
 
 class MeasuredModel(abc.ABC):

@@ -28,14 +28,10 @@ from sinklab_claims.contract.trained import MeasuredModel
 from sinklab_claims.numbers.declared import gives
 
 __all__ = [
-    "ATTENTION",
     "CARRYING",
     "FIRST_ATTENTION",
     "SAMPLES",
-    "SEQ_LEN",
     "THRESHOLD",
-    "CarriedRate",
-    "EffectiveWeight",
     "FirstToken",
     "attention_numbers",
     "batches",
@@ -46,7 +42,6 @@ __all__ = [
     "inputs",
     "look",
     "sinks",
-    "sum_by_document",
 ]
 
 FIRST_POSITIONS = 4
@@ -66,9 +61,7 @@ FIRST_ATTENTION = Metric(
     range=FRACTION,
 )
 FIRST_MASS = Metric(
-    "first_mass",
-    "weight",
-    "first_attention by the weights as the operation gives them, not divided by the sum of their row.",
+    "first_mass", "weight", "first_attention by the weights as the operation gives them, not divided by the sum of their row."
 )
 MASS_RATE = Metric(
     "sink_rate_of_mass",

@@ -21,18 +21,7 @@ from sinklab_claims.numbers.attention import batches
 from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.quantized import quantized
 
-__all__ = [
-    "FACTOR",
-    "NOISE",
-    "SINKS",
-    "STRETCH",
-    "calibration_batches",
-    "extrapolation",
-    "int8",
-    "quantization_gap",
-    "robustness",
-    "window",
-]
+__all__ = ["NOISE", "STRETCH", "calibration_batches", "int8", "quantization_gap", "robustness", "window"]
 
 TOKENS, LEAST_ROWS = 16_384, 32
 """Tokens of held-out text behind a mean loss, and rows of it at least."""

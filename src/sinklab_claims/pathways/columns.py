@@ -8,17 +8,7 @@ from typing import Literal
 
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, declared
 
-__all__ = [
-    "COLUMNS",
-    "DECIDING",
-    "GROUPS",
-    "ON_NATURAL_TEXT",
-    "READ_OUTS",
-    "TABLES",
-    "About",
-    "Column",
-    "Source",
-]
+__all__ = ["COLUMNS", "DECIDING", "GROUPS", "ON_NATURAL_TEXT", "READ_OUTS", "TABLES", "Column", "Source"]
 
 Source = Literal["chosen", "rates", "scale", "longer", "trigger", "cost"]
 

@@ -57,11 +57,7 @@ def own_base(scale: Scale) -> Base:
 
 
 def design_of(
-    operations: Sequence[Mapping[str, object]],
-    seeds: Sequence[int],
-    scale: Scale,
-    base: Base | None,
-    rate: float | None = None,
+    operations: Sequence[Mapping[str, object]], seeds: Sequence[int], scale: Scale, base: Base | None, rate: float | None = None
 ) -> Design:
     """What is compared, checked; nothing is trained.
 

@@ -18,7 +18,7 @@ from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
 from sinklab_claims.pathways.operations import Pathway
 
-__all__ = ["LONG", "ROUNDS", "WARM_UP", "costs", "spread"]
+__all__ = ["costs", "spread"]
 
 ROUNDS, WARM_UP = 15, 2
 """Rounds that count, and rounds before them that do not."""

@@ -45,25 +45,7 @@ from sinklab_claims.pathways.operations import REFERENCE
 from sinklab_claims.pathways.runs import Choice
 from sinklab_claims.verdict.rule import MOST_LOST, Finding, judge_part
 
-__all__ = [
-    "AT_ONE_RATE",
-    "BOUNDS",
-    "MARGIN",
-    "ON_THE_PLOT",
-    "PROTOCOL",
-    "Answer",
-    "Beside",
-    "Bound",
-    "Comparison",
-    "Row",
-    "Summary",
-    "compared",
-    "judged",
-    "pareto",
-    "replacement",
-    "summarised",
-    "together",
-]
+__all__ = ["MARGIN", "PROTOCOL", "Summary", "compared", "judged", "pareto", "summarised"]
 
 Answer = Literal["yes", "no", "undecided"]
 Beside = Literal["equivalent", "better", "worse", "undecided"]

@@ -14,18 +14,7 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import operations
 from sinklab.training.config import PretrainingConfig
 
-__all__ = [
-    "DEFAULT",
-    "PUBLISHED",
-    "REFERENCE",
-    "TOLERANCE",
-    "Pathway",
-    "Published",
-    "all_settings",
-    "matched_widths",
-    "parameters_of",
-    "pathways_of",
-]
+__all__ = ["DEFAULT", "PUBLISHED", "REFERENCE", "TOLERANCE", "Pathway", "matched_widths", "parameters_of", "pathways_of"]
 
 REFERENCE = "softmax"
 """Label of the operation against which all others are judged; it has no way to do nothing but a sink."""
@@ -66,9 +55,7 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "sigmoid": Published("every weight near 0", "Gu et al. 2024 (arXiv 2410.10781); no bias, no normalisation"),
     "relu": Published(
-        "every weight exactly 0",
-        "Ran-Milo 2026 (arXiv 2603.11487); divided by i - 1",
-        lambda context: {"uncounted": 1},
+        "every weight exactly 0", "Ran-Milo 2026 (arXiv 2603.11487); divided by i - 1", lambda context: {"uncounted": 1}
     ),
     "softpick": Published("every weight exactly 0", "Zuhri et al. 2025 (arXiv 2504.20966)"),
     "sigma_reparam": Published("none; scores grow slowly", "Zhai et al. 2023 (arXiv 2303.06296)"),

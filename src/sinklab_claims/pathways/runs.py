@@ -237,14 +237,7 @@ def foreseen(design: Design) -> str:
 
 
 def train_and_read(
-    design: Design,
-    *,
-    store: Path,
-    cache: Path,
-    jobs: int | None,
-    retries: int,
-    ray: str | None,
-    progress: bool,
+    design: Design, *, store: Path, cache: Path, jobs: int | None, retries: int, ray: str | None, progress: bool
 ) -> Measurements:
     """Choose a learning rate for every operation if none is given, train what is missing in the store, and read it out.
 

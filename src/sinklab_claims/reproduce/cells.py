@@ -24,13 +24,7 @@ from sinklab.training.token_cache import hash_key
 from sinklab_claims.contract.claim import Base, Changes, Scale, Times, Variant, bases_at
 from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, base_config
 
-__all__ = [
-    "configure",
-    "make_cells",
-    "open_store",
-    "resolved_changes",
-    "train_cells",
-]
+__all__ = ["configure", "make_cells", "open_store", "resolved_changes", "train_cells"]
 
 
 NAME_LENGTH = 80

@@ -22,7 +22,7 @@ from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, Base, Claim, Sca
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Stated", "check_source", "check_word", "claim_called", "claims", "stated"]
+__all__ = ["Stated", "check_source", "check_word", "claim_called", "stated"]
 
 STATEMENTS = "statements.json"
 """What the claims of this package state, for lists that import none of them; written by :func:`write_statements`."""
@@ -44,11 +44,7 @@ class Stated:
 
 @command
 def claims(
-    names: list[str] | None = None,
-    *,
-    source: str | None = None,
-    scale: str = "tiny",
-    results: Path | None = None,
+    names: list[str] | None = None, *, source: str | None = None, scale: str = "tiny", results: Path | None = None
 ) -> Listing:
     """List published statements about sinks that can be run, with source, cost and last verdict.
 

@@ -33,7 +33,7 @@ from sinklab_claims.verdict.rule import Conclusion, judge_model, judge_models
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Subject", "opened_subject", "parse_model", "reproduce_on"]
+__all__ = ["opened_subject", "parse_model", "reproduce_on"]
 
 if TYPE_CHECKING:
     import pandas as pd
