@@ -25,9 +25,12 @@ from sinklab_claims.variants import (
     HEAD_WISE,
     KEY_BIAS,
     KEY_VALUE_BIAS,
+    LEARNED_POSITIONS,
     LONG_VALUE,
+    NO_POSITIONS,
     POST_NORM,
     RATE_AT,
+    RELATIVE_POSITIONS,
     ROTARY,
     SHORT_VALUE,
     SIGMOID,
@@ -204,14 +207,6 @@ def _with_prefix(variant: Variant) -> Variant:
     return Variant(f"{variant.label}, {PREFIX.label}", {**variant.changes, "model.prefix": CARRYING})
 
 
-def _carries(variant: Variant) -> Part:
-    return Part(f"there is a sink with {variant.label}", Value("carried_rate", variant.label), more_than=SINK)
-
-
-def _does_not_carry(variant: Variant) -> Part:
-    return Part(f"there is no sink with {variant.label}", Value("carried_rate", variant.label), less_than=SINK)
-
-
 def _carries_less(gate: Variant, softmax: Variant) -> Part:
     says = f"less is carried with {gate.label} than with {softmax.label}"
     return Part(says, Difference("carried_rate", gate.label, softmax.label), less_than=-SINK)
@@ -227,20 +222,17 @@ def objective_and_mechanism() -> Fields:
     compared is the weight that a head carries to its output, which is defined alike for all three.
     """
     sigmoid, gate = _with_prefix(SIGMOID), _with_prefix(HEAD_WISE)
+    rate_of = {of.label: Value("carried_rate", of.label) for of in (UNCHANGED, PREFIX, SIGMOID, sigmoid)}
+    plain, prefix = (Part(f"there is a sink with {of}", rate_of[of], more_than=SINK) for of in (BASELINE, PREFIX.label))
+    none = (Part(f"there is no sink with {of}", rate_of[of], less_than=SINK) for of in (SIGMOID.label, sigmoid.label))
     return dict(
         where="sections 6 and 7",
         published="Softmax 18.18, with a prefix 19 to 24 on one of its tokens, sigmoid 0.44; not crossed. A gate on each head "
         "lowers the mean weight on the first token from 0.467 to 0.073 in Qiu et al. 2025 (arXiv 2505.06708).",
         variants=(UNCHANGED, SIGMOID, HEAD_WISE, PREFIX, sigmoid, gate),
         read_outs=("carried",),
-        presupposes=(_carries(UNCHANGED),),
-        parts=(
-            _carries(PREFIX),
-            _does_not_carry(SIGMOID),
-            _does_not_carry(sigmoid),
-            _carries_less(HEAD_WISE, UNCHANGED),
-            _carries_less(gate, PREFIX),
-        ),
+        presupposes=(plain,),
+        parts=(prefix, *none, _carries_less(HEAD_WISE, UNCHANGED), _carries_less(gate, PREFIX)),
     )
 
 
@@ -353,13 +345,7 @@ def position_schemes() -> Fields:
     the paper describes; its release added the number of the bucket itself to the scores (``bucket_index``), to which the
     published 35.53 belongs.
     """
-    named = {
-        "no positions": "no_position",
-        "sinusoid": "sinusoid",
-        "learned positions": "learned",
-        "relative positions": "relative",
-    }
-    schemes = (*(position(label, name) for label, name in named.items()), ALIBI, ROTARY)
+    schemes = (NO_POSITIONS, position("sinusoid", "sinusoid"), LEARNED_POSITIONS, RELATIVE_POSITIONS, ALIBI, ROTARY)
     return dict(
         where="table 3",
         published="Sink rates: none 20.35, sinusoid 32.73, learned 33.13, relative 35.53, ALiBi 20.78, rotary 18.18.",
@@ -454,10 +440,8 @@ def shared_biases() -> Fields:
 
     Shared across the heads of a layer, against one for each head.
     """
-    key, both = (
-        operation("key bias, shared", "key_bias", shared=True),
-        operation("key-value bias, shared", "key_value_bias", shared=True),
-    )
+    key = operation("key bias, shared", "key_bias", shared=True)
+    both = operation("key-value bias, shared", "key_value_bias", shared=True)
     keeps = "the first token keeps more when key and value are shared"
     return dict(
         where="section 7",

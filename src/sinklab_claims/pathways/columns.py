@@ -34,13 +34,10 @@ GROUPS: Mapping[Source, str] = {
 }
 
 
-READ_OUTS: Mapping[Source, tuple[str, ...]] = {
+READ_OUTS: Mapping[Source, tuple[str, ...]] = dict.fromkeys(GROUPS, ()) | {
     "chosen": ("sinks", "effective", "training", "norms", "outliers", "int8", "window", "robustness"),
-    "rates": (),
     "scale": ("carried", "window"),
     "longer": ("extrapolation",),
-    "trigger": (),
-    "cost": (),
 }
 """What is read from the models of each training, beside how it ended."""
 
@@ -71,8 +68,10 @@ METRICS = (
     Metric("trigger_error", "coordinate", "Largest error on fresh sequences of the trigger task.", over_seeds="max"),
     Metric("train_time", "ratio", "Time of forward and backward over softmax's, at the scale's context."),
     Metric("forward_time", "ratio", "Time of forward over softmax's, at the scale's context."),
-    Metric("train_time_long", "ratio", "train_time at 1,024 tokens or the context, if it is longer."),
-    Metric("forward_time_long", "ratio", "forward_time at 1,024 tokens or the context, if it is longer."),
+    *(
+        Metric(f"{name}_long", "ratio", f"{name} at 1,024 tokens or the context, if it is longer.")
+        for name in ("train_time", "forward_time")
+    ),
     Metric("parameters", "ratio", "Number of parameters over softmax's, after matching."),
 )
 """Numbers of the comparison alone; the others are those of trainings and read-outs."""
@@ -80,12 +79,9 @@ METRICS = (
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One number of every operation.
+    """One number of every operation: its metric, and the table and heading under which it stands.
 
     Args:
-        name: of its metric.
-        heading: in tables for people.
-        about: the table that it stands in.
         read: metric that it is read from, in another training; the same as ``name`` if empty.
         form: format of the number.
         natural: whether it is there of natural text alone.
@@ -156,14 +152,8 @@ COLUMNS: tuple[Column, ...] = (
 """In the order of the table."""
 
 DECIDING = (
-    "held_out_loss",
-    "scale_rate_loss",
-    "scale_rate_sink",
-    "scale_rate_window",
-    "effective_sink_rate",
-    "hidden_ratio",
-    "window_gap",
-    "int8_gap",
+    *("held_out_loss", "scale_rate_loss", "scale_rate_sink", "scale_rate_window"),
+    *("effective_sink_rate", "hidden_ratio", "window_gap", "int8_gap"),
 )
 """Columns on which the answers rest."""
 

@@ -48,24 +48,14 @@ TRIGGER = "trigger"
 
 
 def own_base(scale: Scale) -> Base:
-    """What rows begin with if nothing is said: no BOS where the scale has that.
-
-    Decoders of most of the papers that propose the operations read no BOS, and with one in every row a place to rest is there
-    whatever the operation offers.
-    """
+    """What rows begin with by default: no BOS where the scale has that, since BOS is a place to rest whatever the operation."""
     return bases_at(scale, ("no-bos", "bos"))[0]
 
 
 def design_of(
     operations: Sequence[Mapping[str, object]], seeds: Sequence[int], scale: Scale, base: Base | None, rate: float | None = None
 ) -> Design:
-    """What is compared, checked; nothing is trained.
-
-    Raises:
-        UnknownNameError: no such operation.
-        ConfigurationError: no seeds, seeds twice, or one on which rates are chosen; operations twice; no such scale, or a base
-            that it does not have; an operation whose parameters cannot be matched; a rate that is no positive number.
-    """
+    """What is compared, checked; nothing is trained. Raises as :func:`~sinklab_claims.pathways.pathways.pathways`."""
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(f"pathways: seeds {list(seeds)}; expected one or more, and none twice")
     if scale not in SCALES:
@@ -101,24 +91,15 @@ def run_pathways(
     stages: Progress = silent,
     say: Callable[[str], None] | None = None,
 ) -> Result:
-    """Compare operations, or go on with a comparison.
+    """Compare operations, or go on with a comparison: :func:`~sinklab_claims.pathways.pathways.pathways` with all options read.
 
-    Every operation gets the learning rate, of five, that is best on the seeds of the selection. At this rate it is trained on
-    the seeds of the evaluation, besides at the scale's rate, and on the first three with ALiBi positions. With ``rate`` the
-    trainings of the evaluation at that rate are all, without the trigger task. What the store has is
-    not trained or read again, whichever command put it there; the trigger task goes on in ``out/trigger``. The cost is measured
-    anew. ``out`` gets ``table.parquet``, ``run.json`` and ``pathways.md`` when all is done.
+    The trigger task (``problem``, by default the published one) goes on in ``out/trigger``; the cost is measured anew. ``out``
+    gets its files when all is done.
 
     Args:
-        operations, seeds, scale, base, rate, out, store, jobs, ray, retries, cache: as in
-            :func:`~sinklab_claims.pathways.pathways.pathways`, all of them read.
-        problem: the trigger task; by default the published one.
         progress: show trainings on a terminal's stderr, lines elsewhere.
         stages: called with the rest: a stage, what is done of it, and its total.
         say: called once, before anything is trained, with how much it is.
-
-    Returns, raises:
-        as :func:`~sinklab_claims.pathways.pathways.pathways`.
     """
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
@@ -137,7 +118,7 @@ def run_pathways(
             for label, values in by_label.items():
                 numbers[seed].setdefault(label, {}).update(values)
         config = base_config(scale, design.base)
-        times = costs(design.pathways, config, widths=design.widths, progress=stages)
+        times = costs(design.pathways, config, design.widths, progress=stages)
         labels = [pathway.label for pathway in design.pathways]
         natural = is_natural(scale)
         rows = judged(labels, numbers, times, measured.choices, cannot=cannot, one_rate=rate is not None, natural=natural)

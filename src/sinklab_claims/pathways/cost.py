@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
-from sinklab.errors import ConfigurationError
-from sinklab.models.architecture import Architecture
-from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.models.language_model import SinkLM
 from sinklab.results.run import Progress, silent
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
-from sinklab_claims.pathways.operations import Pathway
+from sinklab_claims.pathways.operations import Pathway, model_of
 
 __all__ = ["costs", "spread"]
 
@@ -30,11 +27,10 @@ LONG = 1024
 def costs(
     pathways: Sequence[Pathway],
     config: PretrainingConfig,
+    widths: Mapping[str, int],
     *,
-    widths: Mapping[str, int] = MappingProxyType({}),
     rounds: int = ROUNDS,
     long: int = LONG,
-    clock: Callable[[], float] = time.perf_counter,
     progress: Progress = silent,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Label to column to :func:`spread` over the rounds of the ratio to softmax in the same round; ``parameters`` has none.
@@ -44,36 +40,29 @@ def costs(
 
     Args:
         config: of the scale: its shape, batch, dtype and device.
-        widths: label to the width of the feed-forward layer, where it is not the scale's.
+        widths: label to the width of the feed-forward layer.
+        rounds: two or more.
         long: tokens of the longer rows.
-        clock: seconds that pass.
-
-    Raises:
-        ConfigurationError: fewer rounds than quartiles need.
     """
-    if rounds < 2:
-        raise ConfigurationError(f"pathways: the cost is a median with quartiles; rounds {rounds} must be at least 2")
     threads = torch.get_num_threads()
     torch.set_num_threads(config.training.threads or threads)
+    ratios_of: dict[str, dict[str, dict[str, float]]] = {pathway.label: {} for pathway in pathways}
+    context = config.model.max_position_embeddings
     try:
-        ratios_of: dict[str, dict[str, dict[str, float]]] = {pathway.label: {} for pathway in pathways}
-        context = config.model.max_position_embeddings
         for suffix, length in (("", context), ("_long", max(context, long))):
-            timed = [_Timed(pathway, config, length, clock, widths.get(pathway.label)) for pathway in pathways]
-            if not suffix:
-                for model in timed:
-                    ratio = model.parameters / timed[0].parameters
-                    ratios_of[model.label]["parameters"] = {"value": ratio, "low": ratio, "high": ratio}
+            timed = [_Timed(pathway, config, length, widths[pathway.label]) for pathway in pathways]
             for number in range(WARM_UP + rounds):
                 progress(f"rounds of {length} tokens", number, WARM_UP + rounds)
-                order = [timed[(index + number) % len(timed)] for index in range(len(timed))]
-                for model in order:
-                    model.go(keep=number >= WARM_UP)
+                for index in range(len(timed)):
+                    timed[(index + number) % len(timed)].go(keep=number >= WARM_UP)
             progress(f"rounds of {length} tokens", WARM_UP + rounds, WARM_UP + rounds)
-            for model in timed:
-                for kind in ("train_time", "forward_time"):
-                    ratios = [own / of for own, of in zip(model.seconds[kind], timed[0].seconds[kind], strict=True)]
-                    ratios_of[model.label][kind + suffix] = spread(ratios)
+            for own in timed:
+                for kind, seconds in own.seconds.items():
+                    ratios = [ours / of for ours, of in zip(seconds, timed[0].seconds[kind], strict=True)]
+                    ratios_of[own.label][kind + suffix] = spread(ratios)
+                ratio = own.model.num_parameters() / timed[0].model.num_parameters()
+                if not suffix:
+                    ratios_of[own.label]["parameters"] = {"value": ratio, "low": ratio, "high": ratio}
         return ratios_of
     finally:
         torch.set_num_threads(threads)
@@ -88,37 +77,27 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 class _Timed:
     """A model with random weights, a batch, and the seconds that it took."""
 
-    def __init__(
-        self, pathway: Pathway, config: PretrainingConfig, length: int, clock: Callable[[], float], width: int | None = None
-    ) -> None:
-        fields: dict[str, Any] = config.model.model_dump()
-        fields["intermediate_size"] = width or config.model.intermediate_size
-        fields |= {
-            "operation": pathway.operation(length),
-            "max_position_embeddings": length,
-            "vocab_size": config.data.vocab_size,
-        }
+    def __init__(self, pathway: Pathway, config: PretrainingConfig, length: int, width: int) -> None:
         device = config.training.device
         self.device = torch.device("cuda" if device == "cuda" or (device == "auto" and torch.cuda.is_available()) else "cpu")
         torch.manual_seed(0)
-        self.model = SinkLM(SinkLMConfig.from_architecture(Architecture.parse(fields))).to(self.device)
+        self.model: SinkLM = model_of(pathway, config, width, length).to(self.device)
         tokens = (config.training.micro_batch_size or config.training.batch_size) * config.model.max_position_embeddings
-        self.rows = torch.randint(config.data.vocab_size, (max(1, tokens // length), length)).to(self.device)
+        self.rows: Tensor = torch.randint(config.data.vocab_size, (max(1, tokens // length), length)).to(self.device)
         self.half = chosen_dtype(config) == "bfloat16"
-        self.label, self.clock = pathway.label, clock
-        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.label = pathway.label
         self.seconds: Mapping[str, list[float]] = {"train_time": [], "forward_time": []}
 
     def go(self, keep: bool) -> None:
         """One forward pass alone, and one with the backward pass."""
         for kind, step in (("forward_time", self._forward), ("train_time", self._train)):
             self._wait()
-            started = self.clock()
+            started = time.perf_counter()
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
                 step()
             self._wait()
             if keep:
-                self.seconds[kind].append(self.clock() - started)
+                self.seconds[kind].append(time.perf_counter() - started)
 
     def _forward(self) -> None:
         self.model.eval()

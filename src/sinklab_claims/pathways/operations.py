@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,27 +14,29 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import operations
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["DEFAULT", "PUBLISHED", "REFERENCE", "TOLERANCE", "Pathway", "matched_widths", "parameters_of", "pathways_of"]
+__all__ = [
+    "DEFAULT",
+    "PUBLISHED",
+    "REFERENCE",
+    "TOLERANCE",
+    "Pathway",
+    "matched_widths",
+    "model_of",
+    "parameters_of",
+    "pathways_of",
+]
 
 REFERENCE = "softmax"
 """Label of the operation against which all others are judged; it has no way to do nothing but a sink."""
 
-Settings = Callable[[int], Mapping[str, object]]
 
-
-@dataclasses.dataclass(frozen=True)
-class Published:
-    """How an operation is used here if nothing else is said.
-
-    Args:
-        no_op: how a head does nothing.
-        source: paper, and what is taken from it.
-        settings: tokens of the context to the settings that are not the operation's defaults; ``None`` if all are.
-    """
+class Published(NamedTuple):
+    """How an operation is used if nothing else is said: how a head does nothing, where that is from, and the settings that are
+    not the operation's defaults, by the tokens of the context."""
 
     no_op: str
     source: str
-    settings: Settings | None = None
+    settings: Callable[[int], Mapping[str, object]] | None = None
 
 
 PUBLISHED: Mapping[str, Published] = {
@@ -70,12 +72,7 @@ DEFAULT: Sequence[Mapping[str, object]] = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Pathway:
-    """One row of the comparison.
-
-    Args:
-        label: the operation's name, with the settings in brackets that were asked for.
-        fields: ``name``, and settings where some were asked for; otherwise the published ones hold.
-    """
+    """One row of the comparison: the ``name`` of an operation and the settings asked for; without, the published ones hold."""
 
     label: str
     fields: Mapping[str, object]
@@ -86,10 +83,7 @@ class Pathway:
         return PUBLISHED.get(str(self.fields["name"])) if len(self.fields) == 1 else None
 
     def operation(self, context: int) -> dict[str, object]:
-        """``name`` and settings, for rows of so many tokens; settings at their defaults are left out.
-
-        Left out, they are worded as claims word them, so that both find the same trained models.
-        """
+        """``name`` and settings for rows of so many tokens, worded as claims do: those at their defaults are left out."""
         settings = self.published.settings if self.published else None
         return {**self.fields, **(settings(context) if settings else {})}
 
@@ -163,14 +157,16 @@ def matched_widths(pathways: Sequence[Pathway], config: PretrainingConfig) -> di
     return widths
 
 
+def model_of(pathway: Pathway, config: PretrainingConfig, width: int, length: int) -> SinkLM:
+    """The model of a scale with an operation and a width of the feed-forward layer, for rows of so many tokens."""
+    fields: dict[str, Any] = config.model.model_dump()
+    fields |= {"operation": pathway.operation(length), "max_position_embeddings": length}
+    fields |= {"intermediate_size": width, "vocab_size": config.data.vocab_size}
+    return SinkLM(SinkLMConfig.from_architecture(Architecture.parse(fields)))
+
+
 def parameters_of(pathway: Pathway, config: PretrainingConfig, width: int) -> int:
     """Learned numbers of the model with an operation and a width, tied ones counted once; nothing is allocated."""
-    fields: dict[str, Any] = config.model.model_dump()
-    fields |= {
-        "operation": pathway.operation(config.model.max_position_embeddings),
-        "intermediate_size": width,
-        "vocab_size": config.data.vocab_size,
-    }
     with torch.device("meta"):
-        model = SinkLM(SinkLMConfig.from_architecture(Architecture.parse(fields)))
+        model = model_of(pathway, config, width, config.model.max_position_embeddings)
     return sum(parameter.numel() for parameter in model.parameters())
