@@ -13,9 +13,8 @@ from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Ratio, Value
-from sinklab_claims.contract.trained import MeasuredModel
+from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.numbers.attention import attention_numbers
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import UNCHANGED, Fields, has_no_sink, has_sink, of_paper, without_bos_in_front
 
 __all__ = ["without_bos"]

@@ -45,10 +45,7 @@ SAME = 0.02
 @claims.register("int8_gap_falls")
 @bondarenko
 def int8_gap_falls() -> Fields:
-    """Gated heads take away most of what quantisation to eight bits after training costs a plain model.
-
-    Weights and activations in eight bits after training, each loss against the same model's in floating point.
-    """
+    """Gated heads take away most of what quantisation to eight bits after training costs a plain model."""
     gated = Variant("gated heads", {"model.operation": {"name": "gated_heads", "opening": 0.25}})
     return dict(
         where="Table 2",

@@ -22,9 +22,8 @@ from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
-from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
 from sinklab_claims.numbers.attention import first_rows, look, sinks
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.losses import window
 from sinklab_claims.numbers.norms import norms
 from sinklab_claims.variants import Fields, has_sink, of_paper
@@ -134,11 +133,7 @@ def _caught(modules: dict[str, nn.Module], outputs: dict[str, Tensor]) -> Iterat
 
 
 def _key_maps(anatomy: Anatomy) -> dict[str, nn.Module]:
-    """The map to the keys of every attention module.
-
-    Raises:
-        DoesNotApply: keys come from one map with queries and values.
-    """
+    """The map to the keys of every attention module."""
     maps = {}
     for name, module in anatomy.attention.items():
         found = [child for called, child in module.named_children() if called in ("k_proj", "key", "k")]

@@ -19,11 +19,10 @@ from sinklab_claims.barbero2025 import without_bos
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Times, Variant
 from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Value
 from sinklab_claims.contract.scales import base_called
-from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
 from sinklab_claims.gu2024_pretraining import rate
 from sinklab_claims.models import EMBEDDED, READ_IN_SECONDS, numbers_of
 from sinklab_claims.numbers.attention import SAMPLES, look
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import (
     ALIBI,
     FIXED,
@@ -108,10 +107,7 @@ def norms_of_both(seed: int, scale: Scale) -> Numbers:
 @gu
 def norms_of_a_deeper_model() -> Fields:
     """The sink token has a large hidden state, a small key and value, and an angle that draws queries, in a model of six
-    layers.
-
-    What ``hidden_key_value_norms`` says, of six layers of two heads and rotary positions, trained for longer.
-    """
+    layers."""
     return dict(
         where="section 3.1",
         published=PUBLISHED_NORMS,
@@ -378,10 +374,7 @@ def moved(checkpoint: Checkpoint) -> Numbers:
 @claims.register("sink_is_a_role")
 @gu
 def sink_is_a_role() -> Fields:
-    """The sink is the token that stands at one place of every row, wherever that is and whichever token it is.
-
-    Positions are changed with one token, and tokens at one position; held-out rows hold them where training rows do.
-    """
+    """The sink is the token that stands at one place of every row, wherever that is and whichever token it is."""
     follows = Part(
         "with BOS a quarter into the row the sink is there, and not at position 0",
         Difference("at_bos_moved", BASELINE, BASELINE, "at_first_moved"),

@@ -16,9 +16,8 @@ from sinklab.results.metric import PERCENTAGE, Metric
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import BASELINE, Changes, Part, Times, Variant
 from sinklab_claims.contract.effect import Difference, Extreme, Slope, Value
-from sinklab_claims.contract.trained import TrainedModel
+from sinklab_claims.contract.trained import TrainedModel, gives
 from sinklab_claims.numbers.attention import CARRYING, attention_numbers, first_rows
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import (
     ALIBI,
     FIXED,
@@ -120,10 +119,7 @@ def learning_rate() -> Fields:
 @claims.register("fixed_token")
 @gu
 def fixed_token() -> Fields:
-    """A token fixed at the first, second or third position of every row has the sink there and nowhere else.
-
-    The same token at the first, second and third position; held-out rows hold it where training rows do.
-    """
+    """A token fixed at the first, second or third position of every row has the sink there and nowhere else."""
     places = range(len(FIXED))
     return dict(
         where="section 5",
@@ -176,10 +172,7 @@ def as_trained(trained: TrainedModel) -> dict[str, float]:
 @claims.register("random_first_tokens")
 @gu
 def random_first_tokens() -> Fields:
-    """A random first token in every training row strengthens the sink; with two, it moves to the second.
-
-    Uniformly drawn tokens in place of the first, or the first two, of every row, of those too that sinks are measured on.
-    """
+    """A random first token in every training row strengthens the sink; with two, it moves to the second."""
     labels = (NO_BOS.label, ONE.label, TWO.label)
     moves = Difference("sink_rate_1_as_trained", TWO.label, TWO.label, "sink_rate_as_trained")
     return dict(
@@ -311,10 +304,7 @@ def _window_of(divisor: int) -> Variant:
 @gu
 def window_attention() -> Fields:
     """With a large window the sink is on the first token of the text and not on the first inside the window; a small window
-    prevents it.
-
-    Windows of a half and of a sixteenth of the context, in training and after it.
-    """
+    prevents it."""
     large, small = _window_of(2), _window_of(16)
     first, inside = "excess_of_first", "excess_inside"
     without = "without a window the first token has a sink at the queries of the large one"
@@ -357,10 +347,7 @@ def position_schemes() -> Fields:
 @claims.register("norm_placement")
 @gu
 def norm_placement() -> Fields:
-    """The sink appears under post-norm as it does under pre-norm.
-
-    Post-norm against the pre-norm of the baseline, each at a rate at which it learns.
-    """
+    """The sink appears under post-norm as it does under pre-norm."""
     return dict(
         where="section 7",
         published="Sink rate 13.54 under post-norm, 18.18 under pre-norm.",
@@ -373,10 +360,7 @@ def norm_placement() -> Fields:
 @claims.register("feed_forward")
 @gu
 def feed_forward() -> Fields:
-    """The sink appears with every activation of the feed-forward layers, gated or not.
-
-    Two plain activations and a gated one besides the baseline's SwiGLU, at the same width.
-    """
+    """The sink appears with every activation of the feed-forward layers, gated or not."""
     activations = ("relu", "gelu", "geglu")
     return dict(
         where="section 7",
@@ -436,10 +420,7 @@ def fixed_value_of_bias() -> Fields:
 @claims.register("shared_biases")
 @gu
 def shared_biases() -> Fields:
-    """A key bias that heads share takes the sink whole; a shared key-value bias leaves some on the first token.
-
-    Shared across the heads of a layer, against one for each head.
-    """
+    """A key bias that heads share takes the sink whole; a shared key-value bias leaves some on the first token."""
     key = operation("key bias, shared", "key_bias", shared=True)
     both = operation("key-value bias, shared", "key_value_bias", shared=True)
     keeps = "the first token keeps more when key and value are shared"
@@ -513,10 +494,7 @@ def sigmoid_has_no_sink() -> Fields:
 @gu
 def massive_activations_need_a_sink() -> Fields:
     """Key biases, key-value biases and sigmoid attention leave no massive activations; a value bias or a key bias with a long
-    fixed value, does.
-
-    Biases that take the sink and sigmoid attention, against a value bias and a key bias that has to carry a long value.
-    """
+    fixed value, does."""
     without, with_them = (KEY_BIAS, KEY_VALUE_BIAS, SIGMOID), (VALUE_BIAS, LONG_VALUE)
     return dict(
         where="section 7",

@@ -46,10 +46,7 @@ def measure(seed: int, scale: Scale) -> Numbers:
 @guo
 def backcopy_dormant() -> Fields:
     """On bigram-backcopy sequences the head copies behind triggers and is dormant elsewhere: its weight is on BOS, whose value
-    is small.
-
-    Active and dormant by weights; what the head is worth without it is recorded beside them.
-    """
+    is small."""
     return dict(
         where="section 2",
         published="One layer with one head: at triggers the weight is on the token before, elsewhere on BOS; the value of BOS "

@@ -72,11 +72,7 @@ def _configurations(check: Checks, claim: Claim) -> None:
 
 
 def _produced(check: Checks, claim: Claim) -> set[str] | None:
-    """What is measured cannot be known without measuring; of trained models the read-outs say what they give.
-
-    Returns:
-        The numbers of a trained model; ``None`` where a read-out does not declare its own.
-    """
+    """What is measured cannot be known without measuring; of trained models the read-outs say what they give."""
     trained = {variant.label for variant in claim.variants}
     produced: set[str] | None = set(ALWAYS)
     for read_out in claim.read_outs:

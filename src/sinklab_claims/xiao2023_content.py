@@ -85,11 +85,7 @@ def lookup_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
 
 
 def _looked_up(loaded: LoadedModel, seed: int, *, bos: bool, line: int = 0) -> Numbers:
-    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none.
-
-    Args:
-        line: tokens of a line; answers from lines of which a cache holds a part are left out.
-    """
+    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none."""
     budget = max(CACHES.values()) + 4
     streams = [line_stream(loaded.encoder, back, budget=budget, rows=ROWS, seed=seed, bos=bos) for back in LINES]
     numbers: dict[str, dict[str, float]] = {}
@@ -113,10 +109,7 @@ def _looked_up(loaded: LoadedModel, seed: int, *, bos: bool, line: int = 0) -> N
 @xiao
 def cliff_at_the_cache_size() -> Fields:
     """A cache with sinks does not lengthen the context: a line is looked up while it is in the cache, and not at all as soon as
-    it has left.
-
-    Two caches and three distances, as in the paper's table, on its own task made anew.
-    """
+    it has left."""
     larger, smaller = "larger cache", "smaller cache"
     score = "the score is the share of digits (chance 0.1) and not whole answers, of which a model of this size gets few"
     return dict(
@@ -234,10 +227,7 @@ def content(seed: int, scale: Scale) -> Numbers:
 def mass_thrown_on_content() -> Fields:
     """Without its sink a model misses a place for its attention and not what is said there: hidden, the sink's weight falls on
     content and the loss rises; silenced, with all weights as they were, or with its weight handed to nothing, it costs less
-    than half of that.
-
-    The same key is taken out of the denominator, or out of the numerator alone.
-    """
+    than half of that."""
     handed = "its weight handed to nothing, it costs less than half"
     return dict(
         where="section 3.1",

@@ -15,9 +15,8 @@ from sinklab.results.metric import FRACTION, Metric
 from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import OnCheckpoint, Part
 from sinklab_claims.contract.effect import Difference, Value
-from sinklab_claims.contract.trained import MeasuredModel
+from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.numbers.attention import batches, first_rows, look
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import ROTARY, Fields, has_sink, of_paper, without_bos_in_front
 
 __all__ = ["COUNT", "false_sinks"]

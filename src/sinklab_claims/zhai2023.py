@@ -15,8 +15,7 @@ from sinklab.studies.theory.entropy_bound import entropy_bound as least_entropy
 from sinklab.studies.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
 from sinklab_claims.contract.claim import BASELINE, Part, Scale, Times, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Value
-from sinklab_claims.contract.trained import TrainedModel
-from sinklab_claims.numbers.declared import gives
+from sinklab_claims.contract.trained import TrainedModel, gives
 from sinklab_claims.numbers.training import numbers_of_table
 from sinklab_claims.variants import UNCHANGED, Fields, of_paper
 
@@ -111,10 +110,7 @@ class _Entropies(Watcher):
 @claims.register("entropy_bound")
 @zhai
 def entropy_bound() -> Fields:
-    """No row of attention has less entropy than the bound that the norm of its scores gives, and some row attains it.
-
-    In any row of scores, and in every row of a trained model given the spectral norms of its maps and inputs.
-    """
+    """No row of attention has less entropy than the bound that the norm of its scores gives, and some row attains it."""
     rows = "rows of scores"
     return dict(
         where="Theorem 3.1",

@@ -24,8 +24,7 @@ from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
 from sinklab.training.rows import TextRows
-from sinklab_claims.contract.trained import MeasuredModel
-from sinklab_claims.numbers.declared import gives
+from sinklab_claims.contract.trained import MeasuredModel, gives
 
 __all__ = [
     "CARRYING",

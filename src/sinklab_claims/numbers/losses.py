@@ -16,9 +16,8 @@ from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.rows import TextRows, token_losses, windowed_losses
 from sinklab.training.trainer import stack
-from sinklab_claims.contract.trained import MeasuredModel, TrainedModel
+from sinklab_claims.contract.trained import MeasuredModel, TrainedModel, gives
 from sinklab_claims.numbers.attention import batches
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.quantized import quantized
 
 __all__ = ["NOISE", "STRETCH", "calibration_batches", "int8", "quantization_gap", "robustness", "window"]
