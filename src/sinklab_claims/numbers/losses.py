@@ -264,11 +264,7 @@ def int8(trained: TrainedModel) -> dict[str, float]:
 
 @torch.no_grad()
 def quantization_gap(trained: TrainedModel, *, weight_bits: int, activation_bits: int) -> tuple[float, float]:
-    """Held-out loss in nats as it is and on grids of so many bits.
-
-    Raises:
-        ConfigurationError: bits outside 2 to 16.
-    """
+    """Held-out loss in nats as it is and on grids of so many bits."""
     model = copy.deepcopy(trained.loaded.model).float()
     rows = trained.text(max(LEAST_ROWS, TOKENS // trained.context))
     coarse = quantized(model, calibration_batches(trained), weight_bits=weight_bits, activation_bits=activation_bits)

@@ -10,9 +10,9 @@ from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, declared
 
 __all__ = ["COLUMNS", "DECIDING", "GROUPS", "ON_NATURAL_TEXT", "READ_OUTS", "TABLES", "Column", "Source"]
 
-Source = Literal["chosen", "rates", "scale", "longer", "trigger", "cost"]
+Source = Literal["chosen", "rates", "scale", "longer", "trigger"]
 
-About = Literal["loss", "attention", "inside", "text", "trigger", "cost"]
+About = Literal["loss", "attention", "inside", "text", "trigger"]
 
 TABLES: Mapping[About, str] = {
     "loss": "Loss and learning rate",
@@ -20,7 +20,6 @@ TABLES: Mapping[About, str] = {
     "inside": "Activations, eight bits and windows",
     "text": "Text and lengths that it was not trained for",
     "trigger": "The trigger task",
-    "cost": "Time and parameters beside softmax",
 }
 """What a column is about, and the heading of the table that it stands in."""
 
@@ -30,7 +29,6 @@ GROUPS: Mapping[Source, str] = {
     "scale": "trained at the learning rate of the scale, on the seeds of the evaluation",
     "longer": "trained at the own rate with ALiBi positions, which do not end at the context, on three seeds of the evaluation",
     "trigger": "the trigger task of Ran-Milo 2026 (arXiv 2603.11487), one layer with one head, as published",
-    "cost": "time beside softmax, in turns, in one process; no training",
 }
 
 
@@ -66,13 +64,6 @@ METRICS = (
     ),
     Metric("trigger_steps", "steps", "Steps to the stop rule of the trigger task, or the cap."),
     Metric("trigger_error", "coordinate", "Largest error on fresh sequences of the trigger task.", over_seeds="max"),
-    Metric("train_time", "ratio", "Time of forward and backward over softmax's, at the scale's context."),
-    Metric("forward_time", "ratio", "Time of forward over softmax's, at the scale's context."),
-    *(
-        Metric(f"{name}_long", "ratio", f"{name} at 1,024 tokens or the context, if it is longer.")
-        for name in ("train_time", "forward_time")
-    ),
-    Metric("parameters", "ratio", "Number of parameters over softmax's, after matching."),
 )
 """Numbers of the comparison alone; the others are those of trainings and read-outs."""
 
@@ -143,11 +134,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("trigger_solved", "trigger", "trigger", "trigger", form=".2f"),
     Column("trigger_steps", "trigger steps", "trigger", "trigger", form=",.0f"),
     Column("trigger_error", "trigger error", "trigger", "trigger", form=".4f"),
-    Column("train_time", "train time", "cost", "cost", form=".2f"),
-    Column("forward_time", "forward time", "cost", "cost", form=".2f"),
-    Column("train_time_long", "train, long", "cost", "cost", form=".2f"),
-    Column("forward_time_long", "forward, long", "cost", "cost", form=".2f"),
-    Column("parameters", "parameters", "cost", "cost", form=".4f"),
 )
 """In the order of the table."""
 

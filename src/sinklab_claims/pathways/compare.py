@@ -7,7 +7,6 @@ import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -24,7 +23,6 @@ from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import BASES, SCALES, Base, Scale, bases_at, is_natural
 from sinklab_claims.contract.scales import base_config
 from sinklab_claims.pathways.columns import COLUMNS, GROUPS, READ_OUTS
-from sinklab_claims.pathways.cost import costs
 from sinklab_claims.pathways.judging import PROTOCOL, judged
 from sinklab_claims.pathways.operations import DEFAULT, Pathway, matched_widths, pathways_of
 from sinklab_claims.pathways.runs import (
@@ -93,8 +91,8 @@ def run_pathways(
 ) -> Result:
     """Compare operations, or go on with a comparison: :func:`~sinklab_claims.pathways.pathways.pathways` with all options read.
 
-    The trigger task (``problem``, by default the published one) goes on in ``out/trigger``; the cost is measured anew. ``out``
-    gets its files when all is done.
+    The trigger task (``problem``, by default the published one) goes on in ``out/trigger``. ``out`` gets its files
+    when all is done.
 
     Args:
         progress: show trainings on a terminal's stderr, lines elsewhere.
@@ -118,12 +116,12 @@ def run_pathways(
             for label, values in by_label.items():
                 numbers[seed].setdefault(label, {}).update(values)
         config = base_config(scale, design.base)
-        times = costs(design.pathways, config, design.widths, progress=stages)
+
         labels = [pathway.label for pathway in design.pathways]
         natural = is_natural(scale)
-        rows = judged(labels, numbers, times, measured.choices, cannot=cannot, one_rate=rate is not None, natural=natural)
+        rows = judged(labels, numbers, measured.choices, cannot=cannot, one_rate=rate is not None, natural=natural)
         run_id = new_run_id()
-        table = _long_table(design.pathways, numbers, times, config.data.corpus, run_id)
+        table = _long_table(design.pathways, numbers, config.data.corpus, run_id)
         summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, "errors": measured.errors}
         record = _record(summary, design, measured, problem, run_id)
         (out / "run.json").unlink(missing_ok=True)  # of an earlier comparison, beside whose files new ones would lie
@@ -163,27 +161,23 @@ def _was_begun(out: Path) -> bool:
 def _long_table(
     pathways: Sequence[Pathway],
     numbers: Numbers,
-    times: Mapping[str, Mapping[str, Mapping[str, float]]],
     corpus: str,
     run_id: str,
 ) -> pd.DataFrame:
     """The long table; what the seeds of the selection gave is in the record."""
     metrics = {column.name: column.metric for column in COLUMNS}
-    corpora = {column.name: {"trigger": "trigger_task", "cost": None}.get(column.source, corpus) for column in COLUMNS}
+    corpora = {column.name: "trigger_task" if column.source == "trigger" else corpus for column in COLUMNS}
     names = {pathway.label: pathway.fields["name"] for pathway in pathways}
-    rows: list[dict[str, Any]] = [
-        {"model": label, "metric": metrics[name], "seed": seed, "value": value, "corpus": corpora[name]}
+    rows = [
+        {
+            **{"model": label, "operation": names[label], "corpus": corpora[name]},
+            **{"metric": metrics[name], "seed": seed, "value": value, "count": 1},
+        }
         for seed, by_label in numbers.items()
         for label, values in by_label.items()
         for name, value in values.items()
     ]
-    rows += [
-        {"model": label, "metric": metric, "seed": None, "value": spread[end], "corpus": None}
-        for label, by_name in times.items()
-        for name, spread in by_name.items()
-        for end, metric in (("value", metrics[name]), *((end, metrics[name].bound(end)) for end in ("low", "high")))
-    ]
-    rows = [{**row, "operation": names[row["model"]], "count": 1} for row in rows]
+
     return make_table(rows, run_id=run_id, probe=PROBE)
 
 

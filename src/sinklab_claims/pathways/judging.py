@@ -99,14 +99,14 @@ speak for them, as of every bound."""
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """One number of one operation over seeds (of cost: over rounds).
+    """One number of one operation over seeds.
 
     Attributes:
-        mean: over what could be measured, of a ratio the geometric one (of cost: the median).
-        low, high: 95 % interval from three seeds on, as bounds have it (of cost: the quartiles; of rates: none); otherwise,
+        mean: over what could be measured, of a ratio the geometric one.
+        low, high: 95 % interval from three seeds on, as bounds have it (of rates: none); otherwise,
             of a few values that are all alike, and of what is proved, ``None``.
-        count: seeds with a number (of rates: those of the selection; of cost: 1).
-        method: how the interval was taken; ``None`` of cost and without one.
+        count: seeds with a number (of rates: those of the selection).
+        method: how the interval was taken; ``None`` without one.
     """
 
     mean: float
@@ -192,7 +192,6 @@ class Row:
 def judged(
     labels: Sequence[str],
     numbers: Mapping[int, Mapping[str, Mapping[str, float]]],
-    costs: Mapping[str, Mapping[str, Mapping[str, float]]],
     choices: Mapping[str, Choice] = MappingProxyType({}),
     *,
     cannot: Collection[str] = (),
@@ -207,7 +206,7 @@ def judged(
         one_rate: all were trained at one learning rate and no other, so that the numbers of the evaluation are those at it.
         natural: the text is natural, so that a window loses context, too.
     """
-    summaries = {label: summarised(label, numbers) | _of_costs(costs.get(label, {})) for label in labels}
+    summaries = {label: summarised(label, numbers) for label in labels}
     for label in cannot:  # whose seeds are no draw
         if (solved := summaries[label].get("trigger_solved")) is not None:
             summaries[label]["trigger_solved"] = dataclasses.replace(solved, low=None, high=None, method=None)
@@ -298,7 +297,3 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
         label for label, (x, y) in points.items() if not any(a <= x and b <= y and (a < x or b < y) for a, b in points.values())
     ]
     return sorted(best, key=lambda label: points[label])
-
-
-def _of_costs(costs: Mapping[str, Mapping[str, float]]) -> dict[str, Summary]:
-    return {name: Summary(number["value"], number["low"], number["high"], 1) for name, number in costs.items()}

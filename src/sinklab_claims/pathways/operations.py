@@ -21,7 +21,6 @@ __all__ = [
     "TOLERANCE",
     "Pathway",
     "matched_widths",
-    "model_of",
     "parameters_of",
     "pathways_of",
 ]
@@ -157,16 +156,11 @@ def matched_widths(pathways: Sequence[Pathway], config: PretrainingConfig) -> di
     return widths
 
 
-def model_of(pathway: Pathway, config: PretrainingConfig, width: int, length: int) -> SinkLM:
-    """The model of a scale with an operation and a width of the feed-forward layer, for rows of so many tokens."""
-    fields: dict[str, Any] = config.model.model_dump()
-    fields |= {"operation": pathway.operation(length), "max_position_embeddings": length}
-    fields |= {"intermediate_size": width, "vocab_size": config.data.vocab_size}
-    return SinkLM(SinkLMConfig.from_architecture(Architecture.parse(fields)))
-
-
 def parameters_of(pathway: Pathway, config: PretrainingConfig, width: int) -> int:
     """Learned numbers of the model with an operation and a width, tied ones counted once; nothing is allocated."""
+    fields: dict[str, Any] = config.model.model_dump()
+    fields |= {"operation": pathway.operation(config.model.max_position_embeddings)}
+    fields |= {"intermediate_size": width, "vocab_size": config.data.vocab_size}
     with torch.device("meta"):
-        model = model_of(pathway, config, width, config.model.max_position_embeddings)
+        model = SinkLM(SinkLMConfig.from_architecture(Architecture.parse(fields)))
     return sum(parameter.numel() for parameter in model.parameters())

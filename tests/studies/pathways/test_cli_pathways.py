@@ -33,7 +33,7 @@ def made(monkeypatch):
     def run(operations, **options):
         asked.update(options, operations=operations)
         numbers = {seed: {"softmax": {**GOOD, "effective_sink_rate": 30.0}, "softpick": GOOD} for seed in range(6)}
-        rows = judged(["softmax", "softpick"], numbers, {})
+        rows = judged(["softmax", "softpick"], numbers)
         summary = {
             "rows": [row.to_dict() for row in rows],
             "cannot": {"sigmoid": "why"},

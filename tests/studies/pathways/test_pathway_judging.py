@@ -34,7 +34,7 @@ def numbers(**rows):
 def answer(**changes):
     """The answer for an operation that is good but for the changes, beside a softmax that is not."""
     softmax = {**GOOD, "effective_sink_rate": 40.0, "sink_rate": 40.0, "window_gap": 0.5, "distortion": 0.502}
-    rows = judged(["softmax", "other"], numbers(softmax=softmax, other={**GOOD, **changes}), {})
+    rows = judged(["softmax", "other"], numbers(softmax=softmax, other={**GOOD, **changes}))
     return rows[1]
 
 
@@ -73,7 +73,6 @@ def test_the_loss_is_compared_by_seed():
     rows = judged(
         ["softmax", "other"],
         numbers(softmax={**GOOD, "held_out_loss": losses}, other={**GOOD, "held_out_loss": [loss + 0.01 for loss in losses]}),
-        {},
     )
     assert rows[1].findings["loss"].verdict == "reproduced"
     assert rows[1].findings["loss"].mean == pytest.approx(0.01)
@@ -83,7 +82,7 @@ def test_a_number_that_is_missing_leaves_it_open():
     assert answer(int8_gap=[0.0, 0.0, 0.0]).answer == "yes"
     found = numbers(softmax=GOOD, other=GOOD)
     del found[1]["other"]["int8_gap"]
-    assert judged(["softmax", "other"], found, {})[1].answer == "undecided"
+    assert judged(["softmax", "other"], found)[1].answer == "undecided"
 
 
 def test_neither_a_shut_gate_nor_weights_that_are_large_everywhere_are_a_sink():
@@ -134,7 +133,7 @@ def test_trainings_that_are_left_do_not_speak_for_more_than_a_quarter_that_diver
     found = numbers(softmax=GOOD, other={**GOOD, "held_out_loss": [1.949, 1.95, 1.951]})
     for seed in range(lost):
         del found[seed]["other"]["held_out_loss"]
-    row = judged(["softmax", "other"], found, {})[1]
+    row = judged(["softmax", "other"], found)[1]
     assert row.beside is not None
     assert row.beside.answer == expected
     assert row.findings["loss"].verdict == ("reproduced" if expected == "better" else "inconclusive")  # one rule for both
@@ -145,7 +144,7 @@ def test_better_only_by_its_rate():
     relu = {**GOOD, "held_out_loss": 2.0, "scale_rate_loss": 2.2, "tuning_gain": 0.2}
     losses = {factor: {1000: loss} for factor, loss in zip(FACTORS, (2.4, 2.3, 2.2, 2.1, 2.0), strict=True)}
     choices = {"relu": Choice(losses, (1000,))}
-    row = judged(["softmax", "relu"], numbers(softmax=GOOD, relu=relu), {}, choices)[1]
+    row = judged(["softmax", "relu"], numbers(softmax=GOOD, relu=relu), choices)[1]
     assert row.answer == "yes"
     assert row.beside is not None
     assert row.beside.answer == "equivalent"
@@ -174,7 +173,7 @@ def test_the_trigger_task_is_counted_and_what_is_proved_has_no_interval():
         for seed in range(8)
     }  # fmt: skip
     solved, partly, never = (
-        row.numbers["trigger_solved"] for row in judged(["softmax", "relu", "sigmoid"], found, {}, cannot={"sigmoid"})
+        row.numbers["trigger_solved"] for row in judged(["softmax", "relu", "sigmoid"], found, cannot={"sigmoid"})
     )
     assert (solved.mean, solved.low, solved.high) == (1.0, pytest.approx(0.025 ** (1 / 8)), 1.0)  # Clopper and Pearson
     assert (partly.mean, partly.low, partly.high) == (0.75, pytest.approx(0.3491, abs=1e-4), pytest.approx(0.9681, abs=1e-4))
@@ -186,7 +185,7 @@ def test_the_front_by_hand():
     assert pareto(points) == ["a", "b", "c"]
     assert pareto({"a": (1.0, 1.0), "b": (1.0, 1.0), "c": (1.0, 2.0)}) == ["a", "b"]  # equal points stay both
     softmax = {**GOOD, "held_out_loss": 1.9, "distortion": 0.5}
-    rows = judged(["softmax", "good", "bad"], numbers(softmax=softmax, good=GOOD, bad={**GOOD, "distortion": 0.6}), {})
+    rows = judged(["softmax", "good", "bad"], numbers(softmax=softmax, good=GOOD, bad={**GOOD, "distortion": 0.6}))
     assert [row.best for row in rows] == [True, True, False]
     assert "loss" not in rows[0].findings  # softmax is not compared with itself
     assert rows[0].beside is None
@@ -198,4 +197,4 @@ def test_the_trainings_that_did_not_diverge_put_no_operation_on_the_front():
         found = numbers(softmax=softmax, lucky={**softmax, "held_out_loss": 1.8, "distortion": 0.1})
         for seed in range(lost):
             found[seed]["lucky"] = {}
-        assert [row.best for row in judged(["softmax", "lucky"], found, {})] == best
+        assert [row.best for row in judged(["softmax", "lucky"], found)] == best

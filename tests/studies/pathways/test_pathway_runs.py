@@ -19,7 +19,7 @@ from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.rows import TextRows
 from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.numbers import losses as extrapolation_file
-from sinklab_claims.pathways import compare, cost, runs
+from sinklab_claims.pathways import compare, runs
 from sinklab_claims.pathways.operations import pathways_of
 from sinklab_claims.reproduce import cells, store
 
@@ -149,7 +149,6 @@ def short(monkeypatch):
     monkeypatch.setitem(runs.SELECTION_SEEDS, "tiny", (1000,))
     monkeypatch.setattr(store, "train_cells", train)
     monkeypatch.setattr(store, "run_missing", read)
-    monkeypatch.setattr(compare, "costs", lambda *given, **named: cost.costs(*given, **named, rounds=2, long=64))
 
 
 def test_the_whole_comparison(tmp_path, short):
