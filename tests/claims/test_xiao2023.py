@@ -18,11 +18,10 @@ from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
 from sinklab_claims import models
-from sinklab_claims.line_streams import line_stream
 from sinklab_claims.models import draw, keep
 from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.xiao2023 import first_tokens, late_in_a_stream
-from sinklab_claims.xiao2023_content import CACHES, LINES, Shares, freed
+from sinklab_claims.xiao2023_content import CACHES, LINES, Shares, freed, line_stream
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------
 
