@@ -121,15 +121,10 @@ def _caught(modules: dict[str, nn.Module], outputs: dict[str, Tensor]) -> Iterat
     def keep(name: str, output: Tensor | tuple[Tensor, ...]) -> None:
         outputs[name] = output[0] if isinstance(output, tuple) else output
 
-    handles = [
-        module.register_forward_hook(lambda _module, _args, output, name=name: keep(name, output))
-        for name, module in modules.items()
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        for name, module in modules.items():
+            stack.callback(module.register_forward_hook(lambda _m, _a, output, name=name: keep(name, output)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _key_maps(anatomy: Anatomy) -> dict[str, nn.Module]:
@@ -297,14 +292,9 @@ def _angle(model: MeasuredModel) -> float:
     probe = QueryKeyAngle()
     look(model.loaded.model, first_rows(model), (probe,))
     rows = [row for row in unpacked(probe.rows()) if row["metric"] == "cosine"]
-    means = []
-    for of_first in (True, False):
-        some = [
-            (row["value"], row["count"])
-            for row in rows
-            if (row["key_position"] == model.front if of_first else row["key_position"] > model.front)
-        ]
-        means.append(sum(value * count for value, count in some) / sum(count for _, count in some))
+    first = [row for row in rows if row["key_position"] == model.front]
+    later = [row for row in rows if row["key_position"] > model.front]
+    means = [sum(row["value"] * row["count"] for row in of) / sum(row["count"] for row in of) for of in (first, later)]
     return means[0] - means[1]
 
 

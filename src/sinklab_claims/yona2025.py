@@ -38,30 +38,18 @@ KINDS = {
     "repeated": "one token of the text, drawn for each row, again and again",
 }
 
+_TAKEN = (
+    "Mean share of a row on eight tokens a quarter into the text together, of the head that gives the first token most, over "
+    "the queries behind them; the eight are"
+)
+_BESIDE = "Share of that head on the first token, over the same queries, beside"
+_COST = "less that behind eight tokens of another text."
+
 METRICS = (
+    *(Metric(f"taken_by_{kind}", "fraction", f"{_TAKEN} {what}.", range=FRACTION) for kind, what in KINDS.items()),
+    *(Metric(f"first_beside_{kind}", "fraction", f"{_BESIDE} {what}.", range=FRACTION) for kind, what in KINDS.items()),
     *(
-        Metric(
-            f"taken_by_{kind}",
-            "fraction",
-            f"Mean share of a row on eight tokens a quarter into the text together, of the head that gives the first token "
-            f"most, over the queries behind them; the eight are {what}.",
-            range=FRACTION,
-        )
-        for kind, what in KINDS.items()
-    ),
-    *(
-        Metric(
-            f"first_beside_{kind}",
-            "fraction",
-            f"Share of that head on the first token, over the same queries, beside {what}.",
-            range=FRACTION,
-        )
-        for kind, what in KINDS.items()
-    ),
-    *(
-        Metric(
-            f"cost_of_{kind}", "nats", f"Next-token loss behind eight {what}, less that behind eight tokens of another text."
-        )
+        Metric(f"cost_of_{kind}", "nats", f"Next-token loss behind eight {what}, {_COST}")
         for kind, what in KINDS.items()
         if kind != "text"
     ),
