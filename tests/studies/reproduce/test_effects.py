@@ -7,6 +7,7 @@ import math
 import pytest
 
 from sinklab.errors import ConfigurationError
+from sinklab.registry import claims
 from sinklab_claims.contract.effect import Difference, Effect, Extreme, Least, Ratio, Rise, Slope, Trend, Value
 
 NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x": 2.0}, "e": {"x": 2.0}}
@@ -91,6 +92,7 @@ def test_orders_that_are_none_are_refused() -> None:
 
 def test_the_interval_of_a_share_is_for_what_is_declared_as_one():
     """A quotient of differences has the unit of a share; the values that it happens to have do not make it one."""
+    assert claims["learnable_sink"], "its file declares the quotient"
     share, signed = Value("first_attention", "a"), Value("left_by_one", "a")
     assert (share.unit, signed.unit) == ("fraction", "fraction")
     values = [0.01, 0.02, 0.06]
@@ -115,6 +117,7 @@ def test_a_slope_of_outcomes_is_no_count():
 
 
 def test_a_share_is_one_in_any_unit_and_what_compares_shares_is_none():
+    assert claims["cliff_at_the_cache_size"], "its file declares the shares"
     assert "arcsine" in Value("held by both", "a").estimate([0.1, 0.2, 0.6]).method  # of digits
     assert "arcsine" in Extreme("held by both", ("a", "b")).estimate([0.1, 0.2, 0.6]).method
     compared = (
