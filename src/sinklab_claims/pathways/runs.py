@@ -8,7 +8,6 @@ its own; what is then evaluated was not looked at.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -230,7 +229,10 @@ def train_and_read(
     Arguments and errors: :func:`sinklab_claims.reproduce.store.train_and_read`.
     """
     how: dict[str, Any] = {"cache": cache, "jobs": jobs, "retries": retries, "ray": ray, "progress": progress}
-    train = functools.partial(work.train_and_read, scale=design.scale, store=store, **how)
+
+    def train(cells: Mapping[str, Cell], read: Sequence[tuple[str, str]]) -> tuple[SweepPlan, dict[str, str]]:
+        return work.train_and_read(cells, read, scale=design.scale, store=store, **how)
+
     selection = selection_cells(design)
     choices: dict[str, Choice] = {}
     errors: dict[str, str] = {}
