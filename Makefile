@@ -81,7 +81,6 @@ reproduce: install  ## every claim at the smallest scale, and the comparison of 
 
 docs: install  ## rewrite the parts of the documents that are derived from the code
 	$(BIN)/python docs/refresh.py
-	$(BIN)/python -m tests.architectures.page
 
 site: $(VENV)/.installed-site  ## build the documentation site, strictly: build/site/index.html opens offline
 	$(BIN)/python -m docs.site.build

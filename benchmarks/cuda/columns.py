@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sinklab import measure as measure_model
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.statistics import columns
-from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
+from sinklab.attention.statistics.columns import LogSumExpCapture, column_statistics
 from sinklab.attention.visibility import Causal
 from sinklab.models.loading import wrap_model
 from sinklab.registry import operations
@@ -96,7 +96,7 @@ def rows(bench: Bench) -> None:
         with bench.attempt(f"rows ({label})"), torch.no_grad():
             calls = [make_call(bench, length, 8, 64, torch.bfloat16, seed) for seed in range(2)]
             call = calls[0]
-            with capture_log_sum_exp() as captured:
+            with LogSumExpCapture() as captured:
                 forward(call)
             way = columns._choose(dataclasses.replace(call, log_sum_exp=captured.log_sum_exp), ROWS)
             times = bench.times(
@@ -213,7 +213,7 @@ def forward(call: AttentionCall) -> Tensor:
 
 def with_statistics(call: AttentionCall, needs: frozenset[str]) -> tuple[Tensor, Statistics]:
     """The forward with whatever kernel torch takes, its log-sum-exp caught, and the statistics."""
-    with capture_log_sum_exp() as captured:
+    with LogSumExpCapture() as captured:
         output = forward(call)
     return output, column_statistics(dataclasses.replace(call, log_sum_exp=captured.log_sum_exp), needs)
 
@@ -246,7 +246,7 @@ def kernel_of(call: AttentionCall) -> str:
 
 def error(call: AttentionCall) -> tuple[float, str]:
     """Largest relative error of a column sum of two heads against float64, and the way that was taken."""
-    with capture_log_sum_exp() as captured:
+    with LogSumExpCapture() as captured:
         forward(call)
     given = dataclasses.replace(call, log_sum_exp=captured.log_sum_exp)
     found = column_statistics(given, COLUMNS).column_sum
@@ -269,7 +269,7 @@ def untouched(bench: Bench, length: int) -> float:
     worst = 0.0
     for dtype in (torch.bfloat16, torch.float32):
         call = make_call(bench, length, 8, 64, dtype, 0)
-        with capture_log_sum_exp():
+        with LogSumExpCapture():
             watched = forward(call)
         worst = max(worst, float((watched - forward(call)).abs().max()))
     return worst

@@ -123,12 +123,7 @@ def _is_free(section: type[BaseModel], path: list[str]) -> bool:
 
 
 class _FieldError(ConfigurationError):
-    """A problem with one field, which may sit in a section of a section.
-
-    Args:
-        path: names from the section that was made down to the field.
-        text: the sentence, with ``{}`` where the dotted path stands.
-    """
+    """A problem with one field, which may sit in a section of a section."""
 
     def __init__(self, path: tuple[str, ...], text: str) -> None:
         super().__init__(text.replace("{}", ".".join(path), 1))

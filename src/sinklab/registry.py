@@ -141,12 +141,7 @@ class Registry(Generic[T]):
         return " ".join((docstring or "").split("\n\n")[0].split())
 
     def __getitem__(self, name: str) -> type[T]:
-        """The class called ``name``; its file is imported on the first look-up.
-
-        Raises:
-            UnknownNameError: no such name; the message lists the known ones and suggests the nearest.
-            ContractError: its file cannot be imported, or does not register the name.
-        """
+        """The class called ``name``; its file is imported on the first look-up."""
         if name not in self._objects:
             self._require(name)
             points = self._entry_points()

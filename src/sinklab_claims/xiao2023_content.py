@@ -8,11 +8,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from sinklab.attention.accumulate import filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys, weights_on_own_keys
 from sinklab.attention.intervention import Intervention
-from sinklab.attention.probe import Watcher
+from sinklab.attention.probe import Watcher, filled
 from sinklab.attention.session import attend
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError

@@ -141,7 +141,7 @@ def test_attention_beside_the_seam_is_listed(entry: Entry) -> None:
 
 def test_linear_attention_is_listed() -> None:
     config = grouped(head_dim=8, num_local_experts=2, layer_types=["full_attention", "linear_attention"])
-    entry = Entry(id="minimax", kind="decoder", model="MiniMaxForCausalLM", config=config, calls=1)
+    entry = Entry("minimax", "decoder", "MiniMaxForCausalLM", config, 1)
     model = build(entry)
     with attend(model, probes=[], verify=True) as session:
         forward(model, batch_of(entry))

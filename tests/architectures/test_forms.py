@@ -99,8 +99,7 @@ def additive(visible: Tensor, hidden: float, dtype: torch.dtype = torch.float32)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("hidden", "dtype"),
-    [(-1e9, torch.float32), (-1e4, torch.float32), (-1e4, torch.bfloat16), (-float("inf"), torch.float32)],
+    ("hidden", "dtype"), [(-1e9, torch.float32), (-1e4, torch.float32), (-1e4, torch.bfloat16), (-float("inf"), torch.float32)]
 )
 def test_whatever_number_hides_a_key_in_a_mask_of_the_user(hidden: float, dtype: torch.dtype, backend: str) -> None:
     visible = torch.ones(LENGTH, LENGTH).tril().bool().repeat(2, 1, 1, 1)
@@ -131,7 +130,7 @@ def test_one_row_of_a_mask_is_for_every_query(hidden: float) -> None:
 
 
 def test_layoutlm_has_one_row_of_its_mask_for_every_query() -> None:
-    entry = Entry(id="layoutlm", kind="encoder", model="LayoutLMModel", config=shape(), calls=2)
+    entry = Entry("layoutlm", "encoder", "LayoutLMModel", shape())
     model, batch, recorder = build(entry), batch_of(entry, padded=True), Recorder()
     with torch.no_grad():
         expected = model(**batch, output_attentions=True).attentions

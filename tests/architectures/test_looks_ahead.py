@@ -58,7 +58,7 @@ CAUSAL = [
 
 
 def made(name: str, config: dict[str, object]) -> PreTrainedModel:
-    return build(Entry(id=name, kind="decoder", model=name, config=config, calls=2))
+    return build(Entry(name, "decoder", name, config))
 
 
 def named(case: tuple[object, ...]) -> str:

@@ -18,10 +18,10 @@ from .zoo import VOCAB, Entry, build, grouped, shape
 
 FAMILIES = (
     Entry(
-        id="gemma3n_text",
-        kind="decoder",
-        model="Gemma3nForCausalLM",
-        config=grouped(
+        "gemma3n_text",
+        "decoder",
+        "Gemma3nForCausalLM",
+        grouped(
             head_dim=8,
             intermediate_size=[48, 48],
             layer_types=["sliding_attention", "full_attention"],
@@ -32,9 +32,8 @@ FAMILIES = (
             laurel_rank=4,
             activation_sparsity_pattern=[0.0, 0.0],
         ),
-        calls=2,
     ),
-    Entry(id="deepseek_v4", kind="decoder", model="DeepseekV4ForCausalLM", config=shape(), calls=2),
+    Entry("deepseek_v4", "decoder", "DeepseekV4ForCausalLM", shape()),
 )
 every_family = pytest.mark.parametrize("entry", FAMILIES, ids=lambda entry: entry.id)
 

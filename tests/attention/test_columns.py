@@ -1,4 +1,4 @@
-"""Column statistics: the blocked, the fused and the swapped way against whole matrices, in every situation."""
+"""Column statistics: the blocked and the fused way against whole matrices, in every situation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.statistics.blocked import blocked_statistics
 from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.statistics.fused import LargeScoresError, fused_statistics
-from sinklab.attention.statistics.swapped import stock_kernel, swapped_is_exact, swapped_statistics
-from sinklab.attention.visibility import Causal, Dense, Everything, Window
+from sinklab.attention.visibility import Causal, Dense, Window
 from sinklab.errors import ConfigurationError
 
 CASES = cases()
 SOFTMAX = [n for n, (c, _) in CASES.items() if c.operation.name == "softmax" and c.softcap is None and c.bias is None]
-SWAPPED = [
-    n for n in SOFTMAX if isinstance(CASES[n][0].visible, Causal | Everything) and CASES[n][0].q_len == CASES[n][0].kv_len
-]
 
-# In float64 the three ways differ from the oracle by rounding only: 2**-53 times sums of at most 37 terms of at most 37. Under
+# In float64 the two ways differ from the oracle by rounding only: 2**-53 times sums of at most 37 terms of at most 37. Under
 # scores of a few hundred the exponent's own rounding, 2**-53 · 1000, comes on top.
 EXACT = 1e-11
 
@@ -57,18 +53,7 @@ def test_fused_equals_whole_matrices(name: str, tile: tuple[int, int], known: bo
     assert_fields(fused_statistics(call, ALL, 5, *tile), dense_oracle(call, visible, 5), EXACT)
 
 
-@pytest.mark.parametrize("num_buckets", [0, 1, 5, 37, 64])
-@pytest.mark.parametrize("name", SWAPPED)
-def test_swapped_equals_whole_matrices(name: str, num_buckets: int) -> None:
-    call, visible = CASES[name]
-    call = with_log_sum_exp(call, visible)
-    got = column_statistics(call, frozenset({"columns", "log_sum_exp"}), num_buckets=num_buckets, method="swapped")
-    expected = dense_oracle(call, visible, max(1, num_buckets))
-    names = ["column_sum", "column_share", "column_count", "log_sum_exp"] + (["buckets"] if num_buckets else [])
-    assert_fields(got, expected, EXACT, names)
-
-
-@pytest.mark.parametrize("method", ["fused", "swapped"])
+@pytest.mark.parametrize("method", ["blocked", "fused"])
 def test_padding_rows_do_not_count_whatever_visibility_says(method: str) -> None:
     """Right padding by position alone: the mask stays causal, the last queries of one sample are no tokens."""
     counted = torch.ones(2, 37, dtype=torch.bool)
@@ -125,7 +110,7 @@ def test_float64_has_digits_left_where_float32_has_not() -> None:
     torch.testing.assert_close(fused.column_sum, blocked.column_sum, rtol=0.0, atol=200 * 16 * 1e7 * 2**-53)
 
 
-@pytest.mark.parametrize("method", ["blocked", "fused", "swapped"])
+@pytest.mark.parametrize("method", ["blocked", "fused"])
 def test_mass_is_the_number_of_counted_queries(method: str) -> None:
     call = with_log_sum_exp(*_long_call(torch.float32, 700))
     total = column_statistics(call, method=method).column_sum.sum(dim=2)
@@ -169,7 +154,7 @@ def test_the_entropy_does_not_inherit_the_error_of_a_given_log_sum_exp() -> None
     torch.testing.assert_close(got.row_mass, torch.full_like(got.row_mass, -0.01).exp(), atol=EXACT, rtol=0)
 
 
-@pytest.mark.parametrize("method", ["blocked", "fused", "swapped"])
+@pytest.mark.parametrize("method", ["blocked", "fused"])
 def test_repeated_tokens_share_their_weight_equally(method: str) -> None:
     """Without positions, query t gives each of its t + 1 equal keys 1 / (t + 1): column k sums to H(T) - H(k)."""
     call = make_call(q_len=40)
@@ -201,8 +186,9 @@ def test_float32_at_length() -> None:
 def test_bfloat16_inputs_are_worked_on_in_float32() -> None:
     call, visible = _long_call(torch.bfloat16)
     expected = dense_oracle(call, visible, 8)  # of the same rounded inputs
-    _, lse = stock_kernel(
-        call.queries, call.keys.repeat_interleave(2, 1), call.values.repeat_interleave(2, 1), True, call.scaling
+    keys, values = (tensor.repeat_interleave(2, 1) for tensor in (call.keys, call.values))
+    _, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        call.queries, keys, values, 0.0, True, scale=call.scaling
     )
     got = fused_statistics(dataclasses.replace(call, log_sum_exp=lse), ALL, 8)
     # The kernel's own LSE is the only thing that has seen bfloat16; it is right to about 1e-4.
@@ -211,18 +197,6 @@ def test_bfloat16_inputs_are_worked_on_in_float32() -> None:
     assert_fields(got, expected, 5e-4, ["row_entropy", "row_mass", "row_max"])
     own = fused_statistics(call, ALL, 8)
     assert (own.column_sum.double() / expected["column_sum"] - 1).abs().max() < 1e-5
-
-
-def test_bfloat16_swapped_keeps_the_sink_column() -> None:
-    call, visible = _long_call(torch.bfloat16)
-    queries, keys = call.queries.clone(), call.keys.clone()
-    queries[..., 0], keys[:, :, 0], keys[:, :, 0, 0] = 3.0, 0.0, 30.0
-    call = dataclasses.replace(call, queries=queries, keys=keys)
-    expected = dense_oracle(call, visible, 1)["column_sum"]
-    got = column_statistics(with_log_sum_exp(call, visible), method="swapped").column_sum.double()
-    assert (expected[..., 0] > 0.5 * call.q_len).all()
-    # What the kernel rounds to bfloat16 is near 0 for weights near 1: log-weights above -1 are off by 2**-9 at most.
-    assert (got[..., 0] / expected[..., 0] - 1).abs().max() < 2**-9
 
 
 def test_autocast_changes_nothing() -> None:
@@ -255,14 +229,13 @@ class _Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("method", ["blocked", "fused", "swapped"])
+@pytest.mark.parametrize("method", ["blocked", "fused"])
 def test_no_tensor_of_the_size_of_the_matrix(method: str) -> None:
     length = 4500
     call = make_call(batch=1, heads=1, kv_heads=1, q_len=length, head_dim=8, dtype=torch.float32)
     call = dataclasses.replace(call, log_sum_exp=column_statistics(call, frozenset({"log_sum_exp"})).log_sum_exp)
-    needs = frozenset({"columns"}) if method == "swapped" else ALL
     with _Largest() as largest:
-        column_statistics(call, needs, num_buckets=16, method=method)
+        column_statistics(call, ALL, num_buckets=16, method=method)
     # 16 MiB of float32 is the largest block; the matrix would have 20 million entries.
     assert largest.numel <= 16 * 2**20 / 4
     with _Largest() as whole:
@@ -324,10 +297,7 @@ def test_count_keeps_independent_dimensions_small() -> None:
     [
         ("sigmoid", "fused", "the operation is 'sigmoid'"),
         ("soft-cap", "fused", "soft-capped"),
-        ("position bias", "swapped", "carry a bias"),
-        ("window", "swapped", "causal or full visibility, got And"),
-        ("cached keys", "swapped", "as many queries as keys, got 13 and 29"),
-        ("causal", "swapped", "needs the log-sum-exp"),
+        ("position bias", "fused", "carry a bias"),
         ("causal", "fastest", "no such method"),
     ],
 )
@@ -346,8 +316,6 @@ def test_wrong_arguments_are_refused() -> None:
     call.log_sum_exp = call.log_sum_exp.transpose(1, 2)
     with pytest.raises(ConfigurationError, match=r"log_sum_exp has shape \(2, 37, 4\), expected .* \(2, 4, 37\)"):
         column_statistics(call)
-    with pytest.raises(ConfigurationError, match="it gives no entropy, maximum"):
-        column_statistics(with_log_sum_exp(*CASES["causal"]), frozenset({"entropy", "maximum"}), method="swapped")
 
 
 def test_auto_serves_every_case() -> None:
@@ -364,43 +332,3 @@ def test_auto_serves_what_the_fast_way_cannot_at_length() -> None:
         if option["softcap"] is None:
             assert call.operation.bias == 0
         assert_fields(column_statistics(call, ALL, num_buckets=3), dense_oracle(call, visible, 3), EXACT)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("head_dim", [16, 64])
-def test_self_check_accepts_the_stock_kernel(dtype: torch.dtype, head_dim: int) -> None:
-    assert swapped_is_exact(torch.device("cpu"), dtype, head_dim)
-
-
-def _not_causal(queries, keys, values, is_causal, scale):
-    return stock_kernel(queries, keys, values, False, scale)
-
-
-def _base_two(queries, keys, values, is_causal, scale):
-    outputs, log_sums = stock_kernel(queries, keys, values, is_causal, scale)
-    return outputs, log_sums / torch.tensor(2.0).log()
-
-
-def _default_scale(queries, keys, values, is_causal, scale):
-    return stock_kernel(queries, keys, values, is_causal, queries.shape[-1] ** -0.5)
-
-
-def _refuses(queries, keys, values, is_causal, scale):
-    raise RuntimeError("no kernel for this shape")
-
-
-def _wrong_values(queries, keys, values, is_causal, scale):
-    outputs, log_sums = stock_kernel(queries, keys, values, is_causal, scale)
-    return outputs.roll(1, dims=2), log_sums
-
-
-@pytest.mark.parametrize("kernel", [_not_causal, _base_two, _default_scale, _refuses, _wrong_values])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_self_check_refuses_a_broken_kernel(kernel, dtype: torch.dtype) -> None:
-    assert not swapped_is_exact(torch.device("cpu"), dtype, 64, kernel)
-
-
-def test_swapped_uses_the_kernel_it_is_given() -> None:
-    call = with_log_sum_exp(*CASES["causal"])
-    with pytest.raises(RuntimeError, match="no kernel"):
-        swapped_statistics(call, frozenset({"columns"}), 0, _refuses)

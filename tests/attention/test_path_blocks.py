@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 import torch
+from tests.attention.path_calls import Nothing, run, state_of
 
-from sinklab.attention.operation import HeadShape, Inputs
+from sinklab.attention.operation import Inputs
 from sinklab.attention.paths import blocks as path_blocks
 from sinklab.attention.paths import row_blocks
 from sinklab.attention.paths.table import compute
@@ -70,15 +71,6 @@ def masks(q_len=50, kv_len=50):
     }
 
 
-def run(operation, tensors, state, way, visible=None, causal=True):
-    """Outputs, and gradients of a fixed functional with respect to queries, keys, values and the state."""
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in (*tensors, *state.values())]
-    inputs = Inputs(*leaves[:3], visible, causal, 0.25, dict(zip(state, leaves[3:], strict=True)))
-    outputs, _ = compute(operation, inputs, way)
-    target = torch.cos(torch.arange(outputs.numel())).to(outputs.dtype).view_as(outputs)
-    return [outputs.detach(), *torch.autograd.grad((outputs * target).sum(), leaves, materialize_grads=True)]
-
-
 def require_close(found, expected, tolerance):
     for fast, plain in zip(found, expected, strict=True):
         assert fast.dtype == plain.dtype
@@ -100,14 +92,7 @@ def test_float64_is_exact_under_every_mask(settings):
 @pytest.mark.parametrize("name", list(operations))
 def test_every_operation_with_its_state(name):
     operation = operations[name]()
-    shape = HeadShape(num_heads=4, num_kv_heads=2, head_dim=16, value_dim=24, hidden_size=64)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        state = {
-            key: value.double() + 0.3 * torch.randn(value.shape).double() for key, value in operation.parameters(shape).items()
-        }
-        if operation.needs_layer_input:
-            state["layer_input"] = torch.randn(2, 50, 64).double()
+    state = state_of(operation, 50)
     for visible in (None, masks()["random"]):
         plain, fast = (run(operation, tensors(), state, way, visible, visible is None) for way in ("plain", "blocks"))
         require_close(fast, plain, 1e-12)
@@ -133,19 +118,6 @@ def test_float32_and_bfloat16_round_as_the_plain_path_does(settings):
             assert error <= 2.0 * float((slow.double() - reference).norm()) / size + slack
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NullTerm(Softmax):
-    """Softmax with a null score per query and a null value."""
-
-    name = "null_term"
-
-    def null_scores(self, queries, scaling, state):
-        return state["scores"]
-
-    def null_value(self, state):
-        return state["value"]
-
-
 @pytest.mark.parametrize("size", [-20.0, 0.0, 20.0])
 def test_null_scores_and_null_values(size):
     generator = torch.Generator().manual_seed(0)
@@ -153,7 +125,7 @@ def test_null_scores_and_null_values(size):
     value = torch.randn(4, 24, generator=generator, dtype=torch.float64)
     for visible in (None, masks()["random"]):
         state = {"scores": scores, "value": value}
-        plain, fast = (run(NullTerm(), tensors(), state, way, visible, visible is None) for way in ("plain", "blocks"))
+        plain, fast = (run(Nothing(), tensors(), state, way, visible, visible is None) for way in ("plain", "blocks"))
         require_close(fast, plain, 1e-12)
         if visible is not None:
             assert torch.allclose(fast[0][:, :, 7], value.expand(2, 4, 24))  # a row that sees no key is all null value
@@ -230,7 +202,7 @@ class SigmoidWithNullValue(Sigmoid):
 
 
 def test_an_inherited_kernel_serves_only_the_weights_it_was_written_for():
-    for inherited in (Sigmoid(), Softmax(), operations["sink_logit"](), operations["gated"](), NullTerm()):
+    for inherited in (Sigmoid(), Softmax(), operations["sink_logit"](), operations["gated"](), Nothing()):
         assert row_blocks.kernel_key(inherited) is not None
     value = {"value": torch.randn(4, 24, dtype=torch.float64)}
     for operation, state in ((Doubled(), {}), (SigmoidWithNullValue(), value)):

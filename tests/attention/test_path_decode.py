@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 import torch
+from tests.attention.path_calls import Nothing, run, state_of
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from sinklab.attention.operation import HeadShape, Inputs
+from sinklab.attention.operation import Inputs
 from sinklab.attention.paths import decode as path_decode
 from sinklab.attention.paths.table import choose, compute
 from sinklab.attention.seam import register_operation
@@ -32,51 +33,22 @@ def masks(kv_len=300):
     return {"none": None, "random": random, "hidden": hidden, "by head": by_head, "two dimensions": by_head[0, 0]}
 
 
-def run(operation, given, state, way, visible):
-    """Outputs, and gradients of a fixed functional with respect to queries, keys, values and the state."""
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in (*given, *state.values())]
-    inputs = Inputs(*leaves[:3], visible, False, 0.25, dict(zip(state, leaves[3:], strict=True)))
-    outputs, _ = compute(operation, inputs, way)
-    target = torch.cos(torch.arange(outputs.numel())).to(outputs.dtype).view_as(outputs)
-    return [outputs.detach(), *torch.autograd.grad((outputs * target).sum(), leaves, materialize_grads=True)]
-
-
 @pytest.mark.parametrize("name", list(operations))
 def test_every_operation_with_its_state(name):
     operation = operations[name]()
-    shape = HeadShape(num_heads=4, num_kv_heads=2, head_dim=16, value_dim=24, hidden_size=64)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        state = {
-            key: value.double() + 0.3 * torch.randn(value.shape).double() for key, value in operation.parameters(shape).items()
-        }
-        if operation.needs_layer_input:
-            state["layer_input"] = torch.randn(2, 1, 64).double()
+    state = state_of(operation, 1)
     for kv_heads in (2,) if state else (1, 2, 4):
         for visible in masks().values():
             given = tensors(kv_heads=kv_heads)
-            plain, fast = (run(operation, given, state, way, visible) for way in ("plain", "decode"))
+            plain, fast = (run(operation, given, state, way, visible, False) for way in ("plain", "decode"))
             for found, expected in zip(fast, plain, strict=True):
                 # Sums of 300 terms in another order, each rounded to 2**-53, of sizes up to 1e2.
                 torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NullTerm(Softmax):
-    """Softmax with a null score per query and a null value."""
-
-    name = "null_term"
-
-    def null_scores(self, queries, scaling, state):
-        return state["scores"]
-
-    def null_value(self, state):
-        return state["value"]
-
-
 def test_null_scores_and_null_values_belong_to_their_heads():
     state = {"scores": torch.randn(2, 4, 1).double(), "value": torch.randn(4, 24).double()}
-    plain, fast = (run(NullTerm(), tensors(), state, way, masks()["hidden"]) for way in ("plain", "decode"))
+    plain, fast = (run(Nothing(), tensors(), state, way, masks()["hidden"], False) for way in ("plain", "decode"))
     for found, expected in zip(fast, plain, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(fast[0][1, :, 0], state["value"])  # a row that sees nothing is all null value
@@ -84,8 +56,8 @@ def test_null_scores_and_null_values_belong_to_their_heads():
 
 def test_bfloat16_rounds_as_the_plain_path_does():
     given = tensors(torch.bfloat16)
-    exact = run(Softmax(), [tensor.double() for tensor in given], {}, "plain", None)[0]
-    plain, fast = (run(Softmax(), given, {}, way, None)[0] for way in ("plain", "decode"))
+    exact = run(Softmax(), [tensor.double() for tensor in given], {}, "plain", None, False)[0]
+    plain, fast = (run(Softmax(), given, {}, way, None, False)[0] for way in ("plain", "decode"))
     # Both round the scores, the weights and the outputs once; sums over 300 keys differ in their order alone.
     assert (fast.double() - exact).norm() <= 1.2 * (plain.double() - exact).norm()
 

@@ -6,11 +6,10 @@ import dataclasses
 import functools
 import inspect
 import re
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
+from tests.attention.path_calls import Nothing, call, holes, plain, relative_errors, results
 from tests.conftest import make_sinklm
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -19,110 +18,19 @@ from sinklab.attention.paths import flash as path_flash
 from sinklab.attention.paths.table import choose, compute, set_attention_path
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
-from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
+from sinklab.attention.statistics.columns import LogSumExpCapture, column_statistics
 from sinklab.errors import ConfigurationError
 from sinklab.operations.sigmoid import Sigmoid
-from sinklab.operations.softmax import Softmax
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nothing(Softmax):
-    """Softmax with everything the path may meet: a null score by head or by query, a null value, a bias, a gate."""
-
-    name: ClassVar[str] = "nothing"
-
-    def features(self, queries, keys, state):
-        return (queries * state["tempered"], keys) if "tempered" in state else (queries, keys)
-
-    def null_scores(self, queries, scaling, state):
-        if "key" in state:
-            return torch.einsum("bhqd,hd->bhq", queries, state["key"].to(queries.dtype)) * scaling
-        return state["logit"][None, :, None] if "logit" in state else None
-
-    def null_value(self, state):
-        return state.get("value")
-
-    def output_bias(self, state):
-        return state.get("bias")
-
-    def gain(self, state):
-        return state.get("gain")
-
 
 NOTHING = Nothing()
 
 
-def call(
-    *,
-    dtype=torch.float64,
-    batch=2,
-    heads=4,
-    kv_heads=2,
-    q_len=9,
-    kv_len=9,
-    dim=8,
-    visible=None,
-    causal=None,
-    device="cpu",
-    **state,
-):
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
-
-    made = {
-        name: draw(*value) if isinstance(value, tuple) else torch.full((heads,), value, dtype=dtype, device=device)
-        for name, value in state.items()
-    }
-    return Inputs(
-        queries=draw(batch, heads, q_len, dim),
-        keys=draw(batch, kv_heads, kv_len, dim),
-        values=draw(batch, kv_heads, kv_len, dim),
-        visible=visible,
-        causal=visible is None if causal is None else causal,
-        scaling=0.5,
-        state={name: tensor.detach().requires_grad_() for name, tensor in made.items()},
-    )
-
-
-def plain(inputs):
-    return NOTHING.head_outputs(inputs.queries, inputs.keys, inputs.values, inputs.mask(), inputs.scaling, inputs.state)[0]
-
-
-def results(inputs, head_outputs):
-    """Outputs, and the gradient of a random sum of them with respect to every tensor."""
-    outputs = head_outputs(inputs)
-    weight = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs.device, outputs.dtype)
-    leaves = [inputs.queries, inputs.keys, inputs.values, *inputs.state.values()]
-    return [outputs.detach(), *torch.autograd.grad(outputs, leaves, weight)]
-
-
-def flash(inputs):
-    return path_flash.head_outputs(NOTHING, inputs)
-
-
-def in_float64(inputs):
-    tensors = {name: getattr(inputs, name) for name in ("queries", "keys", "values")}
-    state = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.state.items()}
-    tensors = {name: tensor.detach().double().requires_grad_() for name, tensor in tensors.items()}
-    return dataclasses.replace(inputs, **tensors, state=state)
-
-
-def relative_errors(inputs):
-    """Norm of the error over norm, of the outputs and of each gradient, against the plain path in float64."""
-    pairs = zip(results(inputs, flash), results(in_float64(inputs), plain), strict=True)
-    return [float((one.double() - two).norm() / two.norm()) for one, two in pairs]
-
-
-def holes():
-    visible = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(2)) > 0.5
-    visible[0, 0, 3] = False  # a query that sees nothing
-    visible[1, :, :, 5:] = False
-    return visible
+errors = functools.partial(relative_errors, NOTHING, head_outputs=path_flash.head_outputs)
+flash = functools.partial(path_flash.head_outputs, NOTHING)
 
 
 KEY, VALUE = (4, 8), (4, 8)
+HOLES = holes(9, 5)
 
 CALLS = {
     "softmax": {},
@@ -138,17 +46,17 @@ CALLS = {
     "fewer queries": {"q_len": 4, "key": KEY},
     "fewer keys": {"kv_len": 4, "key": KEY},
     "decoding": {"q_len": 1, "kv_len": 13, "causal": False, "key": KEY, "value": VALUE},
-    "holes": {"visible": holes(), "key": KEY, "value": VALUE},
-    "holes, no null term": {"visible": holes()},
-    "padding": {"visible": holes()[:, :, 4:5], "logit": 0.3},
-    "mask of two dimensions": {"visible": holes()[1, 0], "logit": 0.3},
+    "holes": {"visible": HOLES, "key": KEY, "value": VALUE},
+    "holes, no null term": {"visible": HOLES},
+    "padding": {"visible": HOLES[:, :, 4:5], "logit": 0.3},
+    "mask of two dimensions": {"visible": HOLES[1, 0], "logit": 0.3},
 }
 
 
 @pytest.mark.parametrize("settings", CALLS.values(), ids=list(CALLS))
 def test_equals_plain_in_float64(settings):
     inputs = call(**settings)
-    for found, expected in zip(results(inputs, flash), results(inputs, plain), strict=True):
+    for found, expected in zip(results(NOTHING, inputs, path_flash.head_outputs), results(NOTHING, inputs, plain), strict=True):
         # Sums of 13 products of numbers below 10, some through an exponential: 1e-12 is thousands of roundings.
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
@@ -174,18 +82,18 @@ def test_rows_longer_than_a_tile_of_the_kernel_in_float32(masked):
         visible[..., 500:1050] = False
         visible[:, :, 700:] = False
     shape = {"batch": 1, "heads": 2, "kv_heads": 1, "q_len": 1100, "kv_len": 1100, "visible": visible}
-    assert max(relative_errors(call(dtype=torch.float32, key=(2, 8), value=(2, 8), **shape))) <= 1e-5
+    assert max(errors(call(dtype=torch.float32, key=(2, 8), value=(2, 8), **shape))) <= 1e-5
 
 
 def test_bfloat16():
     # The kernel rounds weights, outputs and gradients, scaling and null value are one rounding each, and the null score is
     # rounded as a product of queries and key, which moves a weight by |score| · 2**-9 or so: a dozen roundings at the most.
     settings = {"dtype": torch.bfloat16, "q_len": 300, "kv_len": 300, "dim": 16}
-    assert max(relative_errors(call(**settings, key=(4, 16), value=(4, 16)))) <= 12 * 2.0**-9
+    assert max(errors(call(**settings, key=(4, 16), value=(4, 16)))) <= 12 * 2.0**-9
 
 
 def test_large_null_scores_leave_nothing_or_everything():
-    sole = plain(call())
+    sole = plain(NOTHING, call())
     for logit, share in ((80.0, 0.0), (-80.0, 1.0)):
         outputs = flash(call(logit=logit))
         torch.testing.assert_close(outputs, sole * share, atol=1e-12, rtol=0)
@@ -264,7 +172,7 @@ def test_second_derivatives_are_refused(what):
 @pytest.mark.parametrize("grad", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_a_session_can_catch_the_log_sum_exp_of_real_keys(grad):
     inputs = call(logit=2.0)
-    with grad(), capture_log_sum_exp() as captured:
+    with grad(), LogSumExpCapture() as captured:
         flash(inputs)
     keys = inputs.keys.repeat_interleave(2, 1)
     scores = (inputs.queries @ keys.mT * inputs.scaling).masked_fill(~inputs.mask(), float("-inf"))
@@ -301,10 +209,10 @@ def test_statistics_of_a_model_from_the_log_sum_exp_of_its_kernel(padded):
     with torch.no_grad(), attend(model, [keep]):
         model(input_ids=tokens, attention_mask=mask)
     assert len(keep.calls) == 2
-    for call in keep.calls:
-        assert call.log_sum_exp is not None
+    for seen in keep.calls:
+        assert seen.log_sum_exp is not None
         needs = frozenset({"columns", "mass", "entropy", "maximum"})
-        fused, blocked = (column_statistics(call, needs, method=method) for method in ("fused", "blocked"))
+        fused, blocked = (column_statistics(seen, needs, method=method) for method in ("fused", "blocked"))
         for field in ("column_sum", "row_mass", "null_mass", "row_entropy", "row_max"):
             torch.testing.assert_close(getattr(fused, field), getattr(blocked, field), atol=1e-5, rtol=1e-5)
 
@@ -353,7 +261,7 @@ def test_what_is_worth_it(monkeypatch):
 def test_auto_takes_it():
     inputs = call(dtype=torch.float32, logit=0.3)
     assert choose(NOTHING, inputs) == "flash"
-    torch.testing.assert_close(compute(NOTHING, inputs)[0], plain(inputs), atol=1e-5, rtol=0)
+    torch.testing.assert_close(compute(NOTHING, inputs)[0], plain(NOTHING, inputs), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("by_cudnn", [False, True], ids=["flash", "cudnn"])
@@ -426,7 +334,7 @@ def test_cuda(monkeypatch, settings, cudnn):
         monkeypatch.setattr(path_flash, "_by_cudnn", lambda queries: False)
     inputs = call(dtype=torch.bfloat16, q_len=300, kv_len=300, dim=64, device="cuda", **settings)
     assert path_flash.obstacle(NOTHING, inputs) is None
-    assert max(relative_errors(inputs)) <= 12 * 2.0**-9  # as on the CPU
+    assert max(errors(inputs)) <= 12 * 2.0**-9  # as on the CPU
 
 
 @pytest.mark.gpu
@@ -437,7 +345,7 @@ def test_obstacles_on_cuda():
     reasons = {
         "multiple of 8": call(dtype=torch.bfloat16, dim=12, device="cuda"),
         "bfloat16 and float16": call(dtype=torch.float32, device="cuda"),
-        "no mask": call(dtype=torch.bfloat16, visible=holes().cuda(), device="cuda"),
+        "no mask": call(dtype=torch.bfloat16, visible=HOLES.cuda(), device="cuda"),
         "last key": call(dtype=torch.bfloat16, q_len=4, device="cuda"),
     }
     for words, inputs in reasons.items():

@@ -10,9 +10,11 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.attention.path_calls import Nothing, holes, in_float64, plain, results
+from tests.attention.path_calls import call as a_call
 from torch.nn.attention.flex_attention import create_block_mask
 
-from sinklab.attention.operation import Inputs, Operation
+from sinklab.attention.operation import Operation
 from sinklab.attention.paths import flex as path_flex
 from sinklab.attention.paths.table import choose, compute
 from sinklab.errors import ConfigurationError
@@ -20,25 +22,6 @@ from sinklab.operations.identity import Identity
 from sinklab.operations.softmax import Softmax
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nothing(Softmax):
-    """Softmax with a null score by query, a null value, an output bias and a gain."""
-
-    name: ClassVar[str] = "nothing"
-
-    def null_scores(self, queries, scaling, state):
-        return torch.einsum("bhqd,hd->bhq", queries, state["key"]) * scaling
-
-    def null_value(self, state):
-        return state["value"]
-
-    def output_bias(self, state):
-        return state["bias"]
-
-    def gain(self, state):
-        return state["gain"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,41 +68,11 @@ class Rectified(Similarity):
         return torch.where(scores > 0, torch.log(scores.clamp(min=tiny) / counts), float("-inf"))
 
 
-def holes():
-    visible = torch.rand(2, 1, 12, 12, generator=torch.Generator().manual_seed(2)) > 0.5
-    visible[0, 0, 3] = False  # a query that sees nothing
-    visible[1, :, :, 5:] = False
-    return visible
+def call(*, q_len=12, kv_len=12, device="cpu", **settings):
+    return a_call(q_len=q_len, kv_len=kv_len, value_dim=5 if device == "cpu" else None, device=device, **settings)
 
 
-def call(*, dtype=torch.float64, q_len=12, kv_len=12, dim=8, visible=None, causal=None, device="cpu", **state):
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
-
-    return Inputs(
-        queries=draw(2, 4, q_len, dim),
-        keys=draw(2, 2, kv_len, dim),
-        values=draw(2, 2, kv_len, 5 if device == "cpu" else dim),
-        visible=visible,
-        causal=visible is None if causal is None else causal,
-        scaling=0.5,
-        state={name: draw(*shape) for name, shape in state.items()},
-    )
-
-
-def plain(operation, inputs):
-    return operation.head_outputs(inputs.queries, inputs.keys, inputs.values, inputs.mask(), inputs.scaling, inputs.state)[0]
-
-
-def results(operation, inputs, head_outputs):
-    outputs = head_outputs(operation, inputs)
-    weight = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs.device, outputs.dtype)
-    leaves = [inputs.queries, inputs.keys, inputs.values, *inputs.state.values()]
-    return [outputs.detach(), *torch.autograd.grad(outputs, leaves, weight)]
-
-
+HOLES = holes(12, 5)
 STATE = {"key": (4, 8), "value": (4, 5), "bias": (1, 5), "gain": (2, 4, 12, 1)}
 OPERATIONS = {
     "softmax": (Softmax(), {}),
@@ -132,7 +85,7 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize(("operation", "state"), OPERATIONS.values(), ids=list(OPERATIONS))
-@pytest.mark.parametrize("visible", [None, holes()], ids=["causal", "holes"])
+@pytest.mark.parametrize("visible", [None, HOLES], ids=["causal", "holes"])
 def test_outputs_and_gradients_in_float64(operation, state, visible, monkeypatch):
     # On a CPU the public function refuses gradients; what lies behind it has a dense backward.
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *tensors: None)
@@ -153,8 +106,8 @@ def test_outputs_and_gradients_in_float64(operation, state, visible, monkeypatch
         {"q_len": 5},
         {"kv_len": 5},
         {"q_len": 1, "kv_len": 9, "causal": False},
-        {"visible": holes()[1, 0]},
-        {"visible": holes()[:, :, 4:5]},
+        {"visible": HOLES[1, 0]},
+        {"visible": HOLES[:, :, 4:5]},
     ],
     ids=str,
 )
@@ -179,7 +132,7 @@ def test_settings_may_change():
         torch.testing.assert_close(path_flex.head_outputs(operation, inputs), plain(operation, inputs), atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize("visible", [None, holes()], ids=["causal", "holes"])
+@pytest.mark.parametrize("visible", [None, HOLES], ids=["causal", "holes"])
 @torch.no_grad()
 def test_one_graph_under_compile(visible):
     inputs = call(visible=visible)
@@ -254,11 +207,9 @@ def test_cuda(operation, state, masked):
     state = {name: (*shape[:-1], 32) if name in ("key", "value", "bias") else (2, 4, 300, 1) for name, shape in state.items()}
     visible = torch.rand(2, 1, 300, 300, generator=torch.Generator().manual_seed(2)).cuda() > 0.5 if masked else None
     inputs = call(dtype=torch.float32, q_len=300, kv_len=300, dim=32, visible=visible, device="cuda", **state)
-    wide = {name: getattr(inputs, name).detach().double().requires_grad_() for name in ("queries", "keys", "values")}
-    wide["state"] = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.state.items()}
     assert path_flex.obstacle(operation, inputs) is None
     found = results(operation, inputs, path_flex.head_outputs)
-    expected = results(operation, dataclasses.replace(inputs, **wide), plain)
+    expected = results(operation, in_float64(inputs), plain)
     for one, two in zip(found, expected, strict=True):
         # Products on tensor cores are rounded to TF32, 2**-11, where torch allows it. A row of few small positive scores is
         # divided by their sum, and its roundings count for more; they are float32's, 2**-24, unless products are TF32's.

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.attention.path_calls import call as a_call
+from tests.attention.path_calls import plain, relative_errors
 
-from sinklab.attention.operation import Inputs
 from sinklab.attention.paths import linear as path_linear
 from sinklab.attention.paths.table import choose, compute
 from sinklab.errors import ConfigurationError
@@ -32,43 +33,12 @@ class Gated(EluKernel):
         return state["gain"]
 
 
-def call(*, dtype=torch.float64, heads=4, kv_heads=2, q_len=150, kv_len=None, dim=8, value_dim=8, causal=True, **state):
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-
-    kv_len = q_len if kv_len is None else kv_len
-    return Inputs(
-        queries=draw(2, heads, q_len, dim),
-        keys=draw(2, kv_heads, kv_len, dim),
-        values=draw(2, kv_heads, kv_len, value_dim),
-        visible=None,
-        causal=causal,
-        scaling=0.4,
-        state={name: draw(*shape) for name, shape in state.items()},
-    )
+def call(*, q_len=150, kv_len=None, causal=True, **settings):
+    return a_call(q_len=q_len, kv_len=q_len if kv_len is None else kv_len, causal=causal, scaling=0.4, **settings)
 
 
-def plain(operation, inputs):
-    return operation.head_outputs(inputs.queries, inputs.keys, inputs.values, inputs.mask(), inputs.scaling, inputs.state)[0]
-
-
-def results(operation, inputs, head_outputs):
-    """Outputs, and the gradient of a random sum of them with respect to every tensor."""
-    outputs = head_outputs(operation, inputs)
-    weight = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs.dtype)
-    leaves = [inputs.queries, inputs.keys, inputs.values, *inputs.state.values()]
-    return [outputs.detach(), *torch.autograd.grad(outputs, leaves, weight)]
-
-
-def relative_errors(operation, inputs, head_outputs=path_linear.head_outputs):
-    """Norm of the error over norm, of the outputs and of each gradient, against the plain path in float64."""
-    wide = {name: getattr(inputs, name).detach().double().requires_grad_() for name in ("queries", "keys", "values")}
-    state = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.state.items()}
-    exact = results(operation, dataclasses.replace(inputs, **wide, state=state), plain)
-    found = results(operation, inputs, head_outputs)
-    return [float((one.double() - two).norm() / two.norm()) for one, two in zip(found, exact, strict=True)]
+def errors(operation, inputs, head_outputs=path_linear.head_outputs):
+    return relative_errors(operation, inputs, head_outputs)
 
 
 def state_for(operation, dim):
@@ -94,12 +64,12 @@ SHAPES = {
 def test_equals_plain_in_float64(operation, shape):
     inputs = call(**shape, **state_for(operation, shape.get("dim", 8)))
     # Sums over 150 keys of products of 66 numbers, in another order: some thousand roundings of 1e-16 and sums that cancel.
-    assert max(relative_errors(operation, inputs)) <= 1e-12
+    assert max(errors(operation, inputs)) <= 1e-12
 
 
 def test_bias_and_gain():
     inputs = call(bias=(4, 8), gain=(2, 4, 150, 1))
-    assert max(relative_errors(Gated(), inputs)) <= 1e-12
+    assert max(errors(Gated(), inputs)) <= 1e-12
 
 
 @pytest.mark.parametrize("operation", KERNELS, ids=lambda operation: f"{operation.name} {operation.normalize}")
@@ -108,7 +78,7 @@ def test_rounding(operation, dtype):
     inputs = call(dtype=dtype, dim=16, value_dim=16, q_len=600, **state_for(operation, 16))
     # Rounding is that of the dtype, and no worse than on the plain path; signed rows whose sums nearly cancel are bad on both.
     unit = torch.finfo(dtype).eps
-    for found, reference in zip(relative_errors(operation, inputs), relative_errors(operation, inputs, plain), strict=True):
+    for found, reference in zip(errors(operation, inputs), errors(operation, inputs, plain), strict=True):
         assert found <= 2 * max(reference, unit)
 
 

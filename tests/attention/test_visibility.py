@@ -1,4 +1,4 @@
-"""Rules of visibility: the drawn masks, and states that never claim more than the block shows."""
+"""Rules of visibility, their bounds and their tiles: the drawn masks, states that never claim more than the block shows, counts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.attention.column_calls import cases, make_call
 
 from sinklab.attention import visibility
+from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.editing import ByHead, OfHeads
-from sinklab.attention.statistics.tiles import plan_tiles
-from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
+from sinklab.attention.statistics import blocked as tiles
+from sinklab.attention.statistics.blocked import plan_tiles, visible_counts
+from sinklab.attention.visibility import And, Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.interventions.hide_key import Without
+from sinklab.registry import operations
 
 
 def _drawn() -> dict[str, torch.Tensor]:
@@ -138,3 +142,131 @@ def test_rules_are_values() -> None:
     assert Causal(3) == Causal(3) != Causal(4)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Causal().offset = 1  # type: ignore[misc]
+
+
+LENGTH = 700
+
+
+def seen(visible: Visibility, length: int = LENGTH) -> torch.Tensor:
+    return visible.block(0, length, 0, length).expand(1, 1, length, length)[0, 0]
+
+
+@pytest.mark.parametrize("visible", [Causal(0), And(Causal(0), Window(300))], ids=["causal", "window"])
+@pytest.mark.parametrize(("rows", "columns"), [(512, 512), (300, 700), (700, 64)])
+def test_every_visible_pair_is_in_one_tile(visible, rows, columns):
+    covered = torch.zeros(LENGTH, LENGTH)
+    for tile in tiles.plan_tiles(visible, LENGTH, LENGTH, rows, columns):
+        assert tile.query_stop - tile.query_start <= rows
+        assert tile.key_stop - tile.key_start <= columns
+        part = (slice(tile.query_start, tile.query_stop), slice(tile.key_start, tile.key_stop))
+        covered[part] += 1
+        assert bool(seen(visible)[part].all()) >= tile.whole
+        assert seen(visible)[part].any()
+    assert covered.max() == 1
+    assert (covered[seen(visible)] == 1).all()
+
+
+def test_partly_visible_tiles_of_many_queries_are_halved_once():
+    """512 queries on the diagonal are two tiles, 256 of them one; in a half, whole strips join partly visible neighbours."""
+
+    def plan(length: int) -> list[tuple[int, int, int, int, bool]]:
+        found = tiles.plan_tiles(Causal(0), length, length, length, length)
+        return [(tile.query_start, tile.query_stop, tile.key_start, tile.key_stop, tile.whole) for tile in found]
+
+    assert plan(512) == [(0, 256, 0, 256, False), (256, 512, 0, 512, False)]
+    assert plan(256) == [(0, 256, 0, 256, False)]
+
+
+def test_a_uniform_strip_is_asked_about_once():
+    """Keys 0 to 511 are seen by all of the queries 512 to 767, and keys from 1,024 by none."""
+    asked: list[tuple[int, int]] = []
+
+    class Counted(Causal):
+        def state(self, query_start, query_stop, key_start, key_stop):
+            asked.append((key_start, key_stop))
+            return super().state(query_start, query_stop, key_start, key_stop)
+
+    found = list(tiles._strips(Counted(0), 512, 768, 0, 1536, 512))
+    assert [state for _, _, state in found] == ["all", "some", "none", "none"]
+    assert asked == [(0, 512), (512, 1024), (512, 768), (768, 1024), (1024, 1536)]
+    assert [(start, stop) for start, stop, _ in found] == [(0, 512), (512, 768), (768, 1024), (1024, 1536)]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("visible", [Causal(0), Causal(3), Causal(-5), Causal(60), Everything()], ids=str)
+def test_counts_of_a_rule_are_those_of_its_tiles(visible, padded):
+    """One rule is counted in closed form; joined with a window that hides nothing, it is counted tile by tile."""
+    positions = torch.arange(50).expand(2, -1).clone()
+    if padded:
+        positions[0, -4:] = positions[1, :7] = -1
+    states = torch.zeros(2, 1, 53, 8)
+
+    def counts(rule):
+        call = AttentionCall(
+            site=Site("counted", 0),
+            queries=states[:, :, :50],
+            keys=states,
+            values=states,
+            scaling=1.0,
+            visible=rule,
+            operation=operations.make("softmax"),
+            query_positions=positions,
+            key_positions=torch.arange(53).expand(2, -1),
+            query_documents=torch.zeros_like(positions),
+            key_documents=torch.zeros(2, 53, dtype=torch.long),
+        )
+        return tiles.visible_counts(call)
+
+    for found, expected in zip(counts(visible), counts(And(visible, Window(1000))), strict=True):
+        assert torch.equal(found, expected)
+
+
+VALID = torch.rand(2, 29, generator=torch.Generator().manual_seed(0)) < 0.7
+RULES: dict[str, Visibility] = {
+    "everything": Everything(),
+    "causal": Causal(16),
+    "window alone": Window(5, 16),
+    "causal window": Causal(16) & Window(5, 16),
+    "valid keys": Keys(VALID),
+    "all of them": Causal(16) & Window(7, 16) & Keys(VALID),
+    "more queries than keys": Causal(-4),
+    "two windows": Window(9, 16) & Window(4, 16),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_a_band_is_the_rule(rule):
+    band = rule.band()
+    query, key = torch.arange(13)[:, None], torch.arange(29)[None]
+    seen = torch.ones(2, 13, 29, dtype=torch.bool)
+    if band.low is not None:
+        seen &= key >= query + band.low
+    if band.high is not None:
+        seen &= key <= query + band.high
+    if band.valid is not None:
+        seen &= band.valid[:, None]
+    assert torch.equal(seen, rule.block(0, 13, 0, 29).expand(2, 1, 13, 29)[:, 0])
+
+
+def test_what_is_no_band_says_so():
+    mask = Dense(torch.ones(1, 1, 13, 29, dtype=torch.bool))
+    assert mask.band() is None
+    assert (Causal() & mask).band() is None
+    assert (Causal() | Window(3)).band() is None
+
+
+@pytest.mark.parametrize("counted", [None, torch.rand(2, 13, generator=torch.Generator().manual_seed(1)) < 0.6])
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_counts_of_a_band_are_those_of_its_mask(rule, counted):
+    call = make_call(q_len=13, kv_len=29, visible=rule, counted=counted)
+    dense = dataclasses.replace(call, visible=Dense(rule.block(0, 13, 0, 29)))
+    for found, expected in zip(visible_counts(call), visible_counts(dense), strict=True):
+        assert torch.equal(found.expand_as(expected), expected) or torch.equal(found, expected.expand_as(found))
+        assert found.dtype == torch.float32
+
+
+def test_the_cases_of_the_statistics_have_both():
+    """Calls of both kinds are held to the oracle in test_columns.py."""
+    bands = [call.visible.band() is not None for call, _ in cases().values()]
+    assert any(bands)
+    assert not all(bands)

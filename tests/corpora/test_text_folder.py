@@ -71,12 +71,6 @@ def test_no_two_passages_start_at_the_same_place(folder):
     assert list(TextFolder(folder).passages(0)) == passages != list(TextFolder(folder).passages(1))
 
 
-def test_too_few_passages_are_refused(folder, tokenizer):
-    encoder = Encoder(vocab_size=300, bos_token_id=0, tokenizer=tokenizer)
-    with pytest.raises(InputError, match=r"it gives 80 of 100 samples of 4 tokens; .*, or give more texts"):
-        TextFolder(folder).sample(encoder, seq_len=4, samples=100, seed=0, bos=False)
-
-
 def test_files_of_white_space_are_left_out(folder):
     (folder / "blank.txt").write_text("\n \u3000\n" * 5000)
     (folder / "mark.md").write_bytes(b"\xef\xbb\xbf\n")

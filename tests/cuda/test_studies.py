@@ -200,8 +200,7 @@ def words(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("operation", "compiled"),
-    [("softmax", True), ("softmax_plus_one", False), ("sigmoid", True), ("softpick", False)],
+    ("operation", "compiled"), [("softmax", True), ("softmax_plus_one", False), ("sigmoid", True), ("softpick", False)]
 )
 def test_training(device, words, tmp_path, operation, compiled):
     """bfloat16 under autocast: the loss falls, and a run that goes on from its checkpoint ends where the whole one does."""

@@ -18,7 +18,6 @@ import pytest
 from tests.jobs.conftest import cells_of
 from tests.training.conftest import short
 
-from sinklab import __version__
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import driver, ray_cluster
 from sinklab.jobs.cell import read_plan
@@ -104,10 +103,6 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run, 
         ray_cluster._require_shared(ray, stranger, [node for node in ray.nodes() if node["Alive"]][:1])
 
 
-def test_a_worker_tells_version_and_sweep(tmp_path):
-    assert ray_cluster._look(str(tmp_path / "elsewhere")) == (__version__, None)
-
-
 def test_a_worker_leaves_to_ray_what_may_pass(tmp_path, monkeypatch):
     plan = types.SimpleNamespace(folder=tmp_path, log=lambda name: tmp_path / "logs" / name)
     monkeypatch.setattr(ray_cluster, "read_plan", lambda folder: plan)
@@ -164,28 +159,3 @@ def test_a_cluster_that_has_gone_is_refused_before_anything_is_prepared(
     cells = make_cells(short(text), {"lr": [1e-3]}, None, ())
     with pytest.raises(ConfigurationError, match="no Ray cluster answers"):
         open_store(tmp_path / "store", {cell.name: cell for cell in cells}, cache, ray="auto", progress=False)
-
-
-def test_without_any_cluster_auto_says_so_before_anything_is_prepared(text, cache, tmp_path, monkeypatch):
-    pytest.importorskip("ray")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
-    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda temp_dir: None)
-    monkeypatch.setattr(driver, "prepare_texts", mock.Mock(side_effect=AssertionError("texts were encoded")))
-    with pytest.raises(
-        ConfigurationError,
-        match=r"`ray` auto: no Ray cluster answers \(Could not find any running Ray instance\..*start one with",
-    ):
-        run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", cache=cache, progress=False)
-    assert not (tmp_path / "sweep").exists()
-
-
-def test_where_no_cluster_listens_is_found_out_at_once(text, cache, tmp_path):
-    pytest.importorskip("ray")
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else's, and nobody there
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(
-            ConfigurationError, match=rf"`ray` {address}: no Ray cluster answers \(.*refused.*\); start one with"
-        ):
-            run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray=address, cache=cache, progress=False)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -9,20 +8,16 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.errors import (
-    DisabledRepoError,
     GatedRepoError,
     HfHubHTTPError,
-    HFValidationError,
     LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
-from sinklab.errors import ConfigurationError, InputError, UnknownNameError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.checkpoint import locate, read_config, weight_files
 from sinklab.models.loading import load_model
-from sinklab.results.file import read_object
 
 
 def test_a_directory_wins_over_a_hub_id(tmp_path, monkeypatch):
@@ -56,30 +51,12 @@ def test_the_nearest_of_what_is_there_is_suggested(name, meant, tmp_path, monkey
         locate(name, None, False)
 
 
-def test_a_directory_that_is_misspelt(tmp_path, monkeypatch):
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "config.json").touch()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="did you mean 'checkpoint'"):
-        locate("chekpoint", None, False)
-
-
-def test_an_unknown_embedded_model():
-    with pytest.raises(UnknownNameError, match="no embedded model is called 'embedded:softmx'"):
-        locate("embedded:softmx", None, False)
-
-
 def test_empty_name_and_file(tmp_path):
     with pytest.raises(InputError, match="name is empty"):
         locate("", None, False)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(InputError, match="is a file; give the directory"):
         locate(str(tmp_path / "model.safetensors"), None, False)
-
-
-def test_a_revision_of_something_local(tmp_path):
-    with pytest.raises(ConfigurationError, match="`revision` v2 is for hub repositories"):
-        locate(str(tmp_path), "v2", False)
 
 
 def _refuse(error):
@@ -99,12 +76,7 @@ def _hub_error(cls):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (
-            GatedRepoError,
-            r"org/model is gated on the hub: accept its terms there \(https://.*/org/model\), then run: hf auth",
-        ),
-        (DisabledRepoError, "org/model has been disabled on the hub"),
-        (HFValidationError, "is no name that the hub knows; a hub id looks like org/model"),
+        (GatedRepoError, r"org/model is gated on the hub: accept its terms there \(https://.*/org/model\), then run: hf auth"),
         (RevisionNotFoundError, "has no revision 'v9'"),
         (RepositoryNotFoundError, "neither a local directory nor a public hub repository; check the spelling, or log in"),
         (LocalEntryNotFoundError, r"could not be fetched from the hub \(offline\?\)"),
@@ -128,26 +100,11 @@ def test_a_hub_that_is_busy_or_broken(status, message, monkeypatch):
         locate("org/model", None, False)
 
 
-def test_a_mode_that_forbids_the_network(monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", _refuse(OfflineModeIsEnabled("no")))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(InputError, match="HF_HUB_OFFLINE is set; unset it, or run 'hf download org/model'"):
-        locate("org/model", None, False)
-
-
-def test_a_full_disk_is_not_blamed_on_the_name(monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", _refuse(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space left"):
-        locate("org/model", None, False)
-
-
 @pytest.mark.parametrize("trust", [False, True])
 def test_code_is_not_even_downloaded_unless_asked_for(trust, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        huggingface_hub,
-        "snapshot_download",
-        lambda name, **options: asked.append(options) or str(tmp_path / "c0ffee"),
+        huggingface_hub, "snapshot_download", lambda name, **options: asked.append(options) or str(tmp_path / "c0ffee")
     )
     assert locate("org/model", "v1", trust) == (tmp_path / "c0ffee", "c0ffee")
     patterns = [pattern for options in asked for pattern in options["allow_patterns"]]
@@ -254,10 +211,6 @@ def test_a_config_that_is_no_text(tmp_path):
     (tmp_path / "config.json").write_bytes(b'{"model_type": "llam\xe9"}')
     with pytest.raises(InputError, match=r"config\.json is damaged: not UTF-8 \(byte 0xe9 at offset 20\)"):
         read_config(tmp_path, "it", False)
-    with (tmp_path / "config.json").open("wb") as file:
-        file.truncate(2**30)
-    with pytest.raises(InputError, match=r"config\.json has 1,073,741,824 bytes"):
-        read_config(tmp_path, "it", False)
 
 
 def test_shards_of_a_distributed_checkpoint_are_refused(own_checkpoint):
@@ -289,12 +242,7 @@ def test_an_adapter_is_not_a_model(tmp_path):
             ["model.fp16.safetensors"],
             r"what is there is model\.fp16\.safetensors: save the variant .* variant='fp16'\)\.save_pre",
         ),
-        (
-            ["model-00001-of-00002.bf16.safetensors", "model.safetensors.index.bf16.json"],
-            r"model-00001-of-00002\.bf16\.safetensors, model\.safetensors\.index\.bf16\.json: .* variant='bf16'",
-        ),
         (["consolidated.safetensors"], r"what is there is consolidated\.safetensors: rename the file"),
-        ([f"{part}.safetensors" for part in "abcdef"], r"a\.safetensors, b\.s.* d\.safetensors and 2 more: rename"),
     ],
 )
 def test_weights_under_another_name_are_named(files, message, tmp_path):
@@ -303,20 +251,6 @@ def test_weights_under_another_name_are_named(files, message, tmp_path):
         (tmp_path / file).touch()
     with pytest.raises(InputError, match=rf"^it has no model\.safetensors and no index of shards; .*{message}"):
         weight_files(tmp_path, "it")
-
-
-def test_the_way_out_of_a_variant_is_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained("own", variant="fp16")
-    with pytest.raises(InputError) as refused:
-        load_model("own")
-    code = re.search(r'python -c "(.*)"$', str(refused.value))
-    assert code is not None
-    exec(code[1], {})
-    assert load_model("fp16").num_parameters == sum(one.numel() for one in transformers.LlamaForCausalLM(config).parameters())
 
 
 def test_pickled_weights_are_refused_with_the_reason_and_the_way_out(tmp_path):
@@ -339,21 +273,6 @@ def test_the_way_out_works(tmp_path, monkeypatch):
     assert torch.equal(load_model("converted").model.transformer.wte.weight, model.transformer.wte.weight)
 
 
-def test_no_weights_at_all(tmp_path):
-    with pytest.raises(InputError, match=r"has no weights: expected model\.safetensors"):
-        weight_files(tmp_path, "it")
-
-
-def test_weights_that_may_not_be_read_are_not_damaged(tmp_path, forbid):
-    (tmp_path / "model.safetensors").touch()
-    forbid(tmp_path / "model.safetensors", 0)
-    with pytest.raises(InputError, match=r"model\.safetensors cannot be opened: Permission denied; change its permissions"):
-        weight_files(tmp_path, "it")
-    forbid(tmp_path, 0)
-    with pytest.raises(InputError, match=r"config\.json cannot be opened: Permission denied; change its permissions"):
-        read_object(tmp_path / "config.json")
-
-
 @pytest.mark.parametrize("content", [b"", b"not safetensors", b"\xff" * 64])
 def test_damaged_weights_are_named(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -361,18 +280,10 @@ def test_damaged_weights_are_named(tmp_path, content):
         weight_files(tmp_path, "it")
 
 
-def test_cut_off_weights_are_named(own_checkpoint):
-    path = own_checkpoint / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"model\.safetensors is damaged"):
-        weight_files(own_checkpoint, "it")
-
-
 @pytest.mark.parametrize(
     "content",
     [
-        *("{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": [1]}', '{"weight_map": {}}', "[" * 100_000),
-        *('{"weight_map": {"a": 5}}', '{"weight_map": {"a": null}}', '{"weight_map": {"a": ["b"]}}'),
+        *("{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {}}', '{"weight_map": {"a": null}}'),
         '{"weight_map": {"a": "weights.bin"}}',
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
+from sinklab.errors import MeasurementError, UnsupportedModelError
 from sinklab.models import integer_linear
 from sinklab.models.integer_linear import (
     LinearSetting,
@@ -126,25 +126,6 @@ def test_the_check_passes_and_can_fail(values, monkeypatch):
     monkeypatch.setattr(integer_linear.torch, "_int_mm", lambda left, right: product(left, right) + 1)
     with pytest.raises(MeasurementError, match=r"block\.map: the integer product differs from the simulated one by"):
         map_.check(values, setting)
-
-
-@torch.no_grad()
-def test_a_device_without_integers_is_named(values, monkeypatch):
-    def missing(left, right):
-        raise NotImplementedError("aten::_int_mm is not there\nlong")
-
-    layer = nn.Linear(40, 24)
-    setting = LinearSetting(weight_codes(layer.weight, 8), 8)
-    monkeypatch.setattr(integer_linear.torch, "_int_mm", missing)
-    with pytest.raises(
-        ConfigurationError, match=r"device cpu has no product of int8 matrices \(500, 40\) × \(40, 24\) for map"
-    ):
-        QuantizedLinear(layer, "map").check(values, setting)
-
-
-def test_more_inputs_than_int32_adds_up_are_refused():
-    with pytest.raises(UnsupportedModelError, match=r"wide has 140000 inputs"):
-        QuantizedLinear(nn.Linear(140_000, 1, device="meta"), "wide")
 
 
 @torch.no_grad()

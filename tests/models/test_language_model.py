@@ -293,11 +293,6 @@ def test_bfloat16_stays_bfloat16():
             assert make(**fields).float()(input_ids=TOKENS, labels=TOKENS).loss.isfinite()
 
 
-def test_ids_and_embeddings_exclude_each_other():
-    with pytest.raises(ConfigurationError, match="exactly one of input_ids and inputs_embeds"):
-        make_sinklm()(input_ids=TOKENS, inputs_embeds=torch.zeros(2, 12, 32))
-
-
 @pytest.mark.parametrize(
     ("fields", "arguments"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
 from transformers import (
     AutoModel,
@@ -21,7 +20,6 @@ from transformers import (
     WhisperConfig,
 )
 
-from sinklab.cli.app import app
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -101,21 +99,6 @@ def test_past_the_trained_length_there_is_a_hint():
     assert trained_length(model) == 128
     assert length_warning(model, 128) == ""
     assert length_warning(model, 129).startswith("The samples have 129 tokens and the model was made for 128: past that length")
-
-
-@pytest.mark.parametrize("command", [("audit", "--no-cache"), ("measure", "--probe", "sink_rate")])
-def test_commands_refuse_it_in_one_line(command, tmp_path, tokenizer):
-    config = make_sinklm().config
-    config.position = {"name": "learned"}
-    SinkLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    name, *rest = command
-    result = CliRunner().invoke(app, [name, str(tmp_path / "model"), "--seq-len", "129", "--samples", "2", *rest])
-    assert result.exit_code == 2
-    assert result.stderr.startswith(
-        "error: SinkLM has embeddings for 128 positions and a text has 129 tokens; choose a shorter --seq-len"
-    )
-    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("operation", [{"name": "softmax"}, {"name": "sink_token", "count": 3}])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sinklab import SinkCache, audit, find_causes, find_origin, measure
-from sinklab.attention.placement import held
+from sinklab.attention.modules import held
 from sinklab.models.loading import hash_weights, load_model, wrap_model
 from sinklab.streaming.traits import fingerprint
 

@@ -294,9 +294,7 @@ def test_probe_rows_that_cannot_be(tmp_path, corpus):
     prepared = prepare(tmp_path)
     with pytest.raises(ConfigurationError, match="probe rows of 5 tokens are longer than those of training, 4"):
         prepared.probe_rows(1, 5)
-    with pytest.raises(
-        InputError, match=r"2 probe rows .* there are 1 held-out rows; lower watch\.samples or raise data\.held_out"
-    ):
+    with pytest.raises(InputError, match=r"2 probe rows of 1 held-out rows; lower watch\.samples or raise data\.held_out"):
         prepared.probe_rows(2, 4)
     fixed = prepare(tmp_path, bos="none", fixed_position=0, fixed_token=30)
     assert fixed.probe_rows(1, 3)[0, 0] == 30
@@ -392,13 +390,6 @@ def test_a_corpus_that_never_ends_needs_a_number_of_tokens(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_progress_is_told_of_every_stage(tmp_path, corpus):
-    seen = []
-    prepare_data(configuration(max_tokens=9), tmp_path, progress=lambda *report: seen.append(report))
-    assert [report for report in seen if report[0] == "encoding the training text"][-1] == ("encoding the training text", 9, 9)
-    assert {report[0] for report in seen} == {"encoding the training text", "encoding the held-out text"}
-
-
 # --- the cache among processes, and when things go wrong ---------------------------------------------------------------------
 
 
@@ -452,16 +443,6 @@ def test_a_build_that_was_killed_leaves_nothing_that_is_read(tmp_path):
     assert not list((tmp_path / "cache").glob("*.partial"))
 
 
-def test_a_build_that_fails_leaves_nothing(tmp_path):
-    def build(folder):
-        (folder / "one").write_text("1")
-        raise InputError("no text")
-
-    with pytest.raises(InputError, match="no text"):
-        cached_folder(tmp_path, "name", build)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("limit", [100, 40_000], ids=["tokenizer", "tokens"])
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_half(tmp_path, corpus, limit):
     corpus.given["train"] = LONG * 100
@@ -479,20 +460,6 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_half(tmp_path, corpus, l
     left = [path.name for path in cache.iterdir()]
     assert [name.split("-")[0] for name in left] == ([] if limit == 100 else ["tokenizer"])
     prepare_data(configuration(), cache)
-
-
-def test_a_cache_that_cannot_be_written(tmp_path, corpus):
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        InputError, match=r"the cache .*file/cache cannot be written to: Not a directory; choose another folder"
-    ):
-        prepare_data(configuration(), tmp_path / "file" / "cache")
-
-
-def test_text_of_another_user_is_not_damaged(tmp_path, corpus, forbid):
-    forbid(prepare(tmp_path).train.stream.folder / "identity.json", 0)
-    with pytest.raises(InputError, match=r"cannot be read: Permission denied; change its permissions, or choose another"):
-        prepare(tmp_path)
 
 
 def test_a_damaged_folder_is_named(tmp_path, corpus):
@@ -530,12 +497,6 @@ def test_too_little_data_says_how_much_there_is(tmp_path, corpus, settings, mess
         prepare(tmp_path, **settings)
 
 
-def test_no_text_at_all(tmp_path, corpus):
-    corpus.given["train"] = ["", " \n"]
-    with pytest.raises(InputError, match=r"data\.corpus 'python_source', train documents: the corpus is empty"):
-        prepare(tmp_path)
-
-
 @pytest.mark.parametrize(("policy", "role"), [({"bos": "rows", "eos": False}, "bos"), ({"bos": "none"}, "eos")])
 def test_a_tokenizer_without_the_token_that_is_asked_for(tmp_path, corpus, policy, role):
     tokenizer = train_bpe(["x"], 258)
@@ -562,8 +523,6 @@ def test_the_width_of_an_id_follows_the_vocabulary(tmp_path):
     assert write(65_537).tokens().tolist() == [7, 65_536]
     with pytest.raises(InputError, match="the tokenizer gave the id 65536, beyond its vocabulary of 65536 ids"):
         write(65_536)
-    with pytest.raises(InputError, match="a vocabulary of 4,294,967,297 ids is too large: token ids are stored in 32 bits"):
-        write((1 << 32) + 1)
 
 
 # --- real corpora ----------------------------------------------------------------------------------------------------------
@@ -602,9 +561,7 @@ def test_the_users_own_text(tmp_path, kind):
     ("settings", "message"),
     [
         ({"corpus": "python_sauce"}, "no corpus is called 'python_sauce'. Did you mean 'python_source'"),
-        ({"corpus": "nowhere/book.txt"}, "there is no text file 'nowhere/book.txt'"),
         ({"corpus": "random_tokens"}, "corpus 'random_tokens' has no documents to train on"),
-        ({"corpus": "someone/stories"}, "'someone/stories' is no path here, and the hub is out of reach"),
         ({"subset": "small", "train_split": "all"}, "subset, train_split: only datasets have these settings"),
         ({"tokenizer": "nowhere/tokenizer"}, "data.tokenizer 'nowhere/tokenizer' cannot be loaded"),
     ],

@@ -116,7 +116,7 @@ def test_rates_by_hand():
     assert factors(6, name="cosine", warmup_steps=0, min_ratio=0.0) == [1.0, 0.933, 0.75, 0.5, 0.25, 0.067]
     assert factors(3, name="cosine", warmup_steps=1, min_ratio=0.1) == [0.0, 1.0, 0.55]
     assert factors(7, name="warmup_stable_decay", warmup_steps=1, decay_steps=4, min_ratio=0.2) == [
-        *(0.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4),
+        *(0.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4)
     ]
     assert learning_rate_factor(99, ScheduleConfig(warmup_steps=0, min_ratio=0.1), 10) == pytest.approx(0.1)
 

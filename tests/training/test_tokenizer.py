@@ -44,15 +44,6 @@ def test_the_first_merge_is_the_most_frequent_pair():
     assert tokenizer.convert_ids_to_tokens(258) == "ab"
 
 
-def test_the_same_texts_give_the_same_bpe():
-    assert hash_tokenizer(train_bpe(TEXTS, 270)) == hash_tokenizer(train_bpe(iter(TEXTS), 270))
-    assert hash_tokenizer(train_bpe(TEXTS, 270)) != hash_tokenizer(train_bpe(TEXTS, 271))
-
-
-def test_too_few_pairs_give_a_smaller_vocabulary():
-    assert len(train_bpe(["ab"], 1000)) == 259
-
-
 def test_the_hash_follows_what_decides_the_ids_only(tmp_path):
     tokenizer = train_bpe(TEXTS, 270)
     before = hash_tokenizer(tokenizer)
@@ -80,11 +71,6 @@ def test_a_tokenizer_begins_a_text_as_the_rows_of_the_training(tmp_path, adds):
         assert one("the cat", "the hat")["input_ids"] == front + ids + front + ids_of(tokenizer, ["the hat"])[0]
         assert (one.bos_token, one.eos_token, one.decode(ids)) == (BOS, EOS, "the cat")
         assert ids_of(one, ["the cat"]) == [ids]
-
-
-def test_a_tokenizer_without_bos_begins_a_text_as_it_does():
-    tokenizer = ByT5Tokenizer()
-    assert beginning_as_rows(tokenizer, True) is tokenizer
 
 
 def test_the_embedded_models_have_a_tokenizer_of_this_kind():
@@ -119,21 +105,6 @@ def test_a_long_document_is_cut_after_line_ends(monkeypatch):
     assert [piece.first for piece in pieces] == [True, True, *[False] * 5, True]
     assert [piece.last for piece in pieces] == [True, *[False] * 5, True, True]
     assert [piece.characters for piece in pieces] == [len(text) for text in texts]
-
-
-def test_documents_are_asked_for_one_chunk_at_a_time(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 100)
-    asked = []
-
-    def documents():
-        for number in range(1000):
-            asked.append(number)
-            yield "ten chars!"
-
-    pieces = encode(train_bpe(["x"], 258), documents())
-    for _ in range(25):
-        next(pieces)
-    assert len(asked) <= 30
 
 
 def test_a_tokenizer_without_rust_works_too():

@@ -14,8 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.call import Part
-from sinklab.attention.linear_maps import linear_map, weight_of
-from sinklab.attention.names import named_modules, plain_module
+from sinklab.attention.modules import linear_map, named_modules, plain_module, weight_of
 from sinklab.errors import InputError
 
 __all__ = ["Anatomy", "model_inside", "off_seam_modules", "on_seam_modules", "require_module"]
@@ -175,7 +174,7 @@ class Anatomy:
         return projection is not None and bool(GATE.search(self._between(name, projection)))
 
     def projection_weight(self, name: str, width: int) -> Tensor | None:
-        """Weight ``(hidden_size, width)`` of that map, as :func:`~sinklab.attention.linear_maps.weight_of` has it.
+        """Weight ``(hidden_size, width)`` of that map, as :func:`~sinklab.attention.modules.weight_of` has it.
 
         Returns:
             ``None`` if there is no such map, or its weight is not known.

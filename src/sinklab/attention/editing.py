@@ -170,11 +170,7 @@ def _merged_bias(call: AttentionCall, parts: Parts) -> dict[str, object]:
 def _merged_sink_scores(call: AttentionCall, parts: Parts) -> dict[str, object]:
     calls = (call, *(after for _, _, after in parts))
     shapes = [each.sink_scores.shape for each in calls if each.sink_scores is not None]
-    shape = (
-        max((shape[0] for shape in shapes), default=1),
-        call.num_heads,
-        max((shape[2] for shape in shapes), default=1),
-    )
+    shape = (max((shape[0] for shape in shapes), default=1), call.num_heads, max((shape[2] for shape in shapes), default=1))
     dtype = torch.promote_types(call.queries.dtype, torch.float32)
     if call.sink_scores is None:
         sinks = call.queries.new_full(shape, NO_NULL, dtype=dtype)

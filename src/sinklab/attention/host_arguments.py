@@ -16,6 +16,7 @@ from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibi
 from sinklab.errors import UnsupportedModelError
 
 __all__ = [
+    "IN_THE_MASK",
     "KEYWORDS",
     "FurtherKeywords",
     "Keywords",
@@ -25,53 +26,25 @@ __all__ = [
     "unknown_keywords",
 ]
 
-KEYWORDS: dict[str, str] = {
-    # honoured: they change the mathematics, and sinklab takes them into account
-    "scaling": "honoured",
-    "softcap": "honoured",
-    "position_bias": "honoured",
-    "s_aux": "honoured",
-    "sinks": "honoured",
-    "is_causal": "honoured",
-    "sliding_window": "honoured",
-    "dropout": "honoured",
-    "layer_input": "honoured",
-    # in the mask: their effect has already reached the mask that the function receives
-    "indices": "in the mask",
-    "block_indices": "in the mask",
-    "attention_bias": "in the mask",
-    # irrelevant: they do not change what one call computes
-    "position_ids": "irrelevant",
-    "position_embeddings": "irrelevant",
-    "cache_position": "irrelevant",
-    "past_key_values": "irrelevant",
-    "past_key_value": "irrelevant",
-    "encoder_hidden_states": "irrelevant",
-    "encoder_attention_mask": "irrelevant",
-    "cache": "irrelevant",
-    "use_cache": "irrelevant",
-    "deterministic": "irrelevant",
-    "output_attentions": "irrelevant",
-    "output_hidden_states": "irrelevant",
-    "output_router_logits": "irrelevant",
-    "return_dict": "irrelevant",
-    "return_loss": "irrelevant",
-    "num_items_in_batch": "irrelevant",
-    "logits_to_keep": "irrelevant",
-    "labels": "irrelevant",
-    "token_type_ids": "irrelevant",
-    "mm_token_type_ids": "irrelevant",
-    "interpolate_pos_encoding": "irrelevant",
-    "cu_seq_lens_q": "irrelevant",
-    "cu_seq_lens_k": "irrelevant",
-    "max_length_q": "irrelevant",
-    "max_length_k": "irrelevant",
-    "seq_idx": "irrelevant",
-    "layer_head_mask": "irrelevant",
-    "layer_idx": "irrelevant",
-    "is_first_iteration": "irrelevant",
-}
-"""Keyword arguments of the attention function and what becomes of them; one that is not here is refused, not ignored."""
+HONOURED = (
+    "scaling", "softcap", "position_bias", "s_aux", "sinks", "is_causal", "sliding_window", "dropout", "layer_input",
+)  # fmt: skip
+"""Keywords that change the mathematics, and that sinklab takes into account."""
+
+IN_THE_MASK = ("indices", "block_indices", "attention_bias")
+"""Those whose effect has already reached the mask that the function receives."""
+
+IRRELEVANT = (
+    "position_ids", "position_embeddings", "cache_position", "past_key_values", "past_key_value", "cache", "use_cache",
+    "encoder_hidden_states", "encoder_attention_mask", "deterministic", "output_attentions", "output_hidden_states",
+    "output_router_logits", "return_dict", "return_loss", "num_items_in_batch", "logits_to_keep", "labels", "token_type_ids",
+    "mm_token_type_ids", "interpolate_pos_encoding", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+    "seq_idx", "layer_head_mask", "layer_idx", "is_first_iteration",
+)  # fmt: skip
+"""Those that do not change what one call computes."""
+
+KEYWORDS = frozenset((*HONOURED, *IN_THE_MASK, *IRRELEVANT))
+"""Keyword arguments of the attention function that are known; one that is not here is refused, not ignored."""
 
 
 HIDDEN_FROM = -9_000.0

@@ -18,7 +18,7 @@ from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy, off_seam_modules, on_seam_modules
 from sinklab.attention.call import AttentionCall, Site, Statistics, run_name, run_of
 from sinklab.attention.looks_ahead import looks_ahead
-from sinklab.attention.names import named_modules
+from sinklab.attention.modules import named_modules
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import Probe
@@ -344,10 +344,6 @@ class ReturnedSession(Session):
             raise UnsupportedModelError(
                 f"{self._name} computes attention in its own code, and on {implementation!r} it may compute "
                 "something else when it is asked for its weights; load it with attn_implementation='eager'"
-            )
-        if self._ranks is not None:
-            raise UnsupportedModelError(
-                f"{self._name} is spread over processes, each of which returns the weights of its own heads"
             )
         if config.is_encoder_decoder or getattr(config, "attention_window", None) is not None:
             what = "an encoder and a decoder" if config.is_encoder_decoder else "windows of its own layout (`attention_window`)"

@@ -23,7 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.output_capturing import _active_collector
 
-from sinklab.attention.host_arguments import KEYWORDS, FurtherKeywords, read_mask, read_sink_scores, unknown_keywords
+from sinklab.attention.host_arguments import IN_THE_MASK, FurtherKeywords, read_mask, read_sink_scores, unknown_keywords
 from sinklab.attention.operation import Inputs, Operation, state_of
 from sinklab.attention.paths.table import compute
 from sinklab.attention.visibility import Everything
@@ -125,7 +125,7 @@ def register_operation(operation: Operation) -> str:
     ) -> Attended:
         chosen = operation_of(module, attention_forward)
         # What eager and sdpa find in the mask, a sparse model hands to functions of any other name as a keyword alone.
-        unmasked = [key for key, given in keywords.items() if KEYWORDS.get(key) == "in the mask" and given is not None]
+        unmasked = [key for key in IN_THE_MASK if keywords.get(key) is not None]
         unknown = unknown_keywords(keywords) + unmasked
         if unknown or read_sink_scores(keywords) is not None:
             what = (

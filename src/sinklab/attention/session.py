@@ -19,12 +19,11 @@ from sinklab.attention.forward import describe_call
 from sinklab.attention.hooks import ModelHooks
 from sinklab.attention.intervention import Intervention, described
 from sinklab.attention.maps import AttentionMaps
-from sinklab.attention.names import out_of_torch
+from sinklab.attention.modules import has_all_heads, out_of_torch
 from sinklab.attention.operation import Operation
-from sinklab.attention.placement import has_all_heads
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe, named_twice
-from sinklab.attention.statistics.columns import capture_log_sum_exp, column_statistics
+from sinklab.attention.statistics.columns import LogSumExpCapture, column_statistics
 from sinklab.attention.token_text import Decoder, token_text
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
@@ -171,13 +170,7 @@ class Session:
             table["part"] = named.fillna(table["part"]).astype("string")
         return table
 
-    def show(
-        self,
-        tokenizer: Decoder | None = None,
-        *,
-        threshold: float = 0.3,
-        about: Shown | None = None,
-    ) -> HeadView:
+    def show(self, tokenizer: Decoder | None = None, *, threshold: float = 0.3, about: Shown | None = None) -> HeadView:
         """Draw the heads: a grid, coloured by what the probes measured of them, which shows itself in a notebook.
 
         With a probe :class:`~sinklab.attention.maps.AttentionMaps` heads are coloured by the attention that they give to the
@@ -326,7 +319,7 @@ class Session:
                 "and which may change the attention; measuring would be guessing. Please report the model"
             )
         host_arguments.require_readable(attention_mask, name, module)
-        captured = capture_log_sum_exp()
+        captured = LogSumExpCapture()
         with captured if _may_give_log_sum_exp(native, module, query, attention_mask) else contextlib.nullcontext():
             result = native(module, query, key, value, attention_mask, **kwargs)
         self.calls[name] += 1

@@ -109,14 +109,7 @@ def _spans(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[tuple[in
 
 @dataclasses.dataclass
 class _Counts:
-    """What is counted over samples.
-
-    Attributes:
-        tokens, unknown, predicted: of all samples, the unknown ones, and those that have one before them.
-        characters: that tokens stand for.
-        predicted_bytes: of the characters that the predicted tokens stand for.
-        visible, read: characters other than white space, and those of them that a known token stands for.
-    """
+    """What is counted over samples."""
 
     tokens: int = 0
     unknown: int = 0
@@ -127,14 +120,7 @@ class _Counts:
     read: float = 0.0
 
     def add(self, text: str, unknown: list[bool], spans: list[tuple[int, int]], share: float, *, whole: bool) -> None:
-        """Count a sample, the first tokens of a text.
-
-        Args:
-            unknown: of every token of the sample whether it is the unknown one.
-            spans: of every token of the text its characters.
-            share: of the text that its tokens stand for.
-            whole: whether the first token is predicted too.
-        """
+        """Count a sample, the first tokens of a text."""
         own = spans[: len(unknown)]
         end, first = max(stop for _, stop in own), 0 if whole else own[0][1]
         known = [span for is_unknown, span in zip(unknown, own, strict=True) if not is_unknown]

@@ -77,11 +77,7 @@ def require_cluster(address: str) -> None:
 
 
 def _place(address: str) -> str:
-    """Where Ray would look for a cluster: ``host:port``, or the address as it is.
-
-    Raises:
-        ConnectionError: nowhere, as it knows of none.
-    """
+    """Where Ray would look for a cluster: ``host:port``, or the address as it is."""
     said = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address
     if said != "auto":
         return said
@@ -232,11 +228,7 @@ def _resources(ray: ModuleType, plan: SweepPlan, name: str) -> dict[str, int]:
 
 
 def _fitting_nodes(ray: ModuleType, resources: dict[str, dict[str, int]]) -> list[Node]:
-    """Nodes that may get a cell.
-
-    Raises:
-        ConfigurationError: a cell fits none of them; it would wait for ever.
-    """
+    """Nodes that may get a cell."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
 
     def fits(node: Node, needs: dict[str, int]) -> bool:
@@ -272,8 +264,7 @@ def _require_shared(ray: ModuleType, plan: SweepPlan, nodes: list[Node]) -> None
             version, sweep_id = ray.get(reference, timeout=ANSWER)
         except ray.exceptions.GetTimeoutError:
             raise InputError(
-                f"node {host} has not begun a task within {ANSWER:.0f} seconds: it is busy or out of reach; try again, or see "
-                "`ray status`"
+                f"node {host} has not begun a task within {ANSWER:.0f} seconds: it is busy or out of reach; see `ray status`"
             ) from None
         except ray.exceptions.RayError as error:
             raise InputError(
@@ -283,8 +274,7 @@ def _require_shared(ray: ModuleType, plan: SweepPlan, nodes: list[Node]) -> None
             raise InputError(f"node {host} has sinklab {version} and this machine {__version__}; install the same on all nodes")
         if sweep_id != plan.sweep_id:
             raise InputError(
-                f"node {host} does not see the sweep in {plan.folder}; all nodes need the same directory under the same path: "
-                "give one on a shared filesystem with `out`"
+                f"node {host} does not see the sweep in {plan.folder}; all nodes need the same directory under the same path"
             )
 
 

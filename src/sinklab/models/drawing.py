@@ -88,11 +88,7 @@ def _drawn_pairs(loaded: LoadedModel, corpus: Pairs, seq_len: int, samples: int,
 
 
 def _padding(loaded: LoadedModel, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> int:
-    """The padding token of the tokenizer or the model; of rows of one length, which need none, any.
-
-    Raises:
-        ConfigurationError: there is none, and the rows differ in length.
-    """
+    """The padding token of the tokenizer or the model; of rows of one length, which need none, any."""
     pad = loaded.tokenizer.pad_token_id if loaded.tokenizer is not None else None
     pad = getattr(loaded.model.config, "pad_token_id", None) if pad is None else pad
     if pad is not None:

@@ -260,7 +260,7 @@ class QuantizedLinear(nn.Module):
         if not ratio <= 1.0:
             raise MeasurementError(
                 f"{self.name}: the integer product differs from the simulated one by {ratio:.3g} times what rounding allows; "
-                "this build of torch multiplies int8 matrices wrongly; take `products` simulated"
+                "take `products` simulated"
             )
         return ratio
 
@@ -274,11 +274,7 @@ def inputs_on_grid(rows: Tensor, inputs: Grid | int | None) -> LinearCodes | Non
 
 
 def integer_product(inputs: LinearCodes, weights: WeightCodes, name: str) -> Tensor:
-    """Products of codes summed as int32 by ``torch._int_mm``, then scaled: float32 ``(rows, out_features)``.
-
-    Raises:
-        ConfigurationError: the device has no such product, or not of these sizes.
-    """
+    """Products of codes summed as int32 by ``torch._int_mm``, then scaled: float32 ``(rows, out_features)``."""
     parts = inputs.codes.split([len(codes) for codes in weights.groups], dim=1)
     total: Tensor | None = None
     for part, codes, scale, sums in zip(parts, weights.groups, weights.scales, weights.sums, strict=True):

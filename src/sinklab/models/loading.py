@@ -21,8 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
 from sinklab.attention.anatomy import model_inside
-from sinklab.attention.names import bare_parts, core_module
-from sinklab.attention.placement import held, input_device, weights_of
+from sinklab.attention.modules import bare_parts, core_module, held, input_device, weights_of
 from sinklab.attention.returned import uses_returned
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
@@ -156,9 +155,6 @@ def load_model(
     name, device = os.fspath(name), str(device)  # a torch.device by its name
     spread = read_spread(device, device_map, max_memory, offload_folder)
     _check_dtype(dtype, spread.device)
-    for argument, value in (("attn_implementation", attn_implementation), ("revision", revision)):
-        if not isinstance(value, str | None):
-            raise ConfigurationError(f"`{argument}` is of {type(value).__name__}; expected a name, or None")
     if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
         register_operation(operations[attn_implementation.removeprefix(implementation_name(""))]())
     folder, commit = locate(name, revision, trust_remote_code)
@@ -323,11 +319,7 @@ def _build(
 
 
 def _explained(error: Exception, cls: type, name: str, attn_implementation: str | None, spread: Spread) -> SinklabError | None:
-    """What is said of an error of ``from_pretrained``; ``None`` for one that is shown as it is.
-
-    A config that was changed by hand makes classes of transformers fail in every way that Python has. Those of our own class
-    are checked before, so that what it raises is a bug and is shown as one.
-    """
+    """What is said of an error of ``from_pretrained``; ``None`` for one that is shown as it is."""
     if isinstance(error, ImportError):
         return UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}")
     if isinstance(error, OSError) and error.errno is not None:

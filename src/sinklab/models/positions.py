@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.names import core_module, named_modules
+from sinklab.attention.modules import core_module, named_modules
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.corpora.samples import Samples

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sinklab.attention.anatomy import model_inside, require_module
-from sinklab.attention.names import out_of_peft, out_of_torch
+from sinklab.attention.modules import out_of_peft, out_of_torch
 from sinklab.errors import InputError
 
 __all__ = ["tokenizer_inside", "transformers_model", "unwrapped"]

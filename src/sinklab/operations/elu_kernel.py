@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sinklab.attention.operation import State
-from sinklab.attention.paths.feature_kernel import FeatureKernel
+from sinklab.attention.paths.linear import FeatureKernel
 from sinklab.operations._elu_plus_one import elu_plus_one
 from sinklab.registry import operations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sinklab.attention.paths.feature_kernel import FeatureKernel
+from sinklab.attention.paths.linear import FeatureKernel
 from sinklab.registry import operations
 
 __all__ = ["Identity"]

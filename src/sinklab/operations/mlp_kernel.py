@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sinklab.attention.operation import HeadShape, State
-from sinklab.attention.paths.feature_kernel import FeatureKernel
+from sinklab.attention.paths.linear import FeatureKernel
 from sinklab.registry import operations
 
 __all__ = ["MlpKernel"]

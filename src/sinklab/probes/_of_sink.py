@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import ClassVar, Self
 
-from sinklab.attention.accumulate import Means, require_same
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Means, Probe, require_same
 from sinklab.errors import ConfigurationError
 from sinklab.results.metric import Metric, Row
 from sinklab.sinks import Sinks

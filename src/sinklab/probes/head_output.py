@@ -8,9 +8,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from sinklab.attention.accumulate import Means, by_head, require_same
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Means, Probe, by_head, require_same
 from sinklab.errors import ContractError
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row

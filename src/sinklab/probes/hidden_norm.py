@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
-from sinklab.attention.accumulate import Means, require_same
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Means, Probe, require_same
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinklab.attention.accumulate import Means, documents_of, require_same
 from sinklab.attention.call import LayerOutput, Site
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Means, Probe, documents_of, require_same
 from sinklab.errors import ConfigurationError
 from sinklab.registry import probes
 from sinklab.results.metric import Coordinates, Metric, Row

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
-from sinklab.attention.accumulate import Means, by_head, require_same
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Means, Probe, by_head, require_same
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 

@@ -9,9 +9,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from sinklab.attention.accumulate import Means, documents_of, require_same
 from sinklab.attention.call import LayerOutput, Part, Site
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Means, Probe, documents_of, require_same
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 

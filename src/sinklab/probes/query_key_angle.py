@@ -8,10 +8,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from sinklab.attention.accumulate import Means, require_same
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Means, Probe, require_same
 from sinklab.probes._tiles import visible_tiles
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row

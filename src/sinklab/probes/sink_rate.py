@@ -7,12 +7,11 @@ from typing import ClassVar, Self
 
 import torch
 
-from sinklab.attention.accumulate import Means, by_head, filled, require_same
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.operation import SHARE_OF_ROW, is_largest, row_share
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Means, Probe, by_head, filled, require_same
 from sinklab.probes._growing import NOTHING, EndedColumns, GrowingColumns
 from sinklab.registry import probes
 from sinklab.results.intervals import TIE, just_above, require_threshold

@@ -17,7 +17,7 @@ from sinklab.attention.call import PARTS, AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import scores_of_keys, stands_on_no_key, weights_of_keys
 from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
-from sinklab.attention.names import out_of_torch
+from sinklab.attention.modules import out_of_torch
 from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend

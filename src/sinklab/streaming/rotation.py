@@ -27,8 +27,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.modules import input_device
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, state_of
-from sinklab.attention.placement import input_device
 from sinklab.errors import UnsupportedModelError
 from sinklab.streaming.traits import fresh_cache, has_states, tokens_in_front, tokens_of_prefix
 
@@ -292,10 +292,7 @@ def _limit(model: PreTrainedModel) -> int | None:
 
 @torch.no_grad()
 def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tuple[Tensor, Tensor]]:
-    """Keys and values ``(positions, num_kv_heads, 1, head_dim)`` that a single token leaves in every layer.
-
-    Without positions those of two equal tokens in a row, ``(1, num_kv_heads, 2, head_dim)``.
-    """
+    """Keys and values ``(positions, num_kv_heads, 1, head_dim)`` that a single token leaves in every layer."""
     cache, config, front = fresh_cache(model), model.config.get_text_config(), tokens_in_front(model)
     tokens = torch.full(
         (1, 2) if positions is None else (len(positions), 1), min(7, config.vocab_size - 1), device=input_device(model)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.placement import input_device
+from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import PolicySpec
 from sinklab.results.progress import DONE

@@ -97,9 +97,7 @@ WINDOWED_LOSS_WITHOUT_SINK = Metric(
     "windowed_loss_without_sink", "nats", "windowed_loss_with_sink when every query sees the last `window` tokens only."
 )
 SINK_LOSS_GAP = Metric(
-    "sink_loss_gap",
-    "nats",
-    "windowed_loss_without_sink - windowed_loss_with_sink: what the sinks are worth beyond the window.",
+    "sink_loss_gap", "nats", "windowed_loss_without_sink - windowed_loss_with_sink: what the sinks are worth beyond the window."
 )
 PROBES = (SinkRate, Entropy, HiddenNorm, MassiveActivation)
 READOUT = (LOSS, SINK_POSITION_RATE, WINDOWED_LOSS_WITH_SINK, WINDOWED_LOSS_WITHOUT_SINK, SINK_LOSS_GAP)
@@ -169,8 +167,6 @@ class SinkCallback(TrainerCallback):
         columns: Mapping[str, object] | None = None,
         trainer: Trainer | None = None,
     ) -> None:
-        if not isinstance(rows, Tensor | TextRows):
-            raise ConfigurationError(f"rows must be an int64 tensor (rows, seq_len), got a {type(rows).__name__}")
         rows = TextRows.of(rows)
         for name, tensor in (("rows", rows.ids), ("position_ids", rows.position_ids)):
             if tensor is not None and (tensor.ndim != 2 or tensor.dtype != torch.int64 or tensor.shape != rows.ids.shape):
@@ -192,8 +188,6 @@ class SinkCallback(TrainerCallback):
             )
         SinkRate(threshold=threshold)  # refuses a threshold outside [0, 1)
         self.rows, self.every, self.threshold, self.window, self.trainer = rows, every, threshold, window, trainer
-        if columns is not None and not isinstance(columns, Mapping):
-            raise ConfigurationError(f"columns must be values by the names of columns, got a {type(columns).__name__}")
         self.table = table if isinstance(table, RunTable) else RunTable(None if table is None else Path(table), {})
         self.columns = dict(columns or {})
         self.last: SinkMeasurement | None = None
@@ -303,12 +297,7 @@ def measuring(model: nn.Module) -> Iterator[tuple[PreTrainedModel, Clock]]:
 
 
 def measure_sinks(
-    model: PreTrainedModel,
-    rows: Tensor | TextRows,
-    *,
-    threshold: float = 0.3,
-    window: int = 32,
-    expected: Sinks | None = None,
+    model: PreTrainedModel, rows: Tensor | TextRows, *, threshold: float = 0.3, window: int = 32, expected: Sinks | None = None
 ) -> SinkMeasurement:
     """Find the sinks, and run the probes and the read-out over the rows once; the model should be in evaluation mode.
 
@@ -375,8 +364,7 @@ def _require_next_token(model: PreTrainedModel) -> None:
     else:
         why = "sees later tokens" if _has_head(model) else "has no head that predicts tokens"
     raise UnsupportedModelError(
-        f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} {why}; measure "
-        "checkpoints of it with sinklab.measure"
+        f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} {why}"
     )
 
 

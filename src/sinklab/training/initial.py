@@ -118,11 +118,7 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
 
 
 def _misshapen(stored: Mapping[str, Tensor], targets: Mapping[str, Tensor], name: str) -> set[str]:
-    """Parameters of the operation that have another shape in the model.
-
-    Raises:
-        InputError: a parameter of another shape that is not of the operation.
-    """
+    """Parameters of the operation that have another shape in the model."""
     misshapen = [key for key in targets if key in stored and stored[key].shape != targets[key].shape]
     if wrong := [key for key in misshapen if not _is_of_operation(key)]:
         raise InputError(
@@ -145,11 +141,7 @@ def _prepare_operations(model: SinkLM) -> None:
 
 
 def _fitting_config(folder: Path, ours: SinkLMConfig) -> SinkLMConfig:
-    """The config of a directory, whose model is like ours but for what may differ.
-
-    Raises:
-        InputError: not a SinkLM, or another architecture.
-    """
+    """The config of a directory, whose model is like ours but for what may differ."""
     theirs = read_config(folder, str(folder), trust_remote_code=False)
     if not isinstance(theirs, SinkLMConfig):
         raise InputError(

@@ -58,10 +58,7 @@ class MuonWithAdamW(Optimizer):
         if not matrices:
             raise ConfigurationError(f"optimizer muon: {type(model).__name__} has no linear maps inside its blocks; use adamw")
         muon = torch.optim.Muon(
-            matrices,
-            lr=config.muon_learning_rate,
-            weight_decay=config.weight_decay,
-            momentum=config.momentum,
+            matrices, lr=config.muon_learning_rate, weight_decay=config.weight_decay, momentum=config.momentum
         )
         adamw = torch.optim.AdamW(
             _groups(rest, _matrices(model), config),
@@ -107,8 +104,7 @@ def _groups(parameters: list[Parameter], matrices: set[Parameter], config: Optim
 
 
 def _matrices(model: nn.Module) -> set[Parameter]:
-    """Weights of linear maps and of the token embedding; norms, biases, tables of positions and what attention operations
-    learn are none, nor are the tokens that an operation puts in front, which the model holds as an embedding of their own."""
+    """Weights of linear maps and of the token embedding."""
     found = {_stored(module) for module in model.modules() if isinstance(module, (nn.Linear, nn.Embedding))}
     front = getattr(model, "front_tokens", None)
     return found if front is None else found - {_stored(front)}

@@ -8,12 +8,11 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.accumulate import Means, by_head, filled
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.forward_arguments import lean_arguments
 from sinklab.attention.operation import SHARE_OF_ROW, is_largest, row_share
-from sinklab.attention.probe import Probe, Watcher
+from sinklab.attention.probe import Means, Probe, Watcher, by_head, filled
 from sinklab.attention.session import attend
 from sinklab.probes.entropy import ENTROPY
 from sinklab.probes.null_mass import NULL_MASS, NullMass

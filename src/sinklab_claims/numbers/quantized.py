@@ -25,8 +25,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.linear_maps import linear_map
-from sinklab.attention.names import named_modules
+from sinklab.attention.modules import linear_map, named_modules
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.block import Norm
 from sinklab.models.integer_linear import Grid, RunningGrid, symmetric_grid

@@ -39,13 +39,7 @@ class Path(Protocol):
         """Head outputs ``(batch, num_heads, q_len, value_dim)``, differentiable, equal to the plain reference."""
 
 
-_MODULES: dict[str, Path] = {
-    "decode": decode,
-    "flash": flash,
-    "linear": linear,
-    "blocks": blocks,
-    "flex": flex,
-}
+_MODULES: dict[str, Path] = {"decode": decode, "flash": flash, "linear": linear, "blocks": blocks, "flex": flex}
 """In the order in which ``auto`` asks them."""
 
 

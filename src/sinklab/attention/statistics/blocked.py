@@ -1,19 +1,183 @@
-"""Column statistics, plain: blocks of whole rows, any operation; the definition that the faster ways are held to."""
+"""Column statistics in blocks of whole rows, the definition that the faster ways are held to; tiles and counts for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.operation import ROW_SUM, Operation
-from sinklab.attention.statistics.tiles import bucket_starts, visible_counts
-from sinklab.attention.visibility import Causal, Everything
+from sinklab.attention.visibility import Band, Causal, Everything, TileState, Visibility
 from sinklab.registry import operations
 
-__all__ = ["agrees", "blocked_statistics"]
+__all__ = [
+    "Tile",
+    "agrees",
+    "blocked_statistics",
+    "bucket_starts",
+    "counts_if_all_count",
+    "counts_of_band",
+    "known_counts",
+    "plan_tiles",
+    "visible_counts",
+]
+
+_GRAIN = 256
+"""Width of the strips of keys whose state is asked, and number of queries from which a partly visible tile is halved once.
+A finer grain saves arithmetic beside the diagonal and loses it again to the fixed cost of more and smaller products."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Half-open ranges of queries and keys of which at least one pair is visible; ``whole`` when all of them are."""
+
+    query_start: int
+    query_stop: int
+    key_start: int
+    key_stop: int
+    whole: bool
+
+
+def plan_tiles(visible: Visibility, q_len: int, kv_len: int, rows: int, columns: int) -> list[Tile]:
+    """Cut the visible part of the score matrix into disjoint tiles of at most ``rows × columns``; hidden parts are left out."""
+    tiles: list[Tile] = []
+    for start in range(0, q_len, rows):
+        stop = min(start + rows, q_len)
+        for first, last, state in _runs(_strips(visible, start, stop, 0, kv_len, columns)):
+            if state == "some" and stop - start > _GRAIN:
+                middle = (start + stop + 1) // 2
+                for half in ((start, middle), (middle, stop)):
+                    # Here a visible strip is not worth a tile of its own beside a partly visible one.
+                    for a, b, inner in _runs(_strips(visible, *half, first, last, columns), join=True):
+                        tiles += _pieces(*half, a, b, inner, columns)
+            else:
+                tiles += _pieces(start, stop, first, last, state, columns)
+    return tiles
+
+
+def _pieces(query_start: int, query_stop: int, first: int, last: int, state: TileState, columns: int) -> Iterator[Tile]:
+    """A run of keys in equal pieces: 1280 keys are two tiles of 640 and not one of 1024 and a thin one."""
+    if state == "none":
+        return
+    number = -(-(last - first) // columns)
+    cuts = [first + (last - first) * piece // number for piece in range(number + 1)]
+    for start, stop in itertools.pairwise(cuts):
+        yield Tile(query_start, query_stop, start, stop, state == "all")
+
+
+def _strips(
+    visible: Visibility, query_start: int, query_stop: int, key_start: int, key_stop: int, columns: int
+) -> Iterator[tuple[int, int, TileState]]:
+    """States of successive strips of keys; a wide strip that is uniform is not asked about again."""
+    grain = min(_GRAIN, columns)
+    for start in range(key_start, key_stop, columns):
+        stop = min(start + columns, key_stop)
+        state = visible.state(query_start, query_stop, start, stop)
+        if state != "some" or stop - start <= grain:
+            yield start, stop, state
+            continue
+        for first in range(start, stop, grain):
+            last = min(first + grain, stop)
+            yield first, last, visible.state(query_start, query_stop, first, last)
+
+
+def _runs(strips: Iterable[tuple[int, int, TileState]], join: bool = False) -> Iterator[tuple[int, int, TileState]]:
+    """Join neighbouring strips of the same state; with ``join`` also wholly and partly visible ones."""
+    for _, run in itertools.groupby(strips, key=lambda strip: strip[2] != "none" if join else strip[2]):
+        members = list(run)
+        states = {state for _, _, state in members}
+        yield members[0][0], members[-1][1], members[0][2] if len(states) == 1 else "some"
+
+
+def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple[Tensor, Tensor]:
+    """How many counted queries see each key, and how many keys each query sees.
+
+    Args:
+        plan: of the call's visibility; of no use where that is a band, whose counts are differences of running sums.
+
+    Returns:
+        float32 ``(batch or 1, num_heads or 1, kv_len)`` and float32 ``(batch or 1, num_heads or 1, q_len)``; a dimension is
+        1 when the counts do not depend on it. Exact: a count stays below 2**24.
+    """
+    counted = call.counted[:1] if call.all_counted else call.counted
+    band = call.visible.band()
+    if band is not None:
+        return counts_if_all_count(call, band) if call.all_counted else counts_of_band(band, counted, call.kv_len)
+    plan = plan_tiles(call.visible, call.q_len, call.kv_len, 256, 1024) if plan is None else plan
+    # The rule tells its batch and head dimensions with its smallest block.
+    batch, heads = call.visible.block(0, 1, 0, 1).shape[:2]
+    device = call.queries.device
+    columns = torch.zeros(max(batch, counted.shape[0]), heads, call.kv_len, device=device)
+    rows = torch.zeros(batch, heads, call.q_len, device=device)
+    for tile in plan:
+        queries, keys = slice(tile.query_start, tile.query_stop), slice(tile.key_start, tile.key_stop)
+        inside = counted[:, None, queries].float()
+        if tile.whole:
+            columns[:, :, keys] += inside.sum(dim=2, keepdim=True)
+            rows[:, :, queries] += tile.key_stop - tile.key_start
+        else:
+            # A product with the row of counted queries: exact, and faster than summing booleans.
+            block = call.visible.block(tile.query_start, tile.query_stop, tile.key_start, tile.key_stop).float()
+            columns[:, :, keys] += torch.matmul(inside[:, :, None], block)[:, :, 0]
+            rows[:, :, queries] += block.sum(dim=3)
+    return columns, rows
+
+
+def counts_if_all_count(call: AttentionCall, band: Band) -> tuple[Tensor, Tensor]:
+    """What :func:`visible_counts` gives where every query counts; without padding made once for all layers, so not to be
+    written to."""
+    if band.valid is not None:
+        return counts_of_band(band, torch.ones_like(call.counted[:1]), call.kv_len)
+    device = call.queries.device
+    return known_counts(band.low, band.high, call.q_len, call.kv_len, device, torch.is_inference_mode_enabled())
+
+
+@functools.lru_cache(maxsize=8)
+def known_counts(
+    low: int | None, high: int | None, q_len: int, kv_len: int, device: torch.device, inference: bool
+) -> tuple[Tensor, Tensor]:
+    """:func:`counts_of_band` without padding.
+
+    Args:
+        inference: whether inference mode is on: tensors made in it are of no use to a gradient.
+    """
+    return counts_of_band(Band(low, high), torch.ones(1, q_len, dtype=torch.bool, device=device), kv_len)
+
+
+def counts_of_band(band: Band, counted: Tensor, kv_len: int) -> tuple[Tensor, Tensor]:
+    """What :func:`visible_counts` gives: running sums of counted queries and of valid keys, between the bounds of each.
+
+    Args:
+        counted: boolean ``(batch or 1, q_len)``: the queries that count.
+    """
+    device = counted.device
+    valid = torch.ones(1, kv_len, dtype=torch.bool, device=device) if band.valid is None else band.valid
+    queries, keys = torch.arange(counted.shape[1], device=device), torch.arange(kv_len, device=device)
+
+    def between(flags: Tensor, first: Tensor | None, last: Tensor | None, of: Tensor) -> Tensor:
+        sums = torch.nn.functional.pad(flags.long().cumsum(dim=1), (1, 0))
+        size = flags.shape[1]
+        begin = torch.zeros_like(of) if first is None else first.clamp(0, size)
+        end = torch.full_like(of, size) if last is None else (last + 1).clamp(0, size)
+        return (sums[:, end] - sums[:, begin]).clamp(min=0).float()
+
+    columns = between(
+        counted, None if band.high is None else keys - band.high, None if band.low is None else keys - band.low, keys
+    )
+    rows = between(
+        valid, None if band.low is None else queries + band.low, None if band.high is None else queries + band.high, queries
+    )
+    return (columns * valid)[:, None], rows[:, None]
+
+
+def bucket_starts(q_len: int, num_buckets: int) -> list[int]:
+    """Query indices at which buckets of (nearly) equal size start, and ``q_len`` at the end; short calls have empty buckets."""
+    return [q_len * bucket // num_buckets for bucket in range(num_buckets + 1)]
 
 
 def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int) -> Statistics:

@@ -2,12 +2,11 @@
 
     column_sum_k = Σ_q exp(score_qk − LSE_q) = exp( LSE over q of (score_qk − LSE_q) )
 
-The column sums of attention are the log-sum-exp of the transposed attention. Hence four ways to the same numbers:
+The column sums of attention are the log-sum-exp of the transposed attention. Hence three ways to the same numbers:
 
     blocked   blocks of whole rows of the plain definition; any operation, soft-cap, bias; the reference
     fused     a second pass in small tiles, given the log-sum-exp of the rows; softmax; the fast way on a CPU
     triton    the same second pass in a kernel of our own; softmax, bands of visible keys; the fast way on a GPU
-    swapped   a stock flash kernel with queries and keys exchanged; softmax, causal or full; for GPUs without Triton
 
 None of them holds a T × T tensor.
 """
@@ -26,10 +25,9 @@ from sinklab.attention.probe import NEEDS
 from sinklab.attention.statistics.blocked import blocked_statistics
 from sinklab.attention.statistics.fused import LargeScoresError, fused_statistics
 from sinklab.attention.statistics.on_gpu import gpu_is_exact, gpu_obstacle, gpu_statistics
-from sinklab.attention.statistics.swapped import swapped_is_exact, swapped_obstacle, swapped_statistics
 from sinklab.errors import ConfigurationError
 
-__all__ = ["LogSumExpCapture", "Method", "capture_log_sum_exp", "column_statistics"]
+__all__ = ["LogSumExpCapture", "Method", "column_statistics"]
 
 _KERNELS = frozenset(
     f"aten::_scaled_dot_product_{name}"
@@ -44,10 +42,10 @@ _COMPOSITE = "aten::scaled_dot_product_attention"
 
 
 class LogSumExpCapture(TorchDispatchMode):
-    """Looks at the operators that run inside the context and passes every one of them on.
+    """``with LogSumExpCapture() as captured: …`` keeps the row log-sum-exp of the one attention kernel that runs inside.
 
-    All are called as they were but for kernels with an argument that decides whether they return a log-sum-exp: with this,
-    they do.
+    Every operator is passed on and its result handed back, so outputs are bit-identical; some CUDA kernels write a log-sum-exp
+    on request only, and are asked for it.
     """
 
     supports_higher_order_operators = True  # FlexAttention is one; without this torch refuses to run it under a mode
@@ -96,16 +94,7 @@ class LogSumExpCapture(TorchDispatchMode):
         return result
 
 
-def capture_log_sum_exp() -> LogSumExpCapture:
-    """``with capture_log_sum_exp() as captured: …`` keeps the row log-sum-exp of the one attention kernel that runs inside.
-
-    Nothing about the computation changes: the mode hands back what each operator returned, so outputs are bit-identical. Some
-    CUDA kernels write a log-sum-exp on request only, and are asked for it. Read ``captured.log_sum_exp`` afterwards.
-    """
-    return LogSumExpCapture()
-
-
-Method = Literal["auto", "blocked", "fused", "triton", "swapped"]
+Method = Literal["auto", "blocked", "fused", "triton"]
 
 _SHORT = 512
 """On a GPU, up to this many keys the blocked way, which works on all samples and heads at once, is the faster one."""
@@ -116,11 +105,7 @@ _FEW_PAIRS = 2**14
 
 @torch.no_grad()
 def column_statistics(
-    call: AttentionCall,
-    needs: frozenset[str] = frozenset({"columns"}),
-    *,
-    num_buckets: int = 0,
-    method: Method = "auto",
+    call: AttentionCall, needs: frozenset[str] = frozenset({"columns"}), *, num_buckets: int = 0, method: Method = "auto"
 ) -> Statistics:
     """Reduce a call to O(q_len + kv_len) numbers per head.
 
@@ -153,9 +138,9 @@ def column_statistics(
         )
     free = method == "auto"
     if free:
-        method = _choose(call, needs)
+        method = _choose(call)
     else:
-        obstacle = _obstacle(call, needs, method)
+        obstacle = _obstacle(call, method)
         if obstacle:
             raise ConfigurationError(
                 f"{call.site.module}: method {method!r} cannot be used: {obstacle}; use 'auto' or 'blocked'"
@@ -171,37 +156,31 @@ def column_statistics(
                 method = "blocked"
         if method == "triton":
             return gpu_statistics(call, needs, num_buckets)
-        if method == "swapped":
-            return swapped_statistics(call, needs, num_buckets)
         return blocked_statistics(call, needs, num_buckets)
 
 
-def _choose(call: AttentionCall, needs: frozenset[str]) -> Method:
+def _choose(call: AttentionCall) -> Method:
     """The fastest way that serves the call."""
     device = call.queries.device.type
-    if device == "cpu" and call.q_len * call.kv_len > _FEW_PAIRS and _obstacle(call, needs, "fused") is None:
+    if device == "cpu" and call.q_len * call.kv_len > _FEW_PAIRS and _obstacle(call, "fused") is None:
         return "fused"
     if device == "cuda" and call.kv_len > _SHORT:
         kind = call.queries.device, call.queries.dtype, call.queries.shape[3]
-        if _obstacle(call, needs, "triton") is None and gpu_is_exact(*kind):
+        if _obstacle(call, "triton") is None and gpu_is_exact(*kind):
             return "triton"
-        if _obstacle(call, needs, "swapped") is None and swapped_is_exact(*kind):
-            return "swapped"
     return "blocked"
 
 
-def _obstacle(call: AttentionCall, needs: frozenset[str], method: str) -> str | None:
+def _obstacle(call: AttentionCall, method: str) -> str | None:
     """Why a method cannot serve a call, or ``None`` when it can."""
     if method == "blocked":
         return None
-    if method not in ("fused", "triton", "swapped"):
-        return "there is no such method (auto, blocked, fused, triton, swapped)"
+    if method not in ("fused", "triton"):
+        return "there is no such method (auto, blocked, fused, triton)"
     if not call.operation.is_softmax:
         return f"it needs the log-sum-exp of a softmax, and the operation is {call.operation.name!r}"
     if call.softcap is not None:
         return "the scores are soft-capped"
     if call.bias is not None:
         return "the scores carry a bias"
-    if method == "triton":
-        return gpu_obstacle(call)
-    return swapped_obstacle(call, needs) if method == "swapped" else None
+    return gpu_obstacle(call) if method == "triton" else None

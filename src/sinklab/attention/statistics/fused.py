@@ -20,7 +20,7 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.matmul_precision import fast_float32
 from sinklab.attention.operation import leaves_digits
-from sinklab.attention.statistics.tiles import bucket_starts, plan_tiles, visible_counts
+from sinklab.attention.statistics.blocked import bucket_starts, plan_tiles, visible_counts
 from sinklab.errors import ConfigurationError
 
 __all__ = ["LargeScoresError", "fused_statistics"]

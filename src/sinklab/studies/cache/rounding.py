@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.attention.forward_arguments import cache_argument
-from sinklab.attention.placement import input_device
+from sinklab.attention.modules import input_device
 from sinklab.attention.session import Session
 from sinklab.models.loading import LoadedModel
 from sinklab.models.positions import trained_length

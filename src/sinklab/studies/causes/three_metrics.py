@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.accumulate import documents_of
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics, run_of
 from sinklab.attention.forward_arguments import lean_arguments
-from sinklab.attention.probe import Watcher
+from sinklab.attention.probe import Watcher, documents_of
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.probes.outliers import LAYER_KURTOSIS

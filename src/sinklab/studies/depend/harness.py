@@ -60,7 +60,7 @@ class Prepared:
     scored: list[int] = dataclasses.field(default_factory=list)
 
 
-class _LocalTask(harness_task.ConfigurableTask):  # type: ignore[misc]  # the harness has no types
+class _LocalTask(harness_task.ConfigurableTask):
     """A task of ours as the harness runs it; its documents are at hand, and nothing is downloaded."""
 
     def __init__(self, task: Task, documents: Sequence[Document], tokens: Sequence[int]) -> None:
@@ -73,6 +73,7 @@ class _LocalTask(harness_task.ConfigurableTask):  # type: ignore[misc]  # the ha
             )
         config: dict[str, Any] = {"task": task.name, "test_split": "test", "num_fewshot": 0, "doc_to_text": "context"}
         metric = {"metric": task.score, "aggregation": "mean", "higher_is_better": True}
+        asked: dict[str, Any]
         if task.score == "acc":
             asked = {"output_type": "multiple_choice", "doc_to_choice": "choices", "doc_to_target": "right"}
         else:

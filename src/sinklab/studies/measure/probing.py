@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.modules import has_all_heads, input_device, placement_of
 from sinklab.attention.operation import Operation
-from sinklab.attention.placement import has_all_heads, input_device, placement_of
 from sinklab.attention.probe import Probe, named_twice
 from sinklab.attention.returned import attend_returned, bytes_of_weights, unavailable, uses_returned
 from sinklab.attention.session import Session, attend

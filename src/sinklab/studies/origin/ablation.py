@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from sinklab.attention.names import submodule
+from sinklab.attention.modules import submodule
 from sinklab.attention.session import attend
 from sinklab.corpora.samples import Samples
 from sinklab.models.losses import IGNORED, cross_entropies, loss_kind

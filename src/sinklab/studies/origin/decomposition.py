@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from sinklab.attention.linear_maps import linear_map, weight_of
-from sinklab.attention.names import named_modules
+from sinklab.attention.modules import linear_map, named_modules, weight_of
 from sinklab.studies.origin.found import Channel, Unit, Weight
 from sinklab.studies.origin.structure import Sublayer, Tap, is_experts, is_linear
 from sinklab.studies.origin.tracing import OriginSetting
@@ -81,7 +80,7 @@ class Linear(Writer):
 
     Args:
         path, module: of the map.
-        weight: with which it acts, as :func:`~sinklab.attention.linear_maps.weight_of` has it.
+        weight: with which it acts, as :func:`~sinklab.attention.modules.weight_of` has it.
         heads: of the attention in front of it; ``None`` for neurons.
         readers: linear maps of the same sublayer that give the neurons, by qualified name.
     """

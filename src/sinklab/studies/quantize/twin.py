@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.linear_maps import linear_map
-from sinklab.attention.names import named_modules, of_peft, plain_module, submodule
+from sinklab.attention.modules import linear_map, named_modules, of_peft, plain_module, submodule
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.integer_linear import (

@@ -1,4 +1,4 @@
-"""Gated attention: gates by hand, every granularity, squeezing, and a gate that is open is softmax."""
+"""Gates on the outputs of heads: by hand, every granularity, an MLP as torch's own, and open gates that are softmax."""
 
 from __future__ import annotations
 
@@ -7,32 +7,18 @@ import math
 import pytest
 import torch
 from tests.conftest import make_sinklm
+from torch import nn
 
 from sinklab.attention.operation import HeadShape
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.operations.gated import Gated
+from sinklab.operations.gated_heads import GatedHeads
 from sinklab.operations.softmax import Softmax
 from sinklab.probes.null_mass import NullMass
-from sinklab.registry import operations
-from sinklab.testing import check_operation
 
-SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=6, hidden_size=16)
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        Gated(element_wise=False, initial_bias=1.0),
-        Gated(shared=True, floor=0.5),
-        Gated(input_dependent=False),
-        Gated(element_wise=False, shared=True, input_dependent=False),
-        Gated(double=True),
-    ],
-    ids=str,
-)
-def test_contract(operation):
-    check_operation(operation)
+# --- gated -------------------------------------------------------------------------------------------------------------------
+GATED = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=6, hidden_size=16)
 
 
 def test_three_tokens_by_hand():
@@ -62,7 +48,7 @@ def test_three_tokens_by_hand():
 )
 def test_granularity(settings, weight, bias, gate):
     operation = Gated(**settings)
-    values = operation.parameters(SHAPE)
+    values = operation.parameters(GATED)
     expected = {name: shape for name, shape in (("weight", weight), ("bias", bias)) if shape}
     assert {name: tuple(value.shape) for name, value in values.items()} == expected
     if bias:
@@ -71,7 +57,7 @@ def test_granularity(settings, weight, bias, gate):
 
 
 def test_each_gate_reads_its_own_row():
-    values, given = Gated(initial_bias=0.3).parameters(SHAPE), torch.randn(2, 5, 16)
+    values, given = Gated(initial_bias=0.3).parameters(GATED), torch.randn(2, 5, 16)
     gate = Gated().gain(values | {"layer_input": given})
     expected = torch.sigmoid(given[1, 3] @ values["weight"][2, 4] + 0.3)
     torch.testing.assert_close(gate[1, 2, 3, 4], expected, rtol=0, atol=1e-6)
@@ -111,23 +97,64 @@ def test_the_gate_of_a_model_is_measured_as_the_gain(settings):
     assert gains == pytest.approx([0.75] * 4, abs=1e-6)
 
 
-@pytest.mark.parametrize("floor", [-0.1, 1.0, math.nan])
-def test_a_floor_that_cannot_take_effect(floor):
-    with pytest.raises(ConfigurationError, match=f"operation 'gated': floor = {floor} must be from 0 to below 1"):
-        Gated(floor=floor)
+# --- gated_heads -------------------------------------------------------------------------------------------------------------
+SLICED = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, value_dim=8, hidden_size=24)
 
 
-def test_a_bias_that_cannot_take_effect():
-    with pytest.raises(ConfigurationError, match="operation 'gated': initial_bias = inf must be a finite number"):
-        Gated(initial_bias=math.inf)
+def test_three_tokens_by_hand_of_gated_heads():
+    # Two heads of two features; the first opens with its second feature, the other with its first.
+    given = torch.tensor([[[9.0, 1.0, -1.0, 9.0], [9.0, 0.0, 0.0, 9.0], [9.0, -1.0, 1.0, 9.0]]])
+    state = {"layer_input": given, "weight": math.log(3.0) * torch.eye(2).flip(1), "bias": torch.zeros(2)}
+    expected = torch.tensor([[0.75, 0.5, 0.25], [0.25, 0.5, 0.75]])
+    torch.testing.assert_close(GatedHeads().gain(state)[0, :, :, 0], expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(GatedHeads(double=True).gain(state)[0, :, :, 0], 2 * expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("settings", [{"floor": 0.5}, {"initial_bias": 1.0}])
-def test_a_doubled_gate_that_would_not_start_at_one(settings):
-    with pytest.raises(ConfigurationError, match="operation 'gated': double goes with neither floor nor initial_bias"):
-        Gated(double=True, **settings)
+def test_an_mlp_is_the_one_of_torch():
+    torch.manual_seed(0)
+    operation, given = GatedHeads(hidden=5), torch.randn(2, 7, 24, dtype=torch.float64)
+    state = {name: torch.randn_like(value, dtype=torch.float64) for name, value in operation.parameters(SLICED).items()}
+    gate = operation.gain(state | {"layer_input": given})
+    for head in range(4):
+        mlp = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1)).double()
+        mlp[0].weight.data, mlp[0].bias.data = state["hidden_weight"][head], state["hidden_bias"][head]
+        mlp[2].weight.data, mlp[2].bias.data = state["weight"][head, None], state["bias"][head, None]
+        expected = torch.sigmoid(mlp(given[..., 6 * head : 6 * head + 6]))
+        torch.testing.assert_close(gate[:, head], expected.detach(), rtol=0, atol=1e-13)
 
 
-def test_round_trip():
-    operation = Gated(element_wise=False, shared=True, floor=0.5, initial_bias=1.0)
-    assert operations.make(operation.to_dict()) == operation
+def test_all_features():
+    given, weight, bias = torch.randn(2, 7, 24), torch.randn(4, 24), torch.randn(4)
+    gate = GatedHeads(all_features=True).gain({"layer_input": given, "weight": weight, "bias": bias})
+    expected = torch.sigmoid(nn.functional.linear(given, weight, bias)).transpose(1, 2)[..., None]
+    torch.testing.assert_close(gate, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("operation", "count"),
+    [(GatedHeads(), 4 * (6 + 1)), (GatedHeads(hidden=5), 4 * (5 * (6 + 2) + 1)), (GatedHeads(all_features=True), 4 * (24 + 1))],
+    ids=str,
+)
+def test_numbers_of_parameters(operation, count):
+    assert sum(value.numel() for value in operation.parameters(SLICED).values()) == count
+
+
+@pytest.mark.parametrize("settings", [{}, {"hidden": 4}, {"all_features": True}])
+def test_every_gate_starts_at_the_opening(settings):
+    state = GatedHeads(opening=0.25, **settings).parameters(SLICED) | {"layer_input": torch.randn(2, 5, 24)}
+    torch.testing.assert_close(GatedHeads(**settings).gain(state), torch.full((2, 4, 5, 1), 0.25), rtol=0, atol=1e-6)
+
+
+def test_a_doubled_gate_that_is_half_open_is_softmax():
+    queries, keys, values = torch.randn(3, 2, 4, 5, 8)
+    operation = GatedHeads(double=True)
+    state = operation.parameters(SLICED) | {"layer_input": torch.randn(2, 5, 24)}
+    outputs, _ = operation.head_outputs(queries, keys, values, None, 0.5, state)
+    assert torch.equal(outputs, Softmax().head_outputs(queries, keys, values, None, 0.5)[0])
+
+
+def test_a_width_that_cannot_be_split():
+    odd = HeadShape(num_heads=5, num_kv_heads=5, head_dim=8, value_dim=8, hidden_size=24)
+    with pytest.raises(ConfigurationError, match="the 24 features of the layer's input cannot be split evenly among 5 heads"):
+        GatedHeads().parameters(odd)
+    assert GatedHeads(all_features=True).parameters(odd)["weight"].shape == (5, 24)

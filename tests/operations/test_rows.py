@@ -1,0 +1,441 @@
+"""Operations that turn a row of scores into weights: each on three tokens by hand, and the identities that it has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.conftest import make_sinklm
+
+from sinklab.attention.session import attend
+from sinklab.operations.clipped_softmax import ClippedSoftmax
+from sinklab.operations.elu import Elu
+from sinklab.operations.p_normalized import PNormalized
+from sinklab.operations.relu import Relu
+from sinklab.operations.scaled_softmax import ScaledSoftmax
+from sinklab.operations.sigmoid import Sigmoid
+from sinklab.operations.softcap import Softcap
+from sinklab.operations.softmax import Softmax
+from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
+from sinklab.operations.softpick import Softpick
+from sinklab.operations.tempered_softmax import TemperedSoftmax
+from sinklab.probes.null_mass import NullMass
+
+# --- softmax -----------------------------------------------------------------------------------------------------------------
+
+
+def test_three_tokens_by_hand():
+    scores = torch.tensor([[0.0, 0.0, 0.0], [math.log(3.0), 0.0, 9.0], [math.log(2.0), math.log(5.0), math.log(3.0)]])
+    weights = Softmax().weights(scores[None, None], torch.ones(3, 3, dtype=torch.bool).tril())[0, 0]
+    # 1; 3 to 1; 2, 5 and 3 of 10
+    expected = torch.tensor([[1.0, 0.0, 0.0], [0.75, 0.25, 0.0], [0.2, 0.5, 0.3]])
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
+
+
+def test_a_row_that_sees_nothing_gives_nothing():
+    weights = Softmax().weights(torch.randn(1, 1, 2, 3), torch.tensor([[True, True, False], [False, False, False]]))
+    assert torch.equal(weights[0, 0, 1], torch.zeros(3))
+    assert weights[0, 0, 0, 2] == 0.0
+
+
+def test_a_null_score_of_minus_infinity_is_no_null_score():
+    """In a row that sees nothing, too: there is no mass to give, and no NaN forward or backward."""
+    scores = torch.randn(1, 1, 3, 3, requires_grad=True)
+    visible = torch.tensor([[True, True, False], [False, False, False], [True, True, True]])
+    null = torch.full((1, 1, 3), -math.inf)
+    weights = Softmax().weights(scores, visible, null)
+    torch.testing.assert_close(weights, Softmax().weights(scores, visible))
+    weights[..., 0].sum().backward()
+    assert bool(torch.isfinite(scores.grad).all())
+    assert Softmax().null_mass(scores.detach(), visible, null).eq(0.0).all()
+    assert Softmax().null_mass(scores.detach(), visible, torch.zeros(1, 1, 3))[0, 0, 1] == 1.0
+
+
+# --- softmax_plus_one --------------------------------------------------------------------------------------------------------
+CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
+
+
+def null_scores(heads: int = 1) -> torch.Tensor:
+    return SoftmaxPlusOne().null_scores(torch.zeros(1, heads, 3, 4), 0.5, {})
+
+
+def test_three_tokens_by_hand_of_softmax_plus_one():
+    scores = torch.tensor([[0.0, 9.0, 9.0], [math.log(3.0), 0.0, 9.0], [math.log(2.0), math.log(5.0), math.log(2.0)]])[
+        None, None
+    ]
+    # 1 and the one; 3, 1 and the one; 2, 5, 2 and the one
+    expected = torch.tensor([[0.5, 0.0, 0.0], [0.6, 0.2, 0.0], [0.2, 0.5, 0.2]])
+    operation = SoftmaxPlusOne()
+    torch.testing.assert_close(operation.weights(scores, CAUSAL, null_scores())[0, 0], expected, rtol=0, atol=1e-6)
+    mass = operation.null_mass(scores, CAUSAL, null_scores())[0, 0]
+    torch.testing.assert_close(mass, torch.tensor([0.5, 0.2, 0.1]), rtol=0, atol=1e-6)
+
+
+def test_it_is_softmax_over_one_more_key_of_zeros():
+    queries, keys, values = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
+    outputs, weights = SoftmaxPlusOne().head_outputs(queries, keys, values, None, 0.5)
+    padded = [torch.cat((torch.zeros_like(states[:, :, :1]), states), dim=2) for states in (keys, values)]
+    expected, full = Softmax().head_outputs(queries, *padded, None, 0.5)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(weights, full[..., 1:], rtol=0, atol=1e-14)
+
+
+def test_a_row_that_sees_nothing_or_only_repulsive_keys_spends_everything_on_nothing():
+    hidden = torch.zeros(1, 3, dtype=torch.bool)
+    for scores, visible in ((torch.randn(1, 1, 1, 3), hidden), (torch.full((1, 1, 1, 3), -200.0), ~hidden)):
+        assert float(SoftmaxPlusOne().weights(scores, visible, null_scores()).abs().max()) == 0.0
+        assert float(SoftmaxPlusOne().null_mass(scores, visible, null_scores())) == 1.0
+
+
+def test_a_small_null_mass_keeps_its_digits():
+    mass = SoftmaxPlusOne().null_mass(torch.full((1, 1, 1, 2), 40.0), None, null_scores())
+    assert abs(float(mass) / (math.exp(-40.0) / 2) - 1) < 1e-5
+
+
+# --- clipped_softmax ---------------------------------------------------------------------------------------------------------
+STRETCHED = torch.tensor([[1.0, 9.0, 9.0], [3.0, 1.0, 9.0], [2.0, 5.0, 3.0]]).log()[None, None]
+"""Softmax of the rows: 1; 3/4 and 1/4; 1/5, 1/2 and 3/10."""
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected", "mass"),
+    [
+        # 3/2 p - 1/2
+        (ClippedSoftmax(gamma=-0.5), [[1.0, 0.0, 0.0], [5 / 8, 0.0, 0.0], [0.0, 1 / 4, 0.0]], [0.0, 3 / 8, 3 / 4]),
+        # (1 + 1/2i) p - 1/2i
+        (ClippedSoftmax(alpha=0.5), [[1.0, 0.0, 0.0], [11 / 16, 1 / 16, 0.0], [1 / 15, 5 / 12, 11 / 60]], [0.0, 1 / 4, 1 / 3]),
+        # 2 p
+        (ClippedSoftmax(gamma=0.0, zeta=2.0), [[1.0, 0.0, 0.0], [1.0, 1 / 2, 0.0], [2 / 5, 1.0, 3 / 5]], None),
+    ],
+)
+def test_three_tokens_by_hand_of_clipped_softmax(operation, expected, mass):
+    torch.testing.assert_close(operation.weights(STRETCHED, CAUSAL)[0, 0], torch.tensor(expected), rtol=0, atol=1e-6)
+    found = operation.null_mass(STRETCHED, CAUSAL)
+    assert operation.normalized == (mass is not None) == (found is not None)
+    if mass is not None:
+        torch.testing.assert_close(found[0, 0], torch.tensor(mass), rtol=0, atol=1e-6)
+
+
+def test_without_a_stretch_it_is_softmax():
+    torch.testing.assert_close(ClippedSoftmax(gamma=0.0).weights(STRETCHED, CAUSAL), Softmax().weights(STRETCHED, CAUSAL))
+    assert torch.equal(
+        ClippedSoftmax(alpha=0.0).weights(STRETCHED, CAUSAL), ClippedSoftmax(gamma=0.0).weights(STRETCHED, CAUSAL)
+    )
+
+
+def test_alpha_counts_what_the_query_sees():
+    visible = torch.tensor([[True, False, True, True, False]])
+    scores = torch.randn(1, 1, 1, 5, dtype=torch.float64)
+    alone = ClippedSoftmax(alpha=0.5).weights(scores[..., [0, 2, 3]], None)
+    torch.testing.assert_close(ClippedSoftmax(alpha=0.5).weights(scores, visible)[..., [0, 2, 3]], alone)
+
+
+def test_clipped_weights_have_no_gradient():
+    scores = STRETCHED[:, :, 1:2, :2].clone().requires_grad_()
+    weights = ClippedSoftmax(gamma=-0.5).weights(scores, None)
+    assert torch.equal(torch.autograd.grad(weights[..., 1].sum(), scores)[0], torch.zeros(1, 1, 1, 2))
+
+
+def test_no_row_sums_to_more_than_one():
+    scores = 3 * torch.randn(1, 2, 64, 40, dtype=torch.float64)
+    for operation in (ClippedSoftmax(), ClippedSoftmax(gamma=-2.0), ClippedSoftmax(alpha=4.0)):
+        rows = operation.weights(scores, None).sum(-1)
+        assert float(rows.max()) <= 1.0 + 1e-12
+        torch.testing.assert_close(rows + operation.null_mass(scores, None), torch.ones_like(rows))
+
+
+# --- elu ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_three_tokens_by_hand_of_elu():
+    scores = torch.tensor([[0.0, 7.0, 7.0], [-math.log(2.0), 1.0, 7.0], [-math.log(4.0), 0.0, 2.0]])[None, None]
+    # exp(s) up to 0, s + 1 beyond
+    expected = torch.tensor([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [0.25, 1.0, 3.0]])
+    torch.testing.assert_close(Elu().weights(scores, CAUSAL)[0, 0], expected, rtol=0, atol=1e-6)
+    shares = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(Elu(normalize=True).weights(scores, CAUSAL)[0, 0], shares, rtol=0, atol=1e-6)
+
+
+def test_it_is_elu_plus_one_with_the_digits_of_small_weights():
+    scores = torch.linspace(-8, 8, 33)[None, None, None]
+    torch.testing.assert_close(Elu().weights(scores, None), F.elu(scores) + 1, rtol=0, atol=1e-6)
+    assert float(Elu().weights(torch.full((1, 1, 1, 1), -50.0), None)) == pytest.approx(math.exp(-50), rel=1e-5)
+
+
+def test_normalised_negative_scores_are_a_softmax():
+    scores = -torch.rand(1, 1, 4, 6, dtype=torch.float64) * 900
+    torch.testing.assert_close(Elu(normalize=True).weights(scores, None), Softmax().weights(scores, None), rtol=0, atol=1e-13)
+
+
+def test_only_normalised_rows_have_a_fixed_sum():
+    assert (Elu().normalized, Elu(normalize=True).normalized) == (False, True)
+    assert Elu().null_mass(torch.zeros(1, 1, 2, 2), None) is None
+
+
+@pytest.mark.parametrize("number", [-20.0, -1.0, 0.0, 3.0])
+def test_the_slope_is_one_from_zero_on(number):
+    """At 0 itself too, where that of ``clamp`` is 1 or 0 by the version of torch."""
+    scores = torch.full((1, 1, 1, 1), number, requires_grad=True)
+    for values, slope in (
+        (Elu().weights(scores, None), math.exp(min(number, 0.0))),
+        (Elu().log_similarity(scores), 1 / (1 + max(number, 0.0))),
+    ):
+        (found,) = torch.autograd.grad(values.sum(), scores)
+        assert float(found) == pytest.approx(slope, rel=1e-6)
+
+
+# --- relu --------------------------------------------------------------------------------------------------------------------
+RECTIFIED = torch.tensor([[2.0, 9.0, 9.0], [-1.0, 3.0, 9.0], [1.0, -4.0, 2.0]])[None, None]
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        (Relu(), [[2.0, 0.0, 0.0], [0.0, 3 / 2, 0.0], [1 / 3, 0.0, 2 / 3]]),
+        (Relu(uncounted=1), [[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [1 / 2, 0.0, 1.0]]),
+        (Relu(power=0.5), [[2.0, 0.0, 0.0], [0.0, 3 / 2**0.5, 0.0], [1 / 3**0.5, 0.0, 2 / 3**0.5]]),
+        (Relu(power=0.0), [[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [1.0, 0.0, 2.0]]),
+        (Relu(normalize=True), [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1 / 3, 0.0, 2 / 3]]),
+    ],
+)
+def test_three_tokens_by_hand_of_relu(operation, expected):
+    torch.testing.assert_close(operation.weights(RECTIFIED, CAUSAL)[0, 0], torch.tensor(expected), rtol=0, atol=1e-6)
+
+
+def test_the_construction_that_needs_no_sink():
+    """Ran-Milo: the trigger scores 1 on every key but BOS, so its weights average these keys; all other rows are silent."""
+    scores = torch.zeros(1, 1, 6, 6)
+    scores[..., 3, 1:] = 1.0
+    weights = Relu(uncounted=1).weights(scores, torch.ones(6, 6, dtype=torch.bool).tril())[0, 0]
+    expected = torch.zeros(6, 6)
+    expected[3, 1:4] = 1 / 3
+    assert torch.equal(weights, expected)
+
+
+def test_the_divisor_counts_what_the_query_sees():
+    visible = torch.tensor([[True, False, False, True], [False, False, False, False]])
+    weights = Relu().weights(torch.ones(1, 1, 2, 4), visible)[0, 0]
+    assert torch.equal(weights, torch.tensor([[0.5, 0.0, 0.0, 0.5], [0.0, 0.0, 0.0, 0.0]]))
+
+
+def test_the_mass_of_a_silent_row_is_on_nothing():
+    silent = RECTIFIED.clone()
+    silent[..., 1, :2] = -1.0
+    operation = Relu(normalize=True)
+    assert operation.null_mass(silent, CAUSAL).tolist() == [[[0.0, 1.0, 0.0]]]
+    assert operation.weights(silent, CAUSAL)[0, 0, 1].tolist() == [0.0, 0.0, 0.0]
+    assert operation.null_mass(-silent.abs(), None).tolist() == [[[1.0, 1.0, 1.0]]]
+    assert Relu().null_mass(silent, CAUSAL) is None
+    assert (operation.normalized, Relu().normalized) == (True, False)
+
+
+# --- sigmoid -----------------------------------------------------------------------------------------------------------------
+
+
+def test_three_tokens_by_hand_of_sigmoid():
+    scores = torch.tensor([[0.0, 5.0, 5.0], [math.log(3.0), -math.log(3.0), 5.0], [0.0, 0.0, math.log(4.0)]])[None, None]
+    # sigmoid(ln x) = x/(1 + x)
+    expected = torch.tensor([[0.5, 0.0, 0.0], [0.75, 0.25, 0.0], [0.5, 0.5, 0.8]])
+    torch.testing.assert_close(Sigmoid().weights(scores, CAUSAL)[0, 0], expected, rtol=0, atol=1e-6)
+    shares = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(Sigmoid(normalize=True).weights(scores, CAUSAL)[0, 0], shares, rtol=0, atol=1e-6)
+
+
+def test_bias_minus_log_n_makes_an_even_row_sum_to_about_one():
+    size = 64
+    weights = Sigmoid(bias=-math.log(size)).weights(torch.zeros(1, 1, 1, size), None)
+    # sigmoid(-ln n) = 1/(n + 1), n of them
+    assert float(weights.sum()) == pytest.approx(size / (size + 1), abs=1e-6)
+    assert torch.allclose(Sigmoid(length_bias=True).weights(torch.zeros(1, 1, 1, size), None), weights)
+
+
+def test_the_length_bias_counts_what_the_query_sees():
+    visible = torch.tensor([[True, False, False, False], [True, True, False, True], [False, False, False, False]])
+    weights = Sigmoid(length_bias=True).weights(torch.zeros(1, 1, 3, 4), visible)[0, 0]
+    expected = torch.tensor([[1 / 2, 0, 0, 0], [1 / 4, 1 / 4, 0, 1 / 4], [0, 0, 0, 0]])
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-7)
+
+
+def test_keys_do_not_compete():
+    scores = torch.randn(1, 1, 1, 5)
+    louder = scores.clone()
+    louder[..., 2] += 10
+    before, after = Sigmoid().weights(scores, None), Sigmoid().weights(louder, None)
+    assert torch.equal(before[..., [0, 1, 3, 4]], after[..., [0, 1, 3, 4]])
+
+
+def test_normalised_low_scores_are_a_softmax():
+    # sigmoid(s) is exp(s) but for a factor of 1 - exp(s), and rows of exp(-500) do not underflow.
+    scores = torch.randn(1, 1, 3, 5, dtype=torch.float64)
+    for low in (-40.0, -500.0):
+        torch.testing.assert_close(Sigmoid(normalize=True).weights(scores + low, None), Softmax().weights(scores + low, None))
+    assert Sigmoid(normalize=True).weights(scores.float() - 500, None).sum(-1).allclose(torch.ones(1))
+
+
+def test_only_normalised_rows_have_a_fixed_sum_of_sigmoid():
+    assert not Sigmoid().normalized
+    assert Sigmoid(normalize=True).normalized
+    assert Sigmoid().null_mass(torch.zeros(1, 1, 2, 2), None) is None
+
+
+# --- softpick ----------------------------------------------------------------------------------------------------------------
+
+
+def test_three_tokens_by_hand_of_softpick():
+    ratios = torch.tensor([[2.0, 9.0, 9.0], [3.0, 0.5, 9.0], [2.0, 4.0, 0.5]])
+    scores = ratios.log()[None, None]
+    # exp(s) - 1: 1; 2 and -1/2; 1, 3 and -1/2
+    expected = torch.tensor([[1.0, 0.0, 0.0], [4 / 5, 0.0, 0.0], [2 / 9, 6 / 9, 0.0]])
+    torch.testing.assert_close(Softpick().weights(scores, CAUSAL)[0, 0], expected, rtol=0, atol=1e-6)
+    mass = Softpick().null_mass(scores, CAUSAL)[0, 0]
+    torch.testing.assert_close(mass, torch.tensor([0.0, 1 / 5, 1 / 9]), rtol=0, atol=1e-6)
+
+
+def test_a_negative_score_has_a_gradient_through_the_denominator():
+    scores = torch.tensor([3.0, 0.5], dtype=torch.float64).log().requires_grad_()
+    weight = Softpick().weights(scores[None, None, None], None)[0, 0, 0, 0]
+    (gradient,) = torch.autograd.grad(weight, scores)
+    # w = a/(a + b) with a = exp(s) - 1 = 2 and b = 1 - exp(t) = 1/2: dw/ds = 3 b/(a + b)², dw/dt = exp(t) a/(a + b)²
+    assert gradient.tolist() == pytest.approx([3 * 0.5 / 6.25, 0.5 * 2 / 6.25])
+
+
+def test_a_row_of_zeros_gives_everything_to_nothing():
+    scores = torch.zeros(1, 1, 1, 4, requires_grad=True)
+    weights = Softpick().weights(scores, None)
+    assert torch.equal(weights, torch.zeros(1, 1, 1, 4))
+    assert Softpick().null_mass(scores, None).item() == 1.0
+    assert torch.equal(torch.autograd.grad(weights.sum(), scores)[0], torch.zeros(1, 1, 1, 4))
+    assert Softpick().null_mass(torch.zeros(1, 1, 1, 2), torch.tensor([[False, False]])).item() == 1.0
+
+
+def test_negative_rows_are_silent_and_large_rows_are_a_softmax():
+    scores = torch.randn(1, 1, 4, 6, dtype=torch.float64)
+    assert torch.equal(Softpick().weights(-scores.abs() - 1, None), torch.zeros_like(scores))
+    for shift in (45.0, 900.0):  # exp(-40) is far below the rounding of what it is subtracted from
+        torch.testing.assert_close(
+            Softpick().weights(scores + shift, None), Softmax().weights(scores, None), rtol=0, atol=1e-12
+        )
+
+
+def test_small_scores_keep_their_digits():
+    scores = 1e-6 * torch.tensor([[[[1.0, 3.0, -4.0]]]])
+    # exp(s) - 1 = s but for s²/2
+    torch.testing.assert_close(Softpick().weights(scores, None)[0, 0, 0], torch.tensor([1 / 8, 3 / 8, 0.0]), rtol=0, atol=1e-6)
+
+
+# --- p_normalized ------------------------------------------------------------------------------------------------------------
+
+
+def test_three_tokens_by_hand_of_p_normalized():
+    similarity = torch.tensor([[7.0, 1.0, 1.0], [3.0, 4.0, 1.0], [1.0, 4.0, 9.0]])
+    lower = torch.ones(3, 3, dtype=torch.bool).tril()
+    weights = PNormalized(p=2.0).weights(torch.log(similarity)[None, None], lower)[0, 0]
+    torch.testing.assert_close(weights[:2], torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0]]), rtol=0, atol=1e-6)
+    weights = PNormalized(p=0.5).weights(torch.log(similarity)[None, None], lower)[0, 0]
+    torch.testing.assert_close(weights[2], torch.tensor([1.0, 4.0, 9.0]) / 36, rtol=0, atol=1e-6)  # (1 + 2 + 3)² = 36
+    # sigmoid(ln 3) = 3/4, sigmoid(0) = 1/2: of squares, 9/16 and 4/16, the root is sqrt(13)/4
+    scores = torch.tensor([[[[math.log(3.0), 0.0]]]])
+    weights = PNormalized(p=2.0, sigmoid=True).weights(scores, None)[0, 0, 0]
+    torch.testing.assert_close(weights, torch.tensor([3.0, 2.0]) / math.sqrt(13.0), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5, 2.0, 4.0])
+def test_it_is_the_root_of_a_tempered_softmax(p):
+    scores = torch.randn(2, 3, 5, 6, dtype=torch.float64)
+    weights = PNormalized(p=p).weights(scores, None)
+    torch.testing.assert_close(weights, Softmax().weights(p * scores, None) ** (1 / p), rtol=1e-12, atol=0)
+    sums = weights.sum(-1)
+    assert bool((sums < 1).all() if p < 1 else ((sums > 1) & (sums <= 6 ** (1 - 1 / p))).all())
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_powers_sum_to_one_at_any_size_of_the_scores(sigmoid):
+    for size in (1.0, 1e2, 1e4):
+        scores = size * torch.randn(2, 3, 5, 6, dtype=torch.float64)
+        weights = PNormalized(p=3.0, sigmoid=sigmoid).weights(scores, None)
+        torch.testing.assert_close((weights**3).sum(-1), torch.ones(2, 3, 5, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_no_null_mass_is_defined():
+    assert PNormalized().null_mass(torch.randn(1, 1, 3, 3), None) is None
+
+
+# --- softcap -----------------------------------------------------------------------------------------------------------------
+
+
+def test_three_tokens_by_hand_of_softcap():
+    # tanh(ln 2) = 3/5, tanh(ln 3) = 4/5
+    scores = 10.0 * torch.log(torch.tensor([[1.0, 2.0, 3.0], [2.0, 2.0, 1.0], [1.0, 2.0, 3.0]]))[None, None]
+    weights = Softcap(cap=10.0).weights(scores, torch.ones(3, 3, dtype=torch.bool).tril())[0, 0]
+    last = torch.tensor([1.0, math.exp(6.0), math.exp(8.0)])
+    expected = torch.stack((torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.5, 0.5, 0.0]), last / last.sum()))
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
+
+
+def test_it_is_the_cap_of_a_host_model():
+    queries, keys, values = 5.0 * torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
+    outputs, _ = Softcap(cap=3.0).head_outputs(queries, keys, values, None, 0.5)
+    expected, _ = Softmax().head_outputs(queries, keys, values, None, 0.5, softcap=3.0)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-13)
+
+
+def test_no_weight_exceeds_the_bound():
+    scores = torch.full((1, 1, 1, 6), -1e4)
+    scores[..., 2] = 1e4
+    weights = Softcap(cap=1.5).weights(scores, None)
+    assert float(weights.max()) == pytest.approx(1 / (1 + 5 * math.exp(-3.0)), abs=1e-6)
+    assert Softcap().null_mass(scores, None) is None
+
+
+# --- tempered_softmax --------------------------------------------------------------------------------------------------------
+
+
+def test_three_tokens_by_hand_of_tempered_softmax():
+    queries, keys = torch.ones(1, 1, 3, 1), torch.log(torch.tensor([[1.0], [2.0], [3.0]]))[None, None]
+    lower = torch.ones(3, 3, dtype=torch.bool).tril()
+    _, weights = TemperedSoftmax(temperature=0.5).head_outputs(queries, keys, keys, lower, 1.0)
+    expected = torch.tensor([[1.0, 0.0, 0.0], [1 / 5, 4 / 5, 0.0], [1 / 14, 4 / 14, 9 / 14]])  # squares
+    torch.testing.assert_close(weights[0, 0], expected, rtol=0, atol=1e-6)
+
+
+def test_it_divides_the_scores_before_they_are_capped():
+    queries, keys, values = 3.0 * torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
+    outputs, _ = TemperedSoftmax(temperature=4.0).head_outputs(queries, keys, values, None, 0.5, softcap=2.0)
+    expected, _ = Softmax().head_outputs(queries, keys, values, None, 0.125, softcap=2.0)
+    assert torch.equal(outputs, expected)  # powers of two: nothing is rounded
+    neutral, _ = TemperedSoftmax(temperature=1.0).head_outputs(queries, keys, values, None, 0.5)
+    assert torch.equal(neutral, Softmax().head_outputs(queries, keys, values, None, 0.5)[0])
+
+
+# --- scaled_softmax ----------------------------------------------------------------------------------------------------------
+
+
+def test_three_tokens_by_hand_of_scaled_softmax():
+    queries, keys = torch.tensor([[1.0], [1.0], [1.0]])[None, None], torch.log(torch.tensor([[1.0], [3.0], [4.0]]))[None, None]
+    outputs, _ = ScaledSoftmax(alpha=0.2).head_outputs(
+        queries, keys, torch.ones(1, 1, 3, 1), torch.ones(3, 3, dtype=torch.bool).tril(), 1.0
+    )
+    torch.testing.assert_close(
+        outputs.flatten(), torch.full((3,), 0.2), rtol=0, atol=1e-7
+    )  # values of one: the sums of the rows
+
+
+def test_it_is_softmax_with_the_output_map_times_alpha():
+    queries, keys, values = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
+    outputs, weights = ScaledSoftmax(alpha=0.05).head_outputs(queries, keys, values, None, 0.5)
+    plain, same = Softmax().head_outputs(queries, keys, values, None, 0.5)
+    assert torch.equal(weights, same)
+    assert torch.equal(outputs, plain * 0.05)  # in float64: alpha was not rounded on the way
+
+
+def test_alpha_is_measured_as_the_gain():
+    model = make_sinklm({"name": "scaled_softmax", "alpha": 0.25})
+    with torch.no_grad(), attend(model, probes=[NullMass()]) as session:
+        model(input_ids=torch.arange(24).view(2, 12))
+    table = session.table()
+    means = table[table["head"].notna()].groupby("metric")["value"].agg(["min", "max"])
+    assert means.loc["output_gain"].tolist() == [0.25, 0.25]
+    assert means.loc["row_mass"].tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert means.loc["null_mass"].tolist() == [0.0, 0.0]
