@@ -65,8 +65,8 @@ def trigger(
     Shows for every operation and seed the number of steps, the largest error, and the weight on BOS at all other tokens. Not to
     reach the tolerance within the limit of steps is a result. By the task 'trigger' that token averages those before it; task
     and stop rule are those of Ran-Milo 2026 (arXiv 2603.11487), and relu without settings is the paper's, which divides by
-    i - 1 (docs/theory.md#the-trigger-task). By 'retrieval' it looks up a key; off it a softmax head has to park its weight, and parks it on
-    BOS, which is proved.
+    i - 1 (docs/theory.md#the-trigger-task). By 'retrieval' it looks up a key; off it a softmax head has to park its weight, and
+    parks it on BOS, which is proved.
 
     Args:
         task: What the one token is to do: average, or look something up.
