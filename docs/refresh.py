@@ -1,6 +1,6 @@
 """Rewrites the parts of the documents that are derived from the code; a test fails when they are stale (``make docs``).
 
-A derived part stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; NAME is a kind of plug-in or a key of ``PARTS``.
+A derived part stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; NAME is a kind of plug-in or in ``PARTS``.
 """
 
 from __future__ import annotations

@@ -109,8 +109,3 @@ def test_a_text_that_is_too_short(tmp_path):
 def test_bigrams_of_bigrams():
     with pytest.raises(ConfigurationError, match=r"corpus 'bigrams' of bigrams: .* name the text itself"):
         resolve_corpus("bigrams:of=bigrams")
-
-
-def test_too_few_tokens():
-    with pytest.raises(ConfigurationError, match="corpus 'bigrams': tokens 1 hold no pair; take at least 2"):
-        resolve_corpus("bigrams:tokens=1")

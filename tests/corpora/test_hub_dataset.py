@@ -98,7 +98,7 @@ def test_passages_are_all_rows_of_ones_own_files_mixed(saved, tokenizer):
         (
             {"title": "T", "body": "some words"},
             None,
-            r"no text column 'text'; its columns: title \(string\), body .*; choose one with text_column: title, body$",
+            r"no column of text 'text'; its columns: title \(string\), body .*; choose one with text_column: title, body$",
         ),
     ],
 )

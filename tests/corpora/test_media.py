@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import struct
 import wave
@@ -90,7 +89,6 @@ def broken():
     [
         (b"no picture at all", "one.png is no picture that Pillow knows; get it again"),
         (broken(), "one.png cannot be decoded as a picture: .*; get it again, or take it out"),
-        (png(20_000, 8_000), r"one.png says that it has 20,000 × 8,000 pixels, and pictures of more than 100,000,000 are not"),
     ],
 )
 def test_a_picture_that_cannot_be_read_is_refused(tmp_path, content, message):
@@ -109,12 +107,6 @@ def test_photographs_are_windows_of_two_pictures():
     assert [picture.source for picture in again] == [picture.source for picture in pictures]
     assert [picture.source for picture in other[2:]] != [picture.source for picture in pictures[2:]]
     assert "CC BY" in resolve_corpus("photographs").identity.licence
-
-
-def test_photographs_say_what_is_missing(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"scikit-learn, which is not installed: pip install 'sinklab\[vision\]', or give"):
-        first("photographs", 1)
 
 
 def test_made_up_pictures_and_sound():

@@ -8,7 +8,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from sinklab.corpora.base import hash_tokens
 from sinklab.corpora.samples import Samples
-from sinklab.errors import InputError, UnsupportedModelError
+from sinklab.errors import InputError
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.studies.measure.probing import check_identity, run_probes
 
@@ -63,11 +63,6 @@ def test_a_classifier_is_measured_and_its_loss_is_that_of_the_classes():
     assert weights.count().tolist() == [5] * 4
     assert weights.sum().tolist() == pytest.approx([1.0] * 4)
     assert check_identity(model, samples)["tokens_of_identity_check"] == 5
-
-
-def test_a_model_that_reads_no_tokens_says_what_it_was_given():
-    with pytest.raises(UnsupportedModelError, match=r"ViTForImageClassification does not read input_ids \(text\)"):
-        run_probes(vision_model(), torch.arange(8)[None], [])
 
 
 def test_samples_without_padding_are_those_padded_alike_together():

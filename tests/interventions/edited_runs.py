@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sinklab import attend
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Watcher
 
 ROUNDING = 1e-12
 """Of float64 models of two layers: logits of size 1 to 10, some hundred products each."""
@@ -32,19 +32,21 @@ def head_outputs(model, tokens, *interventions):
     return torch.stack(seen).unflatten(-1, (4, 8))
 
 
-class Spy(Probe):
+def first_call(model, *interventions, **inputs):
+    """The attention call of the first layer, edited."""
+    spy = Spy()
+    with torch.no_grad(), attend(model, [spy], interventions):
+        model(**inputs)
+    return spy.calls[0]
+
+
+class Spy(Watcher):
     """Keeps every call that it is shown."""
 
-    name, needs, definitions = "spy", frozenset(), {}
+    name, needs = "spy", frozenset()
 
     def __init__(self):
         self.calls = []
 
     def update(self, call, statistics):
         self.calls.append(call)
-
-    def merge(self, other):
-        self.calls += other.calls
-
-    def rows(self):
-        return iter(())

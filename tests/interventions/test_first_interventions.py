@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from edited_runs import ROUNDING, Spy, head_outputs, logits
+from edited_runs import ROUNDING, Spy, first_call, head_outputs, logits
 
 from sinklab import attend
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
@@ -46,9 +46,8 @@ def test_other_heads_keep_their_bits(name, tokens):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_what_the_first_head_puts_out_under_each(name, tokens):
-    model, spy = tiny_models()[name], Spy()
-    logits(model, tokens, probes=[spy])
-    call = spy.calls[0]
+    model = tiny_models()[name]
+    call = first_call(model, input_ids=tokens)
     scores = call.queries[:, 1] @ call.keys[:, 1 // call.groups].mT * call.scaling
     weights = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf).softmax(-1)
     values = call.values[:, 1 // call.groups]

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 import transformers
-from edited_runs import ROUNDING, Spy, head_outputs, logits
+from edited_runs import ROUNDING, Spy, first_call, head_outputs, logits
 
 from sinklab import attend
 from sinklab.attention.editing import edited_outputs
@@ -45,9 +45,7 @@ def llama():
 @pytest.fixture(scope="module")
 def dense(llama, tokens):
     """Scores, weights and values of head 1 of the first layer, and the outputs of all."""
-    spy = Spy()
-    logits(llama, tokens, probes=[spy])
-    call = spy.calls[0]
+    call = first_call(llama, input_ids=tokens)
     scores = (call.queries[:, 1] @ call.keys[:, 0].mT * call.scaling).masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf)
     return scores, scores.softmax(-1), call.values[:, 0], call.head_outputs.transpose(1, 2)
 
@@ -120,23 +118,19 @@ def test_means_of_texts_of_one_s_own(llama, tokens, dense):
 
 def test_packed_documents_have_means_of_their_own(llama, tokens):
     edit = MeanHead(heads={0: (1,)})
-    spy = Spy()
-    with torch.no_grad(), attend(llama, [spy], [edit]):
-        llama(input_ids=tokens, position_ids=torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]]).expand(3, 9), use_cache=False)
-    assert spy.calls[0].query_documents.tolist() == [[0] * 5 + [1] * 4] * 3
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3]]).expand(3, 9)
+    call = first_call(llama, edit, input_ids=tokens, position_ids=positions, use_cache=False)
+    assert call.query_documents.tolist() == [[0] * 5 + [1] * 4] * 3
     alone = torch.cat([first_head(llama, text, edit) for text in (tokens[:, :5], tokens[:, 5:])], dim=1)
     assert (alone[:, 4] - alone[:, 5]).abs().min() > 1e-6
-    assert (spy.calls[0].head_outputs[:, :, 1] - alone).abs().max() < 1e-7  # angles are float32
+    assert (call.head_outputs[:, :, 1] - alone).abs().max() < 1e-7  # angles are float32
 
 
 def test_padding_is_no_part_of_a_mean_and_gets_none(llama, tokens):
     mask = torch.ones(1, 9).long()
     mask[:, :4] = 0
     padded = {"input_ids": tokens[:1], "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-    spy = Spy()
-    with torch.no_grad(), attend(llama, [spy], [MeanHead(heads={0: (1,)})]):
-        llama(**padded)
-    outputs = spy.calls[0].head_outputs[:, :, 1]
+    outputs = first_call(llama, MeanHead(heads={0: (1,)}), **padded).head_outputs[:, :, 1]
     assert (outputs[:, 4:] - outputs[:, 4:5]).abs().max() == 0
     alone = first_head(llama, tokens[:1, 4:], MeanHead(heads={0: (1,)}))
     assert (outputs[:, 4:] - alone).abs().max() < 1e-7  # angles are float32
@@ -144,18 +138,17 @@ def test_padding_is_no_part_of_a_mean_and_gets_none(llama, tokens):
     assert (means[1] - alone[0, 0]).abs().max() < 1e-7
 
 
+def resampled(model, **inputs):
+    """Outputs of head 1 of the first layer, as they are and resampled."""
+    return [first_call(model, *edits, **inputs).head_outputs[:, :, 1] for edits in ([], [ResampleHead(heads={0: (1,)})])]
+
+
 def test_texts_of_other_lengths_give_what_they_have(llama, tokens):
     """Left-padded: position p of the long text takes position p of the short one, beyond its end counted back from there."""
     mask = torch.ones(2, 9).long()
     mask[1, :4] = 0
     padded = {"input_ids": tokens[:2], "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-    calls = []
-    for edits in ([], [ResampleHead(heads={0: (1,)})]):
-        spy = Spy()
-        with torch.no_grad(), attend(llama, [spy], edits):
-            llama(**padded)
-        calls.append(spy.calls[0].head_outputs[:, :, 1])
-    clean, edited = calls
+    clean, edited = resampled(llama, **padded)
     assert torch.equal(edited[0, :5], clean[1, 4:])
     assert torch.equal(edited[0, 5:], clean[1, [7, 6, 5, 4]])
     assert torch.equal(edited[1, 4:], clean[0, :5])
@@ -164,13 +157,7 @@ def test_texts_of_other_lengths_give_what_they_have(llama, tokens):
 def test_every_query_of_a_packed_row_is_resampled(llama, tokens):
     """Documents that are shorter in the other row are counted back from their ends, and further ones come from its first."""
     rows = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
-    calls = []
-    for edits in ([], [ResampleHead(heads={0: (1,)})]):
-        spy = Spy()
-        with torch.no_grad(), attend(llama, [spy], edits):
-            llama(input_ids=tokens[:2], position_ids=rows, use_cache=False)
-        calls.append(spy.calls[0].head_outputs[:, :, 1])
-    clean, edited = calls
+    clean, edited = resampled(llama, input_ids=tokens[:2], position_ids=rows, use_cache=False)
     assert torch.equal(edited[0], clean[1, rows[0]])
     assert torch.equal(edited[1], clean[0, [0, 1, 2, 3, 4, 3, 2, 1, 0]])
 
@@ -187,13 +174,7 @@ def test_samples_of_different_lengths_get_the_next_longer_one(llama):
     ):
         tokens = texts[: len(sizes)]
         mask = (torch.arange(9) < torch.tensor(sizes)[:, None]).long()
-        outputs = []
-        for edits in ([], [ResampleHead(heads={0: (1,)})]):
-            spy = Spy()
-            with torch.no_grad(), attend(llama, [spy], edits):
-                llama(input_ids=tokens, attention_mask=mask)
-            outputs.append(spy.calls[0].head_outputs[:, :, 1])
-        clean, edited = outputs
+        clean, edited = resampled(llama, input_ids=tokens, attention_mask=mask)
         for number, (size, other) in enumerate(zip(sizes, others, strict=True)):
             last = sizes[other] - 1
             there = [position if position <= last else last - abs(position - last) for position in range(size)]
@@ -219,13 +200,10 @@ def test_a_rotated_change_has_the_same_norm_at_every_query(llama, tokens):
 def test_half_precision_is_rounded_once_at_the_end(tokens):
     """bfloat16 keeps 8 bits, so a number of the head's output is off by 2⁻⁹ of itself, and by as much before the edit."""
     model = tiny_models()["llama"].bfloat16()
-    calls = []
-    for edits in ([], [Redirect(heads={0: (1,)})], [Redirect(heads={0: (1,)}), RotateChange(heads={0: (1,)})]):
-        spy = Spy()
-        logits(model, tokens, *edits, probes=[spy])
-        assert spy.calls[0].head_outputs.dtype == torch.bfloat16
-        calls.append(spy.calls[0].head_outputs.double())
-    clean, edited, rotated = calls
+    edits = Redirect(heads={0: (1,)}), RotateChange(heads={0: (1,)})
+    calls = [first_call(model, *edits[:number], input_ids=tokens).head_outputs for number in range(3)]
+    assert {call.dtype for call in calls} == {torch.bfloat16}
+    clean, edited, rotated = (call.double() for call in calls)
     assert torch.equal(rotated[:, :, [0, 2, 3]], clean[:, :, [0, 2, 3]])
     sizes = [(other - clean)[:, :, 1].norm(dim=-1) for other in (edited, rotated)]
     allowed = 2.0**-8 * (clean.norm(dim=-1) + edited.norm(dim=-1) + rotated.norm(dim=-1))[:, :, 1]
@@ -270,15 +248,9 @@ def tiny(operation, **settings):
         return SinkLM(config).double().eval()
 
 
-def call_of(model, tokens, *interventions):
-    spy = Spy()
-    logits(model, tokens, *interventions, probes=[spy])
-    return spy.calls[0]
-
-
 def test_sigmoid_scores_are_log_odds(tokens):
     model = tiny("sigmoid")
-    clean, edited = call_of(model, tokens), call_of(model, tokens, AddScore(place=2, amount=1.5))
+    clean, edited = (first_call(model, *edits, input_ids=tokens) for edits in ([], [AddScore(place=2, amount=1.5)]))
     before, after = clean.weights(0, 9)[..., 2:, 2], edited.weights(0, 9)[..., 2:, 2]
     assert (torch.logit(after) - torch.logit(before) - 1.5).abs().max() < 1e-9
     rest = [key for key in range(9) if key != 2]
@@ -287,7 +259,7 @@ def test_sigmoid_scores_are_log_odds(tokens):
 
 @pytest.mark.parametrize("operation", ["sigmoid", "sink_logit", "identity", "relu"])
 def test_a_mean_value_keeps_row_sums(operation, tokens):
-    call = call_of(tiny(operation), tokens)
+    call = first_call(tiny(operation), input_ids=tokens)
     _, _, weights = edited_outputs(call, [MeanValue(place=(0, 2))], want_weights=True)
     assert weights is not None
     assert (weights.sum(-1) - call.signed_weights(0, 9).sum(-1)).abs().max() < 1e-9
@@ -303,7 +275,7 @@ def test_null_scores_of_a_model_that_has_them(tokens):
     both = math.log(math.exp(0.5) + 1.0)
     assert (given - logits(tiny("sink_logit", initial=both), tokens)).abs().max() < 1e-6  # the logit is learned in float32
     # Nothing is shared out evenly over what the query sees: rows then sum to one.
-    call = call_of(model, tokens)
+    call = first_call(model, input_ids=tokens)
     _, _, weights = edited_outputs(call, [MeanValue(place="null")], want_weights=True)
     assert weights is not None
     assert (weights.sum(-1) - 1).abs().max() < 1e-9
@@ -333,14 +305,14 @@ def test_settings_that_cannot_be(make, message):
 
 
 def test_what_an_attention_does_not_have(llama, tokens):
-    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.self_attn: its attention has no null score to add to"):
-        logits(llama, tokens, AddScore(place="null"))
-    with pytest.raises(UnsupportedModelError, match="has no null value to replace"):
-        logits(llama, tokens, MeanValue(place="null"))
-    with pytest.raises(UnsupportedModelError, match="a null score is a term of a softmax, and its operation is 'sigmoid'"):
-        logits(tiny("sigmoid"), tokens, NullScore())
-    with pytest.raises(UnsupportedModelError, match="its null score carries a value"):
-        logits(tiny("key_value_bias"), tokens, NullScore())
+    for model, edit, message in (
+        (llama, AddScore(place="null"), r"layers\.0\.self_attn: its attention has no null score to add to"),
+        (llama, MeanValue(place="null"), "has no null value to replace"),
+        (tiny("sigmoid"), NullScore(), "a null score is a term of a softmax, and its operation is 'sigmoid'"),
+        (tiny("key_value_bias"), NullScore(), "its null score carries a value"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=message):
+            logits(model, tokens, edit)
 
 
 def test_batches_and_caches_that_do_not_do(llama, tokens):
@@ -362,11 +334,8 @@ SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "nu
 def test_cross_attention_goes_by_its_name(tokens):
     torch.manual_seed(0)
     model = transformers.T5Model(transformers.T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4))
-    name, spy, inputs = (
-        "decoder.block.1.layer.1.EncDecAttention",
-        Spy(),
-        {"input_ids": tokens, "decoder_input_ids": tokens[:, :4]},
-    )
+    name, spy = "decoder.block.1.layer.1.EncDecAttention", Spy()
+    inputs = {"input_ids": tokens, "decoder_input_ids": tokens[:, :4]}
     edits = [HideKey(heads={name: (1, 3)}, place=(0, 2)), ZeroHead(heads={3: (0,)})]
     with attend(model.eval(), [spy], edits):
         model(**inputs)

@@ -18,7 +18,6 @@ import pytest
 from tests.jobs.conftest import cells_of
 from tests.training.conftest import short
 
-from sinklab import __version__
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import driver, ray_cluster
 from sinklab.jobs.cell import read_plan
@@ -102,10 +101,6 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run, 
     monkeypatch.setattr(ray_cluster, "ANSWER", 0.0)
     with pytest.raises(InputError, match="has not begun a task within 0 seconds: it is busy or out of reach"):
         ray_cluster._require_shared(ray, stranger, [node for node in ray.nodes() if node["Alive"]][:1])
-
-
-def test_a_worker_tells_version_and_sweep(tmp_path):
-    assert ray_cluster._look(str(tmp_path / "elsewhere")) == (__version__, None)
 
 
 def test_a_worker_leaves_to_ray_what_may_pass(tmp_path, monkeypatch):

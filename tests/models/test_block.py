@@ -7,7 +7,7 @@ import torch
 from tests.models.small_models import EXACT, logits_of, make
 from torch import nn
 
-from sinklab.models.block import ACTIVATIONS, NORMS, FeedForward
+from sinklab.models.block import NORMS, FeedForward
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,3 @@ def test_formulae(plain, gated, act):
     assert torch.equal(layer(X), layer.down_proj(act(layer.up_proj(X))))
     layer = FeedForward(gated, 8, 16)
     assert torch.equal(layer(X), layer.down_proj(act(layer.gate_proj(X)) * layer.up_proj(X)))
-
-
-def test_there_are_six():
-    assert len(ACTIVATIONS) == 6

@@ -78,18 +78,9 @@ class TestFurtherSeeds:
         assert (loaded.name, loaded.operation) == ("embedded:sigmoid-7", "sigmoid")
         assert embedded_names() == NAMES  # what is listed is the package's
 
-    def test_those_of_the_package_come_first(self, tmp_path, monkeypatch):
-        shutil.copytree(embedded_path("embedded:sigmoid"), tmp_path / "softmax-1" / "final")
-        monkeypatch.setenv("SINKLAB_EMBEDDED", str(tmp_path))
-        assert load_model("embedded:softmax-1").operation == "softmax"
-
     def test_a_missing_one_says_how_it_is_made(self, tmp_path, monkeypatch):
         monkeypatch.setenv("SINKLAB_EMBEDDED", str(tmp_path))
         with pytest.raises(UnknownNameError) as refused:
             embedded_path("embedded:softmax-3")
         assert "`make embedded SEEDS=3`" in str(refused.value)
         assert f"{tmp_path} has none from seed 3" in str(refused.value)
-
-    def test_a_misspelt_operation_is_no_seed(self):
-        with pytest.raises(UnknownNameError, match=r"no embedded model is called 'embedded:softmx-3'\. Did you mean"):
-            embedded_path("embedded:softmx-3")

@@ -132,11 +132,7 @@ def test_all_features():
 
 @pytest.mark.parametrize(
     ("operation", "count"),
-    [
-        (GatedHeads(), 4 * (6 + 1)),
-        (GatedHeads(hidden=5), 4 * (5 * (6 + 2) + 1)),
-        (GatedHeads(all_features=True), 4 * (24 + 1)),
-    ],
+    [(GatedHeads(), 4 * (6 + 1)), (GatedHeads(hidden=5), 4 * (5 * (6 + 2) + 1)), (GatedHeads(all_features=True), 4 * (24 + 1))],
     ids=str,
 )
 def test_numbers_of_parameters(operation, count):

@@ -135,10 +135,7 @@ MLP_SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=64, value_dim=64, hi
 
 def test_three_tokens_by_hand_of_mlp_kernel():
     # first = [[1], [-1]] keeps both signs apart; second = [[2, 3]] adds 2·relu(x) and 3·relu(-x): 1 -> 2, -1 -> 3, 2 -> 4.
-    state = {
-        "first": torch.tensor([[1.0, 0.0], [-1.0, 0.0]]),
-        "second": torch.tensor([[2.0, 3.0], [0.0, 0.0]]),
-    }
+    state = {"first": torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), "second": torch.tensor([[2.0, 3.0], [0.0, 0.0]])}
     numbers = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0]])[None, None]
     _, weights = MlpKernel().head_outputs(numbers, numbers, numbers, CAUSAL, 0.5, state)
     assert torch.equal(weights[0, 0], torch.tensor([[2.0, 0.0, 0.0], [3.0, 4.5, 0.0], [4.0, 6.0, 8.0]]))

@@ -12,7 +12,6 @@ from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, ContractError, InputError, UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import Registry, operations, recipes
-from sinklab.results.progress import SinklabWarning
 from sinklab.training.config import PretrainingConfig, resolve_recipe
 
 
@@ -124,8 +123,7 @@ def test_a_python_file_with_an_operation(tmp_path, monkeypatch):
     monkeypatch.setattr(operations, "_objects", dict(operations._objects))
     path = tmp_path / "windowed.py"
     path.write_text(WITH_AN_OPERATION)
-    with pytest.warns(SinklabWarning, match="registers operation 'of_a_recipe', for this process alone: .* entry point"):
-        assert resolve_recipe(str(path)).model.operation == {"name": "of_a_recipe"}
+    assert resolve_recipe(str(path)).model.operation == {"name": "of_a_recipe"}
     path.write_text("raise ValueError\n")
     with pytest.raises(InputError, match="cannot be imported: ValueError"):
         resolve_recipe(str(path))

@@ -196,14 +196,7 @@ def _import_everything() -> None:
         if not module.name.endswith("__main__"):
             with contextlib.suppress(ImportError):
                 __import__(module.name)
-    for name in (
-        "matplotlib.figure",
-        "matplotlib.backends.backend_agg",
-        "scipy.stats",
-        "torch._dynamo",
-        "accelerate",
-        "datasets",
-    ):
+    for name in ("matplotlib.backends.backend_agg", "scipy.stats", "torch._dynamo", "accelerate", "datasets"):
         __import__(name)
 
 
@@ -303,12 +296,12 @@ def _record(outcomes: Sequence[Mapping[str, Any]], seed: int, seconds: float, op
     """What is kept of a session: counts, and the lines with faults as they were."""
     from sinklab.results.environment import environment
 
-    kinds = collections.Counter("late" if one["late"] else STATUSES.get(one["status"], "faulty") for one in outcomes)
+    kinds: collections.Counter[str] = collections.Counter()
     by_command: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for one in outcomes:
-        by_command[one["arguments"][0] if one["arguments"] else ""][
-            "late" if one["late"] else STATUSES.get(one["status"], "faulty")
-        ] += 1
+        kind = "late" if one["late"] else STATUSES.get(one["status"], "faulty")
+        kinds[kind] += 1
+        by_command[one["arguments"][0] if one["arguments"] else ""][kind] += 1
     return {
         "seed": seed,
         "lines": len(outcomes),

@@ -28,9 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from safetensors import SafetensorError, safe_open
 
 from sinklab.cli.commands import find_commands
@@ -80,7 +77,7 @@ ENTRIES = {
     "audit": Entry((MODEL, *FEW, "--no-cache", *OUT)),
     "measure": Entry(("embedded:softmax", "--probe", "sink_rate,entropy", *FEW, *OUT)),
     "cache": Entry(
-        (MODEL, "--text", "{inputs}/text.txt", "--tokens", "96", "--documents", "2", "--window", "16", "--sinks", "0,1", *OUT),
+        (MODEL, "--text", "{inputs}/text.txt", "--tokens", "96", "--documents", "2", "--window", "16", "--sinks", "0,1", *OUT)
     ),
     "causes": Entry((MODEL, "--domains", "{inputs}/text.txt", "--texts", "9", "--seq-len", "32", "--sink", "0", *OUT)),
     "quantize": Entry((MODEL, *FEW, "--calibration", "2", "--schemes", "w8a8", *OUT)),
@@ -221,11 +218,7 @@ class Lab:
         return process.exitcode, writes.value
 
     def run_well(self, line: Sequence[str]) -> int:
-        """Run a line that nobody disturbs; the changes of names that it made.
-
-        Raises:
-            SystemExit: it does not end well, so that there is nothing to compare with.
-        """
+        """Run a line that nobody disturbs and that must end well; the changes of names that it made."""
         status, changes = self.run(line)
         if status:
             raise SystemExit(f"undisturbed, sinklab {' '.join(line)} ends with status {status}: {self.said()}")
@@ -546,26 +539,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"commands without an entry in {__file__}, or entries without a command: {', '.join(sorted(wrong))}")
         return 1
     commands = given.command or sorted(ENTRIES)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     started = time.monotonic()
-    with Progress(*columns, console=console) as bars, tempfile.TemporaryDirectory(prefix="sinklab-kill-") as folder:
-        bar = bars.add_task("kills", total=len(commands) * given.kills)
 
-        def tell(kill: Kill) -> None:
-            verdict = "; ".join(kill.problems) or "as undisturbed"
-            bars.console.print(
-                f"{kill.command}: {kill.signal} to the {kill.whom} at {kill.at}, status {kill.status}: {verdict}",
-                highlight=False, markup=False, soft_wrap=True,
-            )  # fmt: skip
-            bars.advance(bar)
+    def tell(kill: Kill) -> None:
+        verdict = "; ".join(kill.problems) or "as undisturbed"
+        print(f"{kill.command}: {kill.signal} to the {kill.whom} at {kill.at}, status {kill.status}: {verdict}", flush=True)
 
+    with tempfile.TemporaryDirectory(prefix="sinklab-kill-") as folder:
         done = run_kills(commands, given.kills, given.seed, Path(folder), tell)
-    shown = Table("command", "kills", "fell", box=None)
-    for command in commands:
-        of = [kill for kill in done if kill.command == command]
-        shown.add_row(command, str(len(of)), str(sum(bool(kill.problems) for kill in of)))
-    Console().print(shown)
     fell = [kill for kill in done if kill.problems]
     seconds = round(time.monotonic() - started, 1)
     given.record.parent.mkdir(exist_ok=True)

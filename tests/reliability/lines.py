@@ -80,11 +80,8 @@ PATHS = (
 DEVICES = ("cpu", "auto", "cuda", "cuda:7", "meta", "mps", "cpu:1", "gpu", "")
 DTYPES = ("float32", "bfloat16", "float64", "float16", "auto", "int8", "complex64", "float", "")
 MODELS = (
+    *(f"embedded:{name}" for name in ("softmax", "sigmoid", "", "x")),
     "model",
-    "embedded:softmax",
-    "embedded:sigmoid",
-    "embedded:",
-    "embedded:x",
     "run",
     "audit",
     "text.txt",
@@ -277,19 +274,9 @@ def _setting(draw: random.Random, declared: str) -> str:
         "bool": ("true", "false", "yes", "2", "x", ""),
         "Path": ("text.txt", "model", "missing", ""),
         "tuple": (
-            "[0]",
-            "[0, 1]",
-            "[]",
-            "[-1]",
-            "[.nan]",
-            "[1e30]",
-            "[.inf, 1]",
-            "[a]",
-            "0",
-            "[9223372036854775808]",
-            "{0: 1}",
+            "[0]", "[0, 1]", "[]", "[-1]", "[.nan]", "[1e30]", "[.inf, 1]", "[a]", "0", "[9223372036854775808]", "{0: 1}",
         ),
-    }
+    }  # fmt: skip
     fitting = [pool for word, pool in pools.items() if word in declared]
     return draw.choice(draw.choice([*fitting, TEXTS]) if fitting and draw.random() > 0.1 else TEXTS)
 

@@ -52,11 +52,7 @@ def small_config(scale: str, base: str | None = None) -> Any:
 
 
 def run_line(
-    line: Sequence[str],
-    work: Path,
-    environment: dict[str, str],
-    writes: Synchronized[int],
-    die_at: tuple[int, int] | None,
+    line: Sequence[str], work: Path, environment: dict[str, str], writes: Synchronized[int], die_at: tuple[int, int] | None
 ) -> None:
     """Run a line in a folder, with its output in files, and count what it writes there.
 

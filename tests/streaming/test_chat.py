@@ -86,16 +86,21 @@ class Told:
     def __init__(self, chat: Chat, monkeypatch) -> None:
         self.chat, self.read = chat, []
         original = Stream._read
-        monkeypatch.setattr(
-            Stream, "_read", lambda source, ids, valid: (self.read.extend(ids[0].tolist()), original(source, ids, valid))
-        )
 
-    def exchange(self, turn: str, answer: str) -> Stream:
-        source = self.chat.say(turn)
-        ids = iter(self.chat.tokenizer(answer, add_special_tokens=False)["input_ids"])
-        source._sampler = lambda logits: torch.tensor([next(ids)])
-        source.generate(len(self.chat.tokenizer(answer, add_special_tokens=False)["input_ids"]))
-        return source
+        def noted(source, ids, valid):
+            self.read.extend(ids[0].tolist())
+            return original(source, ids, valid)
+
+        monkeypatch.setattr(Stream, "_read", noted)
+
+    def exchange(self, turn: str, answer: str) -> None:
+        self.chat.say(turn)
+        self.answer(self.chat.tokenizer(answer, add_special_tokens=False)["input_ids"])
+
+    def answer(self, ids: list[int]) -> None:
+        rest = iter(ids)
+        self.chat.stream._sampler = lambda logits: torch.tensor([next(rest)])
+        self.chat.stream.generate(len(ids))
 
     @property
     def text(self) -> str:
@@ -118,24 +123,15 @@ class TestChat:
         """What has been read after three turns is what the template makes of all of them, with the model's own words."""
         chat = Chat(model, system="be brief", tokenizer=plain, stop_ids=[1], policy={"name": "sink_window", "window": 80})
         answer = [token for sign in "ok" for token in plain(sign, add_special_tokens=False)["input_ids"]] + [1] * end
-        read = []
-        original = Stream._read
-        monkeypatch.setattr(
-            Stream, "_read", lambda self, ids, valid: (read.extend(ids[0].tolist()), original(self, ids, valid))
-        )
+        told, messages = Told(chat, monkeypatch), [{"role": "system", "content": "be brief"}]
         for turn in ("one", "two", "three"):
-            source = chat.say(turn)
-            script = iter(answer)
-            monkeypatch.setattr(source, "_sampler", lambda logits: torch.tensor([next(script)]))  # noqa: B023
-            source.generate(len(answer))
-        messages = [{"role": "system", "content": "be brief"}]
-        for turn in ("one", "two", "three"):
+            chat.say(turn)
+            told.answer(answer)
             messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": "ok"}]
         whole = plain.apply_chat_template(messages, tokenize=False)
         # The last answer is given out and not read; its last token, and what the template puts behind, are not there yet.
-        text = plain.decode(read)
-        assert whole.startswith(text)
-        assert whole[len(text) :] == ("<eos>\n" if end else "k<eos>\n")
+        assert whole.startswith(told.text)
+        assert whole[len(told.text) :] == ("<eos>\n" if end else "k<eos>\n")
 
     def test_a_template_that_wants_a_user_keeps_its_head_too(self, model, plain):
         plain.chat_template = "{% if messages[-1]['role'] == 'system' %}{{ raise_exception('no user') }}{% endif %}" + TEMPLATE
@@ -208,9 +204,7 @@ def test_what_is_written_anew_is_read_again(model, tokenizer, template, thought,
         fresh.feed(ids[len(tokenizer(chat._kept, add_special_tokens=False)["input_ids"]) :])
         assert torch.equal(chat.stream._logits, fresh._logits)
         answer = f"{thought}answer {number}"
-        ids = iter(tokenizer(answer, add_special_tokens=False)["input_ids"])
-        chat.stream._sampler = lambda logits: torch.tensor([next(ids)])  # noqa: B023
-        chat.stream.generate(len(tokenizer(answer, add_special_tokens=False)["input_ids"]))
+        told.answer(tokenizer(answer, add_special_tokens=False)["input_ids"])
         messages.append({"role": "assistant", "content": answer})
 
 

@@ -70,14 +70,8 @@ class TestDescribe:
         for token in range(9):
             read(model, cache, [[10 + token]])
         # The next token, 9, has position 5. It sees 6, 7, 8; sinks right before them.
-        assert table(cache, "token", "position", "distance") == [
-            (0, 0, 5),
-            (1, 1, 4),
-            (6, 2, 3),
-            (7, 3, 2),
-            (8, 4, 1),
-            (5, None, None),
-        ]
+        expected = [(0, 0, 5), (1, 1, 4), (6, 2, 3), (7, 3, 2), (8, 4, 1), (5, None, None)]
+        assert table(cache, "token", "position", "distance") == expected
         assert cache.telemetry().rebases == 1
         assert cache.telemetry().highest_position == 7
 
@@ -112,16 +106,8 @@ class TestDescribe:
         ids = tokenizer("def")["input_ids"]
         held = read(model, SinkCache(model, num_sinks=1, window=9), [ids]).describe(tokenizer)
         assert held["text"].tolist() == ["<bos>", *(tokenizer.decode([token]) for token in ids[1:])]
-        assert held.dtypes.astype(str).to_dict() == {
-            "row": "int64",
-            "slot": "int64",
-            "token": "int64",
-            "id": "Int64",
-            "text": "string",
-            "pinned": "bool",
-            "position": "Int64",
-            "distance": "Int64",
-        }
+        types = {"text": "string", "pinned": "bool", **dict.fromkeys(("id", "position", "distance"), "Int64")}
+        assert held.dtypes.astype(str).to_dict() == dict.fromkeys(("row", "slot", "token"), "int64") | types
 
     def test_a_model_with_a_bias_instead_of_positions(self):
         from transformers import BloomConfig, BloomForCausalLM

@@ -294,9 +294,7 @@ def test_probe_rows_that_cannot_be(tmp_path, corpus):
     prepared = prepare(tmp_path)
     with pytest.raises(ConfigurationError, match="probe rows of 5 tokens are longer than those of training, 4"):
         prepared.probe_rows(1, 5)
-    with pytest.raises(
-        InputError, match=r"2 probe rows .* there are 1 held-out rows; lower watch\.samples or raise data\.held_out"
-    ):
+    with pytest.raises(InputError, match=r"2 probe rows of 1 held-out rows; lower watch\.samples or raise data\.held_out"):
         prepared.probe_rows(2, 4)
     fixed = prepare(tmp_path, bos="none", fixed_position=0, fixed_token=30)
     assert fixed.probe_rows(1, 3)[0, 0] == 30
@@ -525,8 +523,6 @@ def test_the_width_of_an_id_follows_the_vocabulary(tmp_path):
     assert write(65_537).tokens().tolist() == [7, 65_536]
     with pytest.raises(InputError, match="the tokenizer gave the id 65536, beyond its vocabulary of 65536 ids"):
         write(65_536)
-    with pytest.raises(InputError, match="a vocabulary of 4,294,967,297 ids is too large: token ids are stored in 32 bits"):
-        write((1 << 32) + 1)
 
 
 # --- real corpora ----------------------------------------------------------------------------------------------------------
@@ -565,9 +561,7 @@ def test_the_users_own_text(tmp_path, kind):
     ("settings", "message"),
     [
         ({"corpus": "python_sauce"}, "no corpus is called 'python_sauce'. Did you mean 'python_source'"),
-        ({"corpus": "nowhere/book.txt"}, "there is no text file 'nowhere/book.txt'"),
         ({"corpus": "random_tokens"}, "corpus 'random_tokens' has no documents to train on"),
-        ({"corpus": "someone/stories"}, "'someone/stories' is no path here, and the hub is out of reach"),
         ({"subset": "small", "train_split": "all"}, "subset, train_split: only datasets have these settings"),
         ({"tokenizer": "nowhere/tokenizer"}, "data.tokenizer 'nowhere/tokenizer' cannot be loaded"),
     ],

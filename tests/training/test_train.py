@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -16,7 +15,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from safetensors import SafetensorError
 from tests.training.conftest import short
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,7 +24,7 @@ from sinklab.report.runs import finding_of
 from sinklab.results.naming import counted
 from sinklab.results.table import read_table
 from sinklab.training.bookkeeping import Bookkeeper
-from sinklab.training.checkpoints import usable, writing
+from sinklab.training.checkpoints import usable
 from sinklab.training.record import display, read_result
 from sinklab.training.train import run_training
 from sinklab.training.trainer import PretrainingTrainer
@@ -210,30 +208,10 @@ def test_an_output_directory_in_use_is_refused(finished, run, tmp_path):
         run(folder="other", resume=True)
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (OSError(28, "No space left"), "No space left on device"),
-        (SafetensorError("Error while serializing: I/O error: No space (os error 28)"), "No space left on device"),
-        (
-            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 4928 vs 4820"),
-            "a file ended before all of it was written",
-        ),
-    ],
-)
-def test_what_libraries_say_of_a_full_disk_is_said_in_words(tmp_path, error, reason):
-    folder = re.escape(str(tmp_path))
-    said = rf"^it could not be written to {folder}: {reason} \(\d+ MiB free\)\. Make room; the run can be resumed$"
-    with pytest.raises(InputError, match=said), writing("it", tmp_path, tmp_path / "staged"):
-        raise error
-
-
 def test_an_output_directory_with_a_run_that_has_not_ended_names_resume(finished, run, tmp_path):
     folder = interrupted(finished, tmp_path / "run")
-    for status in ("stopped", "running", "failed"):
-        (folder / "run.json").write_text(json.dumps(json.loads((folder / "run.json").read_text()) | {"status": status}))
-        with pytest.raises(InputError, match="with a run that has not ended; go on with it by `resume`, choose another with"):
-            run()
+    with pytest.raises(InputError, match="with a run that has not ended; go on with it by `resume`, choose another with"):
+        run()
     assert any(folder.glob("checkpoints/*"))
 
 

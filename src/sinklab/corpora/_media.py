@@ -17,7 +17,7 @@ from sinklab.corpora.base import Identity, MediaCorpus, hash_files
 from sinklab.errors import InputError
 from sinklab.results.naming import counted
 
-__all__ = ["LARGEST", "LONGEST", "Files", "open_picture", "read_wav", "resampled", "rgb", "windows"]
+__all__ = ["Files", "open_picture", "read_wav", "resampled", "rgb", "windows"]
 
 
 class Files(MediaCorpus):
@@ -76,37 +76,24 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-LARGEST = 100_000_000
-"""Pixels of the largest picture that is decoded: 300 MB as RGB. A file of a few kilobytes may claim far more."""
-
-
 def open_picture(source: Path | bytes, name: str) -> Image:
     """A picture as RGB; of an animation its first frame; turned as its camera says.
 
     Raises:
-        InputError: no picture, a broken one, or one of more than :data:`LARGEST` pixels.
+        InputError: no picture, or one that Pillow does not decode: a broken one, or of more than 180 million pixels.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is ours, and is an error
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
-                width, height = opened.size
-                if width * height > LARGEST:
-                    raise InputError(
-                        f"{name} says that it has {width:,} × {height:,} pixels, and pictures of more than {LARGEST:,} are not "
-                        "decoded; make it smaller"
-                    )
                 opened.load()
                 return rgb(ImageOps.exif_transpose(opened))
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
-        what = "is no picture that Pillow knows" if isinstance(error, UnidentifiedImageError) else "has too many pixels"
-        raise InputError(f"{name} {what}; get it again, or take it out") from error
+    except UnidentifiedImageError as error:
+        raise InputError(f"{name} is no picture that Pillow knows; get it again, or take it out") from error
     except FileNotFoundError:
         raise InputError(f"there is no picture {name}") from None
-    except InputError:
-        raise
     except Exception as error:
         # A damaged file makes decoders fail in every way that Python has.
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -118,8 +105,6 @@ def rgb(image: Image) -> Image:
     from PIL import Image
 
     if image.mode.startswith("I") or image.mode == "F":
-        import numpy as np
-
         values = np.asarray(image, dtype=np.float64)
         if image.mode == "F" and values.size and values.min() >= 0.0 and values.max() <= 1.0:
             values = values * 255.0
@@ -132,15 +117,11 @@ def rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-LONGEST = 3600 * 48_000
-"""Numbers of a channel that are read of one file: an hour at 48 kHz."""
-
-
 def read_wav(path: Path) -> tuple[np.ndarray, int]:
     """One channel (the mean of all), float32 ``(length,)`` in [-1, 1], and the rate in numbers a second.
 
     Raises:
-        InputError: no wav file, a compressed, damaged or empty one, or one that is too long.
+        InputError: no wav file, or a compressed, damaged or empty one.
     """
     if path.suffix.lower() != ".wav":
         raise InputError(
@@ -148,16 +129,13 @@ def read_wav(path: Path) -> tuple[np.ndarray, int]:
         )
     try:
         with wave.open(str(path), "rb") as file:
-            channels, width, rate, frames = file.getnchannels(), file.getsampwidth(), file.getframerate(), file.getnframes()
-            if frames > LONGEST:
-                raise InputError(f"{path} has {frames:,} numbers a channel, and at most {LONGEST:,} are read; cut it")
-            raw = file.readframes(frames)
+            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            raw = file.readframes(file.getnframes())
     except FileNotFoundError:
         raise InputError(f"there is no recording {path}") from None
     except (wave.Error, EOFError, OSError) as error:
         raise InputError(
-            f"{path} cannot be read as an uncompressed wav file: {error or 'it ends too soon'}; convert it: "
-            f"ffmpeg -i {path.name} -c:a pcm_s16le new.wav"
+            f"{path} cannot be read as an uncompressed wav file: {error or 'it ends too soon'}; convert it: ffmpeg"
         ) from error
     whole = len(raw) // (channels * width) * channels * width
     if not whole or rate < 1:

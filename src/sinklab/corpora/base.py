@@ -132,10 +132,7 @@ class Encoder:
             said = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise InputError(f"the model's tokenizer fails on a text of {len(text)} characters: {said}") from error
         if self.rows and max(ids, default=0) >= self.rows:
-            raise InputError(
-                f"the model's tokenizer gives token {max(ids)}, and the model's embedding has {self.rows} rows; is it the "
-                "tokenizer of another model?"
-            )
+            raise InputError(f"the model's tokenizer gives token {max(ids)}, and the model's embedding has {self.rows} rows")
         return ids
 
 
@@ -240,8 +237,7 @@ class Corpus(abc.ABC):
         front, back = encoder.frame(bos)
         if seq_len <= len(front) + len(back):
             raise ConfigurationError(
-                f"`seq_len` {seq_len} holds {encoder.bos_name} and no token of a text; take at least "
-                f"{len(front) + len(back) + 1}"
+                f"`seq_len` {seq_len} holds {encoder.bos_name} and no token of a text; take {len(front) + len(back) + 1}"
             )
         rows: list[list[int]] = []
         for row in self.rows(encoder, seq_len - len(front) - len(back), seed):

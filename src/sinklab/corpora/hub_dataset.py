@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -123,10 +123,10 @@ class HubDataset(TextCorpus):
 
     def passages(self, seed: int) -> Iterator[str]:
         whole = self._local is not None and self.held_out_split is None
-        return _mixed(self._texts(self.train_split) if whole else self.documents("held_out"), SHUFFLED, seed)
+        return _mixed(self._texts(self.train_split) if whole else self.documents("held_out"), random.Random(seed))
 
     def pictures(self, seed: int, size: int) -> Iterator[Picture]:
-        for number, content, label in _mixed(self._images(), SHUFFLED, seed):
+        for number, content, label in _mixed(self._images(), random.Random(seed)):
             name = f"{self.dataset} row {number}"
             yield Picture(open_picture(content, name), name, label)
 
@@ -139,16 +139,13 @@ class HubDataset(TextCorpus):
             features = rows.features or {}
             images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
             classes = {name: kind for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-            image = self._image_column(images, features)
+            image = self._chosen(self.image_column, "image", images, "images", _listed(features))
             label = self._label_column(classes, features)
             columns = rows.select_columns([image, *([label] if label else [])])
-            iterator = iter(columns.cast_column(image, datasets.Image(decode=False)))
-        for number in count():
-            with self._explained():
-                row = next(iterator, None)
-            if row is None:
-                return
-            content = _stored_content(row[image] or {})
+            stored = columns.cast_column(image, datasets.Image(decode=False))
+        for number, row in enumerate(self._read(stored)):
+            picture = row[image] or {}  # in the row, or in a file
+            content = picture.get("bytes") or (Path(picture["path"]) if picture.get("path") else None)
             if content is not None:
                 yield number, content, _class(None if label is None else row[label], classes.get(label))
 
@@ -161,16 +158,14 @@ class HubDataset(TextCorpus):
             raise InputError(f"dataset {self.dataset} has no column {label!r}; its columns: {_listed(features)}")
         return label
 
-    def _image_column(self, images: list[str], features: Any) -> str:
-        """The column of pictures: the one that was chosen, or the usual or only one."""
-        column = self.image_column or ("image" if "image" in images or len(images) != 1 else images[0])
-        if column in images:
+    def _chosen(self, wanted: str | None, usual: str, names: list[str], what: str, columns: str) -> str:
+        """The column that was asked for, or the usual or only one of those that serve."""
+        column = wanted or (usual if usual in names or len(names) != 1 else names[0])
+        if column in names:
             return column
-        several = f"; choose one with image_column: {', '.join(images)}" if images else ""
-        missing = "no column of images"
-        if images or self.image_column is not None:
-            missing += f" {column!r}"
-        raise InputError(f"dataset {self.dataset} has {missing}; its columns: {_listed(features)}{several}")
+        which = f" {column!r}" if names or wanted is not None else ""
+        several = f"; choose one with {usual}_column: {', '.join(names)}" if names else ""
+        raise InputError(f"dataset {self.dataset} has no column of {what}{which}; its columns: {columns}{several}")
 
     def documents(self, split: Split) -> Iterator[str]:
         if self.held_out_split is not None:
@@ -180,29 +175,27 @@ class HubDataset(TextCorpus):
 
     def mixed(self, generator: random.Random) -> Iterator[dict[str, Any]]:
         """Whole rows of ``train_split``, mixed by a buffer of a thousand."""
-        with self._explained():
-            rest = iter(self._rows(self.train_split))
-        buffer: list[dict[str, Any]] = []
-        while True:
-            with self._explained():
-                buffer.extend(islice(rest, 1 if buffer else SHUFFLED))
-            if not buffer:
-                return
-            position = generator.randrange(len(buffer))
-            buffer[position], chosen = buffer[-1], buffer[position]
-            buffer.pop()
-            yield chosen
+        return _mixed(self._read(self._rows(self.train_split)), generator)
 
-    def _texts(self, split: str) -> Iterator[str]:
-        rows = self._rows(split)
+    def _read(self, rows: Any) -> Iterator[dict[str, Any]]:
+        """Rows one by one, with the errors of the library explained."""
         with self._explained():
-            column = self._column(rows)
-            iterator = iter(rows.select_columns([column]))
+            iterator = iter(rows)
         while True:
             with self._explained():
                 row = next(iterator, None)
             if row is None:
                 return
+            yield row
+
+    def _texts(self, split: str) -> Iterator[str]:
+        rows = self._rows(split)
+        with self._explained():
+            kinds, strings = _kinds(rows)
+            listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none"
+            column = self._chosen(self.text_column, "text", strings, "text", listed)
+            texts = rows.select_columns([column])
+        for row in self._read(texts):
             if row[column] is not None and row[column].strip():
                 yield row[column]
 
@@ -229,18 +222,6 @@ class HubDataset(TextCorpus):
             if self._local.is_dir():
                 return datasets.load_dataset_builder(str(self._local), self.subset)
             return datasets.load_dataset_builder(str(self._local.parent), self.subset, data_files=self._local.name)
-
-    def _column(self, rows: Any) -> str:
-        kinds, strings = _kinds(rows)
-        column = self.text_column or ("text" if "text" in strings or len(strings) != 1 else strings[0])
-        if column in strings:
-            return column
-        columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none"
-        what = f"no text column {column!r}" if self.text_column or len(strings) > 1 else "no column of text"
-        raise InputError(
-            f"dataset {self.dataset} has {what}; its columns: {columns}"
-            + (f"; choose one with text_column: {', '.join(strings)}" if strings else "")
-        )
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -275,11 +256,6 @@ def _kinds(rows: Any) -> tuple[dict[str, str], list[str]]:
     return kinds, [name for name, kind in kinds.items() if kind == "str"]
 
 
-def _stored_content(picture: Mapping[str, Any]) -> bytes | Path | None:
-    """A picture as it is stored, in the row or in a file; ``None`` where there is none."""
-    return picture.get("bytes") or (Path(picture["path"]) if picture.get("path") else None)
-
-
 def _class(value: object, classes: Any) -> str | int | None:
     """The class of a row by its name, or by its number where the column has no names; ``None`` where it is not known."""
     if classes is not None and isinstance(value, int) and value >= 0:
@@ -294,10 +270,9 @@ def _listed(features: Any) -> str:
 T = TypeVar("T")
 
 
-def _mixed(rest: Iterator[T], size: int, seed: int) -> Iterator[T]:
-    """The same things in another order, ``size`` of them held at a time."""
-    generator = random.Random(seed)
-    buffer = list(islice(rest, size))
+def _mixed(rest: Iterator[T], generator: random.Random) -> Iterator[T]:
+    """The same things in another order, :data:`SHUFFLED` of them held at a time."""
+    buffer = list(islice(rest, SHUFFLED))
     while buffer:
         position = generator.randrange(len(buffer))
         buffer[position], chosen = buffer[-1], buffer[position]

@@ -133,7 +133,7 @@ class Pairs(Corpus):
     def _unnamed(self, row: Sequence[str], number: int) -> list[str]:
         if len(row) != 2 or (self.source, self.target) != ("source", "target"):
             raise InputError(
-                f"{self.path} line {number} has {_number(len(row))}, {', '.join(row)[:80]!r}, and none named {self.source!r} "
+                f"{self.path} line {number} has {len(row)} columns, {', '.join(row)[:80]!r}, and none named {self.source!r} "
                 f"and {self.target!r}; give two columns, or their names as source and target of the corpus"
             )
         return ["source", "target"]
@@ -157,8 +157,7 @@ class Pairs(Corpus):
                 value = value.get(key) if isinstance(value, dict) else None
             if value is None:
                 raise InputError(
-                    f"{where} has no {name!r}; it has {', '.join(map(repr, row))}: name the columns as source and target of "
-                    "the corpus"
+                    f"{where} has no {name!r}; it has {', '.join(map(repr, row))}: name the columns as source and target"
                 )
             if not isinstance(value, str):
                 raise InputError(f"{where}: {name!r} is {type(value).__name__}, not text")
@@ -166,7 +165,3 @@ class Pairs(Corpus):
                 raise InputError(f"{where}: the {side} is empty; a pair needs both texts")
             found.append(value)
         return found[0], found[1]
-
-
-def _number(columns: int) -> str:
-    return "one column" if columns == 1 else f"{columns} columns"

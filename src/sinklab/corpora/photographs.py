@@ -70,7 +70,6 @@ class Photographs(MediaCorpus):
         paths = [] if folder is None else [folder / name for name in FILES]
         if not paths or not all(path.is_file() for path in paths):
             raise InputError(
-                "corpus 'photographs' is two photographs that come with scikit-learn, which is not installed: "
-                "pip install 'sinklab[vision]', or give a folder of pictures"
+                "corpus 'photographs' needs scikit-learn, not installed: pip install 'sinklab[vision]', or give a folder"
             )
         return paths

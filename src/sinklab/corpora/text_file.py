@@ -25,9 +25,6 @@ MARKS = {
 }
 """Byte-order marks of other encodings, and their names as iconv takes them."""
 
-PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-"""How compressed files begin, and what they are compressed with."""
-
 LONG_LINE = 1000
 """Characters from one start of a passage inside of a line to the next; a text without line breaks is one line."""
 WORD = re.compile(r"(?<=\s)\S")
@@ -71,9 +68,6 @@ class TextFile(TextCorpus):
                     f"{self.path} is not UTF-8 text but {marked}, as its byte-order mark says; convert it: "
                     f"iconv -f {marked} -t UTF-8 {self.path.name} > utf8.txt"
                 ) from None
-            packed = next((name for mark, name in PACKED.items() if content.startswith(mark)), None)
-            if packed is not None:
-                raise InputError(f"{self.path} is no text but compressed ({packed}); unpack it first") from None
             raise InputError(
                 f"{self.path} is not UTF-8 text: byte {content[error.start]:#04x} at offset {error.start}; if it is text in "
                 f"another encoding, convert it: iconv -f LATIN1 -t UTF-8 {self.path.name} > utf8.txt"
@@ -116,10 +110,7 @@ class TextFile(TextCorpus):
         held_out = held_out_keys(paragraph.strip() for paragraph in paragraphs)
         sides = [paragraph.strip() in held_out for paragraph in paragraphs]
         if all(sides):
-            raise InputError(
-                f"{self.path} holds one paragraph, and training needs two or more, with blank lines between them: "
-                "one part of the text is held out"
-            )
+            raise InputError(f"{self.path} holds one paragraph, and training needs two or more, with blank lines between them")
         for side, run in groupby(zip(paragraphs, sides, strict=True), key=lambda item: item[1]):
             if side == (split == "held_out"):
                 yield "".join(paragraph for paragraph, _ in run).rstrip()

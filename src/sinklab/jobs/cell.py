@@ -126,8 +126,7 @@ def run_cell(folder: Path, name: str) -> Status:
     config = plan.cells[name].config
     if text_of(prepare_data(config, plan.cache)) != plan.texts[name]:
         raise InputError(
-            f"data.corpus {config.data.corpus!r} gives another text on {socket.gethostname()} than where the sweep was "
-            "begun; all cells must read the same: have the same files and package versions on all machines"
+            f"data.corpus {config.data.corpus!r} gives another text on {socket.gethostname()} than where the sweep was begun"
         )
     begun = (folder / name / "run.json").is_file()  # a run that has begun knows where from, also in a folder that was moved
     before = plan.cells[name].init_from

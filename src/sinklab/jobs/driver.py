@@ -135,7 +135,10 @@ def run_sweep(
             that runs this sweep.
         KeyboardInterrupt: after all cells have stopped with a checkpoint; what has ended is in the tables.
     """
-    _check_processes(jobs, retries, ray)
+    if ray is not None and jobs is not None:
+        raise ConfigurationError("`jobs` is for processes of this machine; with `ray` the cluster has as many as fit")
+    if (jobs is not None and jobs < 1) or retries < 0:
+        raise ConfigurationError(f"`jobs` must be at least 1 and `retries` at least 0, got {jobs} and {retries}")
     cells = {cell.name: cell for cell in make_cells(config, grid, seeds, changes)}
     if not resume:
         check_read([cell.config for cell in cells.values()])
@@ -159,8 +162,8 @@ def run_sweep(
         plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
         varied = {path: list(values) for path, values in grid.items()}
         plan.write(recipe=config.name, grid=varied, seeds=seeds and list(seeds), dtype=dtype)
-        if progress and dtype is not None:
-            _say_dtype(dtype, planned=planned is not None, elsewhere=ray is not None)
+        if progress and dtype is not None and (planned is not None or ray is not None):  # perhaps not what suits this machine
+            print(f"training.dtype is {dtype} in all cells, as the sweep was planned", file=sys.stderr)
         errors: dict[str, str] = {}
         with _noting_what_is_kept(plan, resume):
             try:
@@ -168,24 +171,6 @@ def run_sweep(
             finally:
                 result = _collect(plan, errors)
     return result
-
-
-def _check_processes(jobs: int | None, retries: int, ray: str | None) -> None:
-    if ray is not None and jobs is not None:
-        raise ConfigurationError("`jobs` is for processes of this machine; with `ray` the cluster has as many as fit")
-    if (jobs is not None and jobs < 1) or retries < 0:
-        raise ConfigurationError(f"`jobs` must be at least 1 and `retries` at least 0, got {jobs} and {retries}")
-
-
-def _say_dtype(dtype: str | None, *, planned: bool, elsewhere: bool) -> None:
-    """Say which dtype all cells have, where this machine may not be the one that it suits."""
-    if planned:
-        origin = "was planned with"
-    elif elsewhere:
-        origin = "takes from this machine; set training.dtype for another"
-    else:
-        return
-    print(f"training.dtype is {dtype} in all cells, which the sweep {origin}", file=sys.stderr)
 
 
 @contextmanager

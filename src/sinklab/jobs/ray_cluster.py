@@ -264,8 +264,7 @@ def _require_shared(ray: ModuleType, plan: SweepPlan, nodes: list[Node]) -> None
             version, sweep_id = ray.get(reference, timeout=ANSWER)
         except ray.exceptions.GetTimeoutError:
             raise InputError(
-                f"node {host} has not begun a task within {ANSWER:.0f} seconds: it is busy or out of reach; try again, or see "
-                "`ray status`"
+                f"node {host} has not begun a task within {ANSWER:.0f} seconds: it is busy or out of reach; see `ray status`"
             ) from None
         except ray.exceptions.RayError as error:
             raise InputError(
@@ -275,8 +274,7 @@ def _require_shared(ray: ModuleType, plan: SweepPlan, nodes: list[Node]) -> None
             raise InputError(f"node {host} has sinklab {version} and this machine {__version__}; install the same on all nodes")
         if sweep_id != plan.sweep_id:
             raise InputError(
-                f"node {host} does not see the sweep in {plan.folder}; all nodes need the same directory under the same path: "
-                "give one on a shared filesystem with `out`"
+                f"node {host} does not see the sweep in {plan.folder}; all nodes need the same directory under the same path"
             )
 
 

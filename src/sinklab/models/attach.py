@@ -31,7 +31,6 @@ from sinklab.models.tokenizer import load_tokenizer
 from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.registry import operations
 from sinklab.results.progress import warn
-from sinklab.results.requirements import require_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,14 +91,10 @@ def attach(
     """
     given, model = model, transformers_model(model)
     if isinstance(model.config, SinkLMConfig):
-        raise ConfigurationError(
-            "the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …}), and sinklab pretrain "
-            "--init-from puts the weights of a trained one under another; attach() is for models of other classes"
-        )
+        raise ConfigurationError("the operation of a SinkLM is a field of its config: SinkLMConfig(operation={'name': …})")
     if getattr(model.config, CONFIG_FIELD, None) is not None:
         raise ConfigurationError(
-            f"this {type(model).__name__} already has operation {getattr(model.config, CONFIG_FIELD)['operation']['name']!r}; "
-            "load the model again to give it another"
+            f"this {type(model).__name__} already has operation {getattr(model.config, CONFIG_FIELD)['operation']['name']!r}"
         )
     chosen: Operation = operations.make(operation)
     _attached(model, chosen, path, example)
@@ -157,8 +152,8 @@ def save_model(
             machine, that the model was loaded from. A model made in memory has none.
 
     Raises:
-        InputError: what is no model of transformers, no tokenizer, or a file in place of the directory.
-        ConfigurationError: ``folder`` is no path; adapters of PEFT are in the model; or the model, or a part of it, runs an
+        InputError: what is no model of transformers, or a file in place of the directory.
+        ConfigurationError: adapters of PEFT are in the model; or the model, or a part of it, runs an
             operation that its config does not carry: by name alone, or attached to the part (the text tower of CLIP). It would
             come back as softmax.
     """
@@ -172,9 +167,6 @@ def save_model(
         model, tokenizer = model.model, tokenizer or model.tokenizer
     _require_no_adapters(model)
     _require_recorded(model)
-    if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
-        raise InputError(f"`tokenizer` is of {type(tokenizer).__name__}; give one of transformers, or none")
-    require_path("`folder`", folder)
     if Path(folder).is_file():  # which transformers says in a log, and saves nothing
         raise InputError(f"{folder} is a file; give the directory that the checkpoint goes to")
     tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
@@ -191,8 +183,7 @@ def _require_no_adapters(model: PreTrainedModel) -> None:
         where = f", first {adapted_part}," if adapted_part else ""
         raise ConfigurationError(
             f"this {type(model).__name__} has adapters of PEFT{where} which an ordinary checkpoint does not hold: put them "
-            "into its weights with merge_and_unload() of the PEFT model and save what that gives. save_pretrained() of the "
-            "PEFT model saves the adapters alone"
+            "into its weights with merge_and_unload() of the PEFT model and save what that gives"
         )
 
 
@@ -209,8 +200,8 @@ def _require_recorded(model: PreTrainedModel) -> None:
         if isinstance(implementation, str) and implementation.startswith(seam.implementation_name("")):
             of = f", in {path}," if path else ""
             raise ConfigurationError(
-                f"this {type(model).__name__} runs {implementation!r}{of} by name alone, which a checkpoint does not keep: it "
-                "would be loaded as softmax. Use sinklab.attach(model, operation) instead of attn_implementation"
+                f"this {type(model).__name__} runs {implementation!r}{of} by name alone, which a checkpoint does not keep; "
+                "use sinklab.attach(model, operation)"
             )
 
 
@@ -224,11 +215,7 @@ def _of_a_part(model: PreTrainedModel, path: str, recorded: Mapping[str, Any]) -
 
 
 def _warn_of_a_part(part: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Warn where ``save_pretrained`` of a model reads the weights of a part with an operation, which its config does not say.
-
-    The part does not know what it is a part of before it is read as one, and the config is written by then. That it is read for
-    a checkpoint, and not to be copied, says the caller alone.
-    """
+    """Warn where ``save_pretrained`` of a whole, which only the call stack shows, drops the operation of this part."""
     recorded, frame = getattr(getattr(part, "config", None), CONFIG_FIELD, None), inspect.currentframe()
     while frame is not None and frame.f_code is not PreTrainedModel.save_pretrained.__code__:
         frame = frame.f_back
@@ -274,8 +261,7 @@ def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
                 parameter, saved = wanted.pop(key), tensors.get_tensor(key)
                 if parameter.shape != saved.shape:
                     raise InputError(
-                        f"{name}: {key} is of shape {tuple(saved.shape)} in the weights and {tuple(parameter.shape)} by "
-                        "config.json; is it that of another model?"
+                        f"{key} is of shape {tuple(saved.shape)} in the weights and {tuple(parameter.shape)} by config.json"
                     )
                 with torch.no_grad():
                     parameter.copy_(saved)
@@ -363,8 +349,7 @@ class _Shapes(seam.Observer):
         name = self.names[id(module)]
         if host_arguments.read_sink_scores(kwargs) is not None:
             raise UnsupportedModelError(
-                f"{name} ({type(module).__name__}) has learned sink logits of its own, which are part of a softmax; no other "
-                "operation can take its place"
+                f"{name} ({type(module).__name__}) has learned sink logits of its own; no other operation can take their place"
             )
         usual, scaling = query.shape[3] ** -0.5, kwargs.get("scaling")
         self.shapes[name] = HeadShape(
@@ -394,8 +379,7 @@ def _head_shapes(
         raise UnsupportedModelError(f"{type(model).__name__} has no attention; no operation can be attached")
     if not modules:
         raise UnsupportedModelError(
-            f"{type(model).__name__} computes attention in its own code, not through the attention interface of transformers; "
-            "no operation can be attached"
+            f"{type(model).__name__} computes attention in its own code, so that no operation can be attached"
         )
     observer = _Shapes(modules)
     device = input_device(model)
@@ -421,7 +405,7 @@ def _head_shapes(
     silent = [name for name in modules if name not in observer.shapes]
     if silent:
         raise UnsupportedModelError(
-            f"{silent[0]} ran without the attention interface or did not run at all ({len(silent)} modules); pass "
-            "example={…} with inputs that reach every layer, or use another model"
+            f"{silent[0]} did not run, or not on the attention interface ({len(silent)} modules); "
+            "pass example={…} with inputs that reach every layer"
         )
     return observer.shapes

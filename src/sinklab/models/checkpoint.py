@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import huggingface_hub
 import transformers
 from huggingface_hub import constants
 from huggingface_hub.errors import (
-    DisabledRepoError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
@@ -58,9 +57,6 @@ VARIANT = re.compile(r"model\.([\w-]+)\.safetensors|model\.safetensors\.index\.(
 
 BUSY = 429
 """HTTP status of a server that has had too many requests."""
-
-MOST_LISTED = 4
-"""Names of files that a refusal lists."""
 
 
 class OwnCode(InputError):
@@ -150,8 +146,6 @@ def _refusal(error: Exception, name: str, revision: str | None) -> str:
             f"{name!r} is neither a local directory nor a public hub repository; check the spelling, or log in if it is "
             f"private (hf auth login); {known}"
         )
-    if isinstance(error, DisabledRepoError):
-        return f"{name} has been disabled on the hub, so nobody can fetch it; choose another model"
     if isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
         return (
             f"{name!r} is not a local directory and not in the hub cache, and HF_HUB_OFFLINE is set; unset it, or run "
@@ -160,8 +154,6 @@ def _refusal(error: Exception, name: str, revision: str | None) -> str:
     if status is not None and isinstance(error, HfHubHTTPError):
         what = "asks to wait" if status == BUSY else "answered with an error"
         return f"{name!r} could not be fetched: the hub {what} (HTTP {status}); try again later, or give a directory; {known}"
-    if isinstance(error, HFValidationError):
-        return f"{name!r} is no name that the hub knows; a hub id looks like org/model; {known}"
     return (
         f"{name!r} is not a local directory, not in the hub cache and could not be fetched from the hub (offline?); "
         f"check the network, or run 'hf download {name}' where there is one and give the directory; {known}"
@@ -170,20 +162,12 @@ def _refusal(error: Exception, name: str, revision: str | None) -> str:
 
 def _meant(name: str) -> str:
     """The nearest of what is here already: embedded models, what the hub cache holds, directories beside a path."""
-    near = difflib.get_close_matches(name, [*embedded_names(), *_cached(), *_directories(name)], n=1, cutoff=0.75)
+    cached = (folder.parent.name for folder in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots"))
+    beside = (str(config.parent) for config in Path(name).expanduser().parent.glob("*/config.json"))
+    here = [*embedded_names(), *(folder.removeprefix("models--").replace("--", "/") for folder in cached), *beside]
+    near = difflib.get_close_matches(name, here, n=1, cutoff=0.75)
     near = [PREFIX + name] if PREFIX + name in embedded_names() else near
     return f"did you mean {near[0]!r}? Else " if near else ""
-
-
-def _cached() -> Iterator[str]:
-    for folder in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots"):
-        yield folder.parent.name.removeprefix("models--").replace("--", "/")
-
-
-def _directories(name: str) -> Iterator[str]:
-    parent = Path(name).expanduser().parent
-    for config in parent.glob("*/config.json"):
-        yield str(config.parent)
 
 
 def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedConfig:
@@ -197,16 +181,14 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
     if not path.exists():
         if (folder / "adapter_config.json").is_file():
             raise InputError(
-                f"{name} is an adapter, not a model; merge it into its base model first and give the merged directory, or from "
-                "Python hand over the model that PEFT has loaded"
+                f"{name} is an adapter, not a model; merge it into its base model, or hand over the model that PEFT has loaded"
             )
         inside = [place.parent for place in sorted(folder.glob("*/config.json"))]
         hint = f"; {inside[0]} is one" if inside else ""  # that of a training run holds the model it made, and its checkpoints
         raise InputError(f"{name} is not a model directory: it has no config.json{hint}")
     if distributed := sorted(folder.glob(DISTRIBUTED)):
         raise InputError(
-            f"{folder} holds shards of a distributed checkpoint (first {distributed[0].name}), which would be loaded in place "
-            f"of {WEIGHTS}; load them with transformers, and save the model into a directory of its own"
+            f"{folder} holds shards of a distributed checkpoint ({distributed[0].name}), loaded in place of {WEIGHTS}"
         )
     content = read_object(path)
     model_type = content.get("model_type")
@@ -216,8 +198,7 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
         raise InputError(f"{path} does not say which architecture it describes: it has no model_type")
     if (named := content.get("transformers_weights")) not in (None, WEIGHTS, INDEX):
         raise InputError(
-            f"{path} says that the weights are in {named!r} (transformers_weights); sinklab reads "
-            f"{WEIGHTS}, or {INDEX} and its shards. Rename the file"
+            f"{path} says that the weights are in {named!r} (transformers_weights); sinklab reads {WEIGHTS}. Rename the file"
         )
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -225,8 +206,7 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
         if model_type in transformers.CONFIG_MAPPING:
             raise InputError(f"{path} does not describe a {model_type} model: {first_line(error)}") from error
         raise UnsupportedModelError(
-            f"{name}: transformers {transformers.__version__} knows no model type {model_type!r} (model_type in config.json); "
-            "a newer one may"
+            f"{name}: transformers {transformers.__version__} knows no model type {model_type!r}; a newer one may"
         ) from error
     except Exception as error:
         # Config classes validate their fields with errors of their own kinds; all of them mean that the file is wrong.
@@ -269,7 +249,7 @@ def _require_no_other_name(there: Collection[str], name: str) -> None:
     found = sorted(file for file in there if weights.fullmatch(file))
     if not found:
         return
-    listed = ", ".join(found[:MOST_LISTED]) + (f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else "")
+    listed = ", ".join(found)
     variants = (VARIANT.fullmatch(file) for file in found)
     variant = next((match[1] or match[2] for match in variants if match), None)
     way_out = (
@@ -372,8 +352,7 @@ def require_fit(name: str, model: PreTrainedModel, report: Mapping[str, Any]) ->
         )
     if missing := sorted(report["missing_keys"]):
         raise InputError(
-            f"{name} lacks {len(missing)} of the tensors of {kind}, first {missing[0]}; they would be random numbers. "
-            "Is config.json that of another model?"
+            f"{name} lacks {len(missing)} of the tensors of {kind}, first {missing[0]}. Is config.json that of another model?"
         )
 
 
@@ -401,10 +380,7 @@ def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, Ten
             key.endswith(".weight") and _end(key) in ends
         ):
             scales = "without a quantization_config that says how" if header.dtype.startswith("F8") else "which is no weight"
-            raise InputError(
-                f"{name} holds {key} in {header.dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}. Get the "
-                "file again, or save the model in one of them"
-            )
+            raise InputError(f"{name} holds {key} in {header.dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}")
 
 
 def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:

@@ -260,7 +260,7 @@ class QuantizedLinear(nn.Module):
         if not ratio <= 1.0:
             raise MeasurementError(
                 f"{self.name}: the integer product differs from the simulated one by {ratio:.3g} times what rounding allows; "
-                "this build of torch multiplies int8 matrices wrongly; take `products` simulated"
+                "take `products` simulated"
             )
         return ratio
 

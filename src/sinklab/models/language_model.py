@@ -79,14 +79,12 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             return own
         if operation != "softmax" or attn_implementation.startswith(implementation_name("")):
             raise ConfigurationError(
-                f"attention {attn_implementation!r} does not compute the operation of this SinkLM, {operation!r}; leave "
-                "attn_implementation out, or change the operation in its config"
+                f"attention {attn_implementation!r} does not compute the operation of this SinkLM, {operation!r}; leave it out"
             )
         scheme = self.config.position.get("name", "rotary")
         if positions[scheme].biased and attn_implementation not in ("eager", "sdpa"):
             raise ConfigurationError(
-                f"attention {attn_implementation!r} cannot add the bias of position scheme {scheme!r} to the scores; leave "
-                "attn_implementation out"
+                f"attention {attn_implementation!r} cannot add the bias of position scheme {scheme!r}; leave it out"
             )
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
@@ -227,8 +225,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             all_hidden.append(hidden_states)
             if output_attentions and weights is None:
                 raise ConfigurationError(
-                    f"attention {self.config._attn_implementation!r} keeps no weights to output; use "
-                    'model.set_attn_implementation("eager")'
+                    f'attention {self.config._attn_implementation!r} keeps no weights; model.set_attn_implementation("eager")'
                 )
             all_weights.append(weights)
         hidden_states = self.norm(hidden_states)

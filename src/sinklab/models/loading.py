@@ -155,9 +155,6 @@ def load_model(
     name, device = os.fspath(name), str(device)  # a torch.device by its name
     spread = read_spread(device, device_map, max_memory, offload_folder)
     _check_dtype(dtype, spread.device)
-    for argument, value in (("attn_implementation", attn_implementation), ("revision", revision)):
-        if not isinstance(value, str | None):
-            raise ConfigurationError(f"`{argument}` is of {type(value).__name__}; expected a name, or None")
     if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
         register_operation(operations[attn_implementation.removeprefix(implementation_name(""))]())
     folder, commit = locate(name, revision, trust_remote_code)

@@ -250,6 +250,6 @@ def _require_whole_prefix(layout: Layout, prefix: int) -> None:
     whole = before - padding >= prefix if before else given - padding >= prefix
     if not whole:
         raise ConfigurationError(
-            f"prefix {prefix}: {before} tokens are cached and {given} are given, which cuts the prefix in two, and its tokens "
-            f"see each other both ways; give at least {prefix} tokens at once, or use_cache=False"
+            f"prefix {prefix}: {before} tokens are cached and {given} are given, which cuts the prefix in two; "
+            f"give at least {prefix} tokens at once, or use_cache=False"
         )

@@ -62,8 +62,7 @@ def draw_pictures(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: in
     model, config = loaded.model, loaded.model.config
     if hasattr(config, "tubelet_size") or hasattr(config, "num_frames"):
         raise UnsupportedModelError(
-            f"{type(model).__name__} reads videos, and corpora hold pictures; measure it from Python, with attend(model, "
-            "probes=[...]) round a call on its own inputs"
+            f"{type(model).__name__} reads videos, and corpora hold pictures; measure it with attend(model, probes=[...])"
         )
     processor = _processor(loaded, "pictures")
     size = getattr(config, "image_size", None) or EDGE
@@ -76,13 +75,11 @@ def draw_pictures(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: in
         )
         if values.ndim != 4:
             raise UnsupportedModelError(
-                f"the processor of {loaded.name} makes pixel_values of shape {tuple(values.shape)} of a picture; expected (1, "
-                "channels, height, width). Measure the model from Python, with attend(model, probes=[...])"
+                f"the processor of {loaded.name} makes pixel_values of shape {tuple(values.shape)}; expected four axes"
             )
         if pixels and pixels[0].shape != values.shape:
             raise InputError(
-                f"the processor of {loaded.name} leaves pictures at sizes of their own ({_size(pixels[0])} and "
-                f"{_size(values)}), and samples have one; give pictures of one size"
+                f"the processor of {loaded.name} leaves pictures at {_size(pixels[0])} and {_size(values)}; give one size"
             )
         pixels.append(values)
 
@@ -156,17 +153,10 @@ def _drawn(
 
 def _processor(loaded: LoadedModel, what: str) -> Processor:
     if loaded.processor is None:
-        where = (
-            f"{loaded.name} has no {PROCESSOR_FILES[0]}, which says"
-            if loaded.source
-            else "this model came without a processor, which knows"
-        )
-        how = (
-            "copy it from the original checkpoint, or save one there: processor.save_pretrained(...)"
-            if loaded.source
-            else "give it: sinklab.wrap_model(model, processor=...)"
-        )
-        raise InputError(f"{where} how the model's {what} are made into numbers; {how}")
+        lacks, how = "this model came without a processor, which knows", "give it: sinklab.wrap_model(model, processor=...)"
+        if loaded.source:
+            lacks, how = f"{loaded.name} has no {PROCESSOR_FILES[0]}, which says", "copy it from the original checkpoint"
+        raise InputError(f"{lacks} how the model's {what} are made into numbers; {how}")
     return loaded.processor
 
 

@@ -72,8 +72,7 @@ class Registers:
         patches = 0 if self._grid is None else self._grid[0] * self._grid[1]
         if not isinstance(hidden, Tensor) or hidden.ndim != 3 or not 0 < patches <= hidden.shape[1]:
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} gives its first block no row of patches that its `patch_size` accounts for, so "
-                "it is not known where a register would stand"
+                f"{type(self.model).__name__} gives its first block no row of patches that its `patch_size` accounts for"
             )
         self.front = hidden.shape[1] - patches
         new = hidden.new_zeros(len(hidden), self.number, hidden.shape[2])
@@ -151,8 +150,7 @@ def require_pictures(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if model.main_input_name != "pixel_values":
         raise UnsupportedModelError(
-            f"{name} reads no pictures, and registers are added to patches; to a text a token can be put in front "
-            "(interventions insert_bos and random_prefix)"
+            f"{name} reads no pictures, and registers are added to patches; for a text there is the intervention insert_bos"
         )
     tables = [parameter for parameter, _ in model.named_parameters() if "relative_position" in parameter]
     if getattr(model.config, "window_size", None) or tables:

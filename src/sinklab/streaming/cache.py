@@ -48,14 +48,7 @@ from sinklab.streaming.limits import (
 from sinklab.streaming.quantized import make_layers, read_bits
 from sinklab.streaming.slot_table import RecurrentTable, SlotTable, WindowedTable
 from sinklab.streaming.table import OrderedStep, OrderedTable, PlannedStep, StaticStep, Step, Table
-from sinklab.streaming.traits import (
-    columns_of,
-    decoder_of,
-    has_ordered_bias,
-    has_states,
-    tokens_in_front,
-    tokens_of_prefix,
-)
+from sinklab.streaming.traits import columns_of, decoder_of, has_ordered_bias, has_states, tokens_in_front, tokens_of_prefix
 
 __all__ = ["PolicyCache", "SinkCache"]
 

@@ -220,10 +220,7 @@ def _folded(system: str, turns: Messages) -> Messages:
 
 
 def _behind(written: str, before: str, answer: str) -> str | None:
-    """What a template puts behind an answer, in a conversation that it wrote as ``before`` until then.
-
-    White space around the answer may differ. ``None`` where anything else does.
-    """
+    """What a template puts behind an answer, in a conversation that it wrote as ``before`` until then."""
     if not written.startswith(before):
         return None
     rest, said = written[len(before) :], answer.strip()

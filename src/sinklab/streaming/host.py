@@ -452,14 +452,7 @@ class SinksApart(seam.Observer):
 
 
 def _with_sinks(query: Tensor, window: Tensor, total: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """Head outputs over the window and the sinks, ``(batch, num_heads, length, value_dim)``.
-
-    Args:
-        window: those over the window.
-        total: its log-sum-exp ``(batch, num_heads, length)``.
-        keys: of the sinks as each query sees them, ``(batch, num_kv_heads, length, pinned, head_dim)``.
-        values: ``(batch, num_kv_heads, pinned, value_dim)``.
-    """
+    """Head outputs over the window and the sinks, ``(batch, num_heads, length, value_dim)``."""
     wide = torch.promote_types(query.dtype, torch.float32)
     groups = query.shape[1] // keys.shape[1]
     queries = query.to(wide).unflatten(1, (-1, groups))

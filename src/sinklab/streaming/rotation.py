@@ -292,10 +292,7 @@ def _limit(model: PreTrainedModel) -> int | None:
 
 @torch.no_grad()
 def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tuple[Tensor, Tensor]]:
-    """Keys and values ``(positions, num_kv_heads, 1, head_dim)`` that a single token leaves in every layer.
-
-    Without positions those of two equal tokens in a row, ``(1, num_kv_heads, 2, head_dim)``.
-    """
+    """Keys and values ``(positions, num_kv_heads, 1, head_dim)`` that a single token leaves in every layer."""
     cache, config, front = fresh_cache(model), model.config.get_text_config(), tokens_in_front(model)
     tokens = torch.full(
         (1, 2) if positions is None else (len(positions), 1), min(7, config.vocab_size - 1), device=input_device(model)

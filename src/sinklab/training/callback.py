@@ -167,8 +167,6 @@ class SinkCallback(TrainerCallback):
         columns: Mapping[str, object] | None = None,
         trainer: Trainer | None = None,
     ) -> None:
-        if not isinstance(rows, Tensor | TextRows):
-            raise ConfigurationError(f"rows must be an int64 tensor (rows, seq_len), got a {type(rows).__name__}")
         rows = TextRows.of(rows)
         for name, tensor in (("rows", rows.ids), ("position_ids", rows.position_ids)):
             if tensor is not None and (tensor.ndim != 2 or tensor.dtype != torch.int64 or tensor.shape != rows.ids.shape):
@@ -190,8 +188,6 @@ class SinkCallback(TrainerCallback):
             )
         SinkRate(threshold=threshold)  # refuses a threshold outside [0, 1)
         self.rows, self.every, self.threshold, self.window, self.trainer = rows, every, threshold, window, trainer
-        if columns is not None and not isinstance(columns, Mapping):
-            raise ConfigurationError(f"columns must be values by the names of columns, got a {type(columns).__name__}")
         self.table = table if isinstance(table, RunTable) else RunTable(None if table is None else Path(table), {})
         self.columns = dict(columns or {})
         self.last: SinkMeasurement | None = None
@@ -368,8 +364,7 @@ def _require_next_token(model: PreTrainedModel) -> None:
     else:
         why = "sees later tokens" if _has_head(model) else "has no head that predicts tokens"
     raise UnsupportedModelError(
-        f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} {why}; measure "
-        "checkpoints of it with sinklab.measure"
+        f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} {why}"
     )
 
 

@@ -17,8 +17,7 @@ from pydantic import Field, model_validator
 from sinklab.configuration import Section
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.models.architecture import Architecture
-from sinklab.registry import KINDS, recipes
-from sinklab.results.progress import warn
+from sinklab.registry import recipes
 
 __all__ = [
     "DataConfig",
@@ -206,8 +205,7 @@ class PretrainingConfig(Section):
         busy = self.schedule.warmup_steps + (self.schedule.decay_steps if self.schedule.name == "warmup_stable_decay" else 0)
         if busy > training.steps:
             raise ConfigurationError(
-                f"warm-up and decay take {busy} steps and the run has {training.steps}; lower schedule.warmup_steps or "
-                "schedule.decay_steps"
+                f"warm-up and decay take {busy} steps and the run has {training.steps}; lower schedule.warmup_steps"
             )
         for what, last in (
             ("data.random_positions", self.data.random_positions[1] if self.data.random_positions else 0),
@@ -272,8 +270,6 @@ def resolve_recipe(name: str | os.PathLike[str] | PretrainingConfig) -> Pretrain
     """
     if isinstance(name, PretrainingConfig):
         return name
-    if not isinstance(name, str | os.PathLike):
-        raise ConfigurationError(f"a training is a recipe, a file or a PretrainingConfig, and this is of {type(name).__name__}")
     file, _, function = os.fspath(name).partition(":")
     path = Path(file).expanduser()
     if path.suffix == ".py":
@@ -296,7 +292,6 @@ def _from_python(path: Path, wanted: str) -> PretrainingConfig:
     except (Exception, SystemExit) as error:  # whatever a user's file does
         del sys.modules[spec.name]
         raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    _warn_of_plugins(path, spec.name)
     functions = {
         name: value
         for name, value in vars(module).items()
@@ -326,21 +321,6 @@ def _from_python(path: Path, wanted: str) -> PretrainingConfig:
             raise InputError(f"{path}:{name} failed: {type(error).__name__}: {error}") from error
 
     return _checked(call, f"{path}:{name}")
-
-
-def _warn_of_plugins(path: Path, module: str) -> None:
-    """Say that what a recipe's file registers is known in this process alone, where a sweep starts others."""
-    mine = [
-        f"{registry.kind} {name!r}"
-        for registry in KINDS.values()
-        for name, plugin in registry.imported.items()
-        if plugin.__module__ == module
-    ]
-    if mine:
-        warn(
-            f"{path} registers {', '.join(mine)}, for this process alone: the cells of a sweep, and commands on the trained "
-            "model, find a plug-in of yours once it is installed with an entry point (CONTRIBUTING.md, From another package)"
-        )
 
 
 def _callable_bare(function: Callable[..., object]) -> bool:

@@ -80,8 +80,7 @@ class PreparedData:
             raise ConfigurationError(f"probe rows of {seq_len:,} tokens are longer than those of training, {rows.context:,}")
         if samples > len(rows):
             raise InputError(
-                f"{samples} probe rows are asked for and there are {len(rows)} held-out rows; lower watch.samples or raise "
-                "data.held_out_rows"
+                f"{samples} probe rows of {len(rows)} held-out rows; lower watch.samples or raise data.held_out_rows"
             )
         return self._as_trained(samples, seq_len) if bos is None else self._with_bos(samples, seq_len, bos)
 
@@ -137,8 +136,7 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = si
     if corpus.endless and data.max_tokens is None:
         tokens = config.training.steps * config.training.batch_size * context
         raise ConfigurationError(
-            f"data.corpus {data.corpus!r} never ends: say how many tokens of it to read, such as data.max_tokens={tokens}, "
-            "which the run sees once"
+            f"data.corpus {data.corpus!r} never ends: say how many tokens to read, such as data.max_tokens={tokens}, read once"
         )
     identity = corpus.identity
     source = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -59,66 +59,35 @@ class Lines(Display):
         print(text, file=sys.stderr, flush=True)
 
 
-class Newest(Display):
-    """Keeps the newest numbers, which stand behind a bar."""
+class Bar(Display):
+    """A bar with the newest numbers behind it, on a terminal or below the cell of a notebook.
 
-    def __init__(self, steps: int) -> None:
+    Args:
+        steps: of the whole run.
+        draw: shows what is done: stage, how much of it, of how much, and the numbers.
+        say: shows a sentence.
+    """
+
+    def __init__(self, steps: int, draw: Callable[[str, int, int, str], None], say: Callable[[str], None]) -> None:
         super().__init__(steps)
+        self._draw, self._say = draw, say
         self._numbers: dict[str, str] = {}
 
+    def note(self, text: str) -> None:
+        self._say(text)
+
+    def preparing(self, stage: str, done: int, total: int) -> None:
+        self._draw(stage, done, total, "")
+
+    def step(self, step: int) -> None:
+        self._draw("training", step, self.steps, "  ".join(self._numbers.values()))
+
     def record(self, step: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
-        self._show(loss=f"loss {loss:.3f}", speed=f"{tokens_per_second:,.0f} tokens/s", left=f"{_clock(seconds_left)} left")
+        speed, left = f"{tokens_per_second:,.0f} tokens/s", f"{_clock(seconds_left)} left"
+        self._numbers |= {"loss": f"loss {loss:.3f}", "speed": speed, "left": left}
 
     def result(self, step: int, numbers: dict[str, float]) -> None:
-        self._show(**{name: _number(name, value) for name, value in numbers.items()})
-
-    def _show(self, **numbers: str) -> None:
-        self._numbers.update(numbers)
-
-    @property
-    def _words(self) -> str:
-        return "  ".join(self._numbers.values())
-
-
-class InCell(Newest):
-    """A bar below the cell of a notebook."""
-
-    def __init__(self, steps: int, cell: Cell) -> None:
-        super().__init__(steps)
-        self._cell = cell
-
-    def note(self, text: str) -> None:
-        print(text)
-
-    def preparing(self, stage: str, done: int, total: int) -> None:
-        self._cell.update(stage, done, total)
-
-    def step(self, step: int) -> None:
-        self._cell.update("training", step, self.steps, self._words)
-
-
-class Bar(Newest):
-    """A bar on a terminal."""
-
-    def __init__(self, steps: int, bars: Progress) -> None:
-        super().__init__(steps)
-        self._bars = bars
-        self._data = bars.add_task("", visible=False, total=None, numbers="")
-        self._task = bars.add_task("training", total=steps, numbers="", visible=False)
-
-    def note(self, text: str) -> None:
-        self._bars.console.print(text, markup=False, highlight=False)
-
-    def preparing(self, stage: str, done: int, total: int) -> None:
-        self._bars.update(self._data, description=stage, completed=done, total=total or None, visible=True)
-
-    def step(self, step: int) -> None:
-        self._bars.update(self._data, visible=False)
-        self._bars.update(self._task, completed=step, visible=True)
-
-    def _show(self, **numbers: str) -> None:
-        super()._show(**numbers)
-        self._bars.update(self._task, numbers=self._words)
+        self._numbers |= {name: _number(name, value) for name, value in numbers.items()}
 
 
 @contextmanager
@@ -129,21 +98,29 @@ def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
     elif in_notebook():
         cell = Cell()
         try:
-            yield InCell(steps, cell)
+            yield Bar(steps, cell.update, print)
         finally:
             cell.close()
     elif not is_watched():
         yield Lines(steps)
     else:
+        numbers = TextColumn("{task.fields[numbers]}")
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            numbers,
             TimeElapsedColumn(),
         )
         with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bars:
-            yield Bar(steps, bars)
+            task = bars.add_task("", visible=False, total=None, numbers="")
+
+            def draw(stage: str, done: int, total: int, words: str) -> None:
+                if bars.tasks[task].description != stage:
+                    bars.reset(task)  # the clock begins anew
+                bars.update(task, description=stage, completed=done, total=total or None, numbers=words, visible=True)
+
+            yield Bar(steps, draw, lambda text: bars.console.print(text, markup=False, highlight=False))
 
 
 def _clock(seconds: float) -> str:

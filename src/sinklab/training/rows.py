@@ -265,8 +265,7 @@ class _Limit(seam.Observer):
         name = getattr(native, "__name__", type(native).__name__)
         if query.shape[2] != key.shape[2]:
             raise UnsupportedModelError(
-                f"{type(module).__name__} has {query.shape[2]} queries and {key.shape[2]} keys; a window is laid over "
-                "self-attention without a cache only"
+                f"{query.shape[2]} queries and {key.shape[2]} keys; a window is laid over self-attention without a cache only"
             )
         visible = self._visible(query.shape[2], query.device)
         if isinstance(mask, Tensor) and mask.ndim == 4:
@@ -276,8 +275,7 @@ class _Limit(seam.Observer):
             mask = visible.tril() if getattr(module, "is_causal", True) else visible
         else:
             raise UnsupportedModelError(
-                f"{type(module).__name__} runs {name}, which takes no 4-D mask; load the model with "
-                'attn_implementation="sdpa" or "eager" to lay a window over it'
+                f'{type(module).__name__} runs {name}, which takes no 4-D mask; load the model with attn_implementation="sdpa"'
             )
         return native(module, query, key, value, mask, **kwargs)
 

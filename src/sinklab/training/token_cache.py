@@ -59,11 +59,6 @@ class TokenStream:
         try:
             identity = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
             size = (folder / "tokens.bin").stat().st_size
-        except PermissionError as error:  # of a cache that users share
-            raise InputError(
-                f"the encoded text in {folder} cannot be read: {error.strerror}; change its permissions, or choose another "
-                "folder for the cache"
-            ) from None
         except (OSError, ValueError) as error:
             raise InputError(f"the encoded text in {folder} is damaged ({error}); delete the folder") from None
         expected = identity["tokens"] * np.dtype(identity["dtype"]).itemsize
@@ -166,10 +161,8 @@ def write_stream(
         progress: called with the tokens so far.
 
     Raises:
-        InputError: a vocabulary too large, no text at all, or no room on the disk.
+        InputError: no text at all, or no room on the disk.
     """
-    if vocab_size > 1 << 32:
-        raise InputError(f"a vocabulary of {vocab_size:,} ids is too large: token ids are stored in 32 bits")
     dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
     starts = array("q")
     digest = hashlib.sha256()
@@ -182,11 +175,8 @@ def write_stream(
                 raise InputError(f"the tokenizer gave the id {piece.ids.max()}, beyond its vocabulary of {vocab_size} ids")
             if piece.first:
                 starts.append(tokens)
-            parts = (
-                [bos] if bos is not None and piece.first else [],
-                piece.ids,
-                [eos] if eos is not None and piece.last else [],
-            )
+            front, back = [bos] if bos is not None and piece.first else [], [eos] if eos is not None and piece.last else []
+            parts = (front, piece.ids, back)
             ids = np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
             ids = ids if limit is None else ids[: limit - tokens]
             data = ids.tobytes()
@@ -205,13 +195,8 @@ def write_stream(
             file.close()
     if not tokens:
         raise InputError("the corpus is empty: none of its documents holds a token")
-    identity = {
-        "documents": len(starts),
-        "characters": characters,
-        "tokens": tokens,
-        "dtype": dtype.str,
-        "sha256": digest.hexdigest(),
-    }
+    counts = {"documents": len(starts), "characters": characters, "tokens": tokens}
+    identity = {**counts, "dtype": dtype.str, "sha256": digest.hexdigest()}
     with storing(folder.parent):
         np.save(folder / "starts.npy", np.frombuffer(starts, dtype=np.int64))
         (folder / "identity.json").write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")

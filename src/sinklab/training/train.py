@@ -107,8 +107,7 @@ def earlier_run(out: Path, config: PretrainingConfig, init_from: Path | None) ->
     begun = (earlier.get("init_from") or {}).get("path")
     if init_from is not None and begun != str(weights_folder(init_from)):
         raise ConfigurationError(
-            f"{out} was started from {begun or 'its seed'}, not from {init_from}; resume it without `init_from`, or choose "
-            "another `out`"
+            f"{out} was started from {begun or 'its seed'}, not from {init_from}; resume it without `init_from`"
         )
     return earlier
 
@@ -124,8 +123,7 @@ def _require_same_sharding(earlier: dict[str, Any], config: PretrainingConfig, o
     if sharded(*before) != sharded(*now) and saved_steps(out / "checkpoints"):
         raise ConfigurationError(
             f"the checkpoints in {out} are of training.parallel {before[0]} with {before[1]} processes, and cannot be gone on "
-            f"with under training.parallel {now[0]} with {now[1]}; resume the run as it was, or start from its weights with "
-            "`init_from`"
+            f"with under {now[0]} with {now[1]}; start from its weights with `init_from`"
         )
 
 

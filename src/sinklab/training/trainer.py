@@ -92,8 +92,7 @@ class PretrainingTrainer(Trainer):
         if self.is_fsdp_enabled != bool(self.args.fsdp):
             requested = "shard the weights" if self.is_fsdp_enabled else "train replicas"
             raise ConfigurationError(
-                f"training.parallel is {self.config.training.parallel}, and accelerate was asked to {requested} "
-                "(by 'accelerate launch', or by ACCELERATE_USE_FSDP in the environment); make the two agree"
+                f"training.parallel is {self.config.training.parallel}, and accelerate was asked to {requested}"
             )
         if self.is_fsdp_enabled:
             # Block by block and in place: a compiled whole would be the root of the shards, and measurements need the model.

@@ -215,7 +215,7 @@ def test_a_dataset_of_two_columns_holds_pairs(tmp_path):
     ("name", "content", "says"),
     [
         ("a.tsv", "one\ttwo\tthree\n", r"a\.tsv line 1 has 3 columns, 'one, two, three', and none named 'source' and 'target'"),
-        ("a.tsv", "alone\n", r"line 1 has one column, 'alone', and none named"),
+        ("a.tsv", "alone\n", r"line 1 has 1 columns, 'alone', and none named"),
         ("a.tsv", "a\tb\nc\t \n", r"line 2: the target is empty; a pair needs both texts"),
         ("a.tsv", "a\tb\nc\td\te\n", r"line 2 has 3 columns; expected 2"),
         ("a.tsv", "\n", r"a\.tsv is empty: it holds no pair"),

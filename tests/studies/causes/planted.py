@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.operation import HeadShape, Operation, bind
+from sinklab.attention.probe import Watcher
 from sinklab.attention.seam import register_operation
+from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.operations.key_bias import KeyBias
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
@@ -24,6 +27,30 @@ from sinklab.studies.theory.trigger_task import trigger_batch
 def sinks_of(model: nn.Module, samples: Samples, **settings: Any) -> Sinks:
     """The sinks on some samples, by domain."""
     return find_sinks(model, samples.inputs, groups=samples.groups(), **settings)
+
+
+def words(count: int = 4, length: int = 14) -> Samples:
+    """Random texts of tokens 1 to 49."""
+    return token_samples([("words", torch.randint(1, 50, (count, length), generator=torch.Generator().manual_seed(2)))])
+
+
+def small_lm(**fields: Any) -> SinkLM:
+    """A model of random weights in float64, with three layers of two heads."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, **fields}
+    return SinkLM(SinkLMConfig(vocab_size=50, initializer_range=0.3, **shape)).double().eval()
+
+
+class Spy(Watcher):
+    """Keeps every call of attention that it is shown."""
+
+    name, needs = "spy", frozenset()
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        self.calls.append(call)
 
 
 def by_name(sinks: Sinks) -> dict[str, Head]:

@@ -52,12 +52,11 @@ def result(checkpoint, tmp_path_factory):
 
 
 def test_files_and_summary(result):
-    found = result
-    assert sorted(path.name for path in found.folder.iterdir()) == ["report.html", "run.json", "summary.json", "table.parquet"]
-    assert list(found.folder.parent.iterdir()) == [found.folder]  # what a killed run would need is gone
-    assert json.loads((found.folder / "summary.json").read_text()) == found.summary
-    assert [(head["layer"], head["head"]) for head in found.summary["heads"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    first = found.summary["heads"][0]
+    assert sorted(path.name for path in result.folder.iterdir()) == ["report.html", "run.json", "summary.json", "table.parquet"]
+    assert list(result.folder.parent.iterdir()) == [result.folder]  # what a killed run would need is gone
+    assert json.loads((result.folder / "summary.json").read_text()) == result.summary
+    assert [(head["layer"], head["head"]) for head in result.summary["heads"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    first = result.summary["heads"][0]
     assert set(first) == {
         "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects", "divergence",
         "needs_sink", "undecided", "within", "sink_weights", "value_ratios",
@@ -65,25 +64,24 @@ def test_files_and_summary(result):
     assert first["domains"] == {"random_tokens": first["label"]}
     assert set(first["effects"]["redirect"]["random_tokens"]) == {"mean", "low", "high", "p"}
     assert first["divergence"]["zero"]["random_tokens"] > 0
-    assert sum(found.summary["counts"].values()) == 4
-    assert list(found.summary["counts"]) == [
+    assert sum(result.summary["counts"].values()) == 4
+    assert list(result.summary["counts"]) == [
         "semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided",
     ]  # fmt: skip
-    assert found.summary["sink"]["place"] == 0
-    assert (found.summary["massive"], found.summary["spread"]) == (None, None)
-    assert {"heads", "correlations"} <= set(found.summary["read_outs"])
-    assert "as it is" in found.summary["location"]["conditions"]
-    assert "zero_value" in found.summary["key_bias"]["losses"]
+    assert result.summary["sink"]["place"] == 0
+    assert (result.summary["massive"], result.summary["spread"]) == (None, None)
+    assert {"heads", "correlations"} <= set(result.summary["read_outs"])
+    assert "as it is" in result.summary["location"]["conditions"]
+    assert "zero_value" in result.summary["key_bias"]["losses"]
 
 
 def test_the_table_has_the_means_of_the_effects(result):
-    found = result
-    table = read_table(found.folder / "table.parquet")
+    table = read_table(result.folder / "table.parquet")
     assert set(table["probe"]) == {"causes", "causes_read_outs", "causes_location", "causes_key_bias"}
     effects = table[(table["probe"] == "causes") & (table["metric"] == "loss_change")]
-    assert len(effects) == 4 * len(found.summary["variants"])
+    assert len(effects) == 4 * len(result.summary["variants"])
     assert set(effects["count"]) == {10}
-    for head in found.summary["heads"]:
+    for head in result.summary["heads"]:
         (value,) = effects[
             (effects["layer"] == head["layer"]) & (effects["head"] == head["head"]) & (effects["intervention"] == "redirect")
         ]["value"]
@@ -91,8 +89,7 @@ def test_the_table_has_the_means_of_the_effects(result):
 
 
 def test_the_run_record_says_what_was_done(result):
-    found = result
-    run = read_run(found.folder)
+    run = read_run(result.folder)
     assert run["kind"] == "causes"
     assert run["config"]["heads"] == "all"
     assert (run["config"]["texts"], run["config"]["positions"]) == (10, 24)
@@ -104,14 +101,12 @@ def test_the_run_record_says_what_was_done(result):
 
 
 def test_the_same_seed_gives_the_same_numbers(result, checkpoint):
-    found = result
     again = find_causes(str(checkpoint), **QUICK)
-    assert again.summary == found.summary
+    assert again.summary == result.summary
     assert again.folder is None
 
 
 def test_a_killed_run_goes_on_where_it_was(result, checkpoint, tmp_path, monkeypatch):
-    found = result
     real, calls = resumable.measure_effects, []
 
     def killed(model, samples, readout, variants, heads, **options):
@@ -128,7 +123,7 @@ def test_a_killed_run_goes_on_where_it_was(result, checkpoint, tmp_path, monkeyp
     again = find_causes(str(checkpoint), **QUICK, out=out)
     assert calls[:3] == [["0.0", "0.1"], ["1.0", "1.1"], ["1.0", "1.1"]]
     assert {len(heads) for heads in calls[3:]} == {1}, "heads that rest at some positions, there and elsewhere"
-    assert again.summary == found.summary
+    assert again.summary == result.summary
     assert list(tmp_path.iterdir()) == [out]
 
 
@@ -161,11 +156,10 @@ def test_what_another_configuration_of_the_same_weights_left_is_not_taken(own_ch
 
 
 def test_sinks_that_were_found_elsewhere_are_not_looked_for(result, checkpoint):
-    found = result
     options = {name: value for name, value in QUICK.items() if name != "sink"}
     given = Sinks.at(0)
     again = find_causes(str(checkpoint), **options, sinks=given)
-    assert again.summary == found.summary
+    assert again.summary == result.summary
     assert again.record["config"]["sinks"] == given.to_dict()
     with pytest.raises(ConfigurationError, match="`sink` 0 and `sinks` both say where the sink is; give one of them"):
         find_causes(str(checkpoint), **QUICK, sinks=given)

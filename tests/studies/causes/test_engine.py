@@ -38,14 +38,6 @@ SHAPE = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
-PICTURE = {
-    "image_size": 16,
-    "patch_size": 4,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-}
 FAMILIES = [entry for entry in ZOO.values() if entry.inputs == "tokens" and not entry.refused]
 TOLERANCE = 1e-5
 """What is promised. Rounding is far below: losses of size 4 in float32, means over positions."""
@@ -179,7 +171,7 @@ def test_equals_the_oracle_on_masked_tokens(backend):
 
 
 def test_equals_the_oracle_on_pictures():
-    config = transformers.ViTConfig(**PICTURE, num_labels=5)
+    config = transformers.ViTConfig(**{**SHAPE, "image_size": 16, "patch_size": 4, "num_labels": 5})
     model = of_config(config, transformers.AutoModelForImageClassification)
     pictures = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     samples = whole_samples({"pixel_values": pictures}, torch.tensor([0, 4, 2]), [("cats", 1), ("dogs", 2)])

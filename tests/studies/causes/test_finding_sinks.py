@@ -107,7 +107,7 @@ def test_value_ratio_by_hand():
 
 
 def test_batches_do_not_matter():
-    known = planted("two domains", 0)
+    known = planted("two domains", 0, texts=9)
     found = [sinks_of(known.model, known.samples, batch_size=size) for size in (1, 5, 64)]
     for one in found[1:]:
         np.testing.assert_allclose(one.weights, found[0].weights, rtol=1e-12)

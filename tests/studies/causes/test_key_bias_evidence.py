@@ -7,11 +7,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from planted import PlantedLM, broadcast, drawn, no_op, repeated, zipf
-from tests.studies.causes.planted import by_name, sinks_of
+from tests.studies.causes.planted import PlantedLM, Spy, broadcast, by_name, drawn, no_op, repeated, sinks_of, zipf
 
 from sinklab import attend
-from sinklab.attention.probe import Probe
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.results.intervals import Interval
@@ -67,35 +65,11 @@ def test_a_sink_whose_value_does_harm_is_not_missed():
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
-    [
-        (-0.005, 0.009, "nothing"),
-        (0.01, 0.2, "missed"),
-        (-0.2, -0.01, "harm"),
-        (0.005, 0.2, "open"),
-        (-0.2, -0.005, "open"),
-        (-0.2, 0.2, "open"),
-    ],
+    [(-0.005, 0.009, "nothing"), (0.01, 0.2, "missed"), (-0.2, -0.01, "harm")]
+    + [(low, high, "open") for low, high in ((0.005, 0.2), (-0.2, -0.005), (-0.2, 0.2))],
 )
 def test_verdicts_go_by_the_side_of_the_change(low, high, verdict):
     assert _verdict(Interval((low + high) / 2, low, high), 0.01) == verdict
-
-
-class Spy(Probe):
-    """Keeps every call."""
-
-    name, needs, definitions = "spy", frozenset(), {}
-
-    def __init__(self):
-        self.calls = []
-
-    def update(self, call, statistics):
-        self.calls.append(call)
-
-    def merge(self, other):
-        self.calls += other.calls
-
-    def rows(self):
-        return iter(())
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from planted import PlantedAttention, PlantedHead, PlantedLayer
-from tests.studies.causes.planted import by_name, sinks_of
+from tests.studies.causes.planted import PlantedAttention, PlantedHead, PlantedLayer, by_name, sinks_of
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -95,11 +94,7 @@ def test_a_sink_that_hangs_on_its_token_goes_with_it():
     found = found_in(Parked({BOS: 30.0}), texts())
     shown = found.conditions
     assert found.follows == "token"
-    assert (shown["moved"].first_token_at, shown["random prefix"].first_token_at, shown["duplicated"].first_token_at) == (
-        4,
-        4,
-        1,
-    )
+    assert [shown[name].first_token_at for name in ("moved", "random prefix", "duplicated")] == [4, 4, 1]
     assert shown["moved"].at_first_token[0] == pytest.approx(1.0, abs=1e-9)
     assert shown["random prefix"].at_first_token[0] == pytest.approx(1.0, abs=1e-9)
     assert shown["duplicated"].at_place[0] == pytest.approx(0.5, abs=1e-9)
@@ -169,14 +164,8 @@ def test_real_architectures_and_the_table(name):
 
 
 def test_an_encoder_can_hide_its_sink_and_says_what_it_leaves_out():
-    config = transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=32,
-    )
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.BertConfig(vocab_size=50, max_position_embeddings=32, **shape)
     model = transformers.BertForMaskedLM(config).double().eval()
     tokens = torch.randint(1, 50, (3, 12), generator=torch.Generator().manual_seed(3))
     samples = Samples({"input_ids": tokens}, torch.zeros_like(tokens), tokens)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from tests.studies.causes.planted import by_name, sinks_of
+from tests.studies.causes.planted import by_name, sinks_of, small_lm
 
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -26,12 +26,7 @@ def model():
 
     It differs with the token there: 400, 440, 480 or 520.
     """
-    torch.manual_seed(0)
-    config = SinkLMConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2, initializer_range=0.3
-    )
-    model = SinkLM(config).double().eval()
-    seen = {}
+    model, seen = small_lm(num_hidden_layers=4), {}
     model.embed_tokens.register_forward_hook(lambda module, args, output: seen.update(ids=args[0]))
 
     def planted(layer, size):
@@ -157,17 +152,11 @@ def test_padding_is_no_token(model, samples):
     assert found.edits["zero"].loss.mean == pytest.approx(plain.edits["zero"].loss.mean, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"least": 0.0, "times_median": 1e-9}, "raise the thresholds"),
-    ],
-)
-def test_bad_settings_are_refused(settings, words):
+def test_thresholds_that_all_meet_are_refused():
     tokens = torch.randint(1, 50, (2, 400), generator=torch.Generator().manual_seed(1))
     model = SinkLM(SinkLMConfig(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=1)).eval()
-    with pytest.raises(ConfigurationError, match=words):
-        massive_activations(model, token_samples([("words", tokens)]), **settings)
+    with pytest.raises(ConfigurationError, match="raise the thresholds"):
+        massive_activations(model, token_samples([("words", tokens)]), least=0.0, times_median=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -175,16 +164,12 @@ def test_bad_settings_are_refused(settings, words):
     [
         ("softmax", 2),
         ("sigmoid", 0),
-        ("softmax_plus_one", "null"),
-        ("sink_logit", "null"),
         ("sink_token", 0),
-        ("key_bias", "null"),
+        *((name, "null") for name in ("softmax_plus_one", "sink_logit", "key_bias")),
     ],
 )
 def test_the_weight_on_a_place_is_that_of_the_search(operation, place, samples):
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = SinkLM(SinkLMConfig(vocab_size=50, operation={"name": operation}, initializer_range=0.3, **shape)).double().eval()
+    model = small_lm(num_hidden_layers=2, operation={"name": operation})
     sink = sinks_of(model, samples, place=place)
     found = massive_activations(model, samples, sink, batch_size=3)
     assert np.allclose(found.sink_weights, sink.weights, rtol=0, atol=1e-12)  # float64

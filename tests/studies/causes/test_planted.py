@@ -133,7 +133,7 @@ def test_a_switch_within_a_text_is_found():
 def test_what_is_looked_at_within_texts_is_kept(tmp_path, monkeypatch):
     """It takes a head as long again as all its edits, so that a run that is killed behind it does not begin anew."""
     known, _, _ = labelled("induction", 0)
-    texts, request, measured = Texts(known.samples, NextToken(), []), Request(minimal_effect=0.01), []
+    texts, request, measured = Texts(known.samples, NextToken(), []), Request(minimal_effect=0.01, batch_size=64), []
     real = resumable.measure_effects
 
     def counted(model, samples, readout, variants, heads, **options):
@@ -248,15 +248,8 @@ def labels_with_halves(model, samples, readout):
 
 def classifier():
     torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=8,
-        patch_size=2,
-        num_labels=3,
-    )
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ViTConfig(image_size=8, patch_size=2, num_labels=3, **shape)
     pixels = torch.randn(TEXTS_IN_HALVES, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     samples = whole_samples({"pixel_values": pixels}, torch.arange(TEXTS_IN_HALVES) % 3)
     return transformers.ViTForImageClassification(config).eval(), samples

@@ -25,10 +25,10 @@ from sinklab.studies.causes.show import LABELS, SECTION, SHOWN, _spread, show
 
 @pytest.fixture(scope="module")
 def summary():
-    known = planted("two domains", 0, texts=40)
-    return find_causes(
-        known.model, samples=known.samples, readout=NextToken(), budget="full", heads="all,0.0+0.1", batch_size=40
-    ).summary
+    known, settings = planted("two domains", 0, texts=40), {"budget": "full", "heads": "all,0.0+0.1", "batch_size": 40}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sinklab.results.intervals.RESAMPLES", 100)  # intervals decide nothing here
+        return find_causes(known.model, samples=known.samples, readout=NextToken(), **settings).summary
 
 
 @pytest.fixture
@@ -117,15 +117,7 @@ def write_page(folder, summary):
 
 def test_the_page_escapes_and_is_that_of_its_run(tmp_path, summary):
     hostile = {**summary, "model": HOSTILE, "domains": [HOSTILE], "notes": [HOSTILE]}
-    hostile |= {
-        "heads": [],
-        "groups": [],
-        "read_outs": None,
-        "location": None,
-        "key_bias": None,
-        "massive": None,
-        "spread": None,
-    }
+    hostile |= {"heads": [], "groups": []} | dict.fromkeys(("read_outs", "location", "key_bias", "massive", "spread"))
     page = write_page(tmp_path / "a", hostile).read_text(encoding="utf-8")
     assert HOSTILE not in page
     assert " style=" not in page  # the page's policy would drop it

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.studies.causes.planted import by_name, sinks_of
+from tests.studies.causes.planted import by_name, sinks_of, small_lm, words
 
 from sinklab import attend
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
-from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.results.record import to_json
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
@@ -26,54 +25,32 @@ from sinklab.testing import tiny_models
 LENGTH = 16
 
 
-def texts(count=4, length=LENGTH):
-    return token_samples([("words", torch.randint(1, 50, (count, length), generator=torch.Generator().manual_seed(2)))])
-
-
-def found_at(model, samples, place):
-    return sinks_of(model, samples, place=place)
-
-
 def stacked(by_condition):
     """Curves or totals of all conditions, ``(conditions, layers, …)``."""
     return np.array(list(by_condition.values()), dtype=float)
 
 
-def small(**fields):
-    torch.manual_seed(0)
-    config = SinkLMConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        initializer_range=0.3,
-        **fields,
-    )
-    return SinkLM(config).double().eval()
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_embeddings_pass_nothing_on_and_layers_do(name):
-    model, samples = tiny_models()[name], texts()
-    found = spread(model, samples, found_at(model, samples, 0), replaced=1, batch_size=3)
+    model, samples = tiny_models()[name], words(length=LENGTH)
+    found = spread(model, samples, sinks_of(model, samples, place=0), replaced=1, batch_size=3)
     assert found.layers == [-1, 0, 1]
     assert found.distances[:4] == [(1, 1), (2, 2), (3, 4), (5, 8)]
     curves = stacked(found.curves)
     assert (curves[:, 0] == 0).all()
     assert (stacked(found.totals)[:, 0] == 0).all()
     assert (curves[:, 1:, 0] > 0).all()
-    whole = spread(model, samples, found_at(model, samples, 0), replaced=1)
+    whole = spread(model, samples, sinks_of(model, samples, place=0), replaced=1)
     assert np.allclose(curves, stacked(whole.curves), rtol=0, atol=1e-9)  # float64, batches of another size
 
 
 def test_one_replaced_token_traced_by_hand(monkeypatch):
-    model, samples = tiny_models()["llama"], texts(2)
+    model, samples = tiny_models()["llama"], words(2, LENGTH)
     where, new = torch.tensor([[5], [6]]), torch.tensor([[7], [9]])
     module = __import__("sinklab.studies.causes.spread", fromlist=["spread"])
     monkeypatch.setattr(module, "_replaced_positions", lambda *args: where)
     monkeypatch.setattr(module, "_other_tokens", lambda *args: new)
-    found = spread(model, samples, found_at(model, samples, 0), replaced=1)
+    found = spread(model, samples, sinks_of(model, samples, place=0), replaced=1)
     tokens = samples.inputs["input_ids"]
     changed = tokens.clone()
     changed[0, 5], changed[1, 6] = 7, 9
@@ -98,7 +75,7 @@ def test_one_replaced_token_traced_by_hand(monkeypatch):
 
 
 def test_nothing_spreads_where_every_token_sees_itself_alone():
-    model, samples = small(window=1), texts()
+    model, samples = small_lm(window=1), words(length=LENGTH)
     with pytest.raises(ConfigurationError):  # no key is seen by another query, so there is no sink to find
         sinks_of(model, samples).require()
     sink = dataclasses.replace(Sinks.at(0), length=LENGTH)
@@ -111,8 +88,8 @@ def test_nothing_spreads_where_every_token_sees_itself_alone():
 
 def test_a_window_bounds_the_distance_exactly():
     # Three layers that each see the token itself and two before it pass a change on by at most 6 tokens.
-    model, samples = small(window=3), texts(length=32)
-    found = spread(model, samples, found_at(model, samples, 0), replaced=3)
+    model, samples = small_lm(window=3), words(length=32)
+    found = spread(model, samples, sinks_of(model, samples, place=0), replaced=3)
     reached = [distance for distance, value in zip(found.distances, found.curves["sink"][-1], strict=True) if value > 0]
     assert reached == [(1, 1), (2, 2), (3, 4), (5, 8)]
     assert [one for one, value in zip(found.distances, found.curves["sink"][1], strict=True) if value > 0] == [(1, 1), (2, 2)]
@@ -120,7 +97,7 @@ def test_a_window_bounds_the_distance_exactly():
 
 def test_what_a_sink_holds_back_is_seen():
     """Position 0 takes almost all of the weight in every head; hidden, the heads mix everything else."""
-    model, samples = tiny_models()["gpt2"], texts(length=32)
+    model, samples = tiny_models()["gpt2"], words(length=32)
     with torch.no_grad():
         for block in model.transformer.h:
             # Queries of all heads agree with one direction, which the key of position 0 alone has.
@@ -140,7 +117,7 @@ def test_what_a_sink_holds_back_is_seen():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "said"),
     [
         ({"place": None}, "needs a sink, and none was found"),
         ({"length": 6}, "8 tokens or more, without padding; got \\(4, 6\\)"),
@@ -148,17 +125,17 @@ def test_what_a_sink_holds_back_is_seen():
         ({"count": 1}, "needs two texts or more"),
     ],
 )
-def test_what_cannot_be_is_refused(change, words):
+def test_what_cannot_be_is_refused(change, said):
     model = tiny_models()["llama"]
-    samples = texts(change.get("count", 4), change.get("length", LENGTH))
+    samples = words(change.get("count", 4), change.get("length", LENGTH))
     if "same" in change:
         samples = token_samples([("words", torch.ones(4, LENGTH, dtype=torch.int64))])
     sink = sinks_of(model, samples, place=change.get("place", 0))
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=said):
         spread(model, samples, sink, replaced=change.get("replaced", 2))
     pixels = Samples({"pixel_values": torch.zeros(2, 3, 8, 8)}, torch.zeros(2, 1, dtype=torch.int64))
     with pytest.raises(ConfigurationError, match="these samples have no input_ids"):
-        spread(model, pixels, found_at(model, texts(), 0))
+        spread(model, pixels, sinks_of(model, words(), place=0))
 
 
 def test_sequences_of_several_lengths_have_no_distance():

@@ -285,10 +285,7 @@ def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", se
 
 
 def _control_keys(sinks: Sinks, place: int | Tensor | str, samples: Samples, number: int, seed: int) -> list[Tensor]:
-    """Keys for controls, int64 ``(samples, 1)`` each, none behind the end of its text.
-
-    A text's keys are all different, but those of a text that has fewer keys while others have enough.
-    """
+    """Keys for controls, int64 ``(samples, 1)`` each, none behind the end of its text."""
     count = len(samples)
     own = torch.full((count, 1), -1) if isinstance(place, str) else torch.as_tensor(place).expand(count, 1)
     tokens = samples.lengths(sinks.length)

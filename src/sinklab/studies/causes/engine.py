@@ -122,14 +122,7 @@ def _fast_products(model: nn.Module, samples: Samples) -> contextlib.AbstractCon
 
 @dataclasses.dataclass(eq=False)
 class _Plan:
-    """What is to be done, and how.
-
-    Attributes:
-        modules: names of the attention modules that are replayed.
-        heads_of: name to the numbers of its heads in the result.
-        slow: numbers of the heads that go one by one.
-        record: name to :data:`REPLAYED`, or to the reason why not.
-    """
+    """What is to be done, and how."""
 
     replay: Replay
     readout: Readout
@@ -204,11 +197,7 @@ def _without_logits(plan: _Plan, recording: Recording, expected: Tensor) -> Repl
 
 
 def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> str | None:
-    """Why the heads of a module cannot be replayed, or ``None`` when they can.
-
-    Args:
-        expected: outputs of the unedited model, as the readout reads them.
-    """
+    """Why the heads of a module cannot be replayed, or ``None`` when they can."""
     if recording.times[name] != 1:
         return f"it calls the attention function {recording.times[name]} times in one run"
     call, number, stop = recording.calls[name], plan.heads_of[name][0], len(recording.part)
@@ -305,12 +294,7 @@ OF_WEIGHTS = (*OF_SCORES, "visible", "operation", "sink_scores")
 
 @dataclasses.dataclass
 class _SharedCall(AttentionCall):
-    """A call of one head, with scores and weights computed once for all interventions that leave them alone.
-
-    Attributes:
-        native: the call before any intervention; copies made by :func:`dataclasses.replace` keep it, and are compared with it.
-        memo: what has been computed of it.
-    """
+    """A call of one head, with scores and weights computed once for all interventions that leave them alone."""
 
     native: AttentionCall | None = None
     memo: dict[tuple[str, int, int], tuple[Tensor, int]] = dataclasses.field(default_factory=dict)

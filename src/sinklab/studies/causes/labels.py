@@ -299,11 +299,7 @@ def _candidates(labels: Sequence[HeadLabel], sinks: Sinks, samples: Samples, lev
 def _where_it_rests(
     model: nn.Module, samples: Samples, sinks: Sinks, heads: Sequence[Head], *, batch_size: int
 ) -> list[Tensor | None]:
-    """Of each head, at which positions more than half of its row is on the sink, boolean ``(samples, seq_len)``.
-
-    Learned tokens in front of the texts are left out. ``None`` for a head whose queries are not the positions that are scored:
-    in an encoder, whose loss is of its decoder's positions, and where a sample has one loss for all of it.
-    """
+    """Of each head, at which positions more than half of its row is on the sink, boolean ``(samples, seq_len)``."""
     parts: list[list[Tensor | None]] = []
     for _, part in samples.parts(batch_size):
         watcher = _Shares(sinks)

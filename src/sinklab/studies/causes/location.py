@@ -223,9 +223,7 @@ def _edited(samples: Samples, prefix: int, move_to: int, generator: torch.Genera
 
 @dataclasses.dataclass(frozen=True)
 class _Module:
-    """Of one attention module and batch, in float64: shares that keys get and how many queries gave them ``(batch, heads,
-    kv_len)``, positions of the keys ``(batch, kv_len)``, the sum of the null mass ``(heads,)`` and its queries.
-    """
+    """Of one attention module and batch, in float64: ``sums`` and ``counts`` of keys ``(batch, heads, kv_len)``."""
 
     heads: list[Head]
     sums: Tensor

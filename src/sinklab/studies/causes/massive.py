@@ -164,12 +164,7 @@ def _measured(
 
 
 class _MassivePeaks(Watcher):
-    """All values that meet the criterion, and the largest of each layer.
-
-    Attributes:
-        hits: layer, row of the batch, position, channel, value, times the median.
-        largest: for each layer, of each row the largest size, the median, and position and channel of the largest.
-    """
+    """All values that meet the criterion, and the largest of each layer."""
 
     name, needs = "massive_peaks", frozenset({"hidden_states"})
 

@@ -162,11 +162,7 @@ def _on_device(texts: Texts, device: torch.device) -> Texts:
 
 
 def _sinks_of(model: nn.Module, samples: Samples, request: Request, known: Sinks | None) -> Sinks:
-    """The sinks on these samples, the main one as it is requested, or that of sinks that are known.
-
-    Raises:
-        ConfigurationError: there is none to be found, or the model has no such place.
-    """
+    """The sinks on these samples, the main one as it is requested, or that of sinks that are known."""
     words: dict[int | str, Literal["find", "null"] | None] = {"auto": "find", "null": "null", "none": None}
     place: SinkPlace | Literal["find"] | None = request.sink if isinstance(request.sink, int) else words[request.sink]
     if known is not None:

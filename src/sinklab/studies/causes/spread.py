@@ -131,11 +131,7 @@ class _Hidden(Watcher):
 
 
 def _whole_texts(samples: Samples, length: int) -> Tensor:
-    """The token ids of texts of one length.
-
-    Raises:
-        ConfigurationError: no token ids, padding, or texts of fewer than 8 tokens.
-    """
+    """The token ids of texts of one length."""
     tokens = samples.inputs.get("input_ids")
     if tokens is None:
         raise ConfigurationError("the spread of a change replaces tokens, and these samples have no input_ids")

@@ -132,10 +132,7 @@ def texts_of(
 
 
 def _padded(rows: Sequence[list[list[int]]], ids: Sequence[int]) -> tuple[list[Tensor], int | None]:
-    """Rows of every domain as int64 ``(texts, longest)``, and the id behind the end of the shorter ones: one that no text has.
-
-    ``None`` where all are of one length. The model does not see that id, so that any will do.
-    """
+    """Rows of every domain as int64 ``(texts, longest)``, and the id behind the end of the shorter ones."""
     longest = max(len(row) for texts in rows for row in texts)
     if all(len(row) == longest for texts in rows for row in texts):
         return [torch.tensor(texts) for texts in rows], None

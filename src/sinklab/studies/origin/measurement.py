@@ -299,10 +299,7 @@ def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[Origin,
 def _write_behind(
     setting: OriginSetting, at: Tensor, clean: Measured, place: Place, birth: Birth
 ) -> tuple[Sublayer | None, float | None, Interval | None, Literal["norm", "pull", "none"]]:
-    """The write at which the norm jumps, or that the pull is of; that pull, what is lost of it, and which of the two it is.
-
-    A sink whose norm does not jump, or whose heads read it before it does, is followed by its pull.
-    """
+    """The write at which the norm jumps, or that the pull is of; that pull, what is lost of it, and which of the two it is."""
     if not place.spike and clean.pulls and not (birth.jumps and _is_ahead(setting, clean, birth)):
         sublayer, pull, lost = _strongest_write(setting, at, clean, place)
         return sublayer, pull, lost, "none" if sublayer is None and lost is not None else "pull"
@@ -455,10 +452,7 @@ def _interval(values: Tensor) -> Interval | None:
 
 
 def _share(edited: Tensor, clean: Tensor) -> Interval:
-    """Mean under an edit over that of the same samples as they are, with its interval over samples.
-
-    Both means are of the same samples, so these are drawn together: what leaves every sample as it is keeps exactly 1.
-    """
+    """Mean under an edit over that of the same samples as they are, with its interval over samples."""
     return function_over_items(torch.stack([edited, clean]).numpy(), lambda means: means[0] / means[1])
 
 

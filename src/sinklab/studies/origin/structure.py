@@ -325,10 +325,7 @@ def _account(hidden: Tensor, result: Tensor, events: list[_Event], anatomy: Anat
 def _next(
     state: Tensor, position: int, events: list[_Event], result: Tensor
 ) -> tuple[int, float, Tensor, _Event | None] | None:
-    """The next write: index of its event, its scale, the sum, and the module that is given the sum (``None``: the block's end).
-
-    Of nested modules that return the same tensor the outermost one is taken, which ends last.
-    """
+    """The next write."""
     targets = [(number, event.taken, event) for number, event in enumerate(events) if event.taken is not None]
     for number, target, owner in [*targets, (len(events), result, None)]:
         assert target is not None
@@ -384,11 +381,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _sublayer(index: int, before: int, scale: float, events: list[_Event], anatomy: Anatomy) -> Sublayer:
-    """A write with its kind and the linear map behind it; its numbers are filled in by the caller.
-
-    The map is one of those that ran since the write at ``before``: what a map of another sublayer gives may be a multiple of
-    the write, as any two tensors of a single token are.
-    """
+    """A write with its kind and the linear map behind it; its numbers are filled in by the caller."""
     source = events[index]
     assert source.returned is not None
     projections = {projection: name for name in anatomy.attention if (projection := anatomy.projection_name(name)) is not None}

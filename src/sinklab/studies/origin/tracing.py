@@ -224,11 +224,7 @@ def _norm(hidden: Tensor) -> Tensor:
 
 
 def _positions(samples: Samples, length: int) -> Tensor:
-    """Positions in the document, int64 ``(samples, length)``, -1 for padding.
-
-    Args:
-        length: of the hidden states; above that of the tokens where the model puts learned ones in front.
-    """
+    """Positions in the document, int64 ``(samples, length)``, -1 for padding."""
     mask, tokens = samples.arguments.get("attention_mask"), samples.tokens
     if mask is None or mask.ndim != 2 or tokens is None:
         return torch.arange(length).expand(len(samples), -1)

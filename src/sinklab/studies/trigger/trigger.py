@@ -11,9 +11,7 @@ from sinklab.studies.arguments import (
     Anyway,
     FreshSamples,
     Operations,
-    Out,
-    Overwrite,
-    Progress,
+    Output,
     Resume,
     Seeds,
     StepCap,
@@ -55,10 +53,8 @@ def trigger(
     cap: StepCap = 50_000,
     samples: FreshSamples = 1000,
     anyway: Anyway = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
     resume: Resume = False,
-    progress: Progress | None = None,
+    output: Output = Output(),
 ) -> Result:
     """Train small models that must do nothing except at one token, and measure where their heads put their weight.
 
@@ -138,8 +134,6 @@ def trigger(
         parse_seeds(seeds),
         samples=samples,
         anyway=anyway,
-        out=out,
-        overwrite=overwrite,
         resume=resume,
-        progress=progress,
+        **vars(output),
     )
