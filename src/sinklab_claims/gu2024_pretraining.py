@@ -347,7 +347,10 @@ def position_schemes() -> Fields:
 @claims.register("norm_placement")
 @gu
 def norm_placement() -> Fields:
-    """The sink appears under post-norm as it does under pre-norm."""
+    """The sink appears under post-norm as it does under pre-norm.
+
+    Post-norm against the pre-norm of the baseline, each at a rate at which it learns.
+    """
     return dict(
         where="section 7",
         published="Sink rate 13.54 under post-norm, 18.18 under pre-norm.",
