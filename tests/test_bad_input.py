@@ -200,19 +200,6 @@ class TestOutputDirectory:
         assert "holds no run.json, so it is no earlier result and is not replaced" in result.stderr
         assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "years of work"
 
-    def test_a_file_in_its_place(self, checkpoint, tmp_path):
-        (tmp_path / "out").write_text("a file")
-        result = run("audit", checkpoint, *QUICK, "--out", tmp_path / "out", "--overwrite")
-        assert result.exit_code == 2
-        assert "exists and is a file" in result.stderr
-
-    def test_a_place_that_cannot_be_written(self, checkpoint, tmp_path):
-        (tmp_path / "file").write_text("not a directory")
-        result = run("audit", checkpoint, *QUICK, "--out", tmp_path / "file" / "out")
-        assert result.exit_code == 2
-        assert re.search(r"out cannot be made: .*file is not a directory; choose another", result.stderr)
-        assert result.stderr.count("\n") == 1
-
     def test_a_full_disk_leaves_nothing_behind(self, checkpoint, tmp_path, monkeypatch):
         def full(self, path, **_):
             Path(path).write_bytes(b"half")
@@ -244,14 +231,6 @@ class TestOutputDirectory:
             done.stderr
         )
         assert os.listdir(tmp_path) == []
-
-    def test_a_full_disk_keeps_the_earlier_result(self, checkpoint, tmp_path, monkeypatch):
-        assert run(*AUDIT, checkpoint, "--out", tmp_path / "out").exit_code == 0
-        before = (tmp_path / "out" / "table.parquet").read_bytes()
-        monkeypatch.setattr(pd.DataFrame, "to_parquet", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
-        assert run(*AUDIT, checkpoint, "--out", tmp_path / "out", "--overwrite").exit_code == 2
-        assert (tmp_path / "out" / "table.parquet").read_bytes() == before
-        assert os.listdir(tmp_path) == ["out"]
 
 
 def test_ctrl_c_is_one_line_and_status_130(checkpoint, tmp_path, tmp_path_factory, monkeypatch):

@@ -20,7 +20,6 @@ from sinklab.cli.catalogue import describe, every_metric
 from sinklab.cli.derive import folder_name
 from sinklab.models.loading import wrap_model
 from sinklab.registry import KINDS
-from sinklab.results.progress import bars
 from sinklab.results.run import Result
 from sinklab.results.table import make_table, read_run, read_table
 from sinklab.studies.audit.show import show
@@ -389,12 +388,6 @@ class TestTop:
     def test_python_m(self):
         done = subprocess.run([sys.executable, "-m", "sinklab", "--version"], capture_output=True, text=True, check=True)
         assert done.stdout.startswith(f"sinklab {sinklab.__version__}\n")
-
-
-def test_progress_is_silent_where_nobody_watches(capsys):
-    with bars() as progress:
-        progress("measuring", 1, 2)
-    assert capsys.readouterr() == ("", "")
 
 
 def test_markup_in_what_users_name_is_shown_as_it_is(audits, capsys):

@@ -88,7 +88,7 @@ ENDINGS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupte
 @pytest.mark.parametrize(("number", "status", "word"), ENDINGS)
 def test_signals_leave_nothing(tmp_path, monkeypatch, number, status, word):
     """SIGTERM is Ctrl-C by another name: what was begun is put in order, and the handler is as it was."""
-    monkeypatch.setattr("sinklab.studies.measure.probing.opened", lambda *_, **__: signal.raise_signal(number))
+    monkeypatch.setattr("sinklab.models.loading.opened", lambda *_, **__: signal.raise_signal(number))
     before = signal.getsignal(signal.SIGTERM)
     done = CliRunner().invoke(app, ["cache", "embedded:softmax", "--out", str(tmp_path / "new" / "out")])
     assert (done.exit_code, done.stdout, done.stderr) == (status, "", f"{word}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -61,41 +62,29 @@ class Trouble(Exception):
     """Nothing that sinklab knows."""
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("ran", [False, True], ids=["before a forward", "after a forward"])
-def test_state_is_restored_after_an_exception(backend: str, ran: bool) -> None:
-    model = model_of("llama", backend)
+class Breaking(Recorder):
+    def update(self, call: Any, statistics: Any) -> None:
+        raise Trouble
+
+
+@pytest.mark.parametrize("where", ["before a forward", "after a forward", "inside the model"])
+@pytest.mark.parametrize(("family", "backend"), [("llama", "eager"), ("llama", "sdpa"), ("gemma3", "sdpa")])
+def test_state_is_restored_after_an_exception(family: str, backend: str, where: str) -> None:
+    model = model_of(family, backend)
     before, logits = state(model), forward(model, BATCH)
-    with pytest.raises(Trouble), attend(model, probes=[Recorder()]):  # noqa: PT012  the state at the raise is the point
-        if ran:
+    with (  # noqa: PT012  the state at the raise is the point
+        pytest.raises(Trouble),
+        attend(model, probes=[Breaking() if where == "inside the model" else Recorder()]),
+    ):
+        if where != "before a forward":
             forward(model, BATCH)
         raise Trouble
     assert state(model) == before
     assert_identical(forward(model, BATCH), logits)
     with attend(model, probes=[], verify=True) as session:
         forward(model, BATCH)
-    assert session.calls.total() == 2
-
-
-def test_state_is_restored_after_an_exception_inside_the_model() -> None:
-    class Breaking(Recorder):
-        def update(self, call: Any, statistics: Any) -> None:
-            raise Trouble
-
-    model = model_of("gemma3", "sdpa")
-    before, outputs = state(model), forward(model, BATCH)
-    with pytest.raises(Trouble), attend(model, probes=[Breaking()]):
-        forward(model, BATCH)
-    assert state(model) == before
-    assert_identical(forward(model, BATCH), outputs)
-
-
-def test_state_is_restored_after_a_good_session() -> None:
-    model = model_of("t5", "eager")
-    before = state(model)
-    with attend(model, probes=[Recorder()]):
-        forward(model, batch_of(ZOO["t5"]))
         assert state(model) != before
+    assert session.calls.total() == 2
     assert state(model) == before
 
 
@@ -114,8 +103,7 @@ def test_models_that_share_a_config_are_told_apart() -> None:
     first = build(ZOO["llama"])
     second = type(first)(first.config).eval()
     assert second.config is first.config
-    expected = forward(second, BATCH)
-    recorder = Recorder()
+    expected, recorder = forward(second, BATCH), Recorder()
     with attend(first, probes=[recorder]) as session:
         assert_identical(forward(second, BATCH), expected)
         assert recorder.records == []
@@ -128,31 +116,25 @@ def test_sessions_on_two_models_nest() -> None:
     before = state(outer_model, inner_model)
     expected = forward(outer_model, BATCH), forward(inner_model, BATCH)
     outer, inner = Recorder(), Recorder()
-    with attend(outer_model, probes=[outer]), attend(inner_model, probes=[inner]):
-        assert_identical(forward(outer_model, BATCH), expected[0])
-        assert_identical(forward(inner_model, BATCH), expected[1])
-        assert (len(outer.records), len(inner.records)) == (2, 2)
+    with attend(outer_model, probes=[outer]):
+        with attend(inner_model, probes=[inner]):
+            assert_identical(forward(outer_model, BATCH), expected[0])
+            assert_identical(forward(inner_model, BATCH), expected[1])
+            assert (len(outer.records), len(inner.records)) == (2, 2)
+        forward(outer_model, BATCH)  # the outer session goes on when the inner one has ended
+    assert len(outer.records) == 4
     assert outer.records[0].call.groups == 2
     assert not torch.equal(outer.records[0].weights, inner.records[0].weights)
     assert state(outer_model, inner_model) == before
 
 
-def test_the_outer_session_goes_on_when_the_inner_one_ends() -> None:
-    outer_model, inner_model = model_of("llama"), model_of("llama", "sdpa")
-    with attend(outer_model) as outer:
-        with attend(inner_model) as inner:
-            forward(inner_model, BATCH)
-        forward(outer_model, BATCH)
-        forward(inner_model, BATCH)
-    assert (outer.calls.total(), inner.calls.total()) == (2, 2)
-
-
-def test_two_sessions_on_one_model_are_refused() -> None:
+def test_a_second_session_on_the_same_model_or_a_part_of_it_is_refused() -> None:
     model = model_of("llama")
     before = state(model)
     with attend(model) as outer:
-        with pytest.raises(SessionError, match="LlamaForCausalLM"), attend(model):
-            pass
+        for other in (model, model.model.layers[1]):
+            with pytest.raises(SessionError, match=r"is already active; pass all probes to one attend\(\)"), attend(other):
+                pass
         forward(model, BATCH)
     assert outer.calls.total() == 2
     assert state(model) == before
@@ -166,8 +148,7 @@ def recompute_activations(model: PreTrainedModel, settings: dict[str, Any] | Non
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_is_refused(reentrant: bool) -> None:
-    model = build(ZOO["llama"])
-    model.train()
+    model = build(ZOO["llama"]).train()
     recompute_activations(model, {"use_reentrant": reentrant})
     before = state(model)
     with pytest.raises(SessionError, match="gradient checkpointing"), attend(model, probes=[Recorder()]):
@@ -215,22 +196,9 @@ def test_checkpointing_that_is_not_used_is_allowed() -> None:
 
 def run_threads(*bodies: Any) -> None:
     """Run the bodies at the same time and raise what they raised."""
-    failures: list[BaseException] = []
-
-    def guarded(body: Any) -> None:
-        try:
-            body()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-        assert not thread.is_alive()
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        for done in [pool.submit(body) for body in bodies]:
+            done.result(timeout=60)
 
 
 def test_threads_do_not_record_into_each_other() -> None:
@@ -259,9 +227,8 @@ def test_threads_do_not_record_into_each_other() -> None:
 
 
 def test_the_same_model_in_another_thread_is_not_recorded() -> None:
-    model = model_of("llama")
+    model, recorder = model_of("llama"), Recorder()
     expected = forward(model, BATCH)
-    recorder = Recorder()
     with attend(model, probes=[recorder]) as session:
         run_threads(lambda: assert_identical(forward(model, BATCH), expected))
         assert recorder.records == []

@@ -9,7 +9,7 @@ import torch
 from transformers import DogeConfig, DogeForCausalLM
 
 from sinklab.attention.session import attend
-from sinklab.errors import SessionError, UnsupportedModelError
+from sinklab.errors import UnsupportedModelError
 
 from .harness import Recorder, assert_identical, forward
 from .zoo import GPT2, OFF_SEAM, ZOO, Entry, batch_of, build, grouped, model_of
@@ -52,19 +52,10 @@ def test_private_path_is_refused_and_the_other_backend_is_not() -> None:
     assert sum(session.calls.values()) == GPT2["n_layer"]
 
 
-def test_a_session_in_which_nothing_ran_is_refused() -> None:
-    # An empty table would read like "no sinks"; most likely another model, or a copy of this one, was run.
-    with pytest.raises(SessionError, match="LlamaForCausalLM did not run"), attend(model_of("llama"), probes=[Recorder()]):
-        pass
-
-
 def test_unknown_keyword_is_refused() -> None:
     model = model_of("llama")
     with (
-        pytest.raises(
-            UnsupportedModelError,
-            match=r"temperature_map.*model\.layers\.0\.self_attn|model\.layers\.0\.self_attn.*temperature_map",
-        ),
+        pytest.raises(UnsupportedModelError, match=r"model\.layers\.0\.self_attn.*temperature_map"),
         attend(model, probes=[]),
     ):
         forward(model, {**batch_of(ZOO["llama"]), "temperature_map": torch.ones(1)})

@@ -24,6 +24,8 @@ LENGTH = 10
 PADDING = 3
 PAD_TOKEN = 0
 
+EAGER = ("eager",)
+
 Batch = dict[str, Tensor]
 
 
@@ -112,6 +114,7 @@ WAVES = {
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "feat_extract_norm": "layer",
 }  # fmt: skip
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
+SINK_LOGITS: Any = {"backends": EAGER, "replaceable": False}
 SLIDING = ["sliding_attention", "full_attention"]
 
 
@@ -126,49 +129,35 @@ MOVED = tuple(
 )
 """On the attention interface since transformers 5.24, before that in code of their own."""
 
+LLAMA4 = experts(
+    head_dim=8, intermediate_size_mlp=48, num_local_experts=2, layer_types=["chunked_attention", "full_attention"],
+    attention_chunk_size=4, no_rope_layers=[1, 0],
+)  # fmt: skip
+QWEN3_NEXT = experts(
+    num_hidden_layers=4, head_dim=8, num_experts=4, shared_expert_intermediate_size=16, linear_num_key_heads=2,
+    linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+)  # fmt: skip
+BAMBA = grouped(
+    attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_d_conv=4,
+    mamba_expand=2, mamba_chunk_size=8,
+)  # fmt: skip
+
 DECODERS = (
     Entry("llama", "decoder", "LlamaForCausalLM", grouped()),
-    Entry(
-        "llama4",
-        "decoder",
-        "Llama4ForCausalLM",
-        experts(
-            head_dim=8,
-            intermediate_size_mlp=48,
-            num_local_experts=2,
-            layer_types=["chunked_attention", "full_attention"],
-            attention_chunk_size=4,
-            no_rope_layers=[1, 0],
-        ),
-    ),
+    Entry("llama4", "decoder", "Llama4ForCausalLM", LLAMA4),
     Entry("mistral", "decoder", "MistralForCausalLM", grouped(sliding_window=4, head_dim=8)),
     Entry("mixtral", "decoder", "MixtralForCausalLM", grouped(num_local_experts=4, num_experts_per_tok=2)),
     Entry("qwen2", "decoder", "Qwen2ForCausalLM", grouped()),
     Entry("qwen3", "decoder", "Qwen3ForCausalLM", grouped(head_dim=8)),
     Entry("qwen3_moe", "decoder", "Qwen3MoeForCausalLM", experts(head_dim=8, num_experts=4, decoder_sparse_step=1)),
-    Entry(
-        "qwen3_next",
-        "decoder",
-        "Qwen3NextForCausalLM",
-        experts(
-            num_hidden_layers=4,
-            head_dim=8,
-            num_experts=4,
-            shared_expert_intermediate_size=16,
-            linear_num_key_heads=2,
-            linear_num_value_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-        ),
-        1,
-    ),
+    Entry("qwen3_next", "decoder", "Qwen3NextForCausalLM", QWEN3_NEXT, 1),
     Entry("gemma", "decoder", "GemmaForCausalLM", grouped(head_dim=8)),
     Entry(
         "gemma2",
         "decoder",
         "Gemma2ForCausalLM",
         grouped(head_dim=8, sliding_window=4, attn_logit_softcapping=2.0, query_pre_attn_scalar=8),
-        backends=("eager",),
+        backends=EAGER,
     ),
     Entry(
         "gemma3",
@@ -192,18 +181,8 @@ DECODERS = (
     Entry("smollm3", "decoder", "SmolLM3ForCausalLM", grouped(no_rope_layers=[1, 0])),
     Entry("gpt_bigcode", "decoder", "GPTBigCodeForCausalLM", GPT2),
     Entry("biogpt", "decoder", "BioGptForCausalLM", shape()),
-    Entry(
-        "deepseek_v2",
-        "decoder",
-        "DeepseekV2ForCausalLM",
-        latent(n_routed_experts=4),
-    ),
-    Entry(
-        "deepseek_v3",
-        "decoder",
-        "DeepseekV3ForCausalLM",
-        latent(),
-    ),
+    Entry("deepseek_v2", "decoder", "DeepseekV2ForCausalLM", latent(n_routed_experts=4)),
+    Entry("deepseek_v3", "decoder", "DeepseekV3ForCausalLM", latent()),
     Entry(
         "deepseek_v32",
         "decoder",
@@ -216,41 +195,17 @@ DECODERS = (
         "decoder",
         "GptOssForCausalLM",
         grouped(head_dim=8, sliding_window=4, num_local_experts=4, num_experts_per_tok=2, layer_types=SLIDING),
-        backends=("eager",),
-        replaceable=False,
+        **SINK_LOGITS,
     ),
-    Entry(
-        "granite_swa",
-        "decoder",
-        "GraniteSWAForCausalLM",
-        grouped(sliding_window=4, layer_types=SLIDING),
-        backends=("eager",),
-        replaceable=False,
-    ),
+    Entry("granite_swa", "decoder", "GraniteSWAForCausalLM", grouped(sliding_window=4, layer_types=SLIDING), **SINK_LOGITS),
     Entry(
         "mimo_v2_flash",
         "decoder",
         "MiMoV2FlashForCausalLM",
         experts(head_dim=8, v_head_dim=6, sliding_window=4, layer_types=SLIDING, n_routed_experts=4),
-        backends=("eager",),
-        replaceable=False,
+        **SINK_LOGITS,
     ),
-    Entry(
-        "bamba",
-        "decoder",
-        "BambaForCausalLM",
-        grouped(
-            attn_layer_indices=[1],
-            mamba_n_heads=4,
-            mamba_d_head=16,
-            mamba_d_state=8,
-            mamba_n_groups=1,
-            mamba_d_conv=4,
-            mamba_expand=2,
-            mamba_chunk_size=8,
-        ),
-        1,
-    ),
+    Entry("bamba", "decoder", "BambaForCausalLM", BAMBA, 1),
     *filter(has_interface, MOVED),
 )
 
@@ -269,13 +224,19 @@ ENCODERS = (
     Entry("esm", "encoder", "EsmModel", shape(mask_token_id=3, position_embedding_type="rotary")),
 )
 
+
+def pair(family: str, model: str, config: Mapping[str, Any], inputs: str = "seq2seq") -> Entry:
+    """An encoder–decoder of two layers a side."""
+    return Entry(family, "encoder-decoder", model, config, 6, inputs=inputs)
+
+
 ENCODER_DECODERS = (
-    Entry("t5", "encoder-decoder", "T5ForConditionalGeneration", T5, 6, inputs="seq2seq"),
-    Entry("umt5", "encoder-decoder", "UMT5ForConditionalGeneration", T5, 6, inputs="seq2seq"),
-    Entry("bart", "encoder-decoder", "BartForConditionalGeneration", sequence_to_sequence(), 6, inputs="seq2seq"),
-    Entry("mbart", "encoder-decoder", "MBartForConditionalGeneration", sequence_to_sequence(), 6, inputs="seq2seq"),
-    Entry("marian", "encoder-decoder", "MarianMTModel", sequence_to_sequence(decoder_vocab_size=VOCAB), 6, inputs="seq2seq"),
-    Entry("pegasus", "encoder-decoder", "PegasusForConditionalGeneration", sequence_to_sequence(), 6, inputs="seq2seq"),
+    pair("t5", "T5ForConditionalGeneration", T5),
+    pair("umt5", "UMT5ForConditionalGeneration", T5),
+    pair("bart", "BartForConditionalGeneration", sequence_to_sequence()),
+    pair("mbart", "MBartForConditionalGeneration", sequence_to_sequence()),
+    pair("marian", "MarianMTModel", sequence_to_sequence(decoder_vocab_size=VOCAB)),
+    pair("pegasus", "PegasusForConditionalGeneration", sequence_to_sequence()),
     Entry(
         "whisper",
         "encoder-decoder",
@@ -319,86 +280,58 @@ VISION_AND_AUDIO = (
         inputs="image_text",
     ),
     Entry("videomae", "vision", "VideoMAEModel", image(num_frames=4, tubelet_size=2), inputs="video"),
-    Entry(
-        "wav2vec2",
-        "audio",
-        "Wav2Vec2Model",
-        shape(**WAVES),
-        inputs="waveform",
-    ),
-    Entry(
-        "hubert",
-        "audio",
-        "HubertModel",
-        shape(**WAVES),
-        inputs="waveform",
-    ),
+    Entry("wav2vec2", "audio", "Wav2Vec2Model", shape(**WAVES), inputs="waveform"),
+    Entry("hubert", "audio", "HubertModel", shape(**WAVES), inputs="waveform"),
 )
 
 MEASURED = (*DECODERS, *ENCODERS, *ENCODER_DECODERS, *VISION_AND_AUDIO)
 
+
+def own(
+    family: str, kind: str, model: str, config: Mapping[str, Any], refused: str, backends: tuple[str, ...] = EAGER
+) -> Entry:
+    """A family that computes attention in its own code."""
+    return Entry(family, kind, model, config, 0, backends=backends, refused=refused)
+
+
 OFF_SEAM = (
-    Entry(
-        "bloom",
-        "decoder",
-        "BloomForCausalLM",
-        shape(n_layer=2, n_head=4),
-        0,
-        backends=("eager",),
-        refused="transformer.h.0.self_attention",
-    ),
+    own("bloom", "decoder", "BloomForCausalLM", shape(n_layer=2, n_head=4), "transformer.h.0.self_attention"),
     Entry("falcon", "decoder", "FalconForCausalLM", shape(), 0, refused="transformer.h.0.self_attention"),
-    Entry(
+    own(
         "mpt",
         "decoder",
         "MptForCausalLM",
         {"vocab_size": VOCAB, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
-        0,
-        backends=("eager",),
-        refused="transformer.blocks.0.attn",
+        "transformer.blocks.0.attn",
     ),
-    Entry(
+    own(
         "gpt_neo",
         "decoder",
         "GPTNeoForCausalLM",
         shape(num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=4),
-        0,
-        backends=("eager",),
-        refused="transformer.h.0.attn.attention",
+        "transformer.h.0.attn.attention",
     ),
     *(
-        dataclasses.replace(entry, calls=0, backends=("eager",), refused="transformer.h.0.attn")
+        dataclasses.replace(entry, calls=0, backends=EAGER, refused="transformer.h.0.attn")
         for entry in MOVED
         if not has_interface(entry)
     ),
-    Entry(
+    own(
         "xglm",
         "decoder",
         "XGLMForCausalLM",
         shape(d_model=32, num_layers=2, attention_heads=4, ffn_dim=48),
-        0,
-        backends=("eager",),
-        refused="model.layers.0.self_attn",
+        "model.layers.0.self_attn",
     ),
-    Entry(
+    own(
         "deberta_v2",
         "encoder",
         "DebertaV2Model",
         shape(relative_attention=True, pos_att_type=["p2c", "c2p"]),
-        0,
-        backends=("eager",),
-        refused="encoder.layer.0.attention.self",
+        "encoder.layer.0.attention.self",
     ),
-    Entry("mpnet", "encoder", "MPNetModel", shape(), 0, backends=("eager",), refused="encoder.layer.0.attention.attn"),
-    Entry(
-        "longformer",
-        "encoder",
-        "LongformerModel",
-        shape(attention_window=4),
-        0,
-        backends=("eager",),
-        refused="encoder.layer.0.attention.self",
-    ),
+    Entry("mpnet", "encoder", "MPNetModel", shape(), 0, backends=EAGER, refused="encoder.layer.0.attention.attn"),
+    own("longformer", "encoder", "LongformerModel", shape(attention_window=4), "encoder.layer.0.attention.self"),
 )
 
 SECOND_TIER = tuple(entry for entry in OFF_SEAM if entry.id != "longformer")

@@ -1,4 +1,4 @@
-"""Rules of visibility, their bounds and their tiles: the drawn masks, states that never claim more than the block shows, counts."""
+"""Rules of visibility, their bounds and tiles: the drawn masks, counts, and states that claim no more than the block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.attention.column_calls import cases, make_call
 from sinklab.attention import visibility
 from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.editing import ByHead, OfHeads
-from sinklab.attention.statistics import blocked as tiles
+from sinklab.attention.statistics import blocked
 from sinklab.attention.statistics.blocked import plan_tiles, visible_counts
 from sinklab.attention.visibility import And, Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.interventions.hide_key import Without
@@ -155,7 +155,7 @@ def seen(visible: Visibility, length: int = LENGTH) -> torch.Tensor:
 @pytest.mark.parametrize(("rows", "columns"), [(512, 512), (300, 700), (700, 64)])
 def test_every_visible_pair_is_in_one_tile(visible, rows, columns):
     covered = torch.zeros(LENGTH, LENGTH)
-    for tile in tiles.plan_tiles(visible, LENGTH, LENGTH, rows, columns):
+    for tile in blocked.plan_tiles(visible, LENGTH, LENGTH, rows, columns):
         assert tile.query_stop - tile.query_start <= rows
         assert tile.key_stop - tile.key_start <= columns
         part = (slice(tile.query_start, tile.query_stop), slice(tile.key_start, tile.key_stop))
@@ -170,7 +170,7 @@ def test_partly_visible_tiles_of_many_queries_are_halved_once():
     """512 queries on the diagonal are two tiles, 256 of them one; in a half, whole strips join partly visible neighbours."""
 
     def plan(length: int) -> list[tuple[int, int, int, int, bool]]:
-        found = tiles.plan_tiles(Causal(0), length, length, length, length)
+        found = blocked.plan_tiles(Causal(0), length, length, length, length)
         return [(tile.query_start, tile.query_stop, tile.key_start, tile.key_stop, tile.whole) for tile in found]
 
     assert plan(512) == [(0, 256, 0, 256, False), (256, 512, 0, 512, False)]
@@ -186,7 +186,7 @@ def test_a_uniform_strip_is_asked_about_once():
             asked.append((key_start, key_stop))
             return super().state(query_start, query_stop, key_start, key_stop)
 
-    found = list(tiles._strips(Counted(0), 512, 768, 0, 1536, 512))
+    found = list(blocked._strips(Counted(0), 512, 768, 0, 1536, 512))
     assert [state for _, _, state in found] == ["all", "some", "none", "none"]
     assert asked == [(0, 512), (512, 1024), (512, 768), (768, 1024), (1024, 1536)]
     assert [(start, stop) for start, stop, _ in found] == [(0, 512), (512, 768), (768, 1024), (1024, 1536)]
@@ -215,7 +215,7 @@ def test_counts_of_a_rule_are_those_of_its_tiles(visible, padded):
             query_documents=torch.zeros_like(positions),
             key_documents=torch.zeros(2, 53, dtype=torch.long),
         )
-        return tiles.visible_counts(call)
+        return blocked.visible_counts(call)
 
     for found, expected in zip(counts(visible), counts(And(visible, Window(1000))), strict=True):
         assert torch.equal(found, expected)

@@ -159,21 +159,7 @@ def write_audit(
     summary: dict[str, Any] | None = None,
     run: dict[str, Any] | None = None,
 ) -> Path:
-    """Write table.parquet, run.json, summary.json and maps.safetensors.
-
-    Args:
-        folder: created.
-        model, operation, layers, heads, kv_heads, seq_len, samples: what the audit was of.
-        tiles: most tiles a side of a map.
-        sink_position: where the sink is; ``None`` for a model without one.
-        seed: of the random numbers.
-        omit: probes that were not measured.
-        maps: whether maps.safetensors is written.
-        hostile: whether token, model and corpus names try to break out of the page.
-        position_rows: how many key positions have rows of their own; all by default.
-        gate: what a gate puts on the output of every head; ``None`` for a model without gates.
-        summary, run: keys to replace.
-    """
+    """Write table.parquet, run.json, summary.json and maps.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     kv_heads = kv_heads or heads

@@ -12,8 +12,8 @@ from sinklab.errors import ConfigurationError
 from sinklab.results.record import to_json
 from sinklab.results.table import read_run
 from sinklab.studies.audit.compare import comparison_table, comparison_warning, format_comparison, write_comparison
-from sinklab.studies.audit.figures import layer_figures
 from sinklab.studies.audit.folder import read_audit
+from sinklab.studies.audit.page import layer_figures
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,16 @@ from sinklab.results.blocks import percent
 from sinklab.results.html import framed
 from sinklab.results.record import to_json
 from sinklab.results.table import write_table
-from sinklab.studies.audit.figures import headline, layer_figures, layer_table
 from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import FRAME_BUDGET, PAGE_BUDGET, frame_report, write_report
+from sinklab.studies.audit.page import (
+    FRAME_BUDGET,
+    PAGE_BUDGET,
+    frame_report,
+    headline,
+    layer_figures,
+    layer_table,
+    write_report,
+)
 
 
 def page_data(path: Path) -> dict:
@@ -211,14 +218,6 @@ class TestMissing:
     def test_not_an_audit(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"run\.json is not there; is .* the output directory of a finished run"):
             write_report(tmp_path)
-
-    def test_a_table_without_its_columns(self, tmp_path: Path) -> None:
-        import pandas as pd
-
-        folder = write_audit(tmp_path / "a", layers=2, seq_len=16)
-        pd.DataFrame({"value": [1.0]}).to_parquet(folder / "table.parquet")
-        with pytest.raises(ResultError, match="does not follow the schema: without run_id"):
-            write_report(folder)
 
     def test_maps_that_do_not_belong_together(self, tmp_path: Path) -> None:
         from safetensors.numpy import save_file

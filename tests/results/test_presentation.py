@@ -9,6 +9,7 @@ import re
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from sinklab.errors import ResultError
 from sinklab.results.blocks import (
@@ -30,7 +31,7 @@ from sinklab.results.blocks import (
 from sinklab.results.html import html, steps
 from sinklab.results.intervals import Interval
 from sinklab.results.record import from_json, to_json
-from sinklab.results.terminal import print_blocks, terminal
+from sinklab.results.terminal import fitted, print_blocks, terminal
 
 BLOCKS = [
     Heading("Heads"),
@@ -149,3 +150,27 @@ def test_what_was_found_is_read_back_as_it_was_written():
 def test_what_does_not_fit_is_named():
     with pytest.raises(ResultError, match=r"summary\.json .*rates\.0\.0"):
         from_json(Found, {"place": "bos", "rates": {"0.0": "much"}}, "summary.json")
+
+
+def fitted_lines(width: int) -> list[str]:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("statement")
+    table.add_row("not reproduced", "sinks are at the first of all tokens")
+    console = Console(file=io.StringIO(), width=width)
+    for part in fitted(table, console):
+        console.print(part)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (52, ["verdict         statement", "not reproduced  sinks are at the first of all tokens"]),
+        (32, ["verdict         statement", "not reproduced  sinks are at the", f"{'':16}first of all", f"{'':16}tokens"]),
+        (25, ["verdict         statement", "not reproduced  sinks are", f"{'':16}at the", f"{'':16}first of", f"{'':16}all"]),
+        (24, ["not reproduced", "  statement: sinks are", "at the first of all", "tokens"]),
+    ],
+)
+def test_a_column_that_must_not_wrap_is_never_cut(width, lines):
+    assert fitted_lines(width)[: len(lines)] == lines

@@ -40,27 +40,23 @@ def print_result(result: object, as_json: bool = False, names: Mapping[str, str]
     Args:
         names: parameter to option, as what failed names them.
     """
+    status = 0
     if isinstance(result, Result):
         status = STATUSES.get(str(result.summary.get("status")), 0)
         status = TERMINATED if result.record.get("stopped_by") == "SIGTERM" else status
         if os.environ.get("RANK", "0") != "0":
             return status
-        if as_json:
-            sys.stdout.write(result.to_json())
-        else:
-            result.show()
-        errors = result.summary.get("errors") or []
-        for error in errors:
-            sys.stderr.write(f"failed: {on_the_line(error, names or {})}\n")
-        return 1 if errors else status
-    if isinstance(result, Listing):
+    if isinstance(result, Result | Listing):
         if as_json:
             sys.stdout.write(result.to_json())
         else:
             result.show()
     elif result is not None:
         sys.stdout.write(f"{result}\n")
-    return 0
+    errors = (result.summary.get("errors") or []) if isinstance(result, Result) else []
+    for error in errors:
+        sys.stderr.write(f"failed: {on_the_line(error, names or {})}\n")
+    return 1 if errors else status
 
 
 OPTIONS = cyclopts.Group("Options")

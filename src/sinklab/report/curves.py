@@ -170,11 +170,7 @@ def _mapped(runs: Sequence[RunCurves]) -> list[int]:
 
 
 def _looks(runs: Sequence[RunCurves]) -> list[tuple[list[RunCurves], str]]:
-    """Runs that are drawn in one look, with their name: each by itself, or all seeds of a setting where there are too many.
-
-    Raises:
-        InputError: more than can be told apart.
-    """
+    """Runs that are drawn in one look, with their name: each by itself, or all seeds of a setting where there are too many."""
     if len(runs) <= MOST_LOOKS:
         return [([run], label) for run, label in zip(runs, labels_of(runs), strict=True)]
     groups: dict[object, list[RunCurves]] = {}

@@ -202,14 +202,7 @@ def _page(context: Mapping[str, object], data: Mapping[str, object], blobs: Mapp
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Weights:
-    """What every key gets of every head, in the order of the grid.
-
-    Attributes:
-        mean: mean weights ``(modules, heads, keys)``.
-        shares: the same of the sum of each row.
-        early: which keys half of the queries see, ``(modules, keys)``.
-        null: null mass ``(modules, heads)``.
-    """
+    """What every key gets of every head, in the order of the grid."""
 
     grid: Sequence[GridRow]
     mean: NDArray[Any]
@@ -274,17 +267,7 @@ def _sinks(
     part: str = "",
     rows: NDArray[np.bool_] | None = None,
 ) -> list[tuple[Sink, NDArray[Any]]]:
-    """Positions, groups of positions and the null score that get more than the threshold of some head.
-
-    Args:
-        texts: of the positions: tokens, or their names where ``known``.
-        front: names of the first positions, those of learned tokens in front.
-        part: of an encoder–decoder, the part whose heads are looked at.
-        rows: which modules are of the part, ``(modules,)``.
-
-    Returns:
-        Each with what it gets of every head, ``(modules, heads)``; of a part, heads of others give it nothing.
-    """
+    """Positions, groups of positions and the null score that get more than the threshold of some head."""
     early, null = weights.early, weights.null
     if rows is not None:
         early, null = early & rows[:, None], np.where(rows[:, None], null, np.nan)
@@ -324,13 +307,7 @@ def _sinks(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Candidate:
-    """A position, a group of positions or the null score.
-
-    Attributes:
-        values: what it gets of every head, ``(modules, heads)``.
-        shares: the same as a share of the row.
-        position, token: of a single position, its token where that is known.
-    """
+    """A position, a group of positions or the null score."""
 
     name: str
     values: NDArray[Any]
@@ -357,12 +334,7 @@ def _of_part(part: str) -> str:
 
 
 def _finding(sinks: Sequence[Sink], found: int, weights: _Weights, threshold: float, kind: str, samples: int) -> str:
-    """What is to be seen, in a sentence: the place that most heads look at, and how many others there are.
-
-    Args:
-        sinks: those that are listed.
-        found: how many there are, listed or not.
-    """
+    """What is to be seen, in a sentence: the place that most heads look at, and how many others there are."""
     what = {"image": "picture", "audio": "recording", "pairs": "pair"}.get(kind, "text")
     what = f"this {what}" if samples == 1 else f"these {samples} {what}s"
     grid, least = weights.grid, weights.least

@@ -108,17 +108,8 @@ def _row(run: IndexedRun, base: str, *, name_threshold: bool) -> Mapping[str, ob
 
 def _data(run: IndexedRun) -> dict[str, object]:
     """What the script compares."""
-    return {
-        "folder": run.folder,
-        "name": run.model or run.folder,
-        "kind": run.kind,
-        "status": run.status,
-        "settings": run.settings,
-        "tokens": run.tokens,
-        "numbers": run.numbers,
-        "curves": run.curves,
-        "versions": run.versions,
-    }
+    compared = ("folder", "kind", "status", "settings", "tokens", "numbers", "curves", "versions")
+    return {"name": run.model or run.folder, **{field: getattr(run, field) for field in compared}}
 
 
 def _first_numbers(run: IndexedRun) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from sinklab.errors import InputError
 from sinklab.results.blocks import Block, number, percent
-from sinklab.results.html import html
+from sinklab.results.html import html, with_code
 from sinklab.results.naming import display_token
 from sinklab.results.table import read_run, write_text
 
@@ -142,13 +141,10 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number, percent=percent, token=display_token, commands=_commands)
+    environment.filters.update(
+        number=number, percent=percent, token=display_token, commands=lambda text: Markup(with_code(text))
+    )
     return environment
-
-
-def _commands(sentence: str) -> Markup:
-    """A sentence with what one types, `sinklab …` or `--…` between backticks, as code; other backticks may be tokens."""
-    return Markup(re.sub(r"`((?:sinklab |--)[^`]+)`", r"<code>\1</code>", str(escape(sentence))))
 
 
 @cache

@@ -207,13 +207,7 @@ def _whole(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object], extremes: object) -> dict[str, tuple[float, str]]:
-    """Numbers at the last step by name; what differs from the main condition of the run is part of the name.
-
-    So is the model, or its operation, where the table is about several, the sink of a metric that is about several, and the
-    step of one that is a state of a text and none of a training: a mean over these is a number of none of them. Over seeds
-    it is a mean, but for the metrics that ``extremes`` of ``run.json`` names: the worst of all runs is not the mean of
-    the worst of each.
-    """
+    """Numbers at the last step by name; what differs from the main condition of the run is part of the name."""
     numbers: dict[str, tuple[float, str]] = {}
     loss = summary.get("loss")
     if isinstance(loss, float):
@@ -243,10 +237,7 @@ def _numbers(table: pd.DataFrame | None, summary: Mapping[str, object], extremes
 
 
 def _condition(rows: pd.DataFrame, summary: Mapping[str, object]) -> tuple[object, object]:
-    """Corpus and BOS that a run is about: those that it says, else those of most rows.
-
-    Sections of an audit have rows of their own corpora or of none, and may have most of them.
-    """
+    """Corpus and BOS that a run is about: those that it says, else those of most rows."""
     said = summary.get("corpus"), summary.get("bos")
     if ((rows["corpus"] == said[0]) & (rows["bos"] == said[1])).any():
         return said

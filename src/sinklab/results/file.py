@@ -16,7 +16,6 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.folder import PREFIX, SUFFIX, check_writable, placed
 
 __all__ = [
-    "LARGEST_JSON",
     "check_file",
     "clear_partial",
     "flush",
@@ -27,9 +26,6 @@ __all__ = [
     "write_file",
     "write_image",
 ]
-
-LARGEST_JSON = 64 * 2**20
-"""Bytes of a JSON file that are read; the largest legitimate ones (indices of thousands of experts) have a tenth of it."""
 
 
 def require_plain_file(path: Path) -> None:
@@ -50,8 +46,8 @@ def require_plain_file(path: Path) -> None:
         to_do = "change its permissions" if isinstance(error, PermissionError) else "put the file itself there"
         raise InputError(f"{path} cannot be opened: {error.strerror}; {to_do}") from error
     if not stat.S_ISREG(mode):
-        kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-        raise InputError(f"{path} is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a file; put the file itself there")
+        kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        raise InputError(f"{path} is {kind}; put the file itself there")
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -59,12 +55,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: nothing there.
-        InputError: it is no regular file, is too large, is not UTF-8 or not JSON, or holds no object.
+        InputError: it is no regular file, is not UTF-8 or not JSON, or holds no object.
     """
     require_plain_file(path)
-    size = path.stat().st_size
-    if size > LARGEST_JSON:
-        raise InputError(f"{path} has {size:,} bytes, and no such file has more than {LARGEST_JSON:,}; get the file again")
     return parse_object(path.read_bytes(), str(path))
 
 
@@ -83,9 +76,7 @@ def parse_object(content: bytes | str, where: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         byte = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
         raise InputError(f"{where} is damaged: not UTF-8 ({byte}); get the file again") from None
-    except RecursionError:
-        raise InputError(f"{where} is damaged: nested too deep to be read; get the file again") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is damaged: not valid JSON ({error}); get the file again") from None
     if not isinstance(value, dict):
         raise InputError(f"{where} is damaged: expected a JSON object, got {type(value).__name__}")
@@ -219,11 +210,7 @@ def _remove_if_dead(path: Path) -> None:
 
 
 def _rename_to_new(temporary: Path, path: Path) -> None:
-    """Rename, unless there is something at the new name, which rename alone would replace.
-
-    Raises:
-        FileExistsError: there is.
-    """
+    """Rename, unless there is something at the new name, which rename alone would replace."""
     try:
         os.link(temporary, path)
     except FileExistsError:

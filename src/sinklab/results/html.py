@@ -25,7 +25,7 @@ from sinklab.results.blocks import (
     number,
 )
 
-__all__ = ["framed", "html"]
+__all__ = ["framed", "html", "with_code"]
 
 WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 34
@@ -41,8 +41,8 @@ COLOURS = 6
 def html(blocks: Iterable[Block]) -> Markup:
     """The blocks one after the other; every text is escaped, and commands between backticks become code."""
     draw: dict[type, Callable[..., str]] = {
-        Heading: lambda block: f"<h{block.level + 1}>{_text(block.text)}</h{block.level + 1}>",
-        Say: lambda block: f'<p class="{"hint" if block.small else "advice"}">{_text(block.text)}</p>',
+        Heading: lambda block: f"<h{block.level + 1}>{with_code(block.text)}</h{block.level + 1}>",
+        Say: lambda block: f'<p class="{"hint" if block.small else "advice"}">{with_code(block.text)}</p>',
         Facts: _facts,
         Grid: _grid,
         Curves: _curves,
@@ -52,20 +52,21 @@ def html(blocks: Iterable[Block]) -> Markup:
     return Markup("\n".join(draw[type(block)](block) for block in blocks))
 
 
-def _text(text: str) -> str:
+def with_code(text: str) -> str:
+    """Escaped text with what one types, `sinklab …` or `--…` between backticks, as code; other backticks may be tokens."""
     return re.sub(r"`((?:sinklab |--)[^`]+)`", r"<code>\1</code>", str(escape(text)))
 
 
 def _facts(block: Facts) -> str:
     rows = "".join(
-        f'<tr><th scope="row">{_text(label)}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in cells)}</tr>'
+        f'<tr><th scope="row">{with_code(label)}</th>{"".join(f"<td>{with_code(cell)}</td>" for cell in cells)}</tr>'
         for label, *cells in block.rows
     )
     return f'<div class="scroll"><table class="answers"><tbody>{rows}</tbody></table></div>'
 
 
 def _grid(block: Grid) -> str:
-    head = "".join(f'<th scope="col"{_side(index, block)}>{_text(name)}</th>' for index, name in enumerate(block.headings))
+    head = "".join(f'<th scope="col"{_side(index, block)}>{with_code(name)}</th>' for index, name in enumerate(block.headings))
     body = "".join(f"<tr>{''.join(_cell(index, cell, block) for index, cell in enumerate(row))}</tr>" for row in block.rows)
     label = f' role="region" aria-label="{escape(block.title)}"' if block.title else ""
     table = (
@@ -73,8 +74,8 @@ def _grid(block: Grid) -> str:
         f"<tbody>{body}</tbody></table></div>"
     )
     if block.folded:
-        return f"<details><summary>{_text(block.title)} ({len(block.rows)})</summary>{table}</details>"
-    return f"<h4>{_text(block.title)}</h4>{table}" if block.title else table
+        return f"<details><summary>{with_code(block.title)} ({len(block.rows)})</summary>{table}</details>"
+    return f"<h4>{with_code(block.title)}</h4>{table}" if block.title else table
 
 
 def _side(index: int, block: Grid) -> str:
@@ -82,7 +83,7 @@ def _side(index: int, block: Grid) -> str:
 
 
 def _cell(index: int, cell: Cell, block: Grid) -> str:
-    text = _text(cell_text(cell))
+    text = with_code(cell_text(cell))
     if isinstance(cell, Bar):
         hollow = " below" if cell.size < 0 else ""
         width = 100 * min(1.0, abs(cell.size))
@@ -98,7 +99,7 @@ def _cell(index: int, cell: Cell, block: Grid) -> str:
 
 
 def _curves(block: Curves) -> str:
-    scale = _log if block.logarithmic else float
+    scale = math.log10 if block.logarithmic else float
     heights = [scale(y) for line in block.lines.values() for y in line if y is not None and (y > 0 or not block.logarithmic)]
     longest = max(map(len, block.lines.values()), default=0)
     places = list(block.x if block.x is not None else range(longest))
@@ -125,11 +126,11 @@ def _curves(block: Curves) -> str:
             for across, up, value in known
         )
         parts.append(f'<polyline class="line {_colour(order)}" points="{points}"/>{dots}')
-    keys = "".join(f'<span><i class="{_colour(order)}"></i>{_text(name)}</span>' for order, name in enumerate(block.lines))
-    axis = f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{_text(block.x_name)}</text>'
-    unit = f" <span>{_text(block.y_name)}</span>" if block.y_name else ""
+    keys = "".join(f'<span><i class="{_colour(order)}"></i>{with_code(name)}</span>' for order, name in enumerate(block.lines))
+    axis = f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{with_code(block.x_name)}</text>'
+    unit = f" <span>{with_code(block.y_name)}</span>" if block.y_name else ""
     return (
-        f'<figure class="figure curves"><figcaption>{_text(block.title)}{unit}</figcaption><p class="keys">{keys}</p>'
+        f'<figure class="figure curves"><figcaption>{with_code(block.title)}{unit}</figcaption><p class="keys">{keys}</p>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(block.title)}">{"".join(parts)}{axis}</svg>'
         "</figure>"
     )
@@ -138,10 +139,6 @@ def _curves(block: Curves) -> str:
 def _colour(order: int) -> str:
     turn = order // COLOURS
     return f"k-audit{order % COLOURS}{f' r{turn}' if turn else ''}"
-
-
-def _log(value: float) -> float:
-    return math.log10(value)
 
 
 def _onto(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:
@@ -198,27 +195,27 @@ def _marks(block: Marks) -> str:
         return ""
     place = _onto(min(*ends, -1.2 if least else 0.0), max(*ends, 1.2 if least else 0.0), 2.0, 98.0)
     series = list(dict.fromkeys(mark.series for _, marks in block.rows for mark in marks))
-    keys = "".join(f'<span><i class="{_colour(order)}"></i>{_text(name)}</span>' for order, name in enumerate(series))
+    keys = "".join(f'<span><i class="{_colour(order)}"></i>{with_code(name)}</span>' for order, name in enumerate(series))
     band = ""
     if least:
-        keys += f'<span><i class="band-key"></i>below {number(least)} {_text(block.unit)}: nothing</span>'
+        keys += f'<span><i class="band-key"></i>below {number(least)} {with_code(block.unit)}: nothing</span>'
         band = f'<rect class="band-area" x="{place(-1.0):.2f}%" width="{place(1.0) - place(-1.0):.2f}%" y="0" height="100%"/>'
     zero = f'<line class="base" x1="{place(0.0):.2f}%" x2="{place(0.0):.2f}%" y1="0" y2="100%"/>'
     height = 8 * len(series) + 8
     rows = "".join(
-        f'<div class="effects-row"><span class="effects-name">{_text(name)}</span>'
+        f'<div class="effects-row"><span class="effects-name">{with_code(name)}</span>'
         f'<svg width="100%" height="{height}" role="img" aria-label="{escape(name)}">{band}{zero}'
         + "".join(_mark(mark, series.index(mark.series), bend, place) for mark in marks)
         + "</svg></div>"
         for name, marks in block.rows
     )
-    unit = f", in {_text(block.unit)}" if block.unit else ""
+    unit = f", in {with_code(block.unit)}" if block.unit else ""
     ruler = "".join(
         f'<text x="{place(bend(value)):.2f}%" y="14" text-anchor="middle">{number(value)}</text>'
         for value in _ruler(ends, least)
     )
     return (
-        f'<h4>{_text(block.title)}</h4><p class="keys effects-key">{keys}</p><div class="effects">{rows}'
+        f'<h4>{with_code(block.title)}</h4><p class="keys effects-key">{keys}</p><div class="effects">{rows}'
         f'<div class="effects-row" aria-hidden="true"><span class="effects-name"></span>'
         f'<svg width="100%" height="20">{ruler}</svg></div></div><p class="hint">Means with their intervals{unit}.</p>'
     )
@@ -256,14 +253,14 @@ def _head_map(block: HeadMap) -> str:
         for row in range(heads)
     )
     key = "".join(
-        f'<div><dt><i class="l-{escape(kind)}" aria-hidden="true">{escape(letter)}</i>{_text(kind)}<span>{count}</span></dt>'
-        f"<dd>{_text(meaning)}</dd></div>"
+        f'<div><dt><i class="l-{escape(kind)}" aria-hidden="true">{escape(letter)}</i>{with_code(kind)}<span>{count}</span>'
+        f"</dt><dd>{with_code(meaning)}</dd></div>"
         for kind, letter, count, meaning in block.legend
     )
     return (
         f'<div class="labelled"><div class="scroll" tabindex="0" role="region" aria-label="{escape(block.title)}">'
-        f'<table class="label-map{" dense" if layers > 20 else ""}"><caption>{_text(block.title)}: layers across, heads down'
-        f"</caption><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<table class="label-map{" dense" if layers > 20 else ""}"><caption>{with_code(block.title)}: layers across, heads'
+        f" down</caption><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         f'<dl class="label-key">{key}</dl></div>'
     )
 

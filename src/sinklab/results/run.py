@@ -74,11 +74,6 @@ def _json_lines(table: pd.DataFrame) -> str:
     return "".join(f"{encode(dict(zip(table.columns, row, strict=True)))}\n" for row in zip(*columns, strict=True))
 
 
-def _only_settings(out: Path) -> bool:
-    """Whether there is nothing in a folder but the settings of a run that has begun there."""
-    return {path.relative_to(out).as_posix() for path in out.rglob("*")} == {STORE, f"{STORE}/{SETTINGS}"}
-
-
 Record = TypeVar("Record")
 
 
@@ -312,8 +307,9 @@ class Run:
         if self.out is None or self._lock is None:
             return
         if self._lock.held:
-            stored = self._has_stored(self.out)
-            if error is not None and self.in_place and not stored and _only_settings(self.out):
+            stored = any(path.name != SETTINGS for path in self._store_folder(self.out).rglob("*") if path.is_file())
+            there = {path.relative_to(self.out).as_posix() for path in self.out.rglob("*")}
+            if error is not None and self.in_place and there == {STORE, f"{STORE}/{SETTINGS}"}:
                 shutil.rmtree(self.out)  # nothing that a run could go on with
             clear(self.out)
             if error is not None and stored and from_outside(error):
@@ -323,10 +319,6 @@ class Run:
 
     def _store_folder(self, out: Path) -> Path:
         return (out if self.in_place else partial_folder(out)) / STORE
-
-    def _has_stored(self, out: Path) -> bool:
-        """Whether there is something that a run could go on with."""
-        return any(path.name != SETTINGS for path in self._store_folder(out).rglob("*") if path.is_file())
 
     @functools.cached_property
     def store(self) -> Store:
@@ -424,7 +416,10 @@ class Run:
         elif self.resume:
             self._require_same(plan)
             if self.grid_of is not None and (self.out / "run.json").is_file():  # what was not finished is no result to lose
-                require_no_less(self.out, self.grid_of(self._summary()), self.grid)
+                from sinklab.results.table import read_run
+
+                summary = read_run(self.out, "summary.json") if (self.out / "summary.json").is_file() else {}
+                require_no_less(self.out, self.grid_of(summary), self.grid)
         elif not self.overwrite:
             if (self.out / "run.json").is_file():
                 check_free(self.out, overwrite=False)
@@ -432,13 +427,6 @@ class Run:
                 f"output directory {self.out} holds a run of {plan['kind']} that was not finished; go on with `resume`, or "
                 "replace it with `overwrite`"
             )
-
-    def _summary(self) -> dict[str, Any]:
-        """The answer of the result that is there; empty if it has none."""
-        from sinklab.results.table import read_run
-
-        assert self.out is not None
-        return read_run(self.out, "summary.json") if (self.out / "summary.json").is_file() else {}
 
     def _require_same(self, plan: Mapping[str, Any]) -> None:
         if plan["kind"] != self.kind:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sinklab.corpora.base import Identity
 from sinklab.registry import tasks
-from sinklab.tasks._statements import Pair, StatementTask
+from sinklab.tasks._writing import Pair, StatementTask
 
 __all__ = ["TrueStatements"]
 

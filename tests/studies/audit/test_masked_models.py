@@ -139,8 +139,7 @@ def test_a_masked_loss_is_never_ranked_with_another(result, checkpoint, text, tm
 
 
 def test_the_cls_of_a_chemistry_albert_receives_what_the_models_own_weights_say():
-    """Published for whole reactions: 0.13 to 0.14 on average, 0.02 in the first layer, uniform 0.02 to 0.03. Samples of 48
-    tokens that are cut through reactions give less (0.11), and the model's own eager weights the same."""
+    """Published for whole reactions: 0.13 to 0.14 on average, 0.02 in the first layer, uniform 0.02 to 0.03."""
     path = real("rxnmapper-albert")
     corpus = resolve_corpus(str(path / "reactions.txt"))
     found = measure(str(path), probes=["attention_received"], corpus=corpus, seq_len=48, samples=8)

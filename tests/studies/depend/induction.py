@@ -10,11 +10,7 @@ __all__ = ["InductionReader"]
 
 
 class InductionReader(Reader):
-    """Retrieval without error from what the policy shows; a uniform guess from anything else.
-
-    Args:
-        needs_sink: whether it loses its footing, and guesses, once token 0 is out of sight.
-    """
+    """Retrieval without error from what the policy shows; a uniform guess from anything else."""
 
     vocab_size = 300
 

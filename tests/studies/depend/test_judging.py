@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import scipy.special
 
-from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import function_over_items, mean_over_items, means_over_items
-from sinklab.studies.depend.judge import effective_length, judge, measure_dependence, useful_context
-from sinklab.studies.depend.measurement import _score
+from sinklab.studies.depend.measurement import _score, effective_length, judge, measure_dependence, useful_context
 
 RULES = {"minimal_effect": 0.05, "chance": 0.1, "scale": 1.0}
 
@@ -87,12 +85,6 @@ class TestInterval:
             held += _holds(measure_dependence(visible, hidden, np.zeros(64), chance=0.1, scale=1.0), 0.004 / 0.5)
         assert held / 300 > 0.93
 
-    def test_few_items_have_students(self):
-        values = np.random.default_rng(4).normal(size=7)
-        half = scipy.special.stdtrit(6, 0.975) * values.std(ddof=1) / np.sqrt(7)
-        found = mean_over_items(values)
-        assert (found.low, found.high) == (pytest.approx(values.mean() - half), pytest.approx(values.mean() + half))
-
     @pytest.mark.slow
     def test_rare_paired_changes_hold_the_truth(self):
         """Of differences of -1, 0 and 1 with chances of 1, 97 and 2 %; without the second error 85 % of intervals do."""
@@ -111,10 +103,6 @@ class TestInterval:
         assert found[-1].high - values.mean() == pytest.approx(half)
         product = function_over_items(np.stack([values, values]), lambda means: means[0] * means[1], level=0.99999)
         assert product.high - product.mean == pytest.approx(2 * half * values.mean(), rel=0.35)  # bent, by the error's square
-
-    def test_one_item_has_none(self):
-        with pytest.raises(ConfigurationError, match=r"needs two items or more, got 1; take more of them"):
-            mean_over_items([1.0])
 
 
 def _holds(interval, truth: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sinklab.results.run import Result
 from sinklab.results.table import make_table
-from sinklab.studies.measure.display import display
+from sinklab.studies.measure.measure import display
 
 
 def shown(rows):

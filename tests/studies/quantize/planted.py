@@ -16,14 +16,7 @@ TOKENS = 32
 
 @torch.no_grad()
 def bigram(*, spike: int = 1, residual_spike: float = 0.0, sink: bool = True) -> LoadedModel:
-    """A Llama that predicts ``token + 1`` with its first feed-forward map; its attention writes nothing.
-
-    Args:
-        spike: factor of the BOS neuron of that map, a power of 2; its output weights are divided by it, so that the model
-            computes the same numbers.
-        residual_spike: put into one more channel of BOS's embedding.
-        sink: have both heads of the first layer look at BOS.
-    """
+    """A Llama that predicts ``token + 1`` with its first feed-forward map; its attention writes nothing."""
     config = LlamaConfig(
         vocab_size=TOKENS, hidden_size=TOKENS, intermediate_size=TOKENS, num_hidden_layers=2, num_attention_heads=2,
         head_dim=16, max_position_embeddings=64, rope_theta=1e6, bos_token_id=0, eos_token_id=1, tie_word_embeddings=False,

@@ -36,11 +36,10 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import wrap_model
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.table import COLUMNS
-from sinklab.studies.quantize.cures import best_cure, cost_of
+from sinklab.studies.quantize.cures import best_cure, cost_of, find_spikes
 from sinklab.studies.quantize.found import CureFound
 from sinklab.studies.quantize.measurement import judged, texts_needed
 from sinklab.studies.quantize.quantize import quantize
-from sinklab.studies.quantize.spikes import find_spikes
 from sinklab.studies.quantize.texts import distinct, divided, two_sets
 from sinklab.studies.quantize.twin import Range, Scheme, Treatment, Twin, parse_schemes
 

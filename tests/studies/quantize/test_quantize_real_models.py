@@ -7,8 +7,8 @@ from tests.test_real_models import real
 
 from sinklab.corpora.samples import Samples
 from sinklab.models.loading import load_model
+from sinklab.studies.quantize.cures import find_spikes
 from sinklab.studies.quantize.quantize import quantize
-from sinklab.studies.quantize.spikes import find_spikes
 from sinklab.studies.quantize.twin import Scheme, Treatment, Twin
 
 

@@ -51,11 +51,7 @@ def test_solutions_are_solutions_of_the_model_that_is_trained(target):
 
 @torch.no_grad()
 def sink_bound(model, inputs):
-    """What the odds argument says of the weight on BOS at the last token of samples without trigger, and the weight.
-
-    The bound is worked out from outputs alone, those of ``BOS, x`` and ``BOS, x', x`` for all ``x'`` before ``x``, and from the
-    value map; the weights are not looked at.
-    """
+    """What the odds argument says of the weight on BOS at the last token of samples without trigger, and the weight."""
     bos, query, others = inputs[:, :1], inputs[:, -1:], inputs[:, 1:-1]
     pairs = [torch.cat((bos, query), dim=1), *(torch.cat((bos, other[:, None], query), dim=1) for other in others.unbind(1))]
     error = torch.stack([model(pair)[:, -1].abs().amax(-1) for pair in pairs]).amax(0)

@@ -20,10 +20,9 @@ from sinklab.results.file import check_file, write_file
 from sinklab.results.html import html
 from sinklab.results.intervals import just_above
 from sinklab.results.naming import display_token
-from sinklab.studies.audit.figures import LOOKS, layer_figures, look_of
 from sinklab.studies.audit.folder import Audit, View, read_audit
 from sinklab.studies.audit.found import bos_words, condition_name, loss_unit
-from sinklab.studies.audit.page import DEFINITIONS, head_rates
+from sinklab.studies.audit.page import DEFINITIONS, LOOKS, head_rates, layer_figures, look_of
 
 __all__ = ["comparison_findings", "comparison_table", "comparison_warning", "format_comparison", "write_comparison"]
 

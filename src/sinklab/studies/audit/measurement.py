@@ -154,12 +154,7 @@ def measure_audit(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Pass:
-    """What was seen under one condition.
-
-    Attributes:
-        probes: that saw it, those about the sink not yet.
-        finders: of every part that can be measured.
-    """
+    """What was seen under one condition."""
 
     condition: Measured
     session: Session

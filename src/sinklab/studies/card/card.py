@@ -153,10 +153,7 @@ def front_matter(card: Card) -> str:
 
 
 def _dataset_type(corpus: str) -> str:
-    """The name of a corpus as the hub takes it: ASCII letters, digits, ``_``, ``-`` and ``.``, with one part in front at most.
-
-    Of others it refuses the whole README.md ("fails to match the required pattern").
-    """
+    """The name of a corpus as the hub takes it."""
     owner, _, name = corpus.rpartition("/")
     parts = [re.sub(r"[^A-Za-z0-9_-]+", "-", owner).strip("-"), re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-")]
     return "/".join(part for part in parts if part) or "other"

@@ -117,14 +117,7 @@ def _option(name: str, value: object) -> list[str]:
 
 
 def _texts(record: Mapping[str, object], named: str) -> list[str | None] | None:
-    """What the corpora of a run are written as, without the folders of the machine; ``None`` for what no line can name.
-
-    Args:
-        named: the corpus in the settings of the run.
-
-    Returns:
-        ``None`` for a record that does not say: of an older run, of which the name is known alone, or of one without corpora.
-    """
+    """What the corpora of a run are written as, without the folders of the machine; ``None`` for what no line can name."""
     corpus, domains = record.get("corpus"), record.get("domains")
     if corpus is None and domains is None:
         return [None] if named in OWN_INPUTS else None

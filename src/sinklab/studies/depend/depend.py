@@ -8,21 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import (
-    Device,
-    DeviceMap,
-    Dtype,
-    MaxMemory,
-    ModelSource,
-    OffloadFolder,
-    Out,
-    Overwrite,
-    Progress,
-    Revision,
-    Seed,
-    TrustRemoteCode,
-    command,
-)
+from sinklab.studies.arguments import Loading, ModelSource, Output, Seed, command
 
 if TYPE_CHECKING:
     from sinklab.corpora.base import Encoder
@@ -51,16 +37,8 @@ def depend(
     items: int = 64,
     seed: Seed = 0,
     level: float = 0.95,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    device_map: DeviceMap = None,
-    max_memory: MaxMemory = None,
-    offload_folder: OffloadFolder = None,
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    progress: Progress | None = None,
+    loading: Loading = Loading(),
+    output: Output = Output(),
 ) -> Result:
     """Test which scores depend on the sink: every task under several caches, with paired intervals and a verdict.
 
@@ -112,11 +90,10 @@ def depend(
     from sinklab.studies.depend.contenders import make_contenders
     from sinklab.studies.depend.found import Found, rows
     from sinklab.studies.depend.show import TITLE, show
-    from sinklab.studies.measure.probing import opened
 
     settings = {"sinks": list(sinks), "items": items, "seed": seed, "bos": bos, "level": level}
     with (
-        Run("depend", out=out, overwrite=overwrite, settings=settings, progress=progress) as run,
+        Run("depend", **vars(output), settings=settings) as run,
         length_known(),  # the summary has a warning
     ):
         _check_arguments(tasks, bos, items, level)
@@ -133,10 +110,7 @@ def depend(
             window_warning,
         )
 
-        loaded = opened(
-            model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code,
-            device_map=device_map, max_memory=max_memory, offload_folder=offload_folder,
-        )  # fmt: skip
+        loaded = loading.open(model)
         require_windows(loaded)
         front = _front(bos, loaded.encoder)
         contenders = make_contenders(default_window(loaded) if window is None else window, sinks, policies)
@@ -196,11 +170,7 @@ def _check_arguments(tasks: Sequence[str | Task], bos: str, items: int, level: f
 
 
 def _front(bos: str, encoder: Encoder) -> int:
-    """Tokens in front.
-
-    Raises:
-        ConfigurationError: a model without such a token.
-    """
+    """Tokens in front."""
     if encoder.bos_token_id is None and BOS.get(bos):
         raise ConfigurationError(f"`bos` {bos}: this model has no beginning-of-sequence token; use `bos` none")
     return BOS.get(bos, int(encoder.adds_bos))
@@ -228,10 +198,7 @@ def _as_given(registry: Registry[Any], plugins: Sequence[str | Task | Policy]) -
 
 
 def _with_corpus(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
-    """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone.
-
-    They stay text, which a command line can name again.
-    """
+    """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone."""
     from sinklab.registry import spelled
     from sinklab.registry import tasks as registry
 

@@ -184,11 +184,7 @@ def _hash(texts: object) -> str:
 
 
 def _load(folder: str, name: str, seed: int) -> dict[str, Any]:
-    """The task of a name, and its parts, without examples in front unless it says how many.
-
-    Raises:
-        InputError: no such task, or one whose texts cannot be had.
-    """
+    """The task of a name, and its parts, without examples in front unless it says how many."""
     # The harness reads thousands of files to know its own tasks, which takes seconds; those of a folder need none of them.
     manager = TaskManager(include_path=folder or None, include_defaults=not folder)
     if name not in manager.all_tasks:

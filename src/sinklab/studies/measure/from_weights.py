@@ -313,11 +313,7 @@ def _modules(names: Sequence[str] | None, layers: int) -> list[str]:
 
 
 def _positions(layer: Tensor, real: Tensor | None) -> tuple[Positions, Positions]:
-    """Where the queries of a layer stand, the last ones of the keys, and where the keys do.
-
-    Args:
-        real: ``(samples, keys)``, false for padding; ``None`` where there is none.
-    """
+    """Where the queries of a layer stand, the last ones of the keys, and where the keys do."""
     samples, _, q_len, kv_len = layer.shape
     keys = Positions.plain(samples, kv_len, layer.device) if real is None else Positions.counted(real, 0, kv_len, layer.device)
     return Positions(keys.positions[:, kv_len - q_len :], keys.documents[:, kv_len - q_len :]), keys

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from sinklab.errors import ConfigurationError
+from sinklab.results.blocks import Block, Cell, Facts, Grid
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
     SEQ_LEN,
@@ -22,10 +25,11 @@ from sinklab.studies.arguments import (
     command,
 )
 
+__all__ = ["display", "measure"]
+
 if TYPE_CHECKING:
     from sinklab.attention.probe import Probe
 
-__all__ = ["measure"]
 
 THRESHOLD = 0.3
 """Of the probes that have one, where no other is given."""
@@ -77,7 +81,6 @@ def measure(
     from sinklab.sinks.short_rows import few_queries_warning
     from sinklab.streaming.limits import narrowest
     from sinklab.studies.measure import probing
-    from sinklab.studies.measure.display import display
 
     settings = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
     with Run("measure", **vars(output), settings=settings) as run:
@@ -140,3 +143,38 @@ def _require_positions(probes: Sequence[Mapping[str, Any]], length: int) -> None
             raise ConfigurationError(
                 f"probe {probe['name']!r}: sink_position {position} lies behind samples of {length:,} positions"
             )
+
+
+def display(result: Result) -> Iterator[Block]:
+    """A row a metric, and of an encoder–decoder one for each part, whose numbers have no mean in common.
+
+    Of a metric that has a number for each position the first position is shown, of one that has some, such as the positions of
+    the largest values of a layer, all that have one.
+    """
+    parts = ["part"] if result.table["part"].notna().any() else []
+    shown: list[list[Cell]] = []
+    for (probe, metric, unit, part), rows in result.table.groupby(["probe", "metric", "unit", "part"], sort=True, dropna=False):
+        keys = "all positions"
+        for name in ("key_position", "query_position"):
+            if rows[name].notna().any():
+                rows, keys = (rows[rows[name] == 0], "position 0") if _has_each(rows, name) else (rows, "some positions")
+        # Rows without a layer are the same numbers pooled over the model; where there is nothing else they are shown.
+        rows = rows[rows["layer"].notna()] if rows["layer"].notna().any() else rows
+        values = rows["value"].astype("float64")
+        mean, least, most = (f"{number:.4g}" for number in (values.mean(), values.min(), values.max()))
+        if unit == "index":  # between two channels there is none
+            mean = "–"
+        of_part = ["" if pd.isna(part) else str(part)] if parts else []
+        shown.append([str(probe), str(metric), *of_part, keys, str(unit), len(rows), mean, least, most])
+    headings = ["probe", "metric", *parts, "of", "unit", "values", "mean", "min", "max"]
+    yield Grid(headings, shown, text=4 + len(parts))
+    facts = [("tier", "; ".join(sorted(result.table["tier"].dropna().unique())))]
+    facts += [("table", "" if result.folder is None else str(result.folder / "table.parquet"))]
+    if facts := [fact for fact in facts if fact[1]]:
+        yield Facts(facts)
+
+
+def _has_each(rows: pd.DataFrame, name: str) -> bool:
+    """Whether there is a number for each position from the first on, and not for the largest few alone."""
+    positions = rows[rows[name].notna()].groupby(["module", "layer", "head"], dropna=False)[name]
+    return bool((positions.nunique() == positions.max() + 1).all())

@@ -218,11 +218,7 @@ def not_measured(model: PreTrainedModel) -> dict[str, str]:
 def _room_for_weights(
     model: PreTrainedModel, samples: Samples, batch_size: int | None, size: int, stage: str
 ) -> tuple[int, str]:
-    """Samples of a batch whose weights a model can return at once, and the stage with the memory that they take.
-
-    Raises:
-        ConfigurationError: the machine has less.
-    """
+    """Samples of a batch whose weights a model can return at once, and the stage with the memory that they take."""
     positions = samples.positions or UNKNOWN_POSITIONS
     one = bytes_of_weights(model, 1, positions)
     size = min(len(samples), batch_size or max(1, min(size, WEIGHTS_AT_ONCE // one)))

@@ -25,9 +25,17 @@ from sinklab.results.metric import Row
 from sinklab.results.naming import quote
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import find_sinks
-from sinklab.studies.quantize.cures import best_cure, cost_of, helping, spike_positions, token_bytes, tried_cures
+from sinklab.studies.quantize.cures import (
+    Spike,
+    best_cure,
+    cost_of,
+    find_spikes,
+    helping,
+    spike_positions,
+    token_bytes,
+    tried_cures,
+)
 from sinklab.studies.quantize.found import CureFound, Found, SchemeFound, SiteFound, TokenRise, WorstChannel, rows
-from sinklab.studies.quantize.spikes import Spike, find_spikes
 from sinklab.studies.quantize.twin import WHOLE_BITS, Range, Scheme, Site, Treatment, Twin
 
 __all__ = ["OWN", "Request", "examine", "judged", "require_loss", "texts_needed"]

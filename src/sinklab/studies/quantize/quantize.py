@@ -13,9 +13,7 @@ from sinklab.studies.arguments import (
     CorpusOfModel,
     Device,
     ModelSource,
-    Out,
-    Overwrite,
-    Progress,
+    Output,
     Revision,
     Samples,
     Seed,
@@ -54,9 +52,7 @@ def quantize(
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    progress: Progress | None = None,
+    output: Output = Output(),
 ) -> Result:
     """Measure what quantisation costs in loss, which modules cause it and what cures it.
 
@@ -111,7 +107,7 @@ def quantize(
         "schemes": [scheme.name for scheme in request.schemes], "residual": residual, "calibration": calibration,
         "minimal_effect": minimal_effect, "threshold": threshold, "products": products, "seed": seed, "bos": bos,
     }  # fmt: skip
-    with Run("quantize", out=out, overwrite=overwrite, settings=settings, progress=progress) as run:
+    with Run("quantize", **vars(output), settings=settings) as run:
         if inputs is None:
             require_counts(calibration, samples)
         named_corpus = None if corpus == AUTO else resolve_corpus(corpus)

@@ -11,9 +11,7 @@ from sinklab.studies.arguments import (
     Anyway,
     FreshSamples,
     Operations,
-    Out,
-    Overwrite,
-    Progress,
+    Output,
     Resume,
     Seeds,
     StepCap,
@@ -55,18 +53,16 @@ def trigger(
     cap: StepCap = 50_000,
     samples: FreshSamples = 1000,
     anyway: Anyway = False,
-    out: Out = None,
-    overwrite: Overwrite = False,
     resume: Resume = False,
-    progress: Progress | None = None,
+    output: Output = Output(),
 ) -> Result:
     """Train small models that must do nothing except at one token, and measure where their heads put their weight.
 
     Shows for every operation and seed the number of steps, the largest error, and the weight on BOS at all other tokens. Not to
     reach the tolerance within the limit of steps is a result. By the task 'trigger' that token averages those before it; task
     and stop rule are those of Ran-Milo 2026 (arXiv 2603.11487), and relu without settings is the paper's, which divides by
-    i - 1 (docs/theory.md#the-trigger-task). By 'retrieval' it looks up a key; off it a softmax head has to park its weight, and parks it on
-    BOS, which is proved.
+    i - 1 (docs/theory.md#the-trigger-task). By 'retrieval' it looks up a key; off it a softmax head has to park its weight, and
+    parks it on BOS, which is proved.
 
     Args:
         task: What the one token is to do: average, or look something up.
@@ -138,8 +134,6 @@ def trigger(
         parse_seeds(seeds),
         samples=samples,
         anyway=anyway,
-        out=out,
-        overwrite=overwrite,
         resume=resume,
-        progress=progress,
+        **vars(output),
     )
