@@ -203,13 +203,13 @@ def test_a_fixed_token_is_in_every_row_training_held_out_and_probe(tmp_path, cor
     for ids, others in (
         (torch.stack([row["input_ids"] for row in prepared.train]), torch.stack([row["input_ids"] for row in plain.train])),
         (prepared.held_out, plain.held_out),
-        (prepared.probe_rows(2, 3), plain.probe_rows(2, 3)),
+        (prepared.probe_text(2, 3).ids, plain.probe_text(2, 3).ids),
     ):
         assert (ids[:, 2] == 30).all()
         others[:, 2] = 30
         assert torch.equal(ids, others)
-    assert (prepared.probe_rows(2, 3, bos=False)[:, 2] == 30).all()
-    assert torch.equal(prepared.probe_rows(2, 2), plain.probe_rows(2, 2))  # too short to hold it
+    assert (prepared.probe_text(2, 3, bos=False).ids[:, 2] == 30).all()
+    assert torch.equal(prepared.probe_text(2, 2).ids, plain.probe_text(2, 2).ids)  # too short to hold it
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_interventions_that_contradict(tmp_path, corpus, settings, message):
 def test_probe_rows_begin_as_asked(tmp_path, corpus, policy, bos, expected):
     corpus.given["held_out"] = HELD_OUT[:2] if policy == "documents" else HELD_OUT
     prepared = prepare(tmp_path, bos=policy, held_out_rows=3 if policy != "documents" else 2)
-    found = [spell(prepared, row) for row in prepared.probe_rows(2, 3, bos=bos)]
+    found = [spell(prepared, row) for row in prepared.probe_text(2, 3, bos=bos).ids]
     assert found == expected
 
 
@@ -287,19 +287,19 @@ def test_probe_rows_are_in_the_documents_of_the_training(tmp_path, corpus, polic
 def test_probe_rows_as_long_as_the_context_reach_one_token_further_without_their_bos(tmp_path, corpus):
     prepared = prepare(tmp_path, held_out_rows=8)
     assert [spell(prepared, row) for row in prepared.held_out][-1] == "^TUV"
-    assert [spell(prepared, row) for row in prepared.probe_rows(8, 4, bos=False)][-1] == "TUVW"
+    assert [spell(prepared, row) for row in prepared.probe_text(8, 4, bos=False).ids][-1] == "TUVW"
 
 
 def test_probe_rows_that_cannot_be(tmp_path, corpus):
     prepared = prepare(tmp_path)
     with pytest.raises(ConfigurationError, match="probe rows of 5 tokens are longer than those of training, 4"):
-        prepared.probe_rows(1, 5)
+        prepared.probe_text(1, 5)
     with pytest.raises(InputError, match=r"2 probe rows of 1 held-out rows; lower watch\.samples or raise data\.held_out"):
-        prepared.probe_rows(2, 4)
+        prepared.probe_text(2, 4)
     fixed = prepare(tmp_path, bos="none", fixed_position=0, fixed_token=30)
-    assert fixed.probe_rows(1, 3)[0, 0] == 30
+    assert fixed.probe_text(1, 3).ids[0, 0] == 30
     with pytest.raises(ConfigurationError, match=r"watch\.bos puts a token at position 0, where data\.fixed_position"):
-        fixed.probe_rows(1, 3, bos=True)
+        fixed.probe_text(1, 3, bos=True)
 
 
 # --- the same for everybody ------------------------------------------------------------------------------------------------
@@ -509,7 +509,7 @@ def test_a_tokenizer_without_the_token_that_is_asked_for(tmp_path, corpus, polic
     assert rows(without) == ["abcd", "efgh", "ijkl"]
     if role == "bos":
         with pytest.raises(ConfigurationError, match="no beginning-of-sequence token; set watch"):
-            without.probe_rows(1, 2, bos=True)
+            without.probe_text(1, 2, bos=True)
 
 
 def test_the_width_of_an_id_follows_the_vocabulary(tmp_path):

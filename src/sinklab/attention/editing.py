@@ -368,11 +368,7 @@ class Editing:
 
 
 def _require_lists(edit: Intervention) -> None:
-    """Refuse one number, or pairs, where heads by module or a list is to be given, by the name of the setting.
-
-    Raises:
-        ConfigurationError: which intervention and setting.
-    """
+    """Refuse one number, or pairs, where heads by module or a list is to be given, by the name of the setting."""
     if isinstance(edit, HeadIntervention) and edit.heads is not None:
         given = edit.heads.values() if isinstance(edit.heads, Mapping) else [None]
         if not all(isinstance(heads, Collection) and not isinstance(heads, str) for heads in given):
@@ -430,11 +426,7 @@ def _require_layers(edits: Sequence[HiddenIntervention], anatomy: Anatomy) -> No
 
 
 def _require_known(model: nn.Module, edit: InputIntervention, tokens: object) -> None:
-    """Refuse ids that the model has no embedding for, which a GPU answers with an error of its own.
-
-    Raises:
-        ConfigurationError: which id, and how many tokens there are.
-    """
+    """Refuse ids that the model has no embedding for, which a GPU answers with an error of its own."""
     number = _number_of_tokens(model) if isinstance(model, PreTrainedModel) else None
     if number is None or not isinstance(tokens, Tensor) or not tokens.numel():
         return

@@ -419,11 +419,7 @@ def _may_give_log_sum_exp(native: seam.Native, module: nn.Module, query: Tensor,
 
 
 def _require_objects(kind: str, given: object, base: type) -> None:
-    """Refuse one plug-in in place of a list of them, and names and classes in the list.
-
-    Raises:
-        ConfigurationError: one of these, or no list.
-    """
+    """Refuse one plug-in in place of a list of them, and names and classes in the list."""
     plural = f"{kind}s"
     if isinstance(given, (str, base, type)) or not isinstance(given, Iterable):
         raise ConfigurationError(f"`{plural}` is {getattr(given, 'name', given)!r}; expected a list of {plural}")

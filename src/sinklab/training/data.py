@@ -55,10 +55,6 @@ class PreparedData:
     tokenizer: PreTrainedTokenizerBase
     identity: dict[str, Any]
 
-    def probe_rows(self, samples: int, seq_len: int, bos: bool | None = None) -> Tensor:
-        """The ids of :meth:`probe_text`, int64 ``(samples, seq_len)``."""
-        return self.probe_text(samples, seq_len, bos).ids
-
     def probe_text(self, samples: int, seq_len: int, bos: bool | None = None, *, front: int = 0) -> TextRows:
         """The first ``seq_len`` tokens of the first ``samples`` held-out rows, in the documents that training keeps apart.
 

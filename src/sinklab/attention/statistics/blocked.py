@@ -1,4 +1,4 @@
-"""Column statistics in blocks of whole rows, the definition that the faster ways are held to; tiles and counts for all of them."""
+"""Column statistics in blocks of whole rows, the definition that the faster ways are held to; and tiles and counts."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
     top_q, total_q    largest score of a row, and Σ_k exp2(score − top)     a pass over rows; a kernel's log-sum-exp saves it
     column_sum_k      Σ_q share_q / total_q · exp2(score − top_q)           a pass over columns
 
-Both walk over the visible tiles of a band (:class:`~sinklab.attention.visibility.Band`) and hold one tile of scores at a time, in
-base-two units, so that a weight is one ``exp2``. A column pass is one matrix product and one exponential for each visible pair,
-where attention forward has two products. Without Triton, which comes with torch's builds for GPUs, :data:`INSTALLED` is false.
+Both walk over the visible tiles of a band (:class:`~sinklab.attention.visibility.Band`) and hold one tile of scores at a time,
+in base-two units, so that a weight is one ``exp2``. A column pass is one matrix product and one exponential for each visible
+pair, where attention forward has two products. Without Triton, which comes with torch's builds for GPUs, :data:`INSTALLED` is
+false.
 """
 
 from __future__ import annotations
