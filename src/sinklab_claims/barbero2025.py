@@ -13,37 +13,31 @@ from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Ratio, Value
-from sinklab_claims.contract.trained import MeasuredModel
+from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.numbers.attention import attention_numbers
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import UNCHANGED, Fields, has_no_sink, has_sink, of_paper, without_bos_in_front
 
 __all__ = ["without_bos"]
 
 barbero = of_paper("barbero2025", "Barbero et al. 2025 (arXiv 2504.02732)")
 
+EDITS = {
+    "without": "BOS is gone",
+    "replaced": "a random token stands in the place of BOS",
+    "moved": "BOS stands a quarter into the row",
+}
+
 WITHOUT_BOS = (
     Metric("strongest", "fraction", "Mean share of a row on BOS, of the head that gives it most.", range=FRACTION),
-    Metric("at_first_without", "fraction", "Share of that head on position 0 where BOS is gone.", range=FRACTION),
-    Metric(
-        "at_first_replaced",
-        "fraction",
-        "Share of that head on position 0 where a random token stands in the place of BOS.",
-        range=FRACTION,
+    *(
+        Metric(f"at_first_{edit}", "fraction", f"Share of that head on position 0 where {what}.", range=FRACTION)
+        for edit, what in EDITS.items()
     ),
-    Metric("at_bos_moved", "fraction", "Share of that head on BOS where BOS stands a quarter into the row.", range=FRACTION),
-    Metric(
-        "at_first_moved",
-        "fraction",
-        "Share of that head on position 0 where BOS stands a quarter into the row.",
-        range=FRACTION,
-    ),
+    Metric("at_bos_moved", "fraction", f"Share of that head on BOS where {EDITS['moved']}.", range=FRACTION),
     Metric(
         "sink_rate_without", "percent", "sink_rate of the first token where BOS is gone, on the same texts.", range=PERCENTAGE
     ),
-    Metric("loss_without", "nats", "Change of the loss where BOS is gone."),
-    Metric("loss_replaced", "nats", "Change of the loss where a random token stands in the place of BOS."),
-    Metric("loss_moved", "nats", "Change of the loss where BOS stands a quarter into the row."),
+    *(Metric(f"loss_{edit}", "nats", f"Change of the loss where {what}.") for edit, what in EDITS.items()),
 )
 
 

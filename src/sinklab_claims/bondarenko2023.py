@@ -32,7 +32,7 @@ from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.variants import Fields, of_paper
 
-__all__ = ["Masked", "looked_at", "masked_of_checkpoint", "masked_of_seed", "train"]
+__all__ = ["Masked", "looked_at", "train"]
 
 bondarenko = of_paper("bondarenko2023", "Bondarenko et al. 2023 (arXiv 2306.12929)")
 
@@ -45,10 +45,7 @@ SAME = 0.02
 @claims.register("int8_gap_falls")
 @bondarenko
 def int8_gap_falls() -> Fields:
-    """Gated heads take away most of what quantisation to eight bits after training costs a plain model.
-
-    Weights and activations in eight bits after training, each loss against the same model's in floating point.
-    """
+    """Gated heads take away most of what quantisation to eight bits after training costs a plain model."""
     gated = Variant("gated heads", {"model.operation": {"name": "gated_heads", "opening": 0.25}})
     return dict(
         where="Table 2",

@@ -22,14 +22,13 @@ from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
-from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
 from sinklab_claims.numbers.attention import first_rows, look, sinks
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.losses import window
 from sinklab_claims.numbers.norms import norms
 from sinklab_claims.variants import Fields, has_sink, of_paper
 
-__all__ = ["ALONG", "LEAST", "gradient_numbers", "gradients", "half_way", "of_checkpoint", "onsets", "steps_kept"]
+__all__ = ["ALONG", "gradient_numbers", "half_way"]
 
 chen = of_paper("chen2026", "Chen et al. 2026 (arXiv 2603.17771)")
 
@@ -122,23 +121,14 @@ def _caught(modules: dict[str, nn.Module], outputs: dict[str, Tensor]) -> Iterat
     def keep(name: str, output: Tensor | tuple[Tensor, ...]) -> None:
         outputs[name] = output[0] if isinstance(output, tuple) else output
 
-    handles = [
-        module.register_forward_hook(lambda _module, _args, output, name=name: keep(name, output))
-        for name, module in modules.items()
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        for name, module in modules.items():
+            stack.callback(module.register_forward_hook(lambda _m, _a, output, name=name: keep(name, output)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _key_maps(anatomy: Anatomy) -> dict[str, nn.Module]:
-    """The map to the keys of every attention module.
-
-    Raises:
-        DoesNotApply: keys come from one map with queries and values.
-    """
+    """The map to the keys of every attention module."""
     maps = {}
     for name, module in anatomy.attention.items():
         found = [child for called, child in module.named_children() if called in ("k_proj", "key", "k")]
@@ -302,14 +292,9 @@ def _angle(model: MeasuredModel) -> float:
     probe = QueryKeyAngle()
     look(model.loaded.model, first_rows(model), (probe,))
     rows = [row for row in unpacked(probe.rows()) if row["metric"] == "cosine"]
-    means = []
-    for of_first in (True, False):
-        some = [
-            (row["value"], row["count"])
-            for row in rows
-            if (row["key_position"] == model.front if of_first else row["key_position"] > model.front)
-        ]
-        means.append(sum(value * count for value, count in some) / sum(count for _, count in some))
+    first = [row for row in rows if row["key_position"] == model.front]
+    later = [row for row in rows if row["key_position"] > model.front]
+    means = [sum(row["value"] * row["count"] for row in of) / sum(row["count"] for row in of) for of in (first, later)]
     return means[0] - means[1]
 
 

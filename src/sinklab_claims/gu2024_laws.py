@@ -63,10 +63,7 @@ LEAST = torch.finfo(torch.float32).smallest_normal
 
 
 class _Bounds(Watcher):
-    """Largest weight over its upper bound, and largest lower bound over its weight, of rows of one token repeated.
-
-    Where the laws assume what is not so, ``reason`` says what, and nothing is compared.
-    """
+    """Largest weight over its upper bound, and largest lower bound over its weight, of rows of one token repeated."""
 
     name, needs = "bounds", frozenset[str]()
 

@@ -19,15 +19,17 @@ from sinklab_claims.barbero2025 import without_bos
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Times, Variant
 from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Value
 from sinklab_claims.contract.scales import base_called
-from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
 from sinklab_claims.gu2024_pretraining import rate
 from sinklab_claims.models import EMBEDDED, READ_IN_SECONDS, numbers_of
 from sinklab_claims.numbers.attention import SAMPLES, look
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import (
     ALIBI,
     FIXED,
+    LEARNED_POSITIONS,
+    NO_POSITIONS,
     RATE_AT,
+    RELATIVE_POSITIONS,
     ROTARY,
     TOKEN,
     UNCHANGED,
@@ -39,13 +41,13 @@ from sinklab_claims.variants import (
     has_sink,
     of_paper,
     only_about,
-    position,
     without_bos_in_front,
 )
 
-__all__ = ["SameOrder", "on_the_first_text", "rates", "tune"]
+__all__ = ["SameOrder", "rates"]
 
-gu = of_paper("gu2024", "Gu et al. 2024 (arXiv 2410.10781)")
+PAPER = "Gu et al. 2024 (arXiv 2410.10781)"
+gu = of_paper("gu2024", PAPER)
 
 # --- norms and angles ---------------------------------------------------------------------------------------------------------
 
@@ -105,10 +107,7 @@ def norms_of_both(seed: int, scale: Scale) -> Numbers:
 @gu
 def norms_of_a_deeper_model() -> Fields:
     """The sink token has a large hidden state, a small key and value, and an angle that draws queries, in a model of six
-    layers.
-
-    What ``hidden_key_value_norms`` says, of six layers of two heads and rotary positions, trained for longer.
-    """
+    layers."""
     return dict(
         where="section 3.1",
         published=PUBLISHED_NORMS,
@@ -149,8 +148,6 @@ def sigmoid_in_a_deeper_model() -> Fields:
 
 # --- inputs -------------------------------------------------------------------------------------------------------------------
 
-LEARNED = position("learned positions", "learned")
-RELATIVE = position("relative positions", "relative")
 REPEATED = "sink_rate_repeated_no_bos"
 
 
@@ -171,28 +168,28 @@ def inputs_by_position() -> Fields:
     with it, and would be kept by any row that begins with it. Rotary positions, with which the paper measured, have a claim of
     their own, ``inputs_with_rotary_positions``.
     """
-    others = (position("no positions", "no_position"), ALIBI, RELATIVE)
-    keeps = (_keeps_half(LEARNED.label), has_sink(LEARNED.label, REPEATED))
+    others = (NO_POSITIONS, ALIBI, RELATIVE_POSITIONS)
+    keeps = (_keeps_half(LEARNED_POSITIONS.label), has_sink(LEARNED_POSITIONS.label, REPEATED))
     return dict(
         where="table 1 and section 3.3",
         published="GPT2-XL, which learns positions: natural 77.00, random 70.29, repeated 62.28; LLaMA3-8B 99.02, 91.23, 0.00. "
         "That the three other schemes lose it is derived, not measured.",
-        variants=(UNCHANGED, LEARNED, *others),
+        variants=(UNCHANGED, LEARNED_POSITIONS, *others),
         bases=("no-bos", "bos"),
         read_outs=("sinks", "inputs"),
         checkpoint=OnCheckpoint(
-            label=LEARNED.label,
+            label=LEARNED_POSITIONS.label,
             about="text",
-            presupposes=(has_sink(LEARNED.label),),
+            presupposes=(has_sink(LEARNED_POSITIONS.label),),
             parts=keeps,
             not_about=only_about("learned"),
         ),
-        presupposes=(has_sink(LEARNED.label), *(has_sink(variant.label) for variant in others)),
+        presupposes=(has_sink(LEARNED_POSITIONS.label), *(has_sink(variant.label) for variant in others)),
         parts=(
             *keeps,
             # Equal tokens get weights of the distance alone (repeated_token_laws): 1/t, and less for far ones under ALiBi.
             # What relative positions have learned may favour the farthest key, which is the first, so there it is no theorem.
-            *(dataclasses.replace(has_no_sink(of.label, REPEATED), proved=of is not RELATIVE) for of in others),
+            *(dataclasses.replace(has_no_sink(of.label, REPEATED), proved=of is not RELATIVE_POSITIONS) for of in others),
         ),
     )
 
@@ -248,17 +245,12 @@ def _name(threshold: int, length: int) -> str:
 USUAL = _name(30, 64)
 OTHERS = tuple(_name(*setting) for setting in itertools.product(THRESHOLDS, LENGTHS) if setting != (30, 64))
 
+_RATE = "Sink rate (gu2024) of the first token at a threshold of"
+
 BY_SETTING = (
     *(
-        Metric(
-            f"sink_rate_{threshold}_of_{length}",
-            "percent",
-            f"Sink rate (gu2024) of the first token at a threshold of {threshold} % of a row, over rows of {length} tokens.",
-            paper="Gu et al. 2024 (arXiv 2410.10781)",
-            range=PERCENTAGE,
-        )
-        for threshold in THRESHOLDS
-        for length in LENGTHS
+        Metric(_name(at, n), "percent", f"{_RATE} {at} % of a row, over rows of {n} tokens.", paper=PAPER, range=PERCENTAGE)
+        for at, n in itertools.product(THRESHOLDS, LENGTHS)
     ),
     Metric(
         "change_with_length",
@@ -382,10 +374,7 @@ def moved(checkpoint: Checkpoint) -> Numbers:
 @claims.register("sink_is_a_role")
 @gu
 def sink_is_a_role() -> Fields:
-    """The sink is the token that stands at one place of every row, wherever that is and whichever token it is.
-
-    Positions are changed with one token, and tokens at one position; held-out rows hold them where training rows do.
-    """
+    """The sink is the token that stands at one place of every row, wherever that is and whichever token it is."""
     follows = Part(
         "with BOS a quarter into the row the sink is there, and not at position 0",
         Difference("at_bos_moved", BASELINE, BASELINE, "at_first_moved"),

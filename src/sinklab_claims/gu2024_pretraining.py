@@ -16,18 +16,20 @@ from sinklab.results.metric import PERCENTAGE, Metric
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import BASELINE, Changes, Part, Times, Variant
 from sinklab_claims.contract.effect import Difference, Extreme, Slope, Value
-from sinklab_claims.contract.trained import TrainedModel
+from sinklab_claims.contract.trained import TrainedModel, gives
 from sinklab_claims.numbers.attention import CARRYING, attention_numbers, first_rows
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import (
     ALIBI,
     FIXED,
     HEAD_WISE,
     KEY_BIAS,
     KEY_VALUE_BIAS,
+    LEARNED_POSITIONS,
     LONG_VALUE,
+    NO_POSITIONS,
     POST_NORM,
     RATE_AT,
+    RELATIVE_POSITIONS,
     ROTARY,
     SHORT_VALUE,
     SIGMOID,
@@ -47,7 +49,7 @@ from sinklab_claims.variants import (
     position,
 )
 
-__all__ = ["RATES", "ExcessOfOldest", "as_trained", "excess_weights"]
+__all__ = ["ExcessOfOldest", "as_trained", "excess_weights"]
 
 gu = of_paper(
     "gu2024", "Gu et al. 2024 (arXiv 2410.10781)", bases=("no-bos", "bos"), read_outs=("sinks",), presupposes=(has_sink(),)
@@ -117,10 +119,7 @@ def learning_rate() -> Fields:
 @claims.register("fixed_token")
 @gu
 def fixed_token() -> Fields:
-    """A token fixed at the first, second or third position of every row has the sink there and nowhere else.
-
-    The same token at the first, second and third position; held-out rows hold it where training rows do.
-    """
+    """A token fixed at the first, second or third position of every row has the sink there and nowhere else."""
     places = range(len(FIXED))
     return dict(
         where="section 5",
@@ -173,10 +172,7 @@ def as_trained(trained: TrainedModel) -> dict[str, float]:
 @claims.register("random_first_tokens")
 @gu
 def random_first_tokens() -> Fields:
-    """A random first token in every training row strengthens the sink; with two, it moves to the second.
-
-    Uniformly drawn tokens in place of the first, or the first two, of every row, of those too that sinks are measured on.
-    """
+    """A random first token in every training row strengthens the sink; with two, it moves to the second."""
     labels = (NO_BOS.label, ONE.label, TWO.label)
     moves = Difference("sink_rate_1_as_trained", TWO.label, TWO.label, "sink_rate_as_trained")
     return dict(
@@ -204,14 +200,6 @@ def _with_prefix(variant: Variant) -> Variant:
     return Variant(f"{variant.label}, {PREFIX.label}", {**variant.changes, "model.prefix": CARRYING})
 
 
-def _carries(variant: Variant) -> Part:
-    return Part(f"there is a sink with {variant.label}", Value("carried_rate", variant.label), more_than=SINK)
-
-
-def _does_not_carry(variant: Variant) -> Part:
-    return Part(f"there is no sink with {variant.label}", Value("carried_rate", variant.label), less_than=SINK)
-
-
 def _carries_less(gate: Variant, softmax: Variant) -> Part:
     says = f"less is carried with {gate.label} than with {softmax.label}"
     return Part(says, Difference("carried_rate", gate.label, softmax.label), less_than=-SINK)
@@ -227,20 +215,17 @@ def objective_and_mechanism() -> Fields:
     compared is the weight that a head carries to its output, which is defined alike for all three.
     """
     sigmoid, gate = _with_prefix(SIGMOID), _with_prefix(HEAD_WISE)
+    rate_of = {of.label: Value("carried_rate", of.label) for of in (UNCHANGED, PREFIX, SIGMOID, sigmoid)}
+    plain, prefix = (Part(f"there is a sink with {of}", rate_of[of], more_than=SINK) for of in (BASELINE, PREFIX.label))
+    none = (Part(f"there is no sink with {of}", rate_of[of], less_than=SINK) for of in (SIGMOID.label, sigmoid.label))
     return dict(
         where="sections 6 and 7",
         published="Softmax 18.18, with a prefix 19 to 24 on one of its tokens, sigmoid 0.44; not crossed. A gate on each head "
         "lowers the mean weight on the first token from 0.467 to 0.073 in Qiu et al. 2025 (arXiv 2505.06708).",
         variants=(UNCHANGED, SIGMOID, HEAD_WISE, PREFIX, sigmoid, gate),
         read_outs=("carried",),
-        presupposes=(_carries(UNCHANGED),),
-        parts=(
-            _carries(PREFIX),
-            _does_not_carry(SIGMOID),
-            _does_not_carry(sigmoid),
-            _carries_less(HEAD_WISE, UNCHANGED),
-            _carries_less(gate, PREFIX),
-        ),
+        presupposes=(plain,),
+        parts=(prefix, *none, _carries_less(HEAD_WISE, UNCHANGED), _carries_less(gate, PREFIX)),
     )
 
 
@@ -319,10 +304,7 @@ def _window_of(divisor: int) -> Variant:
 @gu
 def window_attention() -> Fields:
     """With a large window the sink is on the first token of the text and not on the first inside the window; a small window
-    prevents it.
-
-    Windows of a half and of a sixteenth of the context, in training and after it.
-    """
+    prevents it."""
     large, small = _window_of(2), _window_of(16)
     first, inside = "excess_of_first", "excess_inside"
     without = "without a window the first token has a sink at the queries of the large one"
@@ -353,13 +335,7 @@ def position_schemes() -> Fields:
     the paper describes; its release added the number of the bucket itself to the scores (``bucket_index``), to which the
     published 35.53 belongs.
     """
-    named = {
-        "no positions": "no_position",
-        "sinusoid": "sinusoid",
-        "learned positions": "learned",
-        "relative positions": "relative",
-    }
-    schemes = (*(position(label, name) for label, name in named.items()), ALIBI, ROTARY)
+    schemes = (NO_POSITIONS, position("sinusoid", "sinusoid"), LEARNED_POSITIONS, RELATIVE_POSITIONS, ALIBI, ROTARY)
     return dict(
         where="table 3",
         published="Sink rates: none 20.35, sinusoid 32.73, learned 33.13, relative 35.53, ALiBi 20.78, rotary 18.18.",
@@ -387,10 +363,7 @@ def norm_placement() -> Fields:
 @claims.register("feed_forward")
 @gu
 def feed_forward() -> Fields:
-    """The sink appears with every activation of the feed-forward layers, gated or not.
-
-    Two plain activations and a gated one besides the baseline's SwiGLU, at the same width.
-    """
+    """The sink appears with every activation of the feed-forward layers, gated or not."""
     activations = ("relu", "gelu", "geglu")
     return dict(
         where="section 7",
@@ -450,14 +423,9 @@ def fixed_value_of_bias() -> Fields:
 @claims.register("shared_biases")
 @gu
 def shared_biases() -> Fields:
-    """A key bias that heads share takes the sink whole; a shared key-value bias leaves some on the first token.
-
-    Shared across the heads of a layer, against one for each head.
-    """
-    key, both = (
-        operation("key bias, shared", "key_bias", shared=True),
-        operation("key-value bias, shared", "key_value_bias", shared=True),
-    )
+    """A key bias that heads share takes the sink whole; a shared key-value bias leaves some on the first token."""
+    key = operation("key bias, shared", "key_bias", shared=True)
+    both = operation("key-value bias, shared", "key_value_bias", shared=True)
     keeps = "the first token keeps more when key and value are shared"
     return dict(
         where="section 7",
@@ -529,10 +497,7 @@ def sigmoid_has_no_sink() -> Fields:
 @gu
 def massive_activations_need_a_sink() -> Fields:
     """Key biases, key-value biases and sigmoid attention leave no massive activations; a value bias or a key bias with a long
-    fixed value, does.
-
-    Biases that take the sink and sigmoid attention, against a value bias and a key bias that has to carry a long value.
-    """
+    fixed value, does."""
     without, with_them = (KEY_BIAS, KEY_VALUE_BIAS, SIGMOID), (VALUE_BIAS, LONG_VALUE)
     return dict(
         where="section 7",
@@ -541,8 +506,5 @@ def massive_activations_need_a_sink() -> Fields:
         variants=(UNCHANGED, *without, *with_them),
         read_outs=("norms",),
         presupposes=(has_massive(),),
-        parts=(
-            *(has_no_massive(variant.label) for variant in without),
-            *(has_massive(variant.label) for variant in with_them),
-        ),
+        parts=(*(has_no_massive(variant.label) for variant in without), *(has_massive(variant.label) for variant in with_them)),
     )

@@ -16,7 +16,7 @@ from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.variants import Fields, of_paper
 
-__all__ = ["backcopy_dormant", "backcopy_dormant_among_heads", "copy_head", "sgd_keeps_the_sink"]
+__all__ = ["copy_head"]
 
 guo = of_paper("guo2024", "Guo et al. 2024 (arXiv 2410.13835)")
 
@@ -46,10 +46,7 @@ def measure(seed: int, scale: Scale) -> Numbers:
 @guo
 def backcopy_dormant() -> Fields:
     """On bigram-backcopy sequences the head copies behind triggers and is dormant elsewhere: its weight is on BOS, whose value
-    is small.
-
-    Active and dormant by weights; what the head is worth without it is recorded beside them.
-    """
+    is small."""
     return dict(
         where="section 2",
         published="One layer with one head: at triggers the weight is on the token before, elsewhere on BOS; the value of BOS "
@@ -68,18 +65,14 @@ def backcopy_dormant() -> Fields:
 
 # --- several heads and layers -------------------------------------------------------------------------------------------------
 
+WHERE = {"at_trigger": "_trigger", "elsewhere": ""}
+
 METRICS = (
-    Metric(
-        "previous_at_trigger",
-        "weight",
-        "Mean weight of the copying head on the token before, of queries that are triggers.",
-        range=FRACTION,
+    *(
+        Metric(f"{key}_{where}", "weight", f"Mean weight of the copying head on {what}, of {queries}.", range=FRACTION)
+        for key, what in (("previous", "the token before"), ("bos", "BOS"))
+        for where, queries in zip(WHERE, ("queries that are triggers", "other queries"), strict=True)
     ),
-    Metric(
-        "previous_elsewhere", "weight", "Mean weight of the copying head on the token before, of other queries.", range=FRACTION
-    ),
-    Metric("bos_at_trigger", "weight", "Mean weight of the copying head on BOS, of queries that are triggers.", range=FRACTION),
-    Metric("bos_elsewhere", "weight", "Mean weight of the copying head on BOS, of other queries.", range=FRACTION),
     VALUE_RATIO,
 )
 
@@ -101,13 +94,8 @@ def copy_head(trained: TrainedModel) -> dict[str, float]:
         for head in range(numbers["bos_weight"].shape[1])
     ]
     copies = max(means, key=lambda numbers: numbers["previous_weight_trigger"])
-    return {
-        "previous_at_trigger": copies["previous_weight_trigger"],
-        "previous_elsewhere": copies["previous_weight"],
-        "bos_at_trigger": copies["bos_weight_trigger"],
-        "bos_elsewhere": copies["bos_weight"],
-        "value_ratio": copies["value_ratio"],
-    }
+    names = {f"{key}_{where}": f"{key}_weight{of}" for key in ("previous", "bos") for where, of in WHERE.items()}
+    return {**{name: copies[of] for name, of in names.items()}, "value_ratio": copies["value_ratio"]}
 
 
 @claims.register("backcopy_dormant_among_heads")
@@ -117,15 +105,14 @@ def backcopy_dormant_among_heads() -> Fields:
 
     The baseline of the smallest scale, whose text is of this kind; ``backcopy_dormant`` has the paper's model.
     """
+    leaves = Difference("bos_elsewhere", BASELINE, BASELINE, "bos_at_trigger")
     return dict(
         where="sections 2 and 3",
         published="Shown for one layer with one head on such sequences, and for single heads of Llama 2 7B on text.",
         presupposes=(Part("a head copies", Value("previous_at_trigger", BASELINE), more_than=HALF),),
         parts=(
             Part("it is dormant elsewhere", Value("bos_elsewhere", BASELINE), more_than=HALF),
-            Part(
-                "it leaves BOS at triggers", Difference("bos_elsewhere", BASELINE, BASELINE, "bos_at_trigger"), more_than=HALF
-            ),
+            Part("it leaves BOS at triggers", leaves, more_than=HALF),
             Part("the value of BOS is drained", Value("value_ratio", BASELINE), less_than=HALF),
         ),
         variants=(Variant(BASELINE),),
@@ -154,10 +141,6 @@ def adam_and_sgd(seed: int, scale: Scale) -> Numbers:
     return {label: {name: of[name] for name in of if name in THREE_LAYERS} for label, of in found.items()}
 
 
-def _learns(optimizer: str) -> Part:
-    return Part(f"copying is learned by {optimizer}", Value("trigger_excess", optimizer), less_than=LEARNED)
-
-
 @claims.register("sgd_keeps_the_sink")
 @guo
 def sgd_keeps_the_sink() -> Fields:
@@ -165,14 +148,14 @@ def sgd_keeps_the_sink() -> Fields:
 
     The paper's own task and depth, on which SGD learns what Adam learns; of the head that copies, off triggers.
     """
+    with_adam, with_sgd = (
+        Part(f"there is a sink with {by}", Value("bos_weight", by, FRACTION), more_than=SINK) for by in (ADAM, SGD)
+    )
+    learn = (Part(f"copying is learned by {by}", Value("trigger_excess", by), less_than=LEARNED) for by in (ADAM, SGD))
     return dict(
         published="From Adam to SGD residual peaks vanish and sinks stay, in models of three layers on bigram-backcopy.",
-        presupposes=(
-            _learns(ADAM),
-            _learns(SGD),
-            Part("there is a sink with adamw", Value("bos_weight", ADAM, FRACTION), more_than=SINK),
-        ),
-        parts=(Part("there is a sink with sgd", Value("bos_weight", SGD, FRACTION), more_than=SINK),),
+        presupposes=(*learn, with_adam),
+        parts=(with_sgd,),
         measure=adam_and_sgd,
         costs={"tiny": "minutes", "small": "hours", "60m": "gpu"},
     )

@@ -28,7 +28,6 @@ __all__ = [
     "MARGIN",
     "MODELS",
     "NOT_OF_TRAININGS",
-    "READ_IN_MINUTES",
     "READ_IN_SECONDS",
     "LongTexts",
     "about_long_texts",
@@ -42,11 +41,7 @@ __all__ = [
     "opened",
 ]
 
-MODELS: Mapping[Scale, str] = {
-    "tiny": "embedded:softmax",
-    "60m": "EleutherAI/pythia-70m",
-    "1b": "EleutherAI/pythia-1b",
-}
+MODELS: Mapping[Scale, str] = {"tiny": "embedded:softmax", "60m": "EleutherAI/pythia-70m", "1b": "EleutherAI/pythia-1b"}
 """Scales at which one model is measured, and a seed draws texts for it; at ``small`` a seed is a training."""
 
 NUMBER = 16

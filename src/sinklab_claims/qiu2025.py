@@ -49,10 +49,7 @@ def gate_positions() -> Fields:
 
 
 def _trained_on(label: str, **gates: object) -> Variant:
-    """The trained model, trained on; with gates where these have settings.
-
-    Half as many steps as there have been, at the rate of the first training: as free to change as it was there.
-    """
+    """The trained model, trained on; with gates where these have settings."""
     going_on: dict[str, object] = {"training.steps": Times(0.5), "schedule.warmup_steps": Times(0.5)}
     gated = {"model.operation": {"name": "gated", "double": True, **gates}} if gates else {}
     return Variant(label, {**going_on, **gated}, after=BASELINE)

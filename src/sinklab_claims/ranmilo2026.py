@@ -16,7 +16,7 @@ from sinklab_claims.contract.claim import Part, Scale
 from sinklab_claims.contract.effect import Extreme, Numbers, Trend, Value
 from sinklab_claims.variants import Fields, of_paper
 
-__all__ = ["METRICS", "of_relu", "trained_numbers"]
+__all__ = ["of_relu", "trained_numbers"]
 
 ran_milo = of_paper("ranmilo2026", "Ran-Milo 2026 (arXiv 2603.11487)")
 
@@ -80,10 +80,7 @@ def of_one_head(seed: int, scale: Scale) -> Numbers:
 @ran_milo
 def trigger_softmax_single() -> Fields:
     """One softmax head that solves the trigger task puts almost all weight of every query off the trigger on BOS, and more of
-    it the smaller its error.
-
-    At every single query off the trigger, and the more so the smaller the error.
-    """
+    it the smaller its error."""
     return dict(
         where="Theorem 1, Figure 3",
         published="At least 1 - ε on BOS at every position but the trigger, where ε goes to 0 with the loss; the map drawn "

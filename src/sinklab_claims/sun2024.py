@@ -10,8 +10,7 @@ from sinklab.studies.causes.massive import SUN, massive_activations
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Value
-from sinklab_claims.contract.trained import MeasuredModel
-from sinklab_claims.numbers.declared import gives
+from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.variants import UNCHANGED, Fields, of_paper
 
 __all__ = ["edited"]

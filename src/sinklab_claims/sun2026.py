@@ -84,10 +84,7 @@ def sinks_and_outliers_part() -> Fields:
     return dict(
         published="Sandwich norm: largest activation 3818 to 520, sink ratio 46.0 to 44.7 %. Softmax plus one: share of "
         "first-token maxima 0.333 to 0.022, kurtosis still 245.",
-        presupposes=(
-            has_sink(),
-            Part("the baseline has outliers", Value("massive_ratio", BASELINE), more_than=OUTLIER),
-        ),
+        presupposes=(has_sink(), Part("the baseline has outliers", Value("massive_ratio", BASELINE), more_than=OUTLIER)),
         parts=(
             Part("sandwich norm halves outliers", Ratio("massive_ratio", SANDWICH.label, BASELINE), less_than=0.5),
             has_sink(SANDWICH.label),

@@ -55,7 +55,7 @@ def _words(check: Checks, claim: Claim) -> None:
         text = getattr(claim, name)
         sentence = bool(re.fullmatch(r"\S.*[.!?]", text, flags=re.DOTALL))
         check.require(sentence, name, "a sentence that ends with a full stop", repr(text))
-    check.require(bool(re.search(r"arXiv \d{4}\.\d{5}", claim.reference)), "reference", "arXiv NNNN.NNNNN", claim.reference)
+
     check.require(bool(re.fullmatch(r"[a-z]+\d{4}", claim.source)), "source", "a name such as gu2024", claim.source)
     known = set(claim.costs) <= set(SCALES) and set(claim.costs.values()) <= set(COSTS)
     check.require(known, "costs", f"scales of {', '.join(SCALES)} with {', '.join(COSTS)}", dict(claim.costs))
@@ -72,11 +72,7 @@ def _configurations(check: Checks, claim: Claim) -> None:
 
 
 def _produced(check: Checks, claim: Claim) -> set[str] | None:
-    """What is measured cannot be known without measuring; of trained models the read-outs say what they give.
-
-    Returns:
-        The numbers of a trained model; ``None`` where a read-out does not declare its own.
-    """
+    """What is measured cannot be known without measuring; of trained models the read-outs say what they give."""
     trained = {variant.label for variant in claim.variants}
     produced: set[str] | None = set(ALWAYS)
     for read_out in claim.read_outs:

@@ -19,12 +19,13 @@ __all__ = [
     "HEAD_WISE",
     "KEY_BIAS",
     "KEY_VALUE_BIAS",
-    "LEARNED",
+    "LEARNED_POSITIONS",
     "LONG_VALUE",
-    "MASSIVE",
+    "NO_POSITIONS",
     "PLUS_ONE",
     "POST_NORM",
     "RATE_AT",
+    "RELATIVE_POSITIONS",
     "ROTARY",
     "SHORT_VALUE",
     "SIGMOID",
@@ -142,6 +143,9 @@ SIGMOID = operation("sigmoid", "sigmoid")
 PLUS_ONE = operation("softmax plus one", "softmax_plus_one")
 ALIBI = position("ALiBi", "alibi")
 ROTARY = position("rotary positions", "rotary")
+NO_POSITIONS = position("no positions", "no_position")
+LEARNED_POSITIONS = position("learned positions", "learned")
+RELATIVE_POSITIONS = position("relative positions", "relative")
 
 # Gates on the output of heads, as Qiu et al. 2025 compare them.
 ELEMENT_WISE = operation("gate, element-wise", "gated")

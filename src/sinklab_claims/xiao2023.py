@@ -12,7 +12,7 @@ from sinklab.results.metric import FRACTION, LOSS, Metric
 from sinklab.training.rows import limited_attention, token_losses
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Rise, Value
-from sinklab_claims.contract.trained import Checkpoint, MeasuredModel
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, gives
 from sinklab_claims.models import (
     DRAWS,
     LAST,
@@ -25,7 +25,6 @@ from sinklab_claims.models import (
     keep,
     on_checkpoint,
 )
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import UNCHANGED, Fields, of_paper
 
 __all__ = ["first_tokens"]
@@ -142,10 +141,7 @@ def of_long_texts(texts: LongTexts) -> Numbers:
 @xiao
 def recomputation_equals_sinks() -> Fields:
     """Re-computing the keys and values of a bare window for every token gives the loss that four kept first tokens give: the
-    first token of any window serves as a sink.
-
-    The first token of any window becomes its sink, in models whose rows do not all begin with one token.
-    """
+    first token of any window serves as a sink."""
     agree = Difference("re_computation", BASELINE, BASELINE, "window_4")
     return dict(
         where="Figure 1 and Table 1",
@@ -351,7 +347,7 @@ def line_breaks_as_sinks() -> Fields:
         costs=NOT_OF_TRAININGS,
         evidence={
             "tiny": f"{DRAWS['tiny']}. Every row of its training began with BOS, which the line breaks replace: they are "
-            "no better than no sinks, in three draws by 0.006 to 0.026 nats worse",
+            "no better than no sinks, in three draws by 0.006 to 0.026 nats worse"
         },
     )
 

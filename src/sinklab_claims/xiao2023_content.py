@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import random
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,43 +13,125 @@ from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys, wei
 from sinklab.attention.intervention import Intervention
 from sinklab.attention.probe import Watcher, filled
 from sinklab.attention.session import attend
+from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims, read_outs
 from sinklab.results.metric import FRACTION, Metric
+from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
 from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint
-from sinklab_claims.line_streams import line_stream, right_digits
 from sinklab_claims.models import MODELS, READ_IN_SECONDS, embedded_model, model_of, opened
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.variants import Fields, has_sink, of_paper
 
-__all__ = ["CACHES", "LINES", "Shares", "content_of_checkpoint", "freed", "lookup_of_checkpoint"]
+__all__ = ["CACHES", "LINES", "Shares", "content_of_checkpoint", "freed", "line_stream", "right_digits"]
 
 xiao = of_paper("xiao2023", "Xiao et al. 2023 (arXiv 2309.17453)")
 
+# --- a stream of lines --------------------------------------------------------------------------------------------------------
+
+# StreamEval of Xiao et al., made anew, since its data were never released. A line is "line 417: REGISTER_CONTENT is 5802" with
+# random digits; a question repeats it up to its content, with "Recall" in front. Digits are single tokens, so that distances
+# are exact under any tokenizer.
+BEFORE_LABEL, BEFORE_CONTENT, END = "line ", ": REGISTER_CONTENT is ", "\n"
+QUESTION = "Recall line "
+LABEL, CONTENT = 3, 4
+LABELS = 1000
+EVERY, QUESTIONS = 10, 2
+"""Lines from one question to the next, and questions behind a full cache."""
+
+
+class Question(NamedTuple):
+    """Columns ``[start, stop)`` hold the content; its line is seen by who holds ``distance`` tokens before the last query."""
+
+    start: int
+    stop: int
+    distance: int
+
+
+def line_stream(
+    encoder: Encoder, back: int, *, budget: int, rows: int, seed: int, bos: bool
+) -> tuple[Tensor, list[Question], Tensor]:
+    """Streams until two questions have come after ``budget`` tokens: ids ``(rows, length)``, questions, ids of the digits.
+
+    Args:
+        back: how many lines back the asked one is.
+
+    Raises:
+        InputError: no tokenizer, or one that does not give each digit a token of its own.
+        ConfigurationError: there are not so many labels.
+    """
+    digits = torch.tensor([encoder.encode(str(digit))[-1:] for digit in range(10)])
+    if digits.numel() != digits.unique().numel():
+        raise InputError("this tokenizer does not give each digit a token of its own")
+    digits, generator = digits.flatten(), random.Random(f"line_lookup {seed} {back}")
+    labels = [generator.sample(range(LABELS), LABELS) for _ in range(rows)]
+    parts, position = list[Tensor](), 0
+
+    def put(columns: Tensor | list[int] | str) -> int:
+        nonlocal position
+        ids = torch.as_tensor(encoder.encode(columns) if isinstance(columns, str) else columns, dtype=torch.long)
+        parts.append(ids.expand(rows, -1))
+        position += parts[-1].shape[1]
+        return position - parts[-1].shape[1]
+
+    if bos:
+        assert encoder.bos_token_id is not None
+        put([encoder.bos_token_id])
+    written, questions = list[tuple[int, Tensor, Tensor]](), list[Question]()
+    while sum(question.start >= budget + 2 for question in questions) < QUESTIONS:
+        if len(written) == LABELS:
+            raise ConfigurationError(f"{LABELS} labels are used up before a line {back} back is asked behind {budget} tokens")
+        number = len(written)
+        label = digits[torch.tensor([[int(digit) for digit in f"{row[number]:0{LABEL}d}"] for row in labels])]
+        content = digits[torch.tensor([[generator.randrange(10) for _ in range(CONTENT)] for _ in range(rows)])]
+        put(BEFORE_LABEL)
+        begin = put(label)
+        for columns in (BEFORE_CONTENT, content, END):
+            put(columns)
+        written.append((begin, label, content))
+        if len(written) % EVERY == 0 and len(written) > back:
+            fact, label, content = written[-1 - back]
+            for columns in (QUESTION, label, BEFORE_CONTENT):
+                put(columns)
+            start = put(content)
+            questions.append(Question(start, position, position - 2 - fact))
+            put(END)
+    return torch.cat(parts, dim=1), questions, digits
+
+
+def right_digits(reader: Reader, tokens: Tensor, questions: list[Question], digits: Tensor) -> list[Tensor]:
+    """For each question the share of digits at which the right one is likelier than the nine others, float64 ``(rows,)``."""
+    reader.reset()
+    read, shares = 0, []
+    for start, stop, _ in questions:
+        logits = [reader.read(tokens[:, read:start], keep=1), reader.read(tokens[:, start : stop - 1])]
+        read = stop - 1
+        logarithms = torch.log_softmax(torch.cat(logits, dim=1).float(), dim=-1)
+        answers = tokens[:, start:stop].to(logarithms.device)
+        right = logarithms.gather(-1, answers[..., None])[..., 0]
+        symbols = digits.to(logarithms.device).expand(*logarithms.shape[:2], -1)
+        others = logarithms.gather(-1, symbols).masked_fill(symbols == answers[..., None], -torch.inf)
+        shares.append((right > others.amax(dim=-1)).double().mean(dim=1).cpu())
+    return shares
+
+
 # --- lines that have left the cache -------------------------------------------------------------------------------------------
 
-HELD = (
-    Metric(
-        "held by both", "of digits", "Share of right digits among ten where both caches hold the asked line.", range=FRACTION
-    ),
-    Metric(
-        "held by the larger",
-        "of digits",
-        "Share of right digits among ten where the larger cache holds the asked line.",
-        range=FRACTION,
-    ),
-    Metric("held by none", "of digits", "Share of right digits among ten where no cache holds the asked line.", range=FRACTION),
-)
-
-HOLDERS = ("held by none", "held by the larger", "held by both")
+WHO = {"none": "no cache holds", "the larger": "the larger cache holds", "both": "both caches hold"}
 """By the number of caches that hold a line."""
+
+HELD = tuple(
+    Metric(f"held by {who}", "of digits", f"Share of right digits among ten where {what} the asked line.", range=FRACTION)
+    for who, what in WHO.items()
+)
+HOLDERS = tuple(metric.name for metric in HELD)
 
 CACHES = {"smaller cache": 92, "larger cache": 156}
 """Recent tokens besides four sinks; both within the 256 tokens of the training."""
@@ -84,11 +167,7 @@ def lookup_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
 
 
 def _looked_up(loaded: LoadedModel, seed: int, *, bos: bool, line: int = 0) -> Numbers:
-    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none.
-
-    Args:
-        line: tokens of a line; answers from lines of which a cache holds a part are left out.
-    """
+    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none."""
     budget = max(CACHES.values()) + 4
     streams = [line_stream(loaded.encoder, back, budget=budget, rows=ROWS, seed=seed, bos=bos) for back in LINES]
     numbers: dict[str, dict[str, float]] = {}
@@ -112,10 +191,7 @@ def _looked_up(loaded: LoadedModel, seed: int, *, bos: bool, line: int = 0) -> N
 @xiao
 def cliff_at_the_cache_size() -> Fields:
     """A cache with sinks does not lengthen the context: a line is looked up while it is in the cache, and not at all as soon as
-    it has left.
-
-    Two caches and three distances, as in the paper's table, on its own task made anew.
-    """
+    it has left."""
     larger, smaller = "larger cache", "smaller cache"
     score = "the score is the share of digits (chance 0.1) and not whole answers, of which a model of this size gets few"
     return dict(
@@ -233,10 +309,7 @@ def content(seed: int, scale: Scale) -> Numbers:
 def mass_thrown_on_content() -> Fields:
     """Without its sink a model misses a place for its attention and not what is said there: hidden, the sink's weight falls on
     content and the loss rises; silenced, with all weights as they were, or with its weight handed to nothing, it costs less
-    than half of that.
-
-    The same key is taken out of the denominator, or out of the numerator alone.
-    """
+    than half of that."""
     handed = "its weight handed to nothing, it costs less than half"
     return dict(
         where="section 3.1",

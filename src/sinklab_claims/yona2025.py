@@ -15,12 +15,11 @@ from sinklab.results.metric import FRACTION, Metric
 from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import OnCheckpoint, Part
 from sinklab_claims.contract.effect import Difference, Value
-from sinklab_claims.contract.trained import MeasuredModel
+from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.numbers.attention import batches, first_rows, look
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.variants import ROTARY, Fields, has_sink, of_paper, without_bos_in_front
 
-__all__ = ["COUNT", "Behind", "false_sinks"]
+__all__ = ["COUNT", "false_sinks"]
 
 yona = of_paper("yona2025", "Yona et al. 2025 (arXiv 2503.08908)")
 
@@ -39,32 +38,18 @@ KINDS = {
     "repeated": "one token of the text, drawn for each row, again and again",
 }
 
+_TAKEN = (
+    "Mean share of a row on eight tokens a quarter into the text together, of the head that gives the first token most, over "
+    "the queries behind them; the eight are"
+)
+_BESIDE = "Share of that head on the first token, over the same queries, beside"
+_COST = "less that behind eight tokens of another text."
+
 METRICS = (
+    *(Metric(f"taken_by_{kind}", "fraction", f"{_TAKEN} {what}.", range=FRACTION) for kind, what in KINDS.items()),
+    *(Metric(f"first_beside_{kind}", "fraction", f"{_BESIDE} {what}.", range=FRACTION) for kind, what in KINDS.items()),
     *(
-        Metric(
-            f"taken_by_{kind}",
-            "fraction",
-            f"Mean share of a row on eight tokens a quarter into the text together, of the head that gives the first token "
-            f"most, over the queries behind them; the eight are {what}.",
-            range=FRACTION,
-        )
-        for kind, what in KINDS.items()
-    ),
-    *(
-        Metric(
-            f"first_beside_{kind}",
-            "fraction",
-            f"Share of that head on the first token, over the same queries, beside {what}.",
-            range=FRACTION,
-        )
-        for kind, what in KINDS.items()
-    ),
-    *(
-        Metric(
-            f"cost_of_{kind}",
-            "nats",
-            f"Next-token loss behind eight {what}, less that behind eight tokens of another text.",
-        )
+        Metric(f"cost_of_{kind}", "nats", f"Next-token loss behind eight {what}, {_COST}")
         for kind, what in KINDS.items()
         if kind != "text"
     ),

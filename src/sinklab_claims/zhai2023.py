@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
@@ -15,8 +16,7 @@ from sinklab.studies.theory.entropy_bound import entropy_bound as least_entropy
 from sinklab.studies.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
 from sinklab_claims.contract.claim import BASELINE, Part, Scale, Times, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Value
-from sinklab_claims.contract.trained import TrainedModel
-from sinklab_claims.numbers.declared import gives
+from sinklab_claims.contract.trained import TrainedModel, gives
 from sinklab_claims.numbers.training import numbers_of_table
 from sinklab_claims.variants import UNCHANGED, Fields, of_paper
 
@@ -65,26 +65,20 @@ def of_rows_of_scores(seed: int, scale: Scale) -> Numbers:
 def trained_rows(trained: TrainedModel) -> dict[str, float]:
     """``least_margin`` and ``largest_violation`` of a trained model, with the bound from weights and inputs."""
     model, scheme = trained.loaded.model, trained.config.model.position.get("name", "rotary")
-    probe, entered, hooks = _Entropies(), {}, []
-    for index, layer in enumerate(model.layers):
-        hooks.append(layer.input_layernorm.register_forward_hook(lambda _m, _i, out, index=index: entered.update({index: out})))
-    try:
-        with torch.no_grad(), attend(model, [probe]):
-            model(trained.rows(samples=16, seq_len=64), use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    probe, entered = _Entropies(), {}
+    with torch.no_grad(), attend(model, [probe]), contextlib.ExitStack() as stack:
+        for index, layer in enumerate(model.layers):
+            hook = layer.input_layernorm.register_forward_hook(lambda _m, _i, out, index=index: entered.update({index: out}))
+            stack.callback(hook.remove)
+        model(trained.rows(samples=16, seq_len=64), use_cache=False)
     margins = []
     for index, layer in enumerate(model.layers):
         attention, size = layer.self_attn, trained.config.model.head_size
         for head in range(trained.config.model.num_attention_heads):
             rows = slice(head * size, (head + 1) * size)
+            queries, keys = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
             bound = head_entropy_bound(
-                attention.q_proj.weight[rows],
-                attention.k_proj.weight[rows],
-                entered[index],
-                scaling=attention.scaling,
-                positions="rotary" if scheme == "rotary" else "none",
+                queries, keys, entered[index], scaling=attention.scaling, positions="rotary" if scheme == "rotary" else "none"
             )
             margins.append(float((probe.entropies[index][:, head] - bound)[:, 1:].min()))
     return _margin(min(margins))
@@ -111,10 +105,7 @@ class _Entropies(Watcher):
 @claims.register("entropy_bound")
 @zhai
 def entropy_bound() -> Fields:
-    """No row of attention has less entropy than the bound that the norm of its scores gives, and some row attains it.
-
-    In any row of scores, and in every row of a trained model given the spectral norms of its maps and inputs.
-    """
+    """No row of attention has less entropy than the bound that the norm of its scores gives, and some row attains it."""
     rows = "rows of scores"
     return dict(
         where="Theorem 3.1",

@@ -24,7 +24,6 @@ from sinklab_claims.gu2024_pretraining import ExcessOfOldest, excess_weights
 from sinklab_claims.models import embedded_model
 from sinklab_claims.numbers.attention import carried
 from sinklab_claims.reproduce.cells import configure
-from sinklab_claims.variants import TOKEN
 from sinklab_claims.verdict.rule import judge
 
 # --- what is trained ----------------------------------------------------------------------------------------------------------
@@ -46,21 +45,6 @@ def test_claims_share_their_trainings(scale: str) -> None:
     assert len(made) == 23
 
 
-@pytest.mark.parametrize(
-    ("scale", "base_name", "own"),
-    [
-        ("tiny", "no-bos", "learned positions"),
-        ("small", "bos", "rotary positions"),
-        ("small", "no-bos", "learned positions"),
-        ("60m", "no-bos", "rotary positions"),
-    ],
-)
-def test_one_position_scheme_is_the_scales_own(scale: str, base_name: str, own: str) -> None:
-    base = base_config(scale, base_name)
-    same = [c.label for c in claims["position_schemes"]().variants if configure(base, c) == base]
-    assert same == ["baseline", own]
-
-
 @pytest.mark.parametrize("scale", SCALES)
 def test_fine_tuning_reads_other_text_more_gently(scale: str) -> None:
     base = base_config(scale)
@@ -76,11 +60,6 @@ def test_post_norm_is_trained_at_a_rate_at_which_it_learns() -> None:
     (post,) = (variant for variant in claims["norm_placement"]().variants if variant.label == "post-norm")
     found = {scale: configure(base_config(scale), post).optimizer.learning_rate for scale in SCALES}
     assert found == {"tiny": 3e-3, "small": 3e-3, "medium": 1e-3, "60m": 4e-4, "1b": 4e-4}
-
-
-def test_fixed_token_is_no_special_one():
-    assert TOKEN > 1  # BOS and EOS of the trained tokenizers; padding in that of the Pile
-    assert base_config("tiny").data.vocab_size > TOKEN
 
 
 def test_texts_of_an_embedded_model_are_drawn_by_the_seed() -> None:
@@ -132,9 +111,6 @@ def test_the_bounds_are_not_about_weights_that_are_no_softmax(operation: str) ->
     assert of_checkpoint(checkpoint_of(rotary("softmax")))["rotary positions"]["bound_violation"] == 0
     with pytest.raises(DoesNotApply, match="not the softmax of products of queries and keys over the tokens"):
         of_checkpoint(checkpoint_of(rotary(operation)))
-
-
-def test_the_bounds_are_not_about_windows_shorter_than_the_rows() -> None:
     with pytest.raises(DoesNotApply, match="sees all tokens before it and none behind it"):
         of_checkpoint(checkpoint_of(rotary("softmax", window=16)))
 

@@ -111,10 +111,8 @@ def test_excess_by_hand():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BigramChain("tab", BY_HAND.following / 2, BY_HAND.marginal, 1), "probabilities that sum to 1"),
-        (lambda: BigramChain("tab", np.eye(3)[[0, 0, 1]], BY_HAND.marginal, 1), "nothing but triggers follows 'a'"),
-        (lambda: estimate_chain(["abc"], 4, 1), "has 3 different .*, and the task needs 4; take a text with more"),
-        (lambda: estimate_chain(["aabc"], 3, 1), "nothing follows 'c' in the text; take a longer text"),
+        (lambda: estimate_chain(["abc"], 4, 1), "has 3 different .*, and the task needs 4"),
+        (lambda: estimate_chain(["aabc"], 3, 1), "nothing follows 'c' in the text"),
     ],
 )
 def test_refusals(make, message):

@@ -201,10 +201,3 @@ def test_numbers_that_every_reader_knows():
     assert published_effect("sink_moves_to_bias", "sink_rate_star of key bias") == Published(73.34, "60 million parameters")
     assert published_effect("sigmoid_has_no_sink", "sink_rate of sigmoid").value == 0.44
     assert published_effect("window_fails_sinks_restore", "window_0 of baseline less window_4 of baseline").value == 6.862
-
-
-def test_what_is_not_published_has_no_number():
-    """Derived numbers, those of a similar quantity, and those that belong to another variant are not in the file."""
-    assert published_effect("inputs_by_position", "sink_rate_repeated_no_bos of ALiBi") is None
-    assert published_effect("position_schemes", "sink_rate of relative positions") is None
-    assert published_effect("no_such_claim", "sink_rate of baseline") is None

@@ -11,18 +11,9 @@ from tests.claims.planted_models import by_position, drawn_rows, model_like, rea
 
 from sinklab_claims import ranmilo2026
 from sinklab_claims.barbero2025 import without_bos
-from sinklab_claims.contract.scales import base_config
-from sinklab_claims.reproduce.cells import resolved_changes
-from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.sun2024 import edited
 from sinklab_claims.yona2025 import COUNT, false_sinks
 from sinklab_claims.zhai2023 import LENGTHS, NORMS, course, of_rows_of_scores, trained_rows
-
-
-def test_rates_of_the_gates_change_the_operation_alone():
-    base = base_config("tiny")
-    for variant in claim_called("gate_positions").variants[1:]:
-        assert set(resolved_changes(base, variant)) == {"model.operation"}
 
 
 def test_entropy_bound_is_measured_on_every_norm_and_length():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from sinklab import attend
 from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.editing import Editing, edited_outputs, of_heads
 from sinklab.attention.intervention import HeadIntervention
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Watcher
 from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal
 from sinklab.errors import ContractError
@@ -209,20 +208,14 @@ def test_an_operation_of_one_head_alone_cannot_be_shown():
     assert edit(make_call(), OtherOperation()).call.operation == Sigmoid()
 
 
-class _Outputs(Probe):
-    name, needs, metrics = "outputs", frozenset({"columns", "log_sum_exp", "entropy"}), ()
+class _Outputs(Watcher):
+    name, needs = "outputs", frozenset({"columns", "log_sum_exp", "entropy"})
 
     def __init__(self):
         self.calls = []
 
     def update(self, call, statistics):
         self.calls.append((call, statistics))
-
-    def merge(self, other):
-        self.calls += other.calls
-
-    def rows(self) -> Iterator[dict]:
-        return iter(())
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -88,15 +88,6 @@ ENTRIES = {
         ("--operations", "softmax_plus_one", "--seeds", "0", "--jobs", "2", "--store", "{work}/store", *OUT),
         workers=True,
         goes_on=True,
-        volatile=(
-            *(
-                f"{way}_time{long}{end}"
-                for way in ("train", "forward")
-                for long in ("", "_long")
-                for end in ("", "_low", "_high")
-            ),
-            "pathways.md",
-        ),
     ),
     "reproduce": Entry(
         ("sigmoid_has_no_sink", "repeated_token_laws", "--seeds", "0", "--jobs", "2", *OUT), workers=True, goes_on=True

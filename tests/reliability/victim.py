@@ -29,7 +29,7 @@ import sinklab.studies.trigger.lab
 import sinklab.training.train
 from sinklab.configuration import with_overrides
 from sinklab_claims.contract.scales import base_config
-from sinklab_claims.pathways import compare, cost, runs
+from sinklab_claims.pathways import compare, runs
 from sinklab_claims.reproduce import cells
 
 __all__ = ["WRITES", "run_line"]
@@ -71,8 +71,6 @@ def run_line(
     for module in (cells, compare):
         module.base_config = small_config
     runs.FACTORS = (0.5, 1.0)
-    whole = cost.costs
-    compare.costs = lambda *given, **named: whole(*given, **named, rounds=2, long=64)
     below = str(work)
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:

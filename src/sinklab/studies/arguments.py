@@ -195,7 +195,7 @@ class Loading(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Output(Options):
-    """Where a result is written, and who is told how far it is."""
+    """Where a result is written, and what is called with the progress."""
 
     out: Out = None
     overwrite: Overwrite = False

@@ -23,7 +23,6 @@ __all__ = [
     "RECORDED",
     "ROWS",
     "SCALES",
-    "TRAINED_COSTS",
     "Base",
     "Changes",
     "Claim",

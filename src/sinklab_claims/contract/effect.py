@@ -206,13 +206,6 @@ class _Several(Effect):
     metric: str
     over: tuple[str, ...]
 
-    fewest: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        if len(self.over) < self.fewest:
-            kind, given = type(self).__name__.lower(), ", ".join(self.over) or "none"
-            raise ConfigurationError(f"the effect {kind} needs {self.fewest} variants or more, got {given}")
-
     def needs(self) -> frozenset[tuple[str, str]]:
         return frozenset((label, self.metric) for label in self.over)
 
@@ -235,7 +228,6 @@ class Trend(_Several):
         over: labels, in the order in which the number is said to rise or fall; at least three.
     """
 
-    fewest: ClassVar[int] = 3
     unit: ClassVar[str] = "correlation"
     range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
@@ -276,7 +268,6 @@ class Rise(_Several):
     Over seeds every step is judged by itself: the largest of several noisy steps is above 0 in each seed of a plateau.
     """
 
-    fewest: ClassVar[int] = 2
     range: ClassVar[tuple[float, float]] = ANY
 
     def compute(self, values: Sequence[float]) -> float:

@@ -17,10 +17,7 @@ __all__ = ["CONFIGS", "SECONDS_OF_A_TRAINING", "SECONDS_ON_A_GPU", "base_called"
 
 
 def _without_bos(base: PretrainingConfig) -> PretrainingConfig:
-    """Learned positions and a random token at the first of them in training: the position says all and the token nothing.
-
-    With rotary positions, or with text as it comes at the first position, no sink forms in so few steps.
-    """
+    """Learned positions and a random token at the first of them in training: the position says all and the token nothing."""
     return base.model_copy(
         update={
             "name": f"{base.name}_no_bos",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import pandas as pd
 import torch
@@ -16,23 +17,14 @@ from sinklab.errors import ConfigurationError, DoesNotApply
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.models.losses import is_causal_lm
 from sinklab.models.positions import trained_length
+from sinklab.results.metric import Metric
 from sinklab.results.table import read_run, read_table
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import weights_sha256
 from sinklab.training.rows import TextRows
 
-__all__ = [
-    "LONG",
-    "Checkpoint",
-    "Kind",
-    "MeasuredModel",
-    "Reads",
-    "TrainedModel",
-    "kind_of",
-    "not_about",
-    "rows_read",
-]
+__all__ = ["Checkpoint", "Kind", "MeasuredModel", "Reads", "TrainedModel", "gives", "kind_of", "not_about", "rows_read"]
 
 
 class MeasuredModel(abc.ABC):
@@ -307,3 +299,21 @@ def not_about(kind: Kind, about: str) -> str:
     if kind == "image model" and about == "text":
         return "it reads images, and what is said here of the first token is measured on texts alone"
     return "" if kind == "decoder" or (kind == "encoder" and about == "text") else _NOT_ABOUT[kind]
+
+
+F = TypeVar("F", bound=Callable[..., Mapping[str, float]])
+
+
+def gives(*metrics: Metric, of_diverged: bool = False) -> Callable[[F], F]:
+    """Mark a function of a trained model with the metrics of its numbers.
+
+    Args:
+        of_diverged: it reads the table of a training, and so those too that have left no model.
+    """
+
+    def mark(read_out: F) -> F:
+        marked: Any = read_out
+        marked.metrics, marked.of_diverged = metrics, of_diverged
+        return read_out
+
+    return mark

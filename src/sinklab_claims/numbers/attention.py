@@ -23,18 +23,13 @@ from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
 from sinklab.training.rows import TextRows
-from sinklab_claims.contract.trained import MeasuredModel
-from sinklab_claims.numbers.declared import gives
+from sinklab_claims.contract.trained import MeasuredModel, gives
 
 __all__ = [
-    "ATTENTION",
     "CARRYING",
     "FIRST_ATTENTION",
     "SAMPLES",
-    "SEQ_LEN",
     "THRESHOLD",
-    "CarriedRate",
-    "EffectiveWeight",
     "FirstToken",
     "attention_numbers",
     "batches",
@@ -45,7 +40,6 @@ __all__ = [
     "inputs",
     "look",
     "sinks",
-    "sum_by_document",
 ]
 
 FIRST_POSITIONS = 4
@@ -65,9 +59,7 @@ FIRST_ATTENTION = Metric(
     range=FRACTION,
 )
 FIRST_MASS = Metric(
-    "first_mass",
-    "weight",
-    "first_attention by the weights as the operation gives them, not divided by the sum of their row.",
+    "first_mass", "weight", "first_attention by the weights as the operation gives them, not divided by the sum of their row."
 )
 MASS_RATE = Metric(
     "sink_rate_of_mass",

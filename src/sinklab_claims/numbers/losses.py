@@ -16,23 +16,11 @@ from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.rows import TextRows, token_losses, windowed_losses
 from sinklab.training.trainer import stack
-from sinklab_claims.contract.trained import MeasuredModel, TrainedModel
+from sinklab_claims.contract.trained import MeasuredModel, TrainedModel, gives
 from sinklab_claims.numbers.attention import batches
-from sinklab_claims.numbers.declared import gives
 from sinklab_claims.numbers.quantized import quantized
 
-__all__ = [
-    "FACTOR",
-    "NOISE",
-    "SINKS",
-    "STRETCH",
-    "calibration_batches",
-    "extrapolation",
-    "int8",
-    "quantization_gap",
-    "robustness",
-    "window",
-]
+__all__ = ["NOISE", "STRETCH", "calibration_batches", "int8", "quantization_gap", "robustness", "window"]
 
 TOKENS, LEAST_ROWS = 16_384, 32
 """Tokens of held-out text behind a mean loss, and rows of it at least."""
@@ -276,11 +264,7 @@ def int8(trained: TrainedModel) -> dict[str, float]:
 
 @torch.no_grad()
 def quantization_gap(trained: TrainedModel, *, weight_bits: int, activation_bits: int) -> tuple[float, float]:
-    """Held-out loss in nats as it is and on grids of so many bits.
-
-    Raises:
-        ConfigurationError: bits outside 2 to 16.
-    """
+    """Held-out loss in nats as it is and on grids of so many bits."""
     model = copy.deepcopy(trained.loaded.model).float()
     rows = trained.text(max(LEAST_ROWS, TOKENS // trained.context))
     coarse = quantized(model, calibration_batches(trained), weight_bits=weight_bits, activation_bits=activation_bits)

@@ -19,9 +19,8 @@ from sinklab.registry import read_outs
 from sinklab.results.intervals import just_above
 from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
-from sinklab_claims.contract.trained import MeasuredModel
+from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.numbers.attention import FIRST_ATTENTION, THRESHOLD, FirstToken, first_text, look
-from sinklab_claims.numbers.declared import gives
 
 __all__ = ["norms", "outliers"]
 

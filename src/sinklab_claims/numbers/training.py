@@ -9,8 +9,7 @@ import pandas as pd
 
 from sinklab.registry import read_outs
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
-from sinklab_claims.contract.trained import TrainedModel
-from sinklab_claims.numbers.declared import gives
+from sinklab_claims.contract.trained import TrainedModel, gives
 
 __all__ = ["numbers_of_table", "training"]
 

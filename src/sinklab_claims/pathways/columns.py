@@ -8,21 +8,11 @@ from typing import Literal
 
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, declared
 
-__all__ = [
-    "COLUMNS",
-    "DECIDING",
-    "GROUPS",
-    "ON_NATURAL_TEXT",
-    "READ_OUTS",
-    "TABLES",
-    "About",
-    "Column",
-    "Source",
-]
+__all__ = ["COLUMNS", "DECIDING", "GROUPS", "ON_NATURAL_TEXT", "READ_OUTS", "TABLES", "Column", "Source"]
 
-Source = Literal["chosen", "rates", "scale", "longer", "trigger", "cost"]
+Source = Literal["chosen", "rates", "scale", "longer", "trigger"]
 
-About = Literal["loss", "attention", "inside", "text", "trigger", "cost"]
+About = Literal["loss", "attention", "inside", "text", "trigger"]
 
 TABLES: Mapping[About, str] = {
     "loss": "Loss and learning rate",
@@ -30,7 +20,6 @@ TABLES: Mapping[About, str] = {
     "inside": "Activations, eight bits and windows",
     "text": "Text and lengths that it was not trained for",
     "trigger": "The trigger task",
-    "cost": "Time and parameters beside softmax",
 }
 """What a column is about, and the heading of the table that it stands in."""
 
@@ -40,17 +29,13 @@ GROUPS: Mapping[Source, str] = {
     "scale": "trained at the learning rate of the scale, on the seeds of the evaluation",
     "longer": "trained at the own rate with ALiBi positions, which do not end at the context, on three seeds of the evaluation",
     "trigger": "the trigger task of Ran-Milo 2026 (arXiv 2603.11487), one layer with one head, as published",
-    "cost": "time beside softmax, in turns, in one process; no training",
 }
 
 
-READ_OUTS: Mapping[Source, tuple[str, ...]] = {
+READ_OUTS: Mapping[Source, tuple[str, ...]] = dict.fromkeys(GROUPS, ()) | {
     "chosen": ("sinks", "effective", "training", "norms", "outliers", "int8", "window", "robustness"),
-    "rates": (),
     "scale": ("carried", "window"),
     "longer": ("extrapolation",),
-    "trigger": (),
-    "cost": (),
 }
 """What is read from the models of each training, beside how it ended."""
 
@@ -79,23 +64,15 @@ METRICS = (
     ),
     Metric("trigger_steps", "steps", "Steps to the stop rule of the trigger task, or the cap."),
     Metric("trigger_error", "coordinate", "Largest error on fresh sequences of the trigger task.", over_seeds="max"),
-    Metric("train_time", "ratio", "Time of forward and backward over softmax's, at the scale's context."),
-    Metric("forward_time", "ratio", "Time of forward over softmax's, at the scale's context."),
-    Metric("train_time_long", "ratio", "train_time at 1,024 tokens or the context, if it is longer."),
-    Metric("forward_time_long", "ratio", "forward_time at 1,024 tokens or the context, if it is longer."),
-    Metric("parameters", "ratio", "Number of parameters over softmax's, after matching."),
 )
 """Numbers of the comparison alone; the others are those of trainings and read-outs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One number of every operation.
+    """One number of every operation: its metric, and the table and heading under which it stands.
 
     Args:
-        name: of its metric.
-        heading: in tables for people.
-        about: the table that it stands in.
         read: metric that it is read from, in another training; the same as ``name`` if empty.
         form: format of the number.
         natural: whether it is there of natural text alone.
@@ -157,23 +134,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("trigger_solved", "trigger", "trigger", "trigger", form=".2f"),
     Column("trigger_steps", "trigger steps", "trigger", "trigger", form=",.0f"),
     Column("trigger_error", "trigger error", "trigger", "trigger", form=".4f"),
-    Column("train_time", "train time", "cost", "cost", form=".2f"),
-    Column("forward_time", "forward time", "cost", "cost", form=".2f"),
-    Column("train_time_long", "train, long", "cost", "cost", form=".2f"),
-    Column("forward_time_long", "forward, long", "cost", "cost", form=".2f"),
-    Column("parameters", "parameters", "cost", "cost", form=".4f"),
 )
 """In the order of the table."""
 
 DECIDING = (
-    "held_out_loss",
-    "scale_rate_loss",
-    "scale_rate_sink",
-    "scale_rate_window",
-    "effective_sink_rate",
-    "hidden_ratio",
-    "window_gap",
-    "int8_gap",
+    *("held_out_loss", "scale_rate_loss", "scale_rate_sink", "scale_rate_window"),
+    *("effective_sink_rate", "hidden_ratio", "window_gap", "int8_gap"),
 )
 """Columns on which the answers rest."""
 

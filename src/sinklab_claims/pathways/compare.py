@@ -7,7 +7,6 @@ import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -24,7 +23,6 @@ from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import BASES, SCALES, Base, Scale, bases_at, is_natural
 from sinklab_claims.contract.scales import base_config
 from sinklab_claims.pathways.columns import COLUMNS, GROUPS, READ_OUTS
-from sinklab_claims.pathways.cost import costs
 from sinklab_claims.pathways.judging import PROTOCOL, judged
 from sinklab_claims.pathways.operations import DEFAULT, Pathway, matched_widths, pathways_of
 from sinklab_claims.pathways.runs import (
@@ -48,28 +46,14 @@ TRIGGER = "trigger"
 
 
 def own_base(scale: Scale) -> Base:
-    """What rows begin with if nothing is said: no BOS where the scale has that.
-
-    Decoders of most of the papers that propose the operations read no BOS, and with one in every row a place to rest is there
-    whatever the operation offers.
-    """
+    """What rows begin with by default: no BOS where the scale has that, since BOS is a place to rest whatever the operation."""
     return bases_at(scale, ("no-bos", "bos"))[0]
 
 
 def design_of(
-    operations: Sequence[Mapping[str, object]],
-    seeds: Sequence[int],
-    scale: Scale,
-    base: Base | None,
-    rate: float | None = None,
+    operations: Sequence[Mapping[str, object]], seeds: Sequence[int], scale: Scale, base: Base | None, rate: float | None = None
 ) -> Design:
-    """What is compared, checked; nothing is trained.
-
-    Raises:
-        UnknownNameError: no such operation.
-        ConfigurationError: no seeds, seeds twice, or one on which rates are chosen; operations twice; no such scale, or a base
-            that it does not have; an operation whose parameters cannot be matched; a rate that is no positive number.
-    """
+    """What is compared, checked; nothing is trained. Raises as :func:`~sinklab_claims.pathways.pathways.pathways`."""
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(f"pathways: seeds {list(seeds)}; expected one or more, and none twice")
     if scale not in SCALES:
@@ -105,24 +89,15 @@ def run_pathways(
     stages: Progress = silent,
     say: Callable[[str], None] | None = None,
 ) -> Result:
-    """Compare operations, or go on with a comparison.
+    """Compare operations, or go on with a comparison: :func:`~sinklab_claims.pathways.pathways.pathways` with all options read.
 
-    Every operation gets the learning rate, of five, that is best on the seeds of the selection. At this rate it is trained on
-    the seeds of the evaluation, besides at the scale's rate, and on the first three with ALiBi positions. With ``rate`` the
-    trainings of the evaluation at that rate are all, without the trigger task. What the store has is
-    not trained or read again, whichever command put it there; the trigger task goes on in ``out/trigger``. The cost is measured
-    anew. ``out`` gets ``table.parquet``, ``run.json`` and ``pathways.md`` when all is done.
+    The trigger task (``problem``, by default the published one) goes on in ``out/trigger``. ``out`` gets its files
+    when all is done.
 
     Args:
-        operations, seeds, scale, base, rate, out, store, jobs, ray, retries, cache: as in
-            :func:`~sinklab_claims.pathways.pathways.pathways`, all of them read.
-        problem: the trigger task; by default the published one.
         progress: show trainings on a terminal's stderr, lines elsewhere.
         stages: called with the rest: a stage, what is done of it, and its total.
         say: called once, before anything is trained, with how much it is.
-
-    Returns, raises:
-        as :func:`~sinklab_claims.pathways.pathways.pathways`.
     """
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
@@ -141,12 +116,12 @@ def run_pathways(
             for label, values in by_label.items():
                 numbers[seed].setdefault(label, {}).update(values)
         config = base_config(scale, design.base)
-        times = costs(design.pathways, config, widths=design.widths, progress=stages)
+
         labels = [pathway.label for pathway in design.pathways]
         natural = is_natural(scale)
-        rows = judged(labels, numbers, times, measured.choices, cannot=cannot, one_rate=rate is not None, natural=natural)
+        rows = judged(labels, numbers, measured.choices, cannot=cannot, one_rate=rate is not None, natural=natural)
         run_id = new_run_id()
-        table = _long_table(design.pathways, numbers, times, config.data.corpus, run_id)
+        table = _long_table(design.pathways, numbers, config.data.corpus, run_id)
         summary = {"rows": [row.to_dict() for row in rows], "cannot": cannot, "errors": measured.errors}
         record = _record(summary, design, measured, problem, run_id)
         (out / "run.json").unlink(missing_ok=True)  # of an earlier comparison, beside whose files new ones would lie
@@ -186,27 +161,23 @@ def _was_begun(out: Path) -> bool:
 def _long_table(
     pathways: Sequence[Pathway],
     numbers: Numbers,
-    times: Mapping[str, Mapping[str, Mapping[str, float]]],
     corpus: str,
     run_id: str,
 ) -> pd.DataFrame:
     """The long table; what the seeds of the selection gave is in the record."""
     metrics = {column.name: column.metric for column in COLUMNS}
-    corpora = {column.name: {"trigger": "trigger_task", "cost": None}.get(column.source, corpus) for column in COLUMNS}
+    corpora = {column.name: "trigger_task" if column.source == "trigger" else corpus for column in COLUMNS}
     names = {pathway.label: pathway.fields["name"] for pathway in pathways}
-    rows: list[dict[str, Any]] = [
-        {"model": label, "metric": metrics[name], "seed": seed, "value": value, "corpus": corpora[name]}
+    rows = [
+        {
+            **{"model": label, "operation": names[label], "corpus": corpora[name]},
+            **{"metric": metrics[name], "seed": seed, "value": value, "count": 1},
+        }
         for seed, by_label in numbers.items()
         for label, values in by_label.items()
         for name, value in values.items()
     ]
-    rows += [
-        {"model": label, "metric": metric, "seed": None, "value": spread[end], "corpus": None}
-        for label, by_name in times.items()
-        for name, spread in by_name.items()
-        for end, metric in (("value", metrics[name]), *((end, metrics[name].bound(end)) for end in ("low", "high")))
-    ]
-    rows = [{**row, "operation": names[row["model"]], "count": 1} for row in rows]
+
     return make_table(rows, run_id=run_id, probe=PROBE)
 
 

@@ -6,8 +6,7 @@ behind that makes the model harder to use:
 
     loss        its held-out loss is less than 0.02 nats above that of softmax with the same seed;
     sink        fewer than 5 % of heads sink on the first token (Gu et al. 2024: 0.4 to 0.8 % without a sink, 18 % with one),
-                both by weight times gate and by the share of a row: a head that points at the first token and is shut does
-                not sink, nor does one whose weights are large everywhere;
+                both by weight times gate and by the share of a row;
     activations the first token's hidden state is less than 2 times as long as others (theirs: 1.0 to 1.5, and 20 with a sink);
     window      a window without sinks costs less than 0.02 nats;
     int8        8-bit weights and activations cost less than 0.02 nats.
@@ -19,13 +18,9 @@ Beside that, the *loss* is compared with that of softmax in both directions, by 
 interval of 90 % (Schuirmann 1987, doi 10.1007/BF01068419): inside the margins the losses are "equivalent", wholly beyond them
 the operation is "better" or "worse", and otherwise it is "undecided". The tests are not corrected for their number.
 
-At its own best rate softmax may have no sink, so that nothing is there to replace. Three of the bounds (loss, sink, window) are
-therefore asked a second time where all operations are trained at the rate of the scale; that was decided on 2026-11-23 with the
-results at that rate in view. A comparison at one given rate for all asks the bounds at that rate alone.
-
-A window of natural text loses context besides the sink, whatever the operation. There the bound on the window, and the
-distortion, are on what the first four tokens give back of the loss (``sink_worth``). That was decided on 2026-11-25 with three
-trainings of nine operations at the scale small in view: by the bound on the whole loss of the window all of them failed.
+Loss, sink and window are asked a second time at the rate of the scale, since softmax may have no sink at its own; of natural
+text the bound on the window and the distortion are on ``sink_worth``. docs/claims.md says when, and with which results in view,
+these two were decided.
 """
 
 from __future__ import annotations
@@ -45,25 +40,7 @@ from sinklab_claims.pathways.operations import REFERENCE
 from sinklab_claims.pathways.runs import Choice
 from sinklab_claims.verdict.rule import MOST_LOST, Finding, judge_part
 
-__all__ = [
-    "AT_ONE_RATE",
-    "BOUNDS",
-    "MARGIN",
-    "ON_THE_PLOT",
-    "PROTOCOL",
-    "Answer",
-    "Beside",
-    "Bound",
-    "Comparison",
-    "Row",
-    "Summary",
-    "compared",
-    "judged",
-    "pareto",
-    "replacement",
-    "summarised",
-    "together",
-]
+__all__ = ["MARGIN", "PROTOCOL", "Summary", "compared", "judged", "pareto", "summarised"]
 
 Answer = Literal["yes", "no", "undecided"]
 Beside = Literal["equivalent", "better", "worse", "undecided"]
@@ -82,8 +59,7 @@ LEVEL = 0.90
 class Bound:
     """One of the things that low distortion asks for; ``against`` softmax with the same seed, or as it is.
 
-    Attributes:
-        also: another column; the smaller of the two numbers is bounded.
+    With ``also``, another column, the smaller of the two numbers is bounded.
     """
 
     name: str
@@ -123,14 +99,14 @@ speak for them, as of every bound."""
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """One number of one operation over seeds (of cost: over rounds).
+    """One number of one operation over seeds.
 
     Attributes:
-        mean: over what could be measured, of a ratio the geometric one (of cost: the median).
-        low, high: 95 % interval from three seeds on, as bounds have it (of cost: the quartiles; of rates: none); otherwise,
+        mean: over what could be measured, of a ratio the geometric one.
+        low, high: 95 % interval from three seeds on, as bounds have it (of rates: none); otherwise,
             of a few values that are all alike, and of what is proved, ``None``.
-        count: seeds with a number (of rates: those of the selection; of cost: 1).
-        method: how the interval was taken; ``None`` of cost and without one.
+        count: seeds with a number (of rates: those of the selection).
+        method: how the interval was taken; ``None`` without one.
     """
 
     mean: float
@@ -142,14 +118,7 @@ class Summary:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The loss of one operation beside that of softmax.
-
-    Attributes:
-        by_seed: difference of the losses of one seed, in nats, where both are known.
-        mean: of the differences; ``None`` without any.
-        interval: 90 %, Student's t; ``None`` with fewer than three seeds.
-        answer: by the margin.
-    """
+    """The loss of one operation less that of softmax, in nats; the interval is of 90 %, by Student's t."""
 
     by_seed: dict[int, float]
     mean: float | None
@@ -161,11 +130,7 @@ class Comparison:
 
 
 def compared(label: str, numbers: Mapping[int, Mapping[str, Mapping[str, float]]]) -> Comparison:
-    """The two one-sided tests of the loss of one operation against that of softmax with the same seed.
-
-    Args:
-        numbers: seed to label to column to number.
-    """
+    """The two one-sided tests of the loss of one operation against that of softmax with the same seed."""
     difference = Difference("held_out_loss", label, REFERENCE)
     by_seed = {seed: own for seed, of_seed in numbers.items() if (own := difference(of_seed)) is not None}
     values = list(by_seed.values())
@@ -189,23 +154,25 @@ class Row:
 
     Attributes:
         numbers: column to its summary; columns without a number are absent.
-        findings: name of the bound to what was found.
-        answer: whether it is low-distortion.
-        at_one_rate: the same as ``findings`` for the bounds that are asked at one rate for all.
-        beside: its loss beside that of softmax; ``None`` for softmax itself.
-        choice: its learning rate; ``None`` where none was chosen by trainings.
+        findings: name of the bound to what was found; ``at_one_rate`` of those that are asked at one rate for all.
         best: no other operation has both a lower mean loss and a lower mean distortion; of operations of which enough trainings
             have numbers.
+        beside: its loss beside that of softmax; ``None`` for softmax itself.
+        choice: its learning rate; ``None`` where none was chosen by trainings.
     """
 
     label: str
     numbers: dict[str, Summary]
     findings: dict[str, Finding]
-    answer: Answer
     best: bool
     beside: Comparison | None = None
     choice: Choice | None = None
     at_one_rate: dict[str, Finding] = dataclasses.field(default_factory=dict)
+
+    @property
+    def answer(self) -> Answer:
+        """Whether it is low-distortion."""
+        return together(self.findings)
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -225,7 +192,6 @@ class Row:
 def judged(
     labels: Sequence[str],
     numbers: Mapping[int, Mapping[str, Mapping[str, float]]],
-    costs: Mapping[str, Mapping[str, Mapping[str, float]]],
     choices: Mapping[str, Choice] = MappingProxyType({}),
     *,
     cannot: Collection[str] = (),
@@ -236,13 +202,11 @@ def judged(
 
     Args:
         numbers: seed to label to column to number, of the seeds of the evaluation.
-        costs: label to column to ``value``, ``low`` and ``high``.
-        choices: label to its learning rate.
         cannot: labels of operations that provably cannot do the trigger task, whose seeds are no draw.
         one_rate: all were trained at one learning rate and no other, so that the numbers of the evaluation are those at it.
         natural: the text is natural, so that a window loses context, too.
     """
-    summaries = {label: summarised(label, numbers) | _of_costs(costs.get(label, {})) for label in labels}
+    summaries = {label: summarised(label, numbers) for label in labels}
     for label in cannot:  # whose seeds are no draw
         if (solved := summaries[label].get("trigger_solved")) is not None:
             summaries[label]["trigger_solved"] = dataclasses.replace(solved, low=None, high=None, method=None)
@@ -259,22 +223,18 @@ def judged(
     at_one_rate = [bound for bound in bounds if bound.name in names] if one_rate else at_one
     # Of an operation without numbers there, whose trainings all diverged, they are open, as those at its own rate are.
     measured = all(bound.column in summaries.get(REFERENCE, {}) for bound in at_one_rate)
-    rows = []
-    for label in labels:
-        findings = _findings(bounds, label, numbers)
-        rows.append(
-            Row(
-                label,
-                summaries[label],
-                findings,
-                together(findings),
-                label in best,
-                beside=None if label == REFERENCE else compared(label, numbers),
-                choice=choices.get(label),
-                at_one_rate=_findings(at_one_rate, label, numbers) if measured else {},
-            )
+    return [
+        Row(
+            label,
+            summaries[label],
+            _findings(bounds, label, numbers),
+            label in best,
+            beside=None if label == REFERENCE else compared(label, numbers),
+            choice=choices.get(label),
+            at_one_rate=_findings(at_one_rate, label, numbers) if measured else {},
         )
-    return rows
+        for label in labels
+    ]
 
 
 def _has_enough(summaries: Mapping[str, Summary], seeds: int) -> bool:
@@ -306,10 +266,7 @@ def together(findings: Mapping[str, Finding]) -> Answer:
 
 
 def replacement(row: Row) -> dict[str, object] | None:
-    """Whether an operation does without the sink of softmax, all at one rate: the answer, and the bounds that fail or are open.
-
-    ``None`` for softmax itself, and without such a rate.
-    """
+    """Whether it does without the sink of softmax, all at one rate: the answer, and the bounds that fail or are open."""
     if row.label == REFERENCE or not row.at_one_rate:
         return None
     answer = together(row.at_one_rate)
@@ -340,7 +297,3 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
         label for label, (x, y) in points.items() if not any(a <= x and b <= y and (a < x or b < y) for a, b in points.values())
     ]
     return sorted(best, key=lambda label: points[label])
-
-
-def _of_costs(costs: Mapping[str, Mapping[str, float]]) -> dict[str, Summary]:
-    return {name: Summary(number["value"], number["low"], number["high"], 1) for name, number in costs.items()}

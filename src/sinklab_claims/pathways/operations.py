@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,8 +20,6 @@ __all__ = [
     "REFERENCE",
     "TOLERANCE",
     "Pathway",
-    "Published",
-    "all_settings",
     "matched_widths",
     "parameters_of",
     "pathways_of",
@@ -30,22 +28,14 @@ __all__ = [
 REFERENCE = "softmax"
 """Label of the operation against which all others are judged; it has no way to do nothing but a sink."""
 
-Settings = Callable[[int], Mapping[str, object]]
 
-
-@dataclasses.dataclass(frozen=True)
-class Published:
-    """How an operation is used here if nothing else is said.
-
-    Args:
-        no_op: how a head does nothing.
-        source: paper, and what is taken from it.
-        settings: tokens of the context to the settings that are not the operation's defaults; ``None`` if all are.
-    """
+class Published(NamedTuple):
+    """How an operation is used if nothing else is said: how a head does nothing, where that is from, and the settings that are
+    not the operation's defaults, by the tokens of the context."""
 
     no_op: str
     source: str
-    settings: Settings | None = None
+    settings: Callable[[int], Mapping[str, object]] | None = None
 
 
 PUBLISHED: Mapping[str, Published] = {
@@ -66,9 +56,7 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "sigmoid": Published("every weight near 0", "Gu et al. 2024 (arXiv 2410.10781); no bias, no normalisation"),
     "relu": Published(
-        "every weight exactly 0",
-        "Ran-Milo 2026 (arXiv 2603.11487); divided by i - 1",
-        lambda context: {"uncounted": 1},
+        "every weight exactly 0", "Ran-Milo 2026 (arXiv 2603.11487); divided by i - 1", lambda context: {"uncounted": 1}
     ),
     "softpick": Published("every weight exactly 0", "Zuhri et al. 2025 (arXiv 2504.20966)"),
     "sigma_reparam": Published("none; scores grow slowly", "Zhai et al. 2023 (arXiv 2303.06296)"),
@@ -83,12 +71,7 @@ DEFAULT: Sequence[Mapping[str, object]] = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Pathway:
-    """One row of the comparison.
-
-    Args:
-        label: the operation's name, with the settings in brackets that were asked for.
-        fields: ``name``, and settings where some were asked for; otherwise the published ones hold.
-    """
+    """One row of the comparison: the ``name`` of an operation and the settings asked for; without, the published ones hold."""
 
     label: str
     fields: Mapping[str, object]
@@ -99,10 +82,7 @@ class Pathway:
         return PUBLISHED.get(str(self.fields["name"])) if len(self.fields) == 1 else None
 
     def operation(self, context: int) -> dict[str, object]:
-        """``name`` and settings, for rows of so many tokens; settings at their defaults are left out.
-
-        Left out, they are worded as claims word them, so that both find the same trained models.
-        """
+        """``name`` and settings for rows of so many tokens, worded as claims do: those at their defaults are left out."""
         settings = self.published.settings if self.published else None
         return {**self.fields, **(settings(context) if settings else {})}
 
@@ -179,11 +159,8 @@ def matched_widths(pathways: Sequence[Pathway], config: PretrainingConfig) -> di
 def parameters_of(pathway: Pathway, config: PretrainingConfig, width: int) -> int:
     """Learned numbers of the model with an operation and a width, tied ones counted once; nothing is allocated."""
     fields: dict[str, Any] = config.model.model_dump()
-    fields |= {
-        "operation": pathway.operation(config.model.max_position_embeddings),
-        "intermediate_size": width,
-        "vocab_size": config.data.vocab_size,
-    }
+    fields |= {"operation": pathway.operation(config.model.max_position_embeddings)}
+    fields |= {"intermediate_size": width, "vocab_size": config.data.vocab_size}
     with torch.device("meta"):
         model = SinkLM(SinkLMConfig.from_architecture(Architecture.parse(fields)))
     return sum(parameter.numel() for parameter in model.parameters())

@@ -8,7 +8,6 @@ its own; what is then evaluated was not looked at.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -59,12 +58,7 @@ Losses = Mapping[float, Mapping[int, float | None]]
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The learning rate of one operation, and what it was chosen by.
-
-    Args:
-        losses: of every factor of :data:`FACTORS` on every selection seed.
-        seeds: the selection seeds.
-    """
+    """The learning rate of one operation, by the losses of every factor of :data:`FACTORS` on every selection seed."""
 
     losses: Losses
     seeds: tuple[int, ...]
@@ -132,13 +126,9 @@ SECONDS_OF_READING, SECONDS_OF_A_TRIGGER = 6.0, 15.0
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """What is compared.
+    """What is compared: the reference first, with widths of :func:`~sinklab_claims.pathways.operations.matched_widths`.
 
-    Args:
-        pathways: the reference first.
-        widths: label to the width of the feed-forward layer (:func:`~sinklab_claims.pathways.operations.matched_widths`).
-        seeds: of the evaluation; none on which rates are chosen.
-        rate: one learning rate for all, over that of the scale; ``None`` for a search that gives each operation its own.
+    ``rate`` is one learning rate for all, over that of the scale; ``None`` for a search that gives each operation its own.
     """
 
     pathways: Sequence[Pathway]
@@ -170,12 +160,7 @@ class Measurements:
 def cells_of(
     design: Design, seeds: Sequence[int], factors: Mapping[str, float], extra: Changes | None = None
 ) -> dict[tuple[str, int], Cell]:
-    """Label and seed to the training at a multiple of the scale's learning rate.
-
-    Args:
-        factors: label to the multiple; others are left out.
-        extra: what is changed besides.
-    """
+    """Label and seed to the training at the multiple of the scale's rate in ``factors``, with ``extra`` changes besides."""
 
     def variant(pathway: Pathway) -> Variant:
         def changes(config: PretrainingConfig) -> Changes:
@@ -237,33 +222,17 @@ def foreseen(design: Design) -> str:
 
 
 def train_and_read(
-    design: Design,
-    *,
-    store: Path,
-    cache: Path,
-    jobs: int | None,
-    retries: int,
-    ray: str | None,
-    progress: bool,
+    design: Design, *, store: Path, cache: Path, jobs: int | None, retries: int, ray: str | None, progress: bool
 ) -> Measurements:
     """Choose a learning rate for every operation if none is given, train what is missing in the store, and read it out.
 
-    Args:
-        store: output directory of ``sinklab reproduce``, whose trained models are used and added to.
-
-    Raises:
-        as :func:`sinklab_claims.reproduce.store.train_and_read`.
+    Arguments and errors: :func:`sinklab_claims.reproduce.store.train_and_read`.
     """
-    train = functools.partial(
-        work.train_and_read,
-        scale=design.scale,
-        store=store,
-        cache=cache,
-        jobs=jobs,
-        retries=retries,
-        ray=ray,
-        progress=progress,
-    )
+    how: dict[str, Any] = {"cache": cache, "jobs": jobs, "retries": retries, "ray": ray, "progress": progress}
+
+    def train(cells: Mapping[str, Cell], read: Sequence[tuple[str, str]]) -> tuple[SweepPlan, dict[str, str]]:
+        return work.train_and_read(cells, read, scale=design.scale, store=store, **how)
+
     selection = selection_cells(design)
     choices: dict[str, Choice] = {}
     errors: dict[str, str] = {}
@@ -344,12 +313,7 @@ def _why_none(choice: Choice) -> str:
 def combined(
     raw: Mapping[Source, Mapping[tuple[str, int], Mapping[str, float]]], seeds: Sequence[int], *, natural: bool = False
 ) -> Numbers:
-    """The columns of the comparison from the numbers of its trainings.
-
-    Args:
-        raw: training to label and seed to metric to number.
-        natural: the text is natural (:data:`~sinklab_claims.pathways.columns.ON_NATURAL_TEXT`).
-    """
+    """The columns of the comparison from the numbers of its trainings: training to label and seed to metric to number."""
     window = ON_NATURAL_TEXT["window_gap"] if natural else "window_gap"
     numbers: Numbers = {seed: {} for seed in seeds}
     for source, of_source in raw.items():
@@ -373,11 +337,8 @@ def trigger_numbers(
 ) -> tuple[Numbers, dict[str, str]]:
     """Columns of the trigger task, and for operations that provably cannot do it, why; those are not trained.
 
-    None where one rate is given for all: the task knows neither scale nor rate, and is run where rates are searched for.
-
-    Args:
-        folder: of the trigger lab, which keeps its models there. Several comparisons may share it, so its table is that of the
-            last one.
+    None where one rate is given for all: the task knows neither scale nor rate, and is run where rates are searched for. The
+    trigger lab keeps its models in the folder, which several comparisons may share.
     """
     if design.rate is not None:
         return {}, {}
@@ -388,18 +349,8 @@ def trigger_numbers(
     label_in_lab = {label_of(operation): label for label, operation in chosen.items() if label not in cannot}
     if label_in_lab:
         trained = [operation for label, operation in chosen.items() if label not in cannot]
-        result = run_lab(
-            problem,
-            trained,
-            seeds,
-            samples=SAMPLES_OF_TRIGGER,
-            anyway=False,
-            out=folder,
-            overwrite=False,
-            resume=True,
-            progress=progress,
-            keep=False,
-        )
+        how: dict[str, Any] = {"anyway": False, "overwrite": False, "resume": True, "keep": False, "progress": progress}
+        result = run_lab(problem, trained, seeds, samples=SAMPLES_OF_TRIGGER, out=folder, **how)
         for run in result.summary["runs"]:
             numbers[run["seed"]][label_in_lab[run["operation"]]] = _of_run(run)
     words = {label: f"{why}; the largest error is {error:.3g} or more" for label, (why, error) in cannot.items()}

@@ -69,7 +69,7 @@ def _table(rows: list[Any], answers: Mapping[str, list[str]], columns: list[Colu
 
 
 def _cell(row: Mapping[str, Any], column: Column) -> str:
-    """A number with its interval, of times with quartiles; a rate that is the end of those that were tried says so."""
+    """A number with its interval; a rate that is the end of those that were tried says so."""
     number = row["numbers"].get(column.name)
     if number is None:
         return "–"

@@ -24,13 +24,7 @@ from sinklab.training.token_cache import hash_key
 from sinklab_claims.contract.claim import Base, Changes, Scale, Times, Variant, bases_at
 from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, base_config
 
-__all__ = [
-    "configure",
-    "make_cells",
-    "open_store",
-    "resolved_changes",
-    "train_cells",
-]
+__all__ = ["configure", "make_cells", "open_store", "resolved_changes", "train_cells"]
 
 
 NAME_LENGTH = 80
@@ -132,11 +126,7 @@ def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, ray: str
 
 
 def _require_text_of_begun(earlier: SweepPlan, new: Mapping[str, Cell], texts: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuse cells that would read another text than those of the store that they are compared with.
-
-    Raises:
-        InputError: the same configuration of the data gave another text to a cell that has begun.
-    """
+    """Refuse cells to which a configuration of the data gives another text than it gave to those that have begun."""
     begun = {name: cell for name, cell in earlier.cells.items() if name in earlier.texts and (earlier.folder / name).exists()}
     readers = {source: name for name, cell in begun.items() for source in _sources(cell.config)}
     for name, cell in new.items():
@@ -167,11 +157,7 @@ def _sources(config: PretrainingConfig) -> tuple[_Source, _Source]:
 def train_cells(
     plan: SweepPlan, names: Iterable[str], *, jobs: int | None, retries: int, ray: str | None, progress: bool
 ) -> dict[str, str]:
-    """Train the cells that have not ended, those that start from others' weights last; the errors of those that failed.
-
-    Raises:
-        KeyboardInterrupt: after all cells have stopped with a checkpoint.
-    """
+    """Train the cells that have not ended, those that start from others' weights last; the errors of those that failed."""
     unique = list(dict.fromkeys(names))
     errors: dict[str, str] = {}
     for stage in _stages(plan, unique):
@@ -193,10 +179,7 @@ def _stages(plan: SweepPlan, names: Sequence[str]) -> list[list[str]]:
 
 
 def _of_seed(config: PretrainingConfig, seed: int, scale: Scale) -> PretrainingConfig:
-    """The same with a seed, in the dtype of this machine by name, where the scale is for machines like it.
-
-    A store that moves to another machine then trains there what it compares, since bfloat16 costs some hundredths of a nat.
-    """
+    """The same with a seed, in the dtype of this machine by name, so that a store that moves does not mix precisions."""
     fields = config.model_dump()
     fields["training"]["seed"] = fields["data"]["seed"] = seed
     if scale in SECONDS_OF_A_TRAINING and config.training.dtype == "auto":

@@ -22,7 +22,7 @@ from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, Base, Claim, Sca
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Stated", "check_source", "check_word", "claim_called", "claims", "stated"]
+__all__ = ["Stated", "check_source", "check_word", "claim_called", "stated"]
 
 STATEMENTS = "statements.json"
 """What the claims of this package state, for lists that import none of them; written by :func:`write_statements`."""
@@ -44,11 +44,7 @@ class Stated:
 
 @command
 def claims(
-    names: list[str] | None = None,
-    *,
-    source: str | None = None,
-    scale: str = "tiny",
-    results: Path | None = None,
+    names: list[str] | None = None, *, source: str | None = None, scale: str = "tiny", results: Path | None = None
 ) -> Listing:
     """List published statements about sinks that can be run, with source, cost and last verdict.
 
@@ -98,11 +94,7 @@ def claim_called(name: str) -> Claim:
 
 
 def stated(name: str) -> Stated:
-    """What a claim states; one of this package is not imported for it.
-
-    Raises:
-        UnknownNameError, ConfigurationError: as :func:`claim_called`.
-    """
+    """What a claim states; one of this package is not imported for it. Raises as :func:`claim_called`."""
     known = _statements().get(name) if name in registered else None
     return _imported(name) if known is None else Stated(name=name, **{**known, "bases": tuple(known["bases"])})
 
@@ -128,11 +120,7 @@ def write_statements(path: Path) -> None:
 
 
 def check_word(word: str, known: Sequence[str], kind: str) -> None:
-    """Refuse a word that is not among the known ones.
-
-    Raises:
-        UnknownNameError: with the nearest known word, and all of them.
-    """
+    """Raise UnknownNameError for a word that is not among the known ones, with the nearest of them."""
     if word not in known:
         near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -140,11 +128,7 @@ def check_word(word: str, known: Sequence[str], kind: str) -> None:
 
 
 def check_source(source: str) -> None:
-    """Refuse a paper that no claim is from.
-
-    Raises:
-        UnknownNameError: as :func:`check_word`.
-    """
+    """Raise UnknownNameError for a paper that no claim is from."""
     check_word(source, sorted({stated(name).source for name in registered}), "source")
 
 
@@ -173,21 +157,10 @@ def _row(claim: Stated, result: Mapping[str, Any] | None, other: Mapping[str, An
     cost = ("minutes" if claim.checkpoint else None) if scale == CHECKPOINT else claim.costs.get(scale)
     without = "not applicable" if scale == CHECKPOINT else "not tested at this scale"
     nothing = dict.fromkeys(("base", "effect", "interval", "unit", "evidence", "created", "hardware"))
-    return {
-        "name": claim.name,
-        "source": claim.source,
-        "scale": scale,
-        **nothing,
-        "verdict": None if cost is not None else without,
-        "seeds": [],
-        **(result or {}),
-        "cost": cost,
-        "costs": {**claim.costs, **({CHECKPOINT: "minutes"} if claim.checkpoint else {})},
-        "statement": claim.statement,
-        "reference": claim.reference,
-        "published": claim.published,
-        "other_base": other,
-    }
+    row = {"name": claim.name, "source": claim.source, "scale": scale, **nothing}
+    row |= {"verdict": None if cost is not None else without, "seeds": [], **(result or {})}
+    row |= {"cost": cost, "costs": {**claim.costs, **({CHECKPOINT: "minutes"} if claim.checkpoint else {})}}
+    return row | {name: getattr(claim, name) for name in ("statement", "reference", "published")} | {"other_base": other}
 
 
 if __name__ == "__main__":

@@ -33,10 +33,7 @@ from sinklab_claims.verdict.rule import Conclusion, judge_model, judge_models
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Subject", "opened_subject", "parse_model", "reproduce_on"]
-
-if TYPE_CHECKING:
-    import pandas as pd
+__all__ = ["opened_subject", "parse_model", "reproduce_on"]
 
 
 MOST_ALIKE = 0.2
@@ -48,16 +45,11 @@ COST = "minutes"
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model that claims are measured on, and its text.
+    """A model that claims are measured on, and its text; the fields that :class:`OfModel` has too are those.
 
     Attributes:
-        name: what results call it, such as a hub id.
-        source: what it is loaded by.
-        revision: identity of the weights.
-        corpus: what the corpus is made by.
+        name: what results call it, such as a hub id; ``source`` is what it is loaded by.
         text: name and identity of the corpus; empty for a model of images.
-        config: fingerprint of the model.
-        tokens: hash of rows of the text, as the model reads them.
         refused: what the claims may read to why they cannot; text of another length than the model has.
     """
 
@@ -84,11 +76,7 @@ class Subject:
 
 
 def parse_model(text: str) -> tuple[str, str]:
-    """Name and source of ``NAME=DIR``, of a directory, which is called by its own name and no path, or of a hub id.
-
-    Raises:
-        ConfigurationError: nothing on a side of the equals sign.
-    """
+    """Name and source of ``NAME=DIR``, of a directory, which is called by its own name and no path, or of a hub id."""
     if os.path.isdir(text):
         return Path(text).resolve().name, text
     name, equals, source = text.partition("=")
@@ -202,14 +190,8 @@ def opened_subject(
     seeds: Sequence[int] = (0,),
     say: Callable[[str], None] = lambda text: None,
 ) -> Subject:
-    """A model with its text, after both have been tried.
-
-    Args:
-        say: called with a sentence where the tokenizer cannot read the text, or draws of it are much alike.
-
-    Raises:
-        InputError: see :func:`reproduce_on`.
-    """
+    """A model with its text, after both have been tried; ``say`` hears where the tokenizer cannot read the text, or draws of it
+    are much alike. Raises as :func:`reproduce_on`."""
     try:
         loaded = load_model(source)
     except OwnCode as error:

@@ -91,18 +91,11 @@ def reproduce(
 
     ``out`` gets ``runs/SCALE``, a store of trained models that all claims share and that only grows, and for every claim
     ``SCALE/CLAIM`` with ``table.parquet`` and ``run.json``; on another base than its own, ``SCALE-BASE/CLAIM``. Several
-    processes may run claims that are not the same there, and share what they train.
-
-    Args:
-        names, scale, base, seeds, out, jobs, ray, retries: as in :func:`sinklab_claims.reproduce.reproduce.reproduce`.
-        cache: directory of encoded text; with ``ray`` it is ``out/cache`` by default.
-        progress: show bars on a terminal's stderr, lines elsewhere.
+    processes may run claims that are not the same there, and share what they train. Arguments and errors: as in
+    :func:`sinklab_claims.reproduce.reproduce.reproduce`.
 
     Returns:
         One for each claim: :func:`answer` is its summary; without a folder if it cannot be run at this scale.
-
-    Raises:
-        as :func:`sinklab_claims.reproduce.reproduce.reproduce`.
     """
     if jobs is not None and jobs < 1:
         raise ConfigurationError(f"`jobs` must be at least 1, got {jobs}")
@@ -117,27 +110,13 @@ def reproduce(
         for request in sorted(runnable, key=lambda request: request.name):
             locks.enter_context(FolderLock(out / request.folder))
             require_no_less(out / request.folder, {"seeds": kept_of(out / request.folder)["seeds"]}, {"seeds": seeds})
-        plan, errors = train_and_read(
-            cells,
-            read,
-            measurements,
-            scale=scale,
-            store=out,
-            cache=cache,
-            jobs=jobs,
-            retries=retries,
-            ray=ray,
-            progress=progress,
-        )
+        how: dict[str, Any] = {"cache": cache, "jobs": jobs, "retries": retries, "ray": ray, "progress": progress}
+        plan, errors = train_and_read(cells, read, measurements, scale=scale, store=out, **how)
         return [_conclude(request, plan, seeds, out, errors) for request in requests]
 
 
 def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Base | None = None) -> str:
-    """What claims take together if nothing of it is there yet, in a sentence: a claim that takes minutes is one of many.
-
-    Raises:
-        UnknownNameError, ConfigurationError: as :func:`reproduce`.
-    """
+    """What claims take together if nothing of it is there yet, in a sentence: a claim that takes minutes is one of many."""
     requests = _requests(names, scale, seeds, base)
     trainings = len({cell.name for request in requests for cell in request.cells.values()})
     costs = [request.claim.costs[scale] for request in requests if request.claim.measure is not None and request.runnable]
@@ -257,19 +236,13 @@ def _numbers(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path
 
 
 def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd.DataFrame:
-    operations = {
-        label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in request.cells.items()
+    known = {
+        label: {"operation": cell.config.model.operation["name"], "corpus": cell.config.data.corpus}
+        for (label, _), cell in request.cells.items()
     }
+    nothing = {"operation": None, "corpus": None}
     rows = [
-        {
-            "model": label,
-            "operation": operations.get(label, (None, None))[0],
-            "corpus": operations.get(label, (None, None))[1],
-            "metric": metric_called(metric),
-            "seed": seed,
-            "value": value,
-            "count": 1,
-        }
+        {"model": label, **known.get(label, nothing), "metric": metric_called(metric), "seed": seed, "value": value, "count": 1}
         for seed, by_label in numbers.items()
         for label, values in by_label.items()
         for metric, value in values.items()

@@ -173,12 +173,7 @@ def chosen(
     base: str | None = None,
     on_models: bool = False,
 ) -> list[str]:
-    """The claims that a command line asks for.
-
-    Raises:
-        UnknownNameError: a claim, source, cost or scale that is not there, with the nearest one that is.
-        ConfigurationError: nothing is asked for, or nothing is left.
-    """
+    """The claims that a command line asks for. Raises as :func:`reproduce`."""
     check_word(scale, SCALES, "scale")
     if cost is not None:
         check_word(cost, COSTS, "cost")

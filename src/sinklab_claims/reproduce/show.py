@@ -20,7 +20,7 @@ from sinklab_claims.verdict.records import (
     published_effect,
 )
 
-__all__ = ["effect_words", "show_claim", "show_claims", "show_results", "write_claims_page"]
+__all__ = ["show_claim", "show_claims", "show_results", "write_claims_page"]
 
 RULE = (
     "A part is reproduced if the 95 % interval of its effect over seeds lies in the claimed region, not reproduced if it lies "

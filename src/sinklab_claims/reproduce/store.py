@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 
 from sinklab.corpora import resolve_corpus
-from sinklab.errors import ConfigurationError, DoesNotApply, UnsupportedModelError
+from sinklab.errors import DoesNotApply, UnsupportedModelError
 from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
 from sinklab.jobs.processes import run_processes, serve, watching
@@ -32,22 +32,12 @@ from sinklab.results.metric import Metric
 from sinklab.results.store import Store
 from sinklab.results.table import read_run
 from sinklab.results.version import __version__
-from sinklab_claims.contract.claim import ReadOut, Scale
+from sinklab_claims.contract.claim import Measure, ReadOut, Scale
 from sinklab_claims.contract.trained import Checkpoint, TrainedModel
 from sinklab_claims.reproduce.cells import open_store, train_cells
 from sinklab_claims.reproduce.claims import claim_called
 
-__all__ = [
-    "Measurement",
-    "OfModel",
-    "held_out_text",
-    "keeping",
-    "main",
-    "name_of",
-    "read_numbers",
-    "run_missing",
-    "train_and_read",
-]
+__all__ = ["Measurement", "OfModel", "held_out_text", "keeping", "name_of", "read_numbers", "run_missing", "train_and_read"]
 
 BATCH = 12
 """Models read in one process: enough that starting it, five seconds where it is no fork, is the smaller part."""
@@ -89,12 +79,7 @@ class _Task(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Reading(_Task):
-    """One read-out of one trained model.
-
-    Args:
-        folder: run folder of the model.
-        read_out: a registered name, or ``claim.function`` for a function in the file of a claim.
-    """
+    """One read-out, a registered name or ``claim.function``, of the trained model in a run folder."""
 
     folder: Path
     read_out: str
@@ -125,10 +110,14 @@ class Measurement(_Task):
     seed: int
     scale: Scale
 
-    def _place(self) -> Place:
+    @property
+    def _measure(self) -> Measure:
         measure = claim_called(self.claim).measure
         assert measure is not None  # whoever asks has looked
-        return self.folder, self.claim, {"seed": self.seed, "scale": self.scale}, [measure]
+        return measure
+
+    def _place(self) -> Place:
+        return self.folder, self.claim, {"seed": self.seed, "scale": self.scale}, [self._measure]
 
     @property
     def batch(self) -> str:
@@ -137,9 +126,7 @@ class Measurement(_Task):
 
     def take(self) -> None:
         """Measure and keep the numbers."""
-        measure = claim_called(self.claim).measure
-        assert measure is not None  # whoever asks has looked
-        self.keep(lambda: {label: _plain(of) for label, of in measure(self.seed, self.scale).items()})
+        self.keep(lambda: {label: _plain(of) for label, of in self._measure(self.seed, self.scale).items()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +134,8 @@ class OfModel(_Task):
     """What a claim measures on a checkpoint and a draw of texts; kept in one folder for all of them.
 
     Args:
-        model: what the model is loaded by.
-        revision: identity of its weights.
-        corpus: what the corpus is made by.
-        text: identity of the text.
-        config: fingerprint of the model, which the same weights under another configuration do not have.
-        tokens: hash of rows of the text, which another tokenizer reads otherwise.
+        model, revision, config: what the model is loaded by, the identity of its weights, and its fingerprint.
+        corpus, text, tokens: what the corpus is made by, the identity of the text, and a hash of rows as the model reads them.
     """
 
     folder: Path
@@ -207,19 +190,12 @@ def name_of(claim: str, read_out: str | ReadOut) -> str:
 
 
 def function_of(read_out: str) -> Callable[[TrainedModel], Mapping[str, float]]:
-    """The function behind a name of :func:`name_of`.
-
-    Raises:
-        UnknownNameError: no such read-out or claim.
-        ConfigurationError: the claim has no read-out of that name.
-    """
-    claim, dot, function = read_out.partition(".")
+    """The function behind a name of :func:`name_of`; raises UnknownNameError where there is no such read-out or claim."""
+    claim, dot, _ = read_out.partition(".")
     if not dot:
         return cast(ReadOut, read_outs[read_out])
-    for candidate in claim_called(claim).read_outs:
-        if not isinstance(candidate, str) and name_of(claim, candidate) == read_out:
-            return candidate
-    raise ConfigurationError(f"claim {claim!r} has no read-out {function!r}")
+    own = (candidate for candidate in claim_called(claim).read_outs if not isinstance(candidate, str))
+    return next(candidate for candidate in own if name_of(claim, candidate) == read_out)
 
 
 def version_of(functions: Sequence[Callable[..., object]]) -> str:
@@ -306,8 +282,7 @@ def run_missing(
 ) -> dict[str, str]:
     """Take what is missing, several processes at a time: one for a batch of models, for a measurement, for a checkpoint.
 
-    Returns:
-        The errors of those that failed: by ``read-outs N``, by claim and seed, and by checkpoint and seed.
+    Returns the errors of those that failed: by ``read-outs N``, by claim and seed, and by checkpoint and seed.
     """
     jobs = jobs or torch.cuda.device_count() or os.cpu_count() or 1
     missing: dict[Path, list[Reading]] = {}

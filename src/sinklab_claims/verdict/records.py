@@ -18,9 +18,7 @@ from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, folder_names, is
 
 __all__ = [
     "PLAIN",
-    "VERDICTS",
     "ClaimFound",
-    "Evidence",
     "ModelFound",
     "PartFound",
     "Published",
@@ -256,12 +254,7 @@ def _verdict(found: ClaimFound) -> dict[str, Any]:
 
 def summary_of(found: ClaimFound) -> dict[str, Any]:
     """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
-    row = {
-        **_verdict(found),
-        "evidence": evidence_of(found),
-        "created": found.created,
-        "hardware": hardware_of(found),
-    }
+    row = {**_verdict(found), "evidence": evidence_of(found), "created": found.created, "hardware": hardware_of(found)}
     of_model = ("name", "revision", "verdict", "reason", "effect", "interval", "unit")
     models = [{name: to_json(model)[name] for name in of_model} for model in found.models]
     return {**row, "models": models} if models else row

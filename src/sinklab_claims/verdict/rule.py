@@ -112,11 +112,7 @@ class Conclusion:
 
 
 def judge(
-    parts: Sequence[Part],
-    presupposes: Sequence[Part],
-    numbers: Mapping[int, Numbers],
-    *,
-    one_model: bool = False,
+    parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers], *, one_model: bool = False
 ) -> Conclusion:
     """The verdict about a claim.
 
@@ -143,11 +139,7 @@ def judge_model(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Map
 
 
 def _judge(
-    parts: Sequence[Part],
-    presupposes: Sequence[Part],
-    numbers: Mapping[int, Numbers],
-    otherwise: Verdict,
-    unit: str,
+    parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers], otherwise: Verdict, unit: str
 ) -> Conclusion:
     findings = tuple(judge_part(part, numbers, draws=unit == "draw") for part in parts)
     presupposed = tuple(judge_part(part, numbers, draws=unit == "draw") for part in presupposes)

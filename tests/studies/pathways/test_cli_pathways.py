@@ -33,7 +33,7 @@ def made(monkeypatch):
     def run(operations, **options):
         asked.update(options, operations=operations)
         numbers = {seed: {"softmax": {**GOOD, "effective_sink_rate": 30.0}, "softpick": GOOD} for seed in range(6)}
-        rows = judged(["softmax", "softpick"], numbers, {})
+        rows = judged(["softmax", "softpick"], numbers)
         summary = {
             "rows": [row.to_dict() for row in rows],
             "cannot": {"sigmoid": "why"},
@@ -93,6 +93,7 @@ def test_failures_are_told_and_give_status_1(made):
         (["--operations", "relu:colour=3"], "colour"),
         (["--seeds", "2..0"], "expected seeds such as 0..4"),
         (["--seeds", "1000"], "seed 1000 is one on which learning rates are chosen"),
+        (["--seeds", "1,1"], "none twice"),
         (["--scale", "60m", "--base", "bos"], "scale 60m has the base no-bos"),
         (["--rate", "-1"], "--rate is -1; expected a learning rate over that of the scale, such as 0.5"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),

@@ -12,7 +12,6 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.results.progress import duration
 from sinklab_claims.pathways import operations, runs
-from sinklab_claims.pathways.compare import design_of, own_base
 from sinklab_claims.pathways.operations import TOLERANCE, matched_widths, parameters_of, pathways_of
 from sinklab_claims.pathways.runs import FACTORS, SELECTION_SEEDS, Choice
 
@@ -30,6 +29,7 @@ def test_the_lowest_mean_decides():
     assert found.factor == 2.0  # 2.075, where the scale's rate has 2.1, although its second seed is the better one
     assert found.end == ""
     assert found.numbers == {"chosen_factor": 2.0, "rate_range": pytest.approx(2.4 - 2.075), "rate_diverged": 0.0}
+    assert [choice(*losses).end for losses in ((5, 4, 3, 2, 1), (1, 2, 3, 4, 5))] == ["highest", "lowest"]
 
 
 def test_a_rate_at_which_one_training_diverges_is_out():
@@ -39,11 +39,6 @@ def test_a_rate_at_which_one_training_diverges_is_out():
     assert found.numbers["rate_range"] == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("losses", "end"), [((2.3, 2.2, 2.1, 2.0, 1.9), "highest"), ((1.9, 2.0, 2.1, 2.2, 2.3), "lowest")])
-def test_an_optimum_at_the_end_is_said(losses, end):
-    assert choice(*losses).end == end
-
-
 def test_without_all_trainings_nothing_is_chosen():
     found = choice(2.3, 2.2, 2.1, 2.0, 2.2)
     del found.losses[4.0][SEEDS[0]]
@@ -51,17 +46,6 @@ def test_without_all_trainings_nothing_is_chosen():
     assert found.factor is None
     assert found.numbers == {}
     assert choice(None, None, None, None, None).factor is None
-
-
-def test_the_seeds_of_the_selection_are_not_evaluated():
-    with pytest.raises(ConfigurationError, match="pathways: seed 1001 is one on which learning rates are chosen"):
-        design_of([], [0, 1001], "tiny", None)
-
-
-def test_the_base_of_a_scale():
-    assert (own_base("tiny"), own_base("small"), own_base("60m")) == ("no-bos", "no-bos", "no-bos")
-    with pytest.raises(ConfigurationError, match="pathways: scale 60m has the base no-bos, and `base` is 'bos'"):
-        design_of([], [0], "60m", "bos")
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import InputError
 from sinklab.jobs.cell import run_cell
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import read_outs
@@ -18,7 +19,7 @@ from sinklab.studies.trigger.problem import TriggerProblem
 from sinklab.training.rows import TextRows
 from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.numbers import losses as extrapolation_file
-from sinklab_claims.pathways import compare, cost, runs
+from sinklab_claims.pathways import compare, runs
 from sinklab_claims.pathways.operations import pathways_of
 from sinklab_claims.reproduce import cells, store
 
@@ -43,6 +44,11 @@ def test_columns_are_put_together_by_hand():
     }
 
 
+def test_what_has_no_number_is_absent():
+    raw = {"chosen": {("a", 0): {"held_out_loss": 2.0, "kurtosis": math.nan}}, "scale": {("a", 0): {"diverged": 1.0}}}
+    assert runs.combined(raw, [0, 1]) == {0: {"a": {"held_out_loss": 2.0}}, 1: {}}
+
+
 def test_on_natural_text_the_distortion_is_what_the_first_tokens_give_back():
     found = {"held_out_loss": 2.0, "window_gap": 0.3, "sink_worth": 0.125, "int8_gap": 0.25}
     raw = {"chosen": {("softmax", 0): found}, "scale": {("softmax", 0): {"window_gap": 0.3, "sink_worth": 0.1}}}
@@ -51,17 +57,6 @@ def test_on_natural_text_the_distortion_is_what_the_first_tokens_give_back():
     made_up = runs.combined(raw, [0])[0]["softmax"]
     assert made_up["distortion"] == 0.55
     assert "scale_rate_worth" not in made_up
-
-
-def test_a_run_that_diverged_at_the_scale_s_rate_has_no_gain():
-    raw = {"chosen": {("a", 0): {"held_out_loss": 2.0}}, "scale": {("a", 0): {"diverged": 1.0}}}
-    assert runs.combined(raw, [0, 1]) == {0: {"a": {"held_out_loss": 2.0}}, 1: {}}
-
-
-def test_numbers_that_are_not_finite_are_absent():
-    assert runs.combined({"chosen": {("a", 0): {"held_out_loss": float("nan"), "kurtosis": 3.0}}}, [0])[0]["a"] == {
-        "kurtosis": 3.0
-    }
 
 
 def test_what_provably_cannot_do_the_trigger_task_is_not_trained(tmp_path):
@@ -154,7 +149,6 @@ def short(monkeypatch):
     monkeypatch.setitem(runs.SELECTION_SEEDS, "tiny", (1000,))
     monkeypatch.setattr(store, "train_cells", train)
     monkeypatch.setattr(store, "run_missing", read)
-    monkeypatch.setattr(compare, "costs", lambda *given, **named: cost.costs(*given, **named, rounds=2, long=64))
 
 
 def test_the_whole_comparison(tmp_path, short):
@@ -232,20 +226,3 @@ def test_one_rate_for_all_is_not_searched_for_and_one_that_was_ended_while_it_wr
     write_table(mine, out / "table.parquet")
     with pytest.raises(InputError, match="out holds something else than a comparison of pathways; choose another with `out`"):
         compared()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rate": 0.0}, "`rate` is 0; expected a learning rate over that of the scale, such as 0.5"),
-        ({"rate": float("nan")}, "`rate` is nan; expected a learning rate over that of the scale"),
-        ({"seeds": []}, r"pathways: seeds \[\]; expected one or more, and none twice"),
-        ({"seeds": [1, 1]}, r"pathways: seeds \[1, 1\]; expected one or more, and none twice"),
-        ({"scale": "huge"}, "there is no scale 'huge'; scales: tiny, small, medium, 60m, 1b"),
-        ({"jobs": 0}, "`jobs` must be at least 1, got 0"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_written(options, message, tmp_path):
-    with pytest.raises(ConfigurationError, match=message):
-        compare.run_pathways(**options, out=tmp_path / "out", store=tmp_path / "store")
-    assert list(tmp_path.iterdir()) == []

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs.cell import read_plan
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab_claims.contract.claim import BASELINE, Times, Variant, bases_at, folder_names
 from sinklab_claims.contract.scales import base_config
 from sinklab_claims.reproduce import cells as store_of_cells
-from sinklab_claims.reproduce.cells import configure, make_cells, open_store, resolved_changes, train_cells
+from sinklab_claims.reproduce.cells import configure, make_cells, open_store, resolved_changes
 
 
 def test_equal_settings_are_one_run_whatever_they_are_called() -> None:
@@ -95,28 +93,6 @@ def test_starting_after_another_variant() -> None:
 def test_what_cannot_be_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_cells([Variant("x", changes)], "tiny", [0])
-
-
-CHEAP = {
-    **{"training.steps": 4, "schedule.warmup_steps": 2, "data.max_tokens": 20_000, "data.held_out_rows": 8},
-    **{"watch.every": 4, "watch.samples": 4, "training.log_every": 2, "training.evaluate_every": 4, "training.batch_size": 2},
-}
-
-
-@pytest.mark.slow
-def test_a_store_grows_and_trains_what_is_missing(tmp_path: Path) -> None:
-    first = {cell.name: cell for cell in make_cells([Variant("cheap", CHEAP)], "tiny", [0]).values()}
-    plan = open_store(tmp_path / "runs", first, tmp_path / "cache", progress=False)
-    assert train_cells(plan, first, jobs=1, retries=0, ray=None, progress=False) == {}
-    tuned = make_cells([Variant("tuned", {**CHEAP, "training.steps": 6}, after="cheap"), Variant("cheap", CHEAP)], "tiny", [0])
-    plan = open_store(tmp_path / "runs", {cell.name: cell for cell in tuned.values()}, tmp_path / "cache", progress=False)
-    assert set(read_plan(tmp_path / "runs").cells) == {cell.name for cell in tuned.values()} > set(first)
-    before = (plan.folder / next(iter(first)) / "run.json").stat().st_mtime_ns
-    assert train_cells(plan, plan.cells, jobs=1, retries=0, ray=None, progress=False) == {}
-    assert (plan.folder / next(iter(first)) / "run.json").stat().st_mtime_ns == before
-    run = plan.run(tuned["tuned", 0].name)
-    assert run["status"] == "finished"
-    assert run["init_from"]["path"].endswith(f"{next(iter(first))}/model")
 
 
 def test_cells_that_are_added_to_a_store_read_the_text_of_those_that_have_begun(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from sinklab_claims.contract.claim import Claim, Part, Variant
 from sinklab_claims.contract.effect import Difference, Value
 from sinklab_claims.reproduce import on_trainings, store
 from sinklab_claims.reproduce.on_trainings import plan_runs, reproduce
-from sinklab_claims.reproduce.store import Measurement, Reading, name_of, run_missing, version_of
+from sinklab_claims.reproduce.store import Measurement, Reading, run_missing, version_of
 from sinklab_claims.verdict.records import read_results
 
 CALLS: list[int] = []
@@ -213,11 +213,6 @@ def test_only_finished_models_are_read(tmp_path: Path) -> None:
     readings = [Reading(folder, "sinks"), Reading(tmp_path / "runs" / "nobody", "sinks")]
     assert run_missing(readings, logs=tmp_path / "logs", cache=tmp_path / "cache", jobs=1, progress=False) == {}
     assert not (folder / "read_outs").exists()
-
-
-def test_read_outs_of_a_claim_have_names_of_their_own() -> None:
-    assert name_of("made_up", "sinks") == "sinks"
-    assert name_of("made_up", measure) == "made_up.measure"  # type: ignore[arg-type]
 
 
 CHEAP = {
