@@ -2,8 +2,8 @@
 
 Every operation starts from the same weights and reads the same rows as softmax, which is trained on beside it: what softmax
 does without any change is not the operation's doing. Without arguments the model is a GPT-2 of one layer, trained here for a
-moment; --model and --text ask the question of a causal language model and a text of your own. docs/train.md#another-attention-in-a-trained-model says what came
-of it.
+moment; --model and --text ask the question of a causal language model and a text of your own. What came of it:
+docs/train.md#another-attention-in-a-trained-model.
 """
 
 from __future__ import annotations

@@ -6,13 +6,20 @@ import dataclasses
 from collections.abc import Iterator
 
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import Metric, Row
+from sinklab.results.metric import FRACTION, Metric, Row
 
 __all__ = ["Found", "NoIndex", "Outcome", "Point", "PolicyScore", "rows"]
 
 SCORES = {
-    "acc": Metric("acc", "fraction", "The harness's own: 1 where the right answer is the likeliest of those that are given."),
-    "exact_match": Metric("exact_match", "fraction", "The harness's own: 1 where the text that is generated is the answer."),
+    "acc": Metric(
+        "acc",
+        "fraction",
+        "The harness's own: 1 where the right answer is the likeliest of those that are given.",
+        range=FRACTION,
+    ),
+    "exact_match": Metric(
+        "exact_match", "fraction", "The harness's own: 1 where the text that is generated is the answer.", range=FRACTION
+    ),
     "log_likelihood": Metric("log_likelihood", "nats per token", "Mean log-probability of the tokens of the answer."),
 }
 """By the harness's name of them, in the order in which they are looked for."""
