@@ -83,16 +83,19 @@ FAMILIES = frozenset(
 """Families of `make test`, which differ in how they compute attention; `make check` has all of the zoo."""
 
 THOROUGH = (
+    "tests/jobs/test_ray_cluster.py",
     "tests/reliability/",
     "tests/report/test_browser.py",
+    "tests/studies/pathways/test_pathway_runs.py",
     "tests/test_docs.py",
     "tests/test_blocks.py",
     "tests/test_site.py",
     "tests/test_tutorials.py",
     "tests/test_versions.py",
     "tests/test_wheel.py",
+    "tests/training/test_distributed.py",
 )
-"""Files of `make check` alone: attempts to break the tool, pages, notebooks, the site, versions and wheels."""
+"""Files of `make check` alone: several processes and long trainings, attempts to break the tool, pages, notebooks, the site, versions and wheels."""
 
 
 @pytest.hookimpl(tryfirst=True)
