@@ -327,7 +327,7 @@ def test_an_audit_says_its_tier_everywhere(checkpoints, tmp_path, capsys):
     assert {"hidden_norm", "massive_activation", "sink_rate"} <= set(of_probes["probe"])
     page = (out / "report.html").read_text()
     assert page.count(TIER) >= 1
-    assert "Second tier" in page
+    assert "does not go through the attention interface" in page
 
 
 def test_measure_loads_falcon_so_that_its_weights_are_its_own(checkpoints):

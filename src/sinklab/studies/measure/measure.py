@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from sinklab.errors import ConfigurationError
 from sinklab.results.blocks import Block, Cell, Facts, Grid
 from sinklab.results.run import Result, Run
@@ -28,6 +26,8 @@ from sinklab.studies.arguments import (
 __all__ = ["display", "measure"]
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from sinklab.attention.probe import Probe
 
 
@@ -164,7 +164,7 @@ def display(result: Result) -> Iterator[Block]:
         mean, least, most = (f"{number:.4g}" for number in (values.mean(), values.min(), values.max()))
         if unit == "index":  # between two channels there is none
             mean = "–"
-        of_part = ["" if pd.isna(part) else str(part)] if parts else []
+        of_part = [part if isinstance(part, str) else ""] if parts else []
         shown.append([str(probe), str(metric), *of_part, keys, str(unit), len(rows), mean, least, most])
     headings = ["probe", "metric", *parts, "of", "unit", "values", "mean", "min", "max"]
     yield Grid(headings, shown, text=4 + len(parts))
