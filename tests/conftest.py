@@ -95,7 +95,8 @@ THOROUGH = (
     "tests/test_wheel.py",
     "tests/training/test_distributed.py",
 )
-"""Files of `make check` alone: several processes and long trainings, attempts to break the tool, pages, notebooks, the site, versions and wheels."""
+"""Files of `make check` alone: several processes and long trainings, attempts to break the tool, pages, notebooks, the site,
+versions and wheels."""
 
 
 @pytest.hookimpl(tryfirst=True)

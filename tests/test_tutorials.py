@@ -22,9 +22,9 @@ FRAMES = {
 """Tutorial to the pages that it shows in frames."""
 
 WORDS = {
-    "audit_a_checkpoint": "has an attention sink at the first position",
+    "audit_a_checkpoint": "On this text 2 of 12 heads give position 0",
     "stream_for_ever": "125 of 125 tokens held",
-    "what_is_this_head_for": r"The sink is position 0",
+    "what_is_this_head_for": "On this text 2 of 12 heads give position 0",
 }
 """What must stand in the outputs of a tutorial, besides."""
 
