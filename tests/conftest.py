@@ -83,20 +83,32 @@ FAMILIES = frozenset(
 """Families of `make test`, which differ in how they compute attention; `make check` has all of the zoo."""
 
 THOROUGH = (
+    "tests/attention/test_compiled.py",
+    "tests/claims/test_bondarenko2023.py",
+    "tests/claims/test_smoke.py",
+    "tests/corpora/test_hub_dataset.py::test_a_split_that_is_named",
     "tests/jobs/test_ray_cluster.py",
+    "tests/jobs/test_sweep.py::test_a_killed_cell",
     "tests/reliability/",
     "tests/report/test_browser.py",
+    "tests/report/test_report.py::TestSize",
+    "tests/streaming/test_static.py",
+    "tests/studies/audit/test_sinks_end_to_end.py",
     "tests/studies/pathways/test_pathway_runs.py",
-    "tests/test_docs.py",
+    "tests/studies/reproduce/test_forecast.py",
+    "tests/studies/trigger/test_lab.py::test_a_result_is_not_replaced",
     "tests/test_blocks.py",
+    "tests/test_docs.py",
+    "tests/test_real_models.py",
     "tests/test_site.py",
     "tests/test_tutorials.py",
     "tests/test_versions.py",
     "tests/test_wheel.py",
     "tests/training/test_distributed.py",
+    "tests/training/test_train.py::test_a_killed_run",
 )
-"""Files of `make check` alone: several processes and long trainings, attempts to break the tool, pages, notebooks, the site,
-versions and wheels."""
+"""What `make check` alone runs: several processes, long trainings, compilers, real models, attempts to break the tool, pages,
+notebooks, the site, versions and wheels."""
 
 
 @pytest.hookimpl(tryfirst=True)

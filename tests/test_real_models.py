@@ -145,7 +145,7 @@ def test_a_vision_transformer_has_its_sink_at_the_corner_patches(tmp_path):
     (main, *_), corners = result.summary["sinks"]["sinks"], [1, 14, 183, 196]
     assert (main["kind"], main["name"], main["positions"]) == ("group", "the corner patches", corners)
     assert main["sinking"] in range(10, 15)
-    assert "attention sink at the corner patches (positions 1, 14, 183 and 196): " in result.summary["finding"]
+    assert "the corner patches: 12 of 36 heads" in result.summary["finding"]
     on_noise = result.summary["conditions"][1]
     assert (on_noise["corpus"], on_noise["sink"]) == ("noise", "the corner patches (positions 1, 14, 183, 196)")
     table = result.table.query("corpus == 'photographs' and metric == 'mean_weight' and layer == 10")
