@@ -167,7 +167,7 @@ def check(programs: Path, away: Path, wheel: Path, audit: Sequence[str] = ("--sa
     seconds = min(float(run([python, "-c", timed], away)) for _ in range(5))
     assert seconds < IMPORT, f"import sinklab takes {seconds:.2f} s"
     said = run([sinklab, "audit", "embedded:softmax", *audit, "--out", "audit"], away)
-    assert "at position 0" in said, said
+    assert "position 0" in said, said
     assert (away / "audit" / "report.html").stat().st_size > 100_000
     run([python, "-m", "pip", "check", "--disable-pip-version-check"], away)
     return versions
