@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo models demo-llm test test-thorough test-slow test-gpu test-versions wheel-check release kill mutants bench bench-gpu embedded emergence reproduce docs site fuzz lint format types check clean
+.PHONY: help install demo models demo-llm test test-thorough test-slow test-gpu test-versions wheel-check release kill mutants bench bench-gpu embedded emergence reproduce docs site lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,9 +94,6 @@ site: $(VENV)/.installed-site  ## build the documentation site, strictly: build/
 $(VENV)/.installed-site: $(VENV)/.installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[site]'
 	@touch $@
-
-fuzz: install  ## two thousand drawn command lines; prints those that end without one clear line
-	$(BIN)/python -m tests.reliability.fuzz --lines 2000
 
 # Lines of src that may be: lowered with every cut, on the way to 64,000.
 LINES := 77000

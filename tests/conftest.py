@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.results import progress
 
 TINY = {
     "vocab_size": 40,
@@ -147,6 +148,12 @@ def _family(item):
     if not item.nodeid.startswith("tests/architectures/"):
         return None
     return next((value.id for value in given.values() if hasattr(value, "backends")), None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def slow_stages_say_nothing():
+    """Which stages last so long that a line tells of them depends on the machine."""
+    progress.FIRST_LINE = 3600.0
 
 
 @pytest.fixture(scope="module", autouse=True)
