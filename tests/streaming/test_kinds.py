@@ -22,6 +22,7 @@ from tests.streaming.decoders import (
     SINKS,
     TOLERANCE,
     WINDOW,
+    Gapped,
     assert_as_published,
     assert_dense_before_it_is_full,
     assert_generated_as_dense,
@@ -42,7 +43,6 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.blocks import Blocks
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.strided import Strided
 from sinklab.policies.window import Window
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.layer import RecurrentLayer, SlotLayer
@@ -294,7 +294,7 @@ def test_bytes_are_those_of_what_each_layer_holds():
 POLICIES = (
     SinkWindow(num_sinks=SINKS, window=WINDOW, positions="original"),
     Pinned(pinned=(1, 7), window=WINDOW, positions="original"),
-    Strided(num_sinks=1, dense=4, span=12, stride=4),
+    Gapped(),
     Window(window=WINDOW, positions="original"),
     Blocks(num_sinks=SINKS, block=4, blocks=3, positions="original"),
 )

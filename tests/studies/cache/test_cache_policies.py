@@ -162,13 +162,13 @@ def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
 
 
 def test_a_size_that_was_given_and_is_none_of_the_windows_is_said_to_be_that():
-    names, left_out = checked_names(["sink_window:window=40", "strided:dense=8"]), []
+    names, left_out = checked_names(["sink_window:window=40", "blocks:block=8"]), []
     assert list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), left_out)) == []
     assert left_out[0].reason == (
         "sink_window:window=40 holds 44 tokens before the query, and policies are compared at equal sizes, which are "
         "32 and 64; give 44 among `windows`, or leave its size open"
     )
-    assert left_out[1].reason.startswith("strided:dense=8 holds ")
+    assert left_out[1].reason.startswith("blocks:block=8 holds 19 tokens ")
     (plan,) = plan_policies(None, None, names[:1], [32, 44], (0, 1), sinks_at(0, 1), left_out := [])
     assert (plan[0].describe(), plan[1], left_out) == ("4+40", 44, [])
 
@@ -428,10 +428,10 @@ def test_every_token_that_is_scored_is_predicted_without_something_that_was_evic
 
 
 def test_what_is_read_anew_is_completed_by_the_window_whatever_else_is_compared(model):
-    """Without sinks the strided policy pins no token either, and sees others than a window does."""
+    """Without sinks blocks pin no token either, and see others than a window does."""
     sizes = {"corpus": "random_tokens", "windows": [16], "sinks": (0,), "tokens": 120, "documents": 2}
     read = []
-    for names in (["window", "recompute"], ["window", "recompute", "strided"]):
+    for names in (["window", "recompute"], ["window", "recompute", "blocks"]):
         entries = compare_policies(model, policies=names, **sizes).summary["policies"]
         read.append(next(entry for entry in entries if entry["policy"] == "recompute"))
     assert read[0]["loss"] == read[1]["loss"]
