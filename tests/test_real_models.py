@@ -188,4 +188,4 @@ def test_the_cache_of_a_language_model_needs_its_first_token():
     assert dense < four < alone - 1
     assert one < alone - 1
     assert found.sinks_needed == "yes"
-    assert all(entry.decoded_tokens == 8 for entry in found.policies)  # a step of so many parameters is timed less often
+    assert all(4 <= entry.decoded_tokens < 32 for entry in found.policies)  # a step of so many parameters is timed less often

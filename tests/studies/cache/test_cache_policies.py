@@ -318,7 +318,7 @@ class TestComparison:
         seen = model.model.register_forward_pre_hook(
             lambda module, arguments, keywords: encoded.append(keywords["input_ids"].numel()), with_kwargs=True
         )
-        found, scored = _recomputed(model.model, rows, policy, 60, None)
+        found, scored = _recomputed(model.model, rows, policy, 60)
         seen.remove()
         assert sum(encoded) == scored * 17  # a window of 16 tokens and itself for every scored token, and nothing besides
         known = ~found.isnan()
@@ -330,7 +330,7 @@ class TestComparison:
     def test_blocks_are_those_of_the_whole_text_and_all_their_places_are_scored(self, model, every):
         rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=2, seed=0, bos=False)
         policy = policy_registry["recompute"](window=16, every=every)
-        found, _ = _recomputed(model.model, rows, policy, 60, None)
+        found, _ = _recomputed(model.model, rows, policy, 60)
         known = ~found.isnan()
         torch.testing.assert_close(found[known], losses(model.model, rows, policy)[known], atol=1e-4, rtol=0)
         places = (known[0].nonzero()[:, 0] + 1) % every  # of the tokens that are predicted

@@ -57,13 +57,18 @@ STRETCH = 4
 COARSE = 3
 """Points of the curve that are one where few of their tokens were scored."""
 
-LEAST_STEPS, STEPS, WARM_UP = 8, 128, 16
+LEAST_STEPS, STEPS, WARM_UP = 4, 128, 16
 """Single tokens that are timed, and those before them that are not, at most one for four of these."""
 
 STEP = 32
 """Tokens of a text that are read in the time of a single token: its weights must come from memory all the same."""
 
-IN_AUDIT: dict[str, Any] = {"names": ("full", "recompute", "window", "sink_window", "pinned"), "sinks": (0, 1, 4), "steps": 32}
+IN_AUDIT: dict[str, Any] = {
+    "names": ("full", "recompute", "window", "sink_window", "pinned"),
+    "sinks": (0, 1, 4),
+    "steps": 32,
+    "share": 0.25,
+}
 LARGEST_CACHE, LONGEST_TEXT, TEXTS = 128, 2048, 4
 """What the section of an audit measures: at most so many tokens held, of so long and so many texts."""
 
@@ -107,11 +112,11 @@ def policies_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
         require_next_token(loaded)
         budget = max(max(sinks) + 1, min(checked_budgets(loaded, None, sinks)[-1], LARGEST_CACHE))
         length = max(4 * budget, min(default_length(loaded, [budget]), LONGEST_TEXT))
-        number = max(2, min(TEXTS, affordable(loaded.model, 4 * length)))
+        number = max(2, min(TEXTS, affordable(loaded.model, length, IN_AUDIT["share"])))
         texts = long_texts(context.corpus, loaded.encoder, tokens=length, documents=number, seed=context.seed, bos=context.bos)
         found, rows = compared(
             loaded, texts, names=names, budgets=[budget], sinks=sinks, corpus=context.corpus.label, bos=context.bos,
-            found=context.sinks, steps=IN_AUDIT["steps"], progress=context.progress,
+            found=context.sinks, steps=IN_AUDIT["steps"], share=IN_AUDIT["share"], progress=context.progress,
         )  # fmt: skip
     except (ConfigurationError, InputError, UnsupportedModelError) as error:
         return {"refused": str(error)}, make_table([])
@@ -133,6 +138,7 @@ def compared(
     bos: bool,
     found: Sinks | None = None,
     steps: int = STEPS,
+    share: float = 1.0,
     briefly: bool = False,
     progress: Progress = silent,
 ) -> tuple[Comparison, list[Row]]:
@@ -141,7 +147,8 @@ def compared(
     Args:
         rows: texts, int64 ``(documents, tokens)``.
         found: where the sinks are, if that is known; looked for if ``None``.
-        steps: single tokens that are timed.
+        steps: single tokens that are timed, fewer of a model of many parameters.
+        share: of the work that is done by default to time steps and to compute windows anew.
         briefly: take policies that no recommendation rests on at the largest size only.
 
     Raises:
@@ -167,14 +174,14 @@ def compared(
                 _require_positions(loaded, length)
             report = functools.partial(progress, f"{number}/{len(plan)} {label(policy)}")
             dense = next((entry.losses for entry in measured if entry.policy.name == "full"), None)
-            measured.append(_measure(loaded.model, rows, policy, budget, first, dense, report))
+            measured.append(_measure(loaded.model, rows, policy, budget, first, share, dense, report))
         except (ConfigurationError, UnsupportedModelError) as error:
             left_out.append(LeftOut(policy.name, label(policy), str(error)))
     if not measured:
         why = f"{left_out[0].policy}: {left_out[0].reason}" if left_out else "nothing was asked for"
         raise UnsupportedModelError(f"no policy can be had with {loaded.name}; {why}")
     round_of = sum(max(STEP, entry.policy.max_held(length) * isinstance(entry.policy, Recompute)) for entry in measured)
-    steps = min(steps, max(LEAST_STEPS, affordable(loaded.model, 4 * round_of)))
+    steps = min(steps, max(LEAST_STEPS, affordable(loaded.model, round_of, share / 2)))
     warm_up = min(WARM_UP, max(1, steps // 4))
     steps = max(1, min(steps, length - warm_up - 1))
     timed = decoding(
@@ -218,13 +225,14 @@ def _measure(
     policy: Policy,
     budget: int | None,
     first: int,
+    share: float,
     dense: Tensor | None,
     report: Callable[[int, int], None],
 ) -> _Measured:
     """Losses under a policy; those of tokens that see all before them are taken over from ``dense`` where it is there."""
     if isinstance(policy, Recompute):
         started = time.perf_counter()
-        token_losses, read = _recomputed(model, rows, policy, first, report)
+        token_losses, read = _recomputed(model, rows, policy, first, report, share)
         return _Measured(policy, budget, token_losses, read / (time.perf_counter() - started))
     same = 0 if dense is None else _tokens_alike(policy, rows.shape[1]) // CHUNK * CHUNK  # chunks stay where they were
     times: list[tuple[float, int]] = []
@@ -252,7 +260,12 @@ def _tokens_alike(policy: Policy, length: int) -> int:
 
 
 def _recomputed(
-    model: PreTrainedModel, rows: Tensor, policy: Recompute, first: int, report: Callable[[int, int], None] | None
+    model: PreTrainedModel,
+    rows: Tensor,
+    policy: Recompute,
+    first: int,
+    report: Callable[[int, int], None] | None = None,
+    share: float = 1.0,
 ) -> tuple[Tensor, int]:
     """Losses at stretches of tokens from ``first`` on; what such a policy sees is its window, wherever the reading began.
 
@@ -261,7 +274,7 @@ def _recomputed(
     """
     length = rows.shape[1]
     points = [(begin, stop) for begin, stop in itertools.pairwise(_edges(length)) if stop > first]
-    stretch = max(1, min(STRETCH, 2 * affordable(model, len(points) * len(rows) * policy.max_held(length))))
+    stretch = max(1, min(STRETCH, affordable(model, len(points) * len(rows) * policy.max_held(length), 2 * share)))
     stretch = -(-stretch // policy.every) * policy.every
     token_losses = torch.full((len(rows), length - 1), torch.nan)
     read = 0

@@ -99,9 +99,9 @@ def default_length(loaded: LoadedModel, budgets: Sequence[int]) -> int:
     return max(4 * max(budgets), 4 * trained if trained <= LONG_CONTEXT else 0)
 
 
-def affordable(model: PreTrainedModel, tokens: int) -> int:
-    """How many times a model can read so many tokens within :data:`WORK`."""
-    return int(WORK / (sum(parameter.numel() for parameter in model.parameters()) * tokens))
+def affordable(model: PreTrainedModel, tokens: int, share: float = 1.0) -> int:
+    """How many times a model can read so many tokens within :data:`WORK`, or a share of it."""
+    return int(share * WORK / (sum(parameter.numel() for parameter in model.parameters()) * tokens))
 
 
 def scored_from(loaded: LoadedModel, length: int, held: int) -> int:
