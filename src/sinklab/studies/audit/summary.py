@@ -97,10 +97,7 @@ def summarize(
         missing: probes that this tier does not serve, each with what it reads.
     """
     main, kind = conditions[0], loss_kind(loaded.model)
-    config = loaded.model.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", None) or 1
-    size = heads // (getattr(config, "num_key_value_heads", None) or heads)
-    parts = [_found(part, conditions, by_token[part], threshold, size) for part in main.sinks]
+    parts = [_found(part, conditions, by_token[part], threshold, _query_group(loaded)) for part in main.sinks]
     first = {field.name: getattr(parts[0], field.name) for field in dataclasses.fields(SinksFound)}
     if parts[0].part:
         first |= {"part": "", "finding": " ".join(part.finding for part in parts)}
@@ -233,6 +230,13 @@ def _layers(sinks: Sinks) -> list[int]:
         rates[head.layer] += rate
     means = {layer: rates[layer] / sizes[layer] for layer in sizes}
     return sorted(layer for layer, mean in means.items() if mean and mean >= max(means.values()) / 2)
+
+
+def _query_group(loaded: LoadedModel) -> int:
+    """Heads that share a key and a value; 1 where each has its own, or layers differ."""
+    config = loaded.model.config.get_text_config()
+    heads, own = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    return heads // own if isinstance(heads, int) and isinstance(own, int) and own else 1
 
 
 def _grouped(sinks: Sinks, size: int, samples: int) -> Grouped | None:
