@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import hashlib
 import math
 import random
@@ -100,12 +101,12 @@ class TextFile(TextCorpus):
     def starts(self, seed: int) -> Iterator[int]:
         """Offsets at which passages begin, each once, in the order of the seed."""
         generator = random.Random(seed)
-        for starts in self._starts():
-            generator.shuffle(starts)
-            yield from starts
+        for starts in self._starts:
+            generator.shuffle(shuffled := [*starts])
+            yield from shuffled
 
     def documents(self, split: Split) -> Iterator[str]:
-        starts, *_ = self._starts()
+        starts, *_ = self._starts
         paragraphs = [self.text[start:stop] for start, stop in pairwise([*starts, len(self.text)])]
         held_out = held_out_keys(paragraph.strip() for paragraph in paragraphs)
         sides = [paragraph.strip() in held_out for paragraph in paragraphs]
@@ -115,6 +116,7 @@ class TextFile(TextCorpus):
             if side == (split == "held_out"):
                 yield "".join(paragraph for paragraph, _ in run).rstrip()
 
+    @functools.cached_property
     def _starts(self) -> tuple[list[int], list[int], list[int]]:
         """Offsets of the first lines of paragraphs, of other lines that are not blank, and of words inside of long lines."""
         paragraphs: list[int] = []

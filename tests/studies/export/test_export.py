@@ -343,6 +343,19 @@ def test_integers_are_taken_where_the_policy_keeps_what_was_whole(num_sinks, kin
     assert plan_of(found, quantized="int8").found[-1].startswith(said)
 
 
+def test_no_engine_that_rounds_all_tokens_is_given_integers_that_cost_too_much_so():
+    """With the sink whole int8 costs nothing; where it is rounded too, as in a cache of everything, it misses the limit."""
+    whole = QuantizedEntry("int8", "the sinks found", [0], 12, 40, Difference(0.001, 0.0, 0.002), 0.5)
+    rounded = QuantizedEntry("int8", "nothing", [], None, 40, Difference(0.3, 0.2, 0.4), 0.5)
+    found = comparison(row({"name": "sink_window", "num_sinks": 1, "window": 12}), quantized=(whole, rounded))
+    files = {entry.engine: entry for entry in exports_of(plan_of(found), checked_engines(["llama.cpp", "transformers"]))}
+    assert "--cache-type" not in files["llama.cpp"].text
+    assert files["llama.cpp"].parts[-1].says.startswith("left out: it rounds all tokens, which on the grids of sinklab costs 0.3")
+    assert "QUANTIZED = 'int8'" in files["transformers"].text
+    (asked,) = exports_of(plan_of(found, quantized="int8"), checked_engines(["llama.cpp"]))
+    assert "--cache-type-k q8_0" in asked.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
