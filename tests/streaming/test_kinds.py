@@ -294,7 +294,7 @@ def test_bytes_are_those_of_what_each_layer_holds():
 POLICIES = (
     SinkWindow(num_sinks=SINKS, window=WINDOW, positions="original"),
     Pinned(pinned=(1, 7), window=WINDOW, positions="original"),
-    Gapped(),
+    Gapped(span=12),
     Window(window=WINDOW, positions="original"),
     Blocks(num_sinks=SINKS, block=4, blocks=3, positions="original"),
 )

@@ -20,7 +20,7 @@ from sinklab.results.table import COLUMNS, read_run, read_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.studies.cache.cache import compare_policies
-from sinklab.studies.cache.comparison import _completed, _curve, _Measured, _recomputed, _tokens_alike, compared
+from sinklab.studies.cache.comparison import _completed, _curve, _Measured, _recomputed, _scored, _tokens_alike, compared
 from sinklab.studies.cache.found import Comparison, Size
 from sinklab.studies.cache.plan import checked_budgets, checked_names, long_texts, plan_policies, scored_from, sinks_of_texts
 from sinklab.studies.cache.recommendation import recommend
@@ -318,7 +318,7 @@ class TestComparison:
         seen = model.model.register_forward_pre_hook(
             lambda module, arguments, keywords: encoded.append(keywords["input_ids"].numel()), with_kwargs=True
         )
-        found, scored = _recomputed(model.model, rows, policy, 60)
+        found, scored = _recomputed(model.model, rows, policy, _scored(model.model, rows, policy, 60))
         seen.remove()
         assert sum(encoded) == scored * 17  # a window of 16 tokens and itself for every scored token, and nothing besides
         known = ~found.isnan()
@@ -330,7 +330,7 @@ class TestComparison:
     def test_blocks_are_those_of_the_whole_text_and_all_their_places_are_scored(self, model, every):
         rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=2, seed=0, bos=False)
         policy = policy_registry["recompute"](window=16, every=every)
-        found, _ = _recomputed(model.model, rows, policy, 60)
+        found, _ = _recomputed(model.model, rows, policy, _scored(model.model, rows, policy, 60))
         known = ~found.isnan()
         torch.testing.assert_close(found[known], losses(model.model, rows, policy)[known], atol=1e-4, rtol=0)
         places = (known[0].nonzero()[:, 0] + 1) % every  # of the tokens that are predicted

@@ -25,7 +25,7 @@ from sinklab.policies.recompute import Recompute
 from sinklab.registry import policies as policy_registry
 from sinklab.results.intervals import mean_interval
 from sinklab.results.metric import Row
-from sinklab.results.progress import Progress, silent
+from sinklab.results.progress import Progress, plan, silent
 from sinklab.results.record import to_json
 from sinklab.results.sections import Context
 from sinklab.results.table import make_table
@@ -116,7 +116,8 @@ def policies_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
         texts = long_texts(context.corpus, loaded.encoder, tokens=length, documents=number, seed=context.seed, bos=context.bos)
         found, rows = compared(
             loaded, texts, names=names, budgets=[budget], sinks=sinks, corpus=context.corpus.label, bos=context.bos,
-            found=context.sinks, steps=IN_AUDIT["steps"], share=IN_AUDIT["share"], progress=context.progress,
+            found=context.sinks, steps=IN_AUDIT["steps"], share=IN_AUDIT["share"],
+            progress=lambda *words: context.progress(*words),  # whose plan is in other units
         )  # fmt: skip
     except (ConfigurationError, InputError, UnsupportedModelError) as error:
         return {"refused": str(error)}, make_table([])
@@ -167,14 +168,19 @@ def compared(
     left_out: list[LeftOut] = []
     measured: list[_Measured] = []
     # Once each: settings that are given may be those that a name alone stands for, among others.
-    plan = each_once(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly))
-    for number, (policy, budget) in enumerate(plan, start=1):
+    chosen = each_once(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly))
+    wanted = [_scored(loaded.model, rows, policy, first, share) for policy, _ in chosen]
+    stages = [f"{number}/{len(chosen)} {label(policy)}" for number, (policy, _) in enumerate(chosen, start=1)]
+    plan(
+        progress, {stage: len(rows) * one[0].computed(parts) for stage, one, parts in zip(stages, chosen, wanted, strict=True)}
+    )
+    for stage, (policy, budget), parts in zip(stages, chosen, wanted, strict=True):
         try:
             if not policy.bounded and length > (trained or length):
                 _require_positions(loaded, length)
-            report = functools.partial(progress, f"{number}/{len(plan)} {label(policy)}")
+            report = functools.partial(progress, stage)
             dense = next((entry.losses for entry in measured if entry.policy.name == "full"), None)
-            measured.append(_measure(loaded.model, rows, policy, budget, first, share, dense, report))
+            measured.append(_measure(loaded.model, rows, policy, budget, first, parts, dense, report))
         except (ConfigurationError, UnsupportedModelError) as error:
             left_out.append(LeftOut(policy.name, label(policy), str(error)))
     if not measured:
@@ -225,14 +231,14 @@ def _measure(
     policy: Policy,
     budget: int | None,
     first: int,
-    share: float,
+    wanted: Sequence[range],
     dense: Tensor | None,
     report: Callable[[int, int], None],
 ) -> _Measured:
     """Losses under a policy; those of tokens that see all before them are taken over from ``dense`` where it is there."""
     if isinstance(policy, Recompute):
         started = time.perf_counter()
-        token_losses, read = _recomputed(model, rows, policy, first, report, share)
+        token_losses, read = _recomputed(model, rows, policy, wanted, report)
         return _Measured(policy, budget, token_losses, read / (time.perf_counter() - started))
     same = 0 if dense is None else _tokens_alike(policy, rows.shape[1]) // CHUNK * CHUNK  # chunks stay where they were
     times: list[tuple[float, int]] = []
@@ -259,36 +265,39 @@ def _tokens_alike(policy: Policy, length: int) -> int:
     return int(sees_all.long().cumprod(dim=0).sum())
 
 
+def _scored(model: PreTrainedModel, rows: Tensor, policy: Policy, first: int, share: float = 1.0) -> list[range]:
+    """Tokens whose losses are measured: all, and of re-computation the ends of the points of the curve from ``first`` on.
+
+    Where it reads blocks, an end is one of them long or several, since the first token of a block sees least.
+    """
+    length = rows.shape[1]
+    if not isinstance(policy, Recompute):
+        return [range(1, length)]
+    points = [(begin, stop) for begin, stop in itertools.pairwise(_edges(length)) if stop > first]
+    stretch = max(1, min(STRETCH, affordable(model, len(points) * len(rows) * policy.max_held(length), 2 * share)))
+    stretch = -(-stretch // policy.every) * policy.every
+    return [range(max(first, begin, stop - stretch), stop) for begin, stop in points]
+
+
 def _recomputed(
     model: PreTrainedModel,
     rows: Tensor,
     policy: Recompute,
-    first: int,
-    report: Callable[[int, int], None] | None = None,
-    share: float = 1.0,
+    wanted: Sequence[range],
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Tensor, int]:
-    """Losses at stretches of tokens from ``first`` on; what such a policy sees is its window, wherever the reading began.
-
-    Where it reads blocks, a stretch is one of them long or several, since the first token of a block sees least, and reading
-    begins where a block does.
-    """
+    """Losses of these tokens; what such a policy sees is its window, wherever the reading began, but where a block begins."""
     length = rows.shape[1]
-    points = [(begin, stop) for begin, stop in itertools.pairwise(_edges(length)) if stop > first]
-    stretch = max(1, min(STRETCH, affordable(model, len(points) * len(rows) * policy.max_held(length), 2 * share)))
-    stretch = -(-stretch // policy.every) * policy.every
     token_losses = torch.full((len(rows), length - 1), torch.nan)
     read = 0
-    for number, (begin, stop) in enumerate(points):
-        if report is not None:
-            report(number, len(points))
-        start = max(first, begin, stop - stretch)
-        before = max(0, start - policy.max_held(length))
+    for number, tokens in enumerate(wanted):
+        report(number, len(wanted))
+        before = max(0, tokens.start - policy.max_held(length))
         before -= before % policy.every
-        part = losses(model, rows[:, before:stop], policy, first=start - before)
-        token_losses[:, start - 1 : stop - 1] = part
+        part = losses(model, rows[:, before : tokens.stop], policy, first=tokens.start - before)
+        token_losses[:, tokens.start - 1 : tokens.stop - 1] = part
         read += part.numel()
-    if report is not None:
-        report(len(points), len(points))
+    report(len(wanted), len(wanted))
     return token_losses, read
 
 
