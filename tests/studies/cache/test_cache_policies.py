@@ -467,6 +467,14 @@ class TestTexts:
         assert rows[:, 0].tolist() == [0, 0, 0]
         assert rows[:, 1:].flatten().tolist() == loaded.encoder.encode(TEXT)[:300]
 
+    def test_texts_of_a_folder_are_drawn_from_all_its_files_in_turn(self, checkpoint, tmp_path):
+        for name, text in (("a", TEXT), ("b", TEXT[::-1])):
+            (tmp_path / f"{name}.txt").write_text(text)
+        loaded, folder = load_model(str(checkpoint)), resolve_corpus(str(tmp_path))
+        first, second = (loaded.encoder.encode(body) for body in folder.bodies())
+        rows = long_texts(folder, loaded.encoder, tokens=100, documents=3, seed=0, bos=False)
+        assert rows.tolist() == [first[:100], second[:100], first[100:200]]
+
     def test_documents_are_held_out_ones_from_their_beginning(self, checkpoint):
         loaded = load_model(str(checkpoint))
         text = resolve_corpus("python_source")

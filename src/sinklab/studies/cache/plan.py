@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.token_text import token_text
 from sinklab.corpora.base import PASSAGES_IN_VAIN, Corpus, Encoder, TextCorpus
 from sinklab.corpora.text_file import TextFile
+from sinklab.corpora.text_folder import TextFolder
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
 from sinklab.models.loading import LoadedModel
 from sinklab.models.positions import trained_length
@@ -295,8 +297,8 @@ def label(policy: Policy) -> str:
 def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, seed: int, bos: bool) -> Tensor:
     """The beginnings of up to ``documents`` texts, int64 ``(documents, tokens)``; no two share a token.
 
-    A text file is cut into consecutive pieces; of a corpus with documents those of its held-out part are taken, in their order,
-    which have enough tokens; other corpora are drawn from.
+    Text files are cut into consecutive pieces, taken from the files of a folder in turn; of another corpus with documents those
+    of its held-out part are taken, in their order, which have enough tokens; other corpora are drawn from.
 
     Args:
         bos: put the beginning-of-sequence token at position 0; a text then gives ``tokens - 1`` of its own.
@@ -312,10 +314,8 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
         with calling(seq_len="tokens", samples="documents"):
             return text.sample(encoder, seq_len=tokens, samples=documents, seed=seed, bos=bos)
     own = tokens - bos
-    if isinstance(text, TextFile):
-        ids = encoder.encode(text.text)
-        rows = [ids[start : start + own] for start in range(0, len(ids) - own + 1, own)][:documents]
-        longest = len(ids)
+    if isinstance(text, TextFile | TextFolder):
+        rows, longest = _in_turn([text.body] if isinstance(text, TextFile) else text.bodies(), encoder, own, documents)
     else:
         rows, longest = _beginnings(text, encoder, own, documents)
     if not rows:
@@ -325,6 +325,24 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
         )
     result = torch.tensor(rows, dtype=torch.int64)
     return torch.nn.functional.pad(result, (1, 0), value=encoder.bos_token_id) if bos else result
+
+
+def _in_turn(texts: Iterable[str], encoder: Encoder, length: int, number: int) -> tuple[list[list[int]], int]:
+    """First pieces of some texts, then second ones, and so on; and the tokens of the longest text that was read."""
+    rows: list[list[int]] = []
+    cut: list[list[list[int]]] = []
+    longest = 0
+    for text in texts:
+        ids = encoder.encode(text)
+        longest = max(longest, len(ids))
+        pieces = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
+        rows += pieces[:1]
+        cut.append(pieces[1 : number + 1])
+        if len(rows) == number:
+            return rows, longest
+    for pieces in itertools.zip_longest(*cut):
+        rows += [piece for piece in pieces if piece is not None]
+    return rows[:number], longest
 
 
 def _beginnings(text: Corpus, encoder: Encoder, length: int, number: int) -> tuple[list[list[int]], int]:
