@@ -360,8 +360,8 @@ def make_variants(model: nn.Module, sinks: Sinks, samples: Samples, *, batch_siz
 
     - ``zero``: the whole head; ``resample``: its output of the next text of the same domains, where these have different
       lengths the next longer one of the batch.
-    - with a sink: ``redirect``, all mass to it; ``hide``; ``zero_value``; and ``mean_sink``, its key and value replaced by their
-      means over the other texts, where it stands at one position of all texts and is not the same in all of them.
+    - with a sink: ``redirect``, all mass to it; ``hide``; ``zero_value``; and ``mean_sink``, its key and value replaced by
+      their means over the other texts, where it stands at one position of all texts and is not the same in all of them.
 
     Args:
         model: for the means.

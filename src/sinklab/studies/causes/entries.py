@@ -85,7 +85,7 @@ def kinds_of_layers(heads: Sequence[Head], sinks: Sinks, threshold: float, known
 
 
 def groups_of_labels(labels: Sequence[HeadLabel], known: Sequence[HeadGroup] = ()) -> list[HeadGroup]:
-    """All heads of each label but *text-dependent*, where there are two or more; heads that seem to do little may share the work.
+    """All heads of each label but *text-dependent*, where there are two or more; what seems to do little may share the work.
 
     Args:
         known: groups that are examined anyway, and not once more.

@@ -236,12 +236,12 @@ def _p_below(gains: np.ndarray) -> np.ndarray:
 def minimal_effect_of(effects: Effects[HeadGroup]) -> MinimalEffect:
     """The minimal effect for a model, from what all of its attention together is worth.
 
-    A twentieth of a head's fair share of that, of a layer's where there are more than :data:`MANY` heads, rounded to one digit: so small a part that heads which do far less than others
-    are seen, and the same for nearly all draws of texts. In nats it is :data:`MINIMAL_EFFECT` at most. Worth is the lesser of
-    two costs (:data:`SILENCED`), since with random weights an output of 0 changes the loss by a definite amount, and half of
-    the time to the worse; what such heads say of another text costs nothing on average. Of several domains the one counts on
-    which attention is worth most. Both intervals must lie above 0, and in nats the worth must be :data:`LEAST_WORTH`; or the
-    minimal effect is :data:`MINIMAL_EFFECT`.
+    A twentieth of a head's fair share of that, of a layer's where there are more than :data:`MANY` heads, rounded to one
+    digit: so small a part that heads which do far less than others are seen, and the same for nearly all draws of texts. In
+    nats it is :data:`MINIMAL_EFFECT` at most. Worth is the lesser of two costs (:data:`SILENCED`), since with random weights an
+    output of 0 changes the loss by a definite amount, and half of the time to the worse; what such heads say of another text
+    costs nothing on average. Of several domains the one counts on which attention is worth most. Both intervals must lie above
+    0, and in nats the worth must be :data:`LEAST_WORTH`; or the minimal effect is :data:`MINIMAL_EFFECT`.
 
     Args:
         effects: of :data:`SILENCED` on one group, that of all heads.

@@ -88,8 +88,9 @@ class ExaminedGroup(Labelled):
 
 @dataclasses.dataclass(frozen=True)
 class MinimalEffect:
-    """The minimal effect, ``auto`` or ``given``; over how many ``heads``, or layers (``of``), the worth is shared; what all attention costs, by domain with outputs of ``zero`` and of another
-    text (``resample``); and the domain that counts, ``None`` where it is not shown to be worth enough on any."""
+    """The minimal effect, ``auto`` or ``given``; over how many ``heads``, or layers (``of``), the worth is shared; what all
+    attention costs, by domain with outputs of ``zero`` and of another text (``resample``); and the domain that counts,
+    ``None`` where it is not shown to be worth enough on any."""
 
     value: float
     by: str
@@ -112,8 +113,8 @@ class FoundSink:
 
 @dataclasses.dataclass(frozen=True)
 class SharedKeys:
-    """Grouped queries: so many ``heads`` share one key and value of the sink; in how many of the ``keys`` all of them give it the
-    threshold or more, some, and none."""
+    """Grouped queries: so many ``heads`` share one key and value of the sink; in how many of the ``keys`` all of them give it
+    the threshold or more, some, and none."""
 
     heads: int
     keys: int

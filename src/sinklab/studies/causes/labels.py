@@ -30,7 +30,7 @@ RULES: Rules = {
     "active": ("redirect", "zero"),
     "needs-sink": ("hide", "hide - zero_value"),
 }
-"""Contrasts that must all hold for a label in one domain; see :func:`~sinklab.studies.causes.evidence.evidence_of`. The last two
+"""Contrasts that must all hold for a label in one domain (:func:`~sinklab.studies.causes.evidence.evidence_of`). The last two
 are what is known of a head of which no other label is."""
 
 RULES_WITHOUT_SINK: Rules = {
@@ -219,11 +219,11 @@ def overall(by_domain: Mapping[str, str]) -> Label:
 
 
 def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> dict[str, int]:
-    """By domain, heads that would look text-dependent if gains were costs: all three edits help by more than the minimal effect.
+    """By domain, heads that would look text-dependent if gains were costs: all three edits help by the minimal effect.
 
-    What a head with random weights says helps as often as it harms. A trained model of whose heads as many are text-dependent as are
-    mirrored in the same domain is no better than that on these texts; one that does not know the texts of a domain may have
-    mirrored heads there, and labels elsewhere that mean what they say.
+    What a head with random weights says helps as often as it harms. A trained model that has as many text-dependent heads as
+    mirrored ones in the same domain is no better than that on these texts; one that does not know the texts of a domain may
+    have mirrored heads there, and labels elsewhere that mean what they say.
     """
     names = [name for name in RULES["text-dependent"] if any(name in label.effects for label in labels)]
     return {

@@ -23,8 +23,8 @@ from sinklab.models.losses import guess_warning, loss_kind
 from sinklab.models.positions import length_warning
 from sinklab.results.metric import Row
 from sinklab.results.naming import head_numbering
-from sinklab.results.record import to_json
 from sinklab.results.progress import plan
+from sinklab.results.record import to_json
 from sinklab.results.run import Progress, silent
 from sinklab.results.sections import Context
 from sinklab.results.store import Store
@@ -72,8 +72,8 @@ def examine(
 ) -> Examined:
     """Find the sink, measure every variant on every head, and label; then groups of heads at once.
 
-    With a budget, and of more than :data:`~sinklab.studies.causes.evidence.MANY` heads, in stages: a screen of all heads; groups,
-    the heads of each layer that sink and those that do not; the experiments; then heads, most informative first.
+    With a budget, and of more than :data:`~sinklab.studies.causes.evidence.MANY` heads, in stages: a screen of all heads;
+    groups, the heads of each layer that sink and those that do not; the experiments; then heads, most informative first.
 
     Args:
         sinks: where the sinks are, if that is known; found on these texts otherwise.
@@ -155,7 +155,7 @@ def examine(
     return Examined(found, [*rows, *section_rows], effects.record)
 
 
-LOGITS = 2**26
+LOGITS = 2**24
 """Logits that the screen holds at once, of which there are some five copies."""
 
 
