@@ -13,7 +13,6 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.language_model import SinkLM
@@ -342,11 +341,7 @@ def _train(run: Prepared) -> Result:
     trainer.add_callback(sinks)
     bookkeeper.trainer, bookkeeper.sinks = trainer, sinks
     try:
-        tokens = arguments.per_device_train_batch_size * config.model.max_position_embeddings
-        on_cpu = next(run.model.parameters()).device.type == "cpu"
-        faster = fast_float32(linear_sizes(run.model, tokens)) if on_cpu else contextlib.nullcontext(False)
-        with stoppable(bookkeeper, alone=arguments.world_size == 1), faster as handed_over:
-            record.update(float32_products="oneDNN" if handed_over else "default")
+        with stoppable(bookkeeper, alone=arguments.world_size == 1):
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         steps = trainer.state.global_step
         status = _status(config, steps, diverged=bookkeeper.diverged)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.matmul_precision import fast_float32
 from sinklab.attention.operation import leaves_digits
 from sinklab.attention.statistics.blocked import bucket_starts, plan_tiles, visible_counts
 from sinklab.errors import ConfigurationError
@@ -78,7 +77,6 @@ class _SecondPass:
             self.maximum = self._zeros(*heads, call.q_len)
         if "scores" in needs:
             self.score_sum = self._zeros(*heads, call.q_len)
-        self.sizes = [(call.queries.shape[3] + 1, min(rows, call.q_len), min(columns, call.kv_len))]
         self.powers = self._empty(rows * columns)
         self.tile = self._empty(rows * columns) if "entropy" in needs else None
         # Rows that are padding or see no key: their features are blanked and their weights come out as exact zeros.
@@ -178,8 +176,7 @@ class _SecondPass:
                 mask = None if masks is None else masks.of(*pair)
                 if mask is not None and mask.ndim == 0:
                     continue
-                with fast_float32(self.sizes):  # and not what follows: vector products are slower under it
-                    torch.mm(features[rows], keys[pair][columns].t(), out=powers)
+                torch.mm(features[rows], keys[pair][columns].t(), out=powers)
                 if mask is not None:
                     powers.add_(mask)
                 yield pair, rows, columns, mask, powers
