@@ -433,17 +433,13 @@ def test_auto_is_one_dtype_for_all_cells_on_whatever_machine_they_run(swept, mon
     assert list(cells_of(grown)["cell"][:1]) == list(cells_of(first)["cell"])
 
 
-def test_cells_of_several_devices_have_what_all_of_these_have(monkeypatch):
+def test_cells_of_several_devices_have_what_all_of_these_have(monkeypatch, tmp_path):
     monkeypatch.setattr(process, "has_bfloat16", lambda device: device == "cuda")
     monkeypatch.setattr(process.torch.cuda, "is_available", lambda: True)
     cells = make_cells(tiny(), {"training.device": ["cpu", "cuda"]}, changes=["training.dtype=auto"])
-    planned, dtype = driver._in_one_dtype({cell.name: cell for cell in cells}, None)
+    planned, dtype = driver._in_one_dtype({cell.name: cell for cell in cells}, tmp_path)
     assert dtype == "float32"
     assert {cell.config.training.dtype for cell in planned.values()} == {"float32"}
-
-
-def test_a_sweep_that_names_its_dtype_plans_none(six):
-    assert read_run(six.folder, PLAN)["dtype"] is None  # tiny has float32
 
 
 def test_a_window_in_which_an_even_head_passes_for_a_sink_is_said(swept):
