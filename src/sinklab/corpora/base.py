@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -38,6 +39,7 @@ __all__ = [
     "hash_tokens",
     "held_out_keys",
     "is_held_out",
+    "lines_of",
 ]
 
 Split = Literal["train", "held_out"]
@@ -309,6 +311,11 @@ def _leading_ids(encoder: Encoder, text: str, length: int) -> tuple[list[int], s
         if size >= len(text):
             return None
         size *= 4
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines as files have them. ``str.splitlines`` also ends one at U+2028, U+0085 and form feeds, which a text may hold."""
+    return io.StringIO(text, newline=None).read().split("\n")
 
 
 def drawable_ids(encoder: Encoder) -> list[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 import os
 import sys
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -282,45 +282,29 @@ def resolve_recipe(name: str | os.PathLike[str] | PretrainingConfig) -> Pretrain
 def _from_python(path: Path, wanted: str) -> PretrainingConfig:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"sinklab_recipe_{path.stem}", path)
-    assert spec is not None  # the suffix is .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # as import does: dataclasses and types that are texts are looked up there
+    module = types.ModuleType(f"sinklab_recipe_{path.stem}")
+    sys.modules[module.__name__] = module  # as import does: dataclasses and types that are texts are looked up there
     try:
-        spec.loader.exec_module(module)
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        functions = {
+            name: value
+            for name, value in vars(module).items()
+            if inspect.isfunction(value)
+            and value.__module__ == module.__name__
+            and not name.startswith("_")
+            and _callable_bare(value)
+        }
+        name = wanted or (path.stem if path.stem in functions or len(functions) != 1 else next(iter(functions)))
+        if name in functions:
+            return _checked(functions[name], f"{path}:{name}")
+    except SinklabError:
+        raise
     except (Exception, SystemExit) as error:  # whatever a user's file does
-        del sys.modules[spec.name]
-        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    functions = {
-        name: value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-        and _callable_bare(value)
-    }
-    if wanted:
-        functions = {name: value for name, value in functions.items() if name == wanted}
-    elif path.stem in functions:
-        functions = {path.stem: functions[path.stem]}
-    if len(functions) != 1:
-        number = f"it has {', '.join(functions)}" if functions else "it has none"
-        raise ConfigurationError(
-            f"{path} must define one function {wanted or 'without parameters'} that returns a PretrainingConfig, and {number}; "
-            f"name one of several as {path}:function"
-        )
-    ((name, function),) = functions.items()
-
-    def call() -> object:
-        try:
-            return function()
-        except SinklabError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise InputError(f"{path}:{name} failed: {type(error).__name__}: {error}") from error
-
-    return _checked(call, f"{path}:{name}")
+        raise InputError(f"{path} failed: {type(error).__name__}: {error}") from error
+    raise ConfigurationError(
+        f"{path} must define one function {wanted or 'without parameters'} that returns a PretrainingConfig, and it has "
+        f"{', '.join(functions) or 'none'}; name one of several as {path}:function"
+    )
 
 
 def _callable_bare(function: Callable[..., object]) -> bool:
