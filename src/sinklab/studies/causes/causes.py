@@ -101,8 +101,8 @@ def find_causes(
     from sinklab.results.record import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
+    from sinklab.studies.causes import SECTION
     from sinklab.studies.causes.measurement import examine, facts_of
-    from sinklab.studies.causes.show import SECTION
     from sinklab.studies.causes.texts import Texts, texts_of_budget
     from sinklab.studies.measure.probing import uses_bos
 

@@ -87,8 +87,9 @@ def find_origin(
     from sinklab.sinks import find_sinks
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.measure.probing import as_samples, require_length, require_one_place, uses_bos
+    from sinklab.studies.origin import SECTION
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, locate_origins, require_settings
-    from sinklab.studies.origin.show import SECTION, write_page
+    from sinklab.studies.origin.show import write_page
 
     settings = {
         "seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos, "controls": controls,
