@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.attention.token_text import token_text
+from sinklab.attention.maps import token_text
 
 
 class Llama:

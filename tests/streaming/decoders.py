@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.rotation import Rotation, read_rotations

@@ -18,7 +18,7 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import LayerOutput, Site, run_name
 from sinklab.attention.editing import Editing
 from sinklab.attention.forward import Forward
-from sinklab.attention.forward_arguments import given_cache, returned_cache
+from sinklab.attention.host_arguments import given_cache, returned_cache
 from sinklab.errors import SessionError, UnsupportedModelError
 
 if TYPE_CHECKING:

@@ -18,13 +18,12 @@ from sinklab.attention.editing import Editing
 from sinklab.attention.forward import describe_call
 from sinklab.attention.hooks import ModelHooks
 from sinklab.attention.intervention import Intervention, described
-from sinklab.attention.maps import AttentionMaps
+from sinklab.attention.maps import AttentionMaps, Decoder, token_text
 from sinklab.attention.modules import has_all_heads, out_of_torch
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe, named_twice
 from sinklab.attention.statistics.columns import LogSumExpCapture, column_statistics
-from sinklab.attention.token_text import Decoder, token_text
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
 from sinklab.results.naming import counted, front_names

@@ -210,6 +210,10 @@ class Corpus(abc.ABC):
         """Of a corpus of sound: recordings of exactly ``length`` numbers at ``rate`` a second, endless or finite."""
         raise InputError(f"corpus {self.label!r} holds no recordings")
 
+    def pairs(self, seed: int) -> Iterator[tuple[str, str]]:
+        """Of a corpus of pairs: sources with their targets, none of them empty, in an order drawn from the seed."""
+        raise InputError(f"corpus {self.label!r} holds no pairs")
+
     def documents(self, split: Split) -> Iterator[str]:
         """Optional: every text of a split, whole and one at a time, in a fixed order; what pre-training reads.
 

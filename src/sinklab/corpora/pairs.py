@@ -82,7 +82,6 @@ class Pairs(Corpus):
         )
 
     def pairs(self, seed: int) -> Iterator[tuple[str, str]]:
-        """Sources with their targets, none of them empty, in an order drawn from the seed."""
         generator = random.Random(seed)
         if self._dataset is None:
             yield from generator.sample(self._pairs, len(self._pairs))

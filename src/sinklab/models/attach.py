@@ -19,7 +19,14 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import model_inside, off_seam_modules, on_seam_modules, require_module
+from sinklab.attention.anatomy import (
+    model_inside,
+    off_seam_modules,
+    on_seam_modules,
+    require_module,
+    transformers_model,
+    unwrapped,
+)
 from sinklab.attention.modules import bare_parts, input_device, named_modules, of_peft
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, OperationState, bind
 from sinklab.attention.paths.table import set_attention_path
@@ -28,7 +35,6 @@ from sinklab.models.checkpoint import first_line, weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
-from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.registry import operations
 from sinklab.results.progress import warn
 

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from sinklab.attention.anatomy import Anatomy
+from sinklab.attention.anatomy import Anatomy, transformers_model
 from sinklab.attention.modules import named_modules
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.positions import REGISTERS, grid_of
-from sinklab.models.wrappers import transformers_model
 
 __all__ = ["Registers", "add_registers", "require_pictures"]
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sinklab.attention.token_text import token_text
+from sinklab.attention.maps import token_text
 from sinklab.corpora.base import PASSAGES_IN_VAIN, Corpus, Encoder, TextCorpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling

@@ -95,8 +95,8 @@ def find_causes(
     from torch import nn
     from transformers import PreTrainedModel
 
+    from sinklab.attention.anatomy import unwrapped
     from sinklab.models.loading import LoadedModel, require_as_it_is
-    from sinklab.models.wrappers import unwrapped
     from sinklab.report.page import write_blocks_page
     from sinklab.results.record import to_json
     from sinklab.results.table import make_table

@@ -77,7 +77,7 @@ def find_origin(
         sinklab origin ./my-vit --corpus photographs/ --registers 4
         sinklab origin ./my-checkpoint --controls 10 --json
     """
-    from sinklab.attention.token_text import token_text
+    from sinklab.attention.maps import token_text
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
