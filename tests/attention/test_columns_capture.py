@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from tests.attention.column_calls import make_call
 
-from sinklab.attention.statistics import columns
+from sinklab.attention.statistics import columns, on_gpu
 from sinklab.attention.statistics.columns import LogSumExpCapture
 
 
@@ -45,7 +45,7 @@ def test_what_is_no_plain_softmax_of_scores_is_taken_in_blocks():
 def test_on_cuda_the_kernels_must_serve_and_be_exact(monkeypatch, kv_len, obstacle, exact, way):
     """Without a GPU: a call that says that it is on one, and what is found out about the kernels."""
     monkeypatch.setattr(columns, "_obstacle", lambda _call, _method: obstacle)
-    monkeypatch.setattr(columns, "gpu_is_exact", lambda *_: exact)
+    monkeypatch.setattr(on_gpu, "gpu_is_exact", lambda *_: exact)
     queries = types.SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, shape=(1, 4, 2, 8))
     assert columns._choose(types.SimpleNamespace(queries=queries, kv_len=kv_len)) == way
 

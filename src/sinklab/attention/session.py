@@ -389,15 +389,12 @@ class Session:
 
 
 def _require_numbers(name: str, query: Tensor) -> None:
-    """Refuse a call whose tensors hold no numbers to measure, or hold them a second time."""
+    """Refuse a call whose tensors hold no numbers, or hold them a second time."""
     if torch._C._current_graph_task_id() != -1:
         raise SessionError(f"{name} was called while gradients are recomputed; switch gradient checkpointing off to measure")
-    if torch.compiler.is_exporting():
-        raise SessionError(f"{name} is being exported, which has no numbers to measure; export outside of attend()")
-    if torch._C._functorch.is_batchedtensor(query):
+    if torch.compiler.is_exporting() or torch._C._functorch.is_batchedtensor(query):
         raise SessionError(
-            f"{name} runs under torch.vmap, which shows no number of a single row; give the model the rows as a batch, or "
-            "call vmap outside of attend()"
+            f"{name} is being exported or runs under torch.vmap, which shows no numbers; do so outside of attend()"
         )
 
 
