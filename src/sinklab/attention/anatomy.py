@@ -220,11 +220,7 @@ class Anatomy:
         return between if called else ""
 
     def _layer(self, name: str) -> str | None:
-        """The member of the innermost list round a module, but for lists of the sublayers of one layer (T5).
-
-        Such a list stands in a member of another and holds several modules, no two of one class; stages (Swin) and groups
-        (ALBERT) hold layers.
-        """
+        """The member of the innermost list round a module, but for lists of the sublayers of one layer (T5)."""
         parts = name.split(".")
         inside = [end for end in range(len(parts), 0, -1) if isinstance(self._owner(parts, end), nn.ModuleList)]
         for end in inside:

@@ -135,7 +135,7 @@ def merged_call(call: AttentionCall, parts: Parts) -> AttentionCall:
     if differs("softcap"):
         assert call.softcap is not None
         whole = call.queries.new_ones(1, call.num_heads, 1, 1, dtype=torch.float64) * call.softcap
-        changed["softcap"] = _written(whole, parts, lambda one: torch.as_tensor(one.softcap))
+        changed["softcap"] = _written(whole, parts, lambda one: torch.as_tensor(one.softcap, dtype=torch.float64))
     if differs("bias"):
         # A copy of the size of the scores; only interventions that add to scores of some heads alone come here.
         shape = (call.queries.shape[0], call.num_heads, call.q_len, call.kv_len)

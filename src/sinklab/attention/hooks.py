@@ -167,11 +167,7 @@ class ModelHooks:
         return site
 
     def _layer_site(self, name: str, index: int) -> Site:
-        """A layer as a site, by its place among all layers.
-
-        Where layers run several times in one forward (ALBERT), a run of one: named as runs of attention modules are, and
-        numbered in the order of the first forward.
-        """
+        """A layer as a site, by its place among all layers."""
         run = self.now.layer_runs[name] - 1
         label, index = (run_name(name, run), len(self._layers)) if run >= 0 else (name, index)
         if label not in self._layers:

@@ -177,16 +177,7 @@ def _hidden(mask: Tensor) -> Tensor:
 
 
 def _one_step_lower(mask: Tensor, hidden: Tensor) -> Tensor:
-    """Where an additive mask is lower than elsewhere by one number that hides, boolean in the shape of the mask.
-
-    A bias has many values, and the lowest of them come step by step (ALiBi, however long the text) or are small (T5). A mask
-    adds 0 or one number. That can be seen where nothing else is added, and where what else is added is the same for all rows of
-    the batch: Swin adds its bias to all windows of a picture, and -100 in those that the shift has put together.
-
-    Args:
-        mask: additive, 4-D.
-        hidden: where it is known to hide; these are left out.
-    """
+    """Where an additive mask is lower than elsewhere by one number that hides, boolean in the shape of the mask."""
     known = mask.detach().to(torch.promote_types(mask.dtype, torch.float32)).masked_fill(hidden, -math.inf)
     # The sum of bias and number is rounded in the dtype of the mask, by half of its eps times the sum at most, up or down.
     eps = torch.finfo(mask.dtype).eps if mask.is_floating_point() else 0.0

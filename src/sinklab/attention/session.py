@@ -399,10 +399,7 @@ def _require_numbers(name: str, query: Tensor) -> None:
 
 
 def _may_give_log_sum_exp(native: seam.Native, module: nn.Module, query: Tensor, mask: object) -> bool:
-    """Whether the function that a module calls may run a kernel that :class:`LogSumExpCapture` knows.
-
-    Under the capture nothing is compiled, and FlexAttention as written holds all scores: where it runs, nothing is captured.
-    """
+    """Whether the function that a module calls may run a kernel that :class:`LogSumExpCapture` knows."""
     if getattr(native, "__name__", "") == "flex_attention_forward":
         return False
     if not hasattr(native, "_sinklab_operation"):

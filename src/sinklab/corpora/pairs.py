@@ -112,9 +112,9 @@ class Pairs(Corpus):
             return []
         except pd.errors.ParserError as error:
             raise InputError(f"{self.path} cannot be read as a table: {str(error).strip()}") from None
-        asked = {name.casefold(): name for name in (self.source, self.target)}
         first = [str(cell).strip() for cell in table.iloc[0]]  # some write a space behind the comma
-        header = first if {self.source, self.target} <= {*first} else [asked.get(name.casefold(), name) for name in first]
+        asked = {name.casefold(): name for name in (self.source, self.target) if name not in first}
+        header = [asked.get(name.casefold(), name) for name in first]
         named = {self.source, self.target} <= {*header}
         if not named and (len(header) != 2 or (self.source, self.target) != ("source", "target")):
             raise InputError(

@@ -24,7 +24,7 @@ from sinklab.results.folder import FolderLock, check_place, from_outside, is_par
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 from sinklab.training import progress as training_progress
-from sinklab.training.config import PretrainingConfig, check_read
+from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.process import chosen_device, chosen_dtype, compiles, default_cache
 from sinklab.training.train import require_same_config
@@ -135,8 +135,6 @@ def run_sweep(
     if (jobs is not None and jobs < 1) or retries < 0:
         raise ConfigurationError(f"`jobs` must be at least 1 and `retries` at least 0, got {jobs} and {retries}")
     cells = {cell.name: cell for cell in make_cells(config, grid, seeds, changes)}
-    if not resume:
-        check_read([cell.config for cell in cells.values()])
     out = out.expanduser().absolute()
     with FolderLock(out):
         check_machine(cells, ray)

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +26,6 @@ __all__ = [
     "ScheduleConfig",
     "TrainingConfig",
     "WatchConfig",
-    "check_read",
     "resolve_recipe",
 ]
 
@@ -215,44 +214,6 @@ class PretrainingConfig(Section):
             if last > context:
                 raise ConfigurationError(f"{what} reaches to {last} tokens, beyond model.max_position_embeddings {context}")
         return self
-
-
-_READ = {
-    ("optimizer", "betas"): ("adamw", "adam", "muon"),
-    ("optimizer", "eps"): ("adamw", "adam", "rmsprop", "muon"),
-    ("optimizer", "momentum"): ("sgd", "rmsprop", "muon"),
-    ("optimizer", "muon_learning_rate"): ("muon",),
-    ("schedule", "decay_steps"): ("warmup_stable_decay",),
-    ("schedule", "min_ratio"): ("cosine", "warmup_stable_decay"),
-}
-"""Fields that not every optimiser or schedule reads, and those that do."""
-
-
-def check_read(configs: Sequence[PretrainingConfig]) -> None:
-    """Refuse a field that was changed and that no run of several reads, since what else is chosen has no use for it.
-
-    Of runs that are compared, as over optimisers, one may read what the others do not. It is asked where runs are begun, and
-    not of every configuration: those of earlier runs must go on to be read.
-
-    Raises:
-        ConfigurationError: there is one.
-    """
-    for (part, field), readers in _READ.items():
-        sections = [getattr(config, part) for config in configs]
-        default = type(sections[0]).model_fields[field].default
-        changed = next((each for each in sections if getattr(each, field) != default), None)
-        if changed is not None and not any(each.name in readers for each in sections):
-            said = f"{' and '.join(filter(None, (', '.join(readers[:-1]), readers[-1])))} read{'s' * (len(readers) == 1)} it"
-            raise ConfigurationError(
-                f"{part}.{field} {getattr(changed, field)} has no effect with {part}.name {changed.name}: {said}; leave it at "
-                f"{default}, or set {part}.name"
-            )
-    data = [config.data for config in configs]
-    token = DataConfig.model_fields["fixed_token"].default
-    if all(each.fixed_position is None for each in data) and any(each.fixed_token != token for each in data):
-        raise ConfigurationError(
-            "data.fixed_token has no effect without data.fixed_position, the position at which it stands; set both"
-        )
 
 
 def resolve_recipe(name: str | os.PathLike[str] | PretrainingConfig) -> PretrainingConfig:

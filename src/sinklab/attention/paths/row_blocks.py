@@ -188,13 +188,7 @@ _room = _Room()
 
 
 class _Work:
-    """Buffers for one block, and the steps that forward and backward share.
-
-    Products are of the dtype of the inputs, everything else is float32 (or float64): a bfloat16 product is rounded to bfloat16,
-    as it is on the plain path, but elementwise functions are slower in bfloat16 than with a conversion on either side.
-
-    A matrix is ``(num_kv_heads, rows, columns)``, the rows of the query heads of a group following one another.
-    """
+    """Buffers for one block, and the steps that forward and backward share."""
 
     def __init__(self, kernel: RowKernel, plan: RowPlan, queries: Tensor, scaling: float) -> None:
         self.kernel, self.plan, self.scaling = kernel, plan, scaling
@@ -251,13 +245,7 @@ class _Work:
     def weigh(
         self, queries: Tensor, keys: Tensor, null_scores: Tensor | None, part: HeadSlices, block: Block
     ) -> tuple[Tensor, Tensor, Tensor, Rows]:
-        """Scores and scratch as the kernel left them, weights divided by their factor, and the rows.
-
-        Args:
-            queries: rows of the block, ``(num_kv_heads, rows, head_dim)``.
-            keys: its keys, ``(num_kv_heads, keys, head_dim)``.
-            null_scores: ``(num_heads, q_len)`` or ``None``.
-        """
+        """Scores and scratch as the kernel left them, weights divided by their factor, and the rows."""
         kernel = self.kernel
         scores = self.widened("scores", self.product("scores", queries, keys.mT, self.scaling * kernel.unit))
         heads, rows = part.heads.stop - part.heads.start, block.rows.stop - block.rows.start

@@ -162,10 +162,7 @@ class _SecondPass:
     def _tiles(
         self, queries: dict[Pair, Tensor], keys: dict[Pair, Tensor]
     ) -> Iterator[tuple[Pair, slice, slice, Tensor | None, Tensor]]:
-        """Every visible tile of every head: its place, mask and ``log2`` weights, in a buffer that the next one overwrites.
-
-        Heads go innermost, so that a mask is built once per tile and not once per tile and head.
-        """
+        """Every visible tile of every head: its place, mask and ``log2`` weights, in a buffer that the next one overwrites."""
         for tile in self.plan:
             corners = (tile.query_start, tile.query_stop, tile.key_start, tile.key_stop)
             masks = None if tile.whole else _Masks(self.call.visible.block(*corners), self.dtype)
@@ -260,10 +257,7 @@ class _SecondPass:
 
 
 class _Masks:
-    """What is added to a partly visible tile: 0 where visible, the logarithm of 0 where hidden.
-
-    Made once per distinct mask. Adding is several times as fast as a masked fill.
-    """
+    """What is added to a partly visible tile: 0 where visible, the logarithm of 0 where hidden."""
 
     def __init__(self, block: Tensor, dtype: torch.dtype) -> None:
         self.block, self.dtype = block, dtype
