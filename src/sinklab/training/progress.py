@@ -70,7 +70,7 @@ def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
     elif in_notebook():
         cell = Cell()
         try:
-            yield Display(steps, print, cell.update)
+            yield Display(steps, print, cell)
         finally:
             cell.close()
     elif not is_watched():
