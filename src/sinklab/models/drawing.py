@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import HELD, Corpus, Encoder
-from sinklab.corpora.python_manual import PythonManual
 from sinklab.corpora.samples import Kind, Samples
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.checkpoint import first_line
@@ -191,8 +190,11 @@ def default_corpus(loaded: LoadedModel) -> Corpus:
     A model that was made to talk, as its chat template says, reads prose.
     """
     kind = kind_of(loaded.model)
-    if kind == "text" and getattr(loaded.tokenizer, "chat_template", None) and PythonManual.is_there():
-        return PythonManual()
+    if kind == "text" and getattr(loaded.tokenizer, "chat_template", None):
+        from sinklab.corpora.python_manual import PythonManual
+
+        if PythonManual.is_there():
+            return PythonManual()
     return resolve_corpus(DEFAULTS[kind])
 
 
