@@ -12,20 +12,24 @@ from numpy.testing import assert_allclose
 from tests.conftest import real
 from transformers import ViTForImageClassification
 
-from sinklab import audit, show
+from sinklab import attend, audit, show
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import read_samples
 from sinklab.corpora.samples import Samples
 from sinklab.corpora.text_file import TextFile
+from sinklab.interventions.hide_key import NEAR, HideKey
 from sinklab.interventions.resample_head import ResampleHead
+from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.loading import load_model
 from sinklab.models.losses import IGNORED, hide_tokens
+from sinklab.probes.attention_received import AttentionReceived
 from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.studies.causes.effects import HeadEdit, one_by_one
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.readout import MaskedToken
 from sinklab.studies.causes.samples import Samples as MaskedSamples
 from sinklab.studies.origin.measurement import locate_origins
+from sinklab.training.rows import token_losses
 
 pytestmark = pytest.mark.real
 
@@ -152,3 +156,17 @@ def test_a_vision_transformer_has_its_sink_at_the_corner_patches(tmp_path):
     page = (tmp_path / "audit" / "report.html").read_text()
     assert "corner patches" in page
     result.show()
+
+
+def test_a_sink_hidden_from_all_heads_does_not_form_again_at_the_next_token():
+    """Hidden everywhere, nothing is missed: token 1 takes the part. A value of 0 is missed, and the first token stays as it is."""
+    loaded = load_model(str(real("smollm2-135m")), dtype="float32")
+    rows = resolve_corpus("python_source").sample(loaded.encoder, seq_len=96, samples=2, seed=0, bos=False)
+    losses, second = [], []
+    for edits in ((), (HideKey(),), (HideKey(spare=NEAR),), (ZeroValue(),)):
+        with torch.no_grad(), attend(loaded.model, [AttentionReceived()], edits, verify=False) as session:
+            losses.append(token_losses(loaded.model, rows).mean().item())
+        second.append(session.table().query("key_position == 1")["value"].mean())
+    plain, hidden, kept_near, silent = losses
+    assert abs(hidden - plain) < 0.05 < 0.2 < min(kept_near, silent) - plain
+    assert second[1] > 0.25 > 0.05 > second[2]
