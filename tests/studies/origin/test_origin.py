@@ -16,6 +16,7 @@ from sinklab import find_origin
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.losses import IGNORED, guess_warning, hide_tokens
+from sinklab.results.blocks import HeadMap
 from sinklab.results.intervals import Interval
 from sinklab.results.record import from_json, to_json
 from sinklab.sinks import Sink, Sinks
@@ -24,9 +25,9 @@ from sinklab.studies.origin.ablation import Edit, new_values, run_edits
 from sinklab.studies.origin.decomposition import decompose, writer_of
 from sinklab.studies.origin.found import Origins
 from sinklab.studies.origin.measurement import _kept, _most_lost, _share, locate_origins
-from sinklab.studies.origin.show import finding, grade, heads_that_lose
+from sinklab.studies.origin.show import SECTION, finding, grade, heads_that_lose
 from sinklab.studies.origin.structure import find_structure
-from sinklab.studies.origin.tracing import OriginSetting, largest_over_median, measure_growth
+from sinklab.studies.origin.tracing import OriginSetting, _rises, largest_over_median, measure_growth
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -184,6 +185,75 @@ def test_spike_and_sink_go_together_or_part_as_they_were_planted(samples, reads,
     constant = found.edit("units", "constant")
     assert constant.spike == pytest.approx(found.spike, rel=1e-5)
     assert found.edit("channels", "mean").loss.mean == pytest.approx(0.0, abs=1e-5)
+
+
+def born_twice():
+    """Block 0 writes a spike at the first token, block 1 takes it away, and block 2 writes it anew; heads look behind each."""
+    torch.manual_seed(0)
+    config = T.LlamaConfig(**{**SIZES, "num_hidden_layers": 4}, **ENDS, head_dim=8, tie_word_embeddings=False)
+    model, base = T.LlamaForCausalLM(config).eval(), planted(writes=3.0, reads=SPIKE)
+    model.load_state_dict(base.state_dict(), strict=False)
+    with torch.no_grad():
+        first, last = base.model.layers
+        for layer in model.model.layers:
+            layer.load_state_dict(last.state_dict())
+        model.model.layers[0].load_state_dict(first.state_dict())
+        for layer, writes in zip(model.model.layers[1:], (-1.45, 3.0, 0.0), strict=True):
+            plant(maps_of(layer), reads=SPIKE if writes < 0 else MARK, channel=SPIKE, writes=writes)
+    return model
+
+
+def test_a_sink_that_is_written_away_and_written_anew_is_born_twice(samples):
+    model = born_twice()
+    found, rows = locate_origins(model, samples, Sinks.at(0), controls=2)
+    first, second = found.origins
+    assert [(one.birth, one.births, one.block, one.last) for one in found.origins] == [(1, 2, 0, 2), (2, 2, 2, None)]
+    assert [[unit.unit for unit in one.units] for one in found.origins] == [[NEURON], [NEURON]]
+    assert (first.death.block, first.death.sublayer, second.death) == (1, "mlp", None)
+    assert {head.layer for head in first.heads if head.own} <= {1, 2}
+    assert {head.layer for head in second.heads if head.own} == {3}
+    assert found.text.startswith("The sink at position 0 is born 2 times: block 0 (")
+    assert second.verdict.startswith("Born again in block 2, MLP; neuron 17 writes")
+    assert {row.get("intervention") for row in rows} >= {"birth 1: units: zero", "birth 2: units: zero"}
+    (heads,) = (block for block in SECTION.blocks(to_json(found)) if isinstance(block, HeadMap))
+    assert {letter for letter, _, _ in heads.cells.values()} == {"A", "B"}
+
+
+def test_blocks_in_front_of_an_edit_are_not_run_again_and_nothing_else_comes_out(samples):
+    model, ran = born_twice(), []
+    at = at_positions(0)
+    setting = setting_of(model, samples, at)
+    whole = dataclasses.replace(setting, growth=dataclasses.replace(setting.growth, entering=()))
+    edits = [
+        Edit("zero", stage=6, columns=torch.tensor([NEURON]), values=torch.zeros(6, 12, 1)),
+        Edit("write", stage=6, write="zero"),
+    ]
+    (clean,) = run_edits(setting, [Edit("as it is")], at, "")
+    handle = model.model.layers[0].self_attn.register_forward_hook(lambda *_: ran.append(1))
+    shared = run_edits(setting, edits, at, "", clean)
+    assert ran == []
+    plain = run_edits(whole, edits, at, "", clean)
+    assert ran
+    handle.remove()
+    for one, other in zip(shared, plain, strict=True):
+        assert torch.allclose(one.loss, other.loss, atol=1e-6)
+        assert torch.allclose(one.spikes[:, 2:], other.spikes[:, 2:], rtol=1e-5)
+        for label in other.weights:
+            assert torch.allclose(one.weights[label], other.weights[label], atol=1e-6)
+    assert not torch.allclose(shared[0].loss, clean.loss, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "rises"),
+    [
+        ([1, 1.2, 1.3, 3.0, 7.9, 4.2, 1.1, 0.9, 132, 30, 12, 6], [(0, 4), (8, 8)]),  # of a real model
+        ([1, 18, 3.6, 5.4, 3.4, 7.1, 12.5, 7.0, 16.6, 1.7], [(0, 1), (5, 8)]),
+        ([1.4, 1.3, 0.6, 1.9, 8.2, 5.6], [(0, 4)]),
+        ([1, 1.5, 1, 1.5], []),
+    ],
+)
+def test_a_rise_is_a_doubling_and_between_two_the_level_halves(ratios, rises):
+    assert _rises([math.log(max(ratio, 1)) for ratio in ratios]) == rises
 
 
 def test_nothing_is_said_of_a_spike_where_there_is_none(samples):
@@ -457,9 +527,7 @@ def test_a_silenced_neuron_is_a_column_of_zeros_and_batches_change_nothing(sampl
         Edit("zero", stage=2, columns=torch.tensor([NEURON]), values=torch.zeros(6, 12, 1)),
         Edit("write", stage=2, write="zero"),
     ]
-    together, single = (
-        run_edits(dataclasses.replace(setting, batch_size=size), edits, at, "") for size in (64, 1)
-    )
+    together, single = (run_edits(dataclasses.replace(setting, batch_size=size), edits, at, "") for size in (64, 1))
     for one, other in zip(together, single, strict=True):
         assert torch.allclose(one.loss, other.loss, atol=1e-6)
         assert torch.allclose(one.spikes, other.spikes, rtol=1e-5)

@@ -117,8 +117,11 @@ def _parting(origin: Origin) -> str:
     said = [f"the spike {_VERBS[grade(edit.spike_kept)]}"] if origin.spiked else []
     if origin.kind == "sink" and edit.weight_kept is not None:
         lost, kept, unknown = heads_that_lose(origin)
-        differ = f" in {len(lost)} of {len(lost + kept + unknown)} heads" if lost and kept else ""
-        said.append(f"the sink {'goes' if differ else _VERBS[grade(edit.weight_kept)]}{differ}")
+        does = _VERBS[grade(edit.weight_kept)]
+        if lost and kept:  # what covers most heads is said
+            does, most = ("stays", kept) if len(kept) > len(lost) else ("goes", lost)
+            does = f"{does} in {len(most)} of {len(lost + kept + unknown)} heads"
+        said.append(f"the sink {does}")
     return f"silenced, {' and '.join(said)}" if said else ""
 
 
