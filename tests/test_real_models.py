@@ -11,7 +11,7 @@ import torch
 from numpy.testing import assert_allclose
 from tests.conftest import real
 from tests.streaming.decoders import slow_logits
-from transformers import ViTForImageClassification
+from transformers import AutoModelForCausalLM, ViTForImageClassification
 
 from sinklab import audit, show
 from sinklab.corpora import resolve_corpus
@@ -19,6 +19,7 @@ from sinklab.corpora._reading import read_samples
 from sinklab.corpora.samples import Samples
 from sinklab.corpora.text_file import TextFile
 from sinklab.interventions.resample_head import ResampleHead
+from sinklab.models.drawing import default_corpus, draw_samples
 from sinklab.models.loading import load_model
 from sinklab.models.losses import IGNORED, cross_entropies, hide_tokens
 from sinklab.sinks import Head, Sinks, find_sinks
@@ -189,3 +190,32 @@ def test_the_cache_of_a_language_model_needs_its_first_token():
     assert one < alone - 1
     assert found.sinks_needed == "yes"
     assert all(4 <= entry.decoded_tokens < 32 for entry in found.policies)  # a step of so many parameters is timed less often
+
+
+def test_an_audit_of_a_language_model_agrees_with_plain_code():
+    """Rate, weight, entropy and loss of six texts, from the weights that eager attention returns."""
+    path, said = real("smollm2-135m"), []
+    summary = audit(str(path), quick=True, samples=6, bos="none", say=said.append).summary
+    loaded = load_model(str(path))
+    tokens = draw_samples(loaded, default_corpus(loaded), seq_len=64, samples=6, seed=0, bos=False).tokens
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        output = model(tokens, output_attentions=True)
+    weights = torch.stack(output.attentions)  # (layers, samples, heads, queries, keys)
+    first = weights[..., 0].double().mean(-1)
+    assert summary["sink_rate_gu2024"] == pytest.approx(100 * (first > 0.3).double().mean().item())
+    assert summary["first_token_mean_weight"] == pytest.approx(first.mean().item(), abs=1e-5)
+    loss = torch.nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).item()
+    assert summary["loss"] == pytest.approx(loss, abs=1e-5)
+    assert summary["corpus"] == "python_manual"  # it was made to talk
+    assert " of 270 heads in layers 3–9 and 12–29, sink rate " in summary["finding"]
+    assert said[0].startswith("sink at position 0")
+    groups = summary["grouped"]
+    assert (groups["size"], groups["all"] + groups["none"] + groups["some"]) == (3, 90)
+
+
+def test_what_bos_is_worth_is_a_headline():
+    summary = audit(str(real("gemma3-270m")), quick=True, samples=4, corpus="python_manual").summary
+    heads = r"The sink is position 0, “<bos>”: 6\d of 72 heads"
+    assert re.fullmatch(rf"{heads} .*\. Without BOS the loss is \d\.\d nats higher\.", summary["finding"])
+    assert summary["front_worth"]["gain"] > 1.0
