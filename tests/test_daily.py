@@ -185,11 +185,11 @@ def test_bars_say_what_is_left_on_a_terminal(watched, monkeypatch, capsys):
     with bars.bars("loading") as progress:
         bars.plan(progress, {"measuring": 1.0, "sections": 3.0})
         progress("measuring", 0, 100)
-        clock.now += 10
+        clock.now += 8
         progress("measuring", 1, 100)
     shown = capsys.readouterr().err
-    assert "1 of 100, about 16 minutes left" in shown
-    assert "about 66 minutes left in all" in shown
+    assert "1 of 100, about 13 minutes left" in shown
+    assert "about 53 minutes left in all" in shown
 
 
 # --- colours and widths ---
