@@ -351,7 +351,9 @@ def test_no_engine_that_rounds_all_tokens_is_given_integers_that_cost_too_much_s
     found = comparison(row({"name": "sink_window", "num_sinks": 1, "window": 12}), quantized=(whole, rounded))
     files = {entry.engine: entry for entry in exports_of(plan_of(found), checked_engines(["llama.cpp", "transformers"]))}
     assert "--cache-type" not in files["llama.cpp"].text
-    assert files["llama.cpp"].parts[-1].says.startswith("left out: it rounds all tokens, which on the grids of sinklab costs 0.3")
+    assert (
+        files["llama.cpp"].parts[-1].says.startswith("left out: it rounds all tokens, which on the grids of sinklab costs 0.3")
+    )
     assert "QUANTIZED = 'int8'" in files["transformers"].text
     (asked,) = exports_of(plan_of(found, quantized="int8"), checked_engines(["llama.cpp"]))
     assert "--cache-type-k q8_0" in asked.text
