@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from tests.conftest import real
+from tests.streaming.decoders import slow_logits
 from transformers import AutoModelForCausalLM, ViTForImageClassification
 
 from sinklab import attend, audit, show
@@ -19,12 +20,15 @@ from sinklab.corpora._reading import read_samples
 from sinklab.corpora.samples import Samples
 from sinklab.corpora.text_file import TextFile
 from sinklab.interventions.resample_head import ResampleHead
+from sinklab.models.drawing import default_corpus, draw_samples
 from sinklab.models.loading import load_model
-from sinklab.models.losses import IGNORED, hide_tokens
+from sinklab.models.losses import IGNORED, cross_entropies, hide_tokens
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.sinks import Head, Sinks, find_sinks
+from sinklab.streaming.perplexity import losses
+from sinklab.studies.cache.comparison import compared
 from sinklab.studies.causes.effects import HeadEdit, one_by_one
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.readout import MaskedToken
@@ -248,3 +252,66 @@ def test_a_vision_transformer_has_its_sink_at_the_corner_patches(tmp_path):
     page = (tmp_path / "audit" / "report.html").read_text()
     assert "corner patches" in page
     result.show()
+
+
+PROSE = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. "
+    "However little known the feelings or views of such a man may be on his first entering a neighbourhood, this truth is so "
+    "well fixed."
+)
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+def test_losses_under_a_policy_are_those_of_the_published_rule_token_by_token(name):
+    """In chunks, with the sinks apart and a large vocabulary, against every key rotated anew for every token."""
+    loaded = load_model(str(real(name)))
+    tokens = torch.tensor([loaded.encoder.encode(PROSE)[:40]])
+    slow = cross_entropies(slow_logits(loaded.model, tokens, 2, 13)[:, :-1], tokens[:, 1:])
+    fast = losses(loaded.model, tokens, {"name": "sink_window", "num_sinks": 2, "window": 13}, chunk=11)
+    # Rounding of float32 over some tens of layers, whose largest hidden state is some 1e4 times the others.
+    torch.testing.assert_close(fast, slow, atol=2e-3, rtol=0)
+    # A window without the first tokens is another thing altogether.
+    assert (losses(loaded.model, tokens, "window:window=15") - slow).abs().max() > 0.5
+
+
+def test_the_cache_of_a_language_model_needs_its_first_token():
+    loaded = load_model(str(real("smollm2-135m")))
+    rows = torch.tensor(loaded.encoder.encode(PROSE * 8)[:320]).view(2, 160)
+    found, _ = compared(
+        loaded, rows, names=["full", "window", "sink_window"], budgets=[32], sinks=(0, 1, 4), corpus="prose",
+        bos=False,
+    )  # fmt: skip
+    dense, alone, one, four = (entry.loss for entry in found.policies)
+    assert dense < four < alone - 1
+    assert one < alone - 1
+    assert found.sinks_needed == "yes"
+    assert all(4 <= entry.decoded_tokens < 32 for entry in found.policies)  # a step of so many parameters is timed less often
+
+
+def test_an_audit_of_a_language_model_agrees_with_plain_code():
+    """Rate, weight, entropy and loss of six texts, from the weights that eager attention returns."""
+    path, said = real("smollm2-135m"), []
+    summary = audit(str(path), quick=True, samples=6, bos="none", say=said.append).summary
+    loaded = load_model(str(path))
+    tokens = draw_samples(loaded, default_corpus(loaded), seq_len=64, samples=6, seed=0, bos=False).tokens
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        output = model(tokens, output_attentions=True)
+    weights = torch.stack(output.attentions)  # (layers, samples, heads, queries, keys)
+    first = weights[..., 0].double().mean(-1)
+    assert summary["sink_rate_gu2024"] == pytest.approx(100 * (first > 0.3).double().mean().item())
+    assert summary["first_token_mean_weight"] == pytest.approx(first.mean().item(), abs=1e-5)
+    loss = torch.nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).item()
+    assert summary["loss"] == pytest.approx(loss, abs=1e-5)
+    assert summary["corpus"] == "python_manual"  # it was made to talk
+    assert " of 270 heads in layers 3–9 and 12–29, sink rate " in summary["finding"]
+    assert said[0].startswith("sink at position 0")
+    groups = summary["grouped"]
+    assert (groups["size"], groups["all"] + groups["none"] + groups["some"]) == (3, 90)
+
+
+def test_what_bos_is_worth_is_a_headline():
+    summary = audit(str(real("gemma3-270m")), quick=True, samples=4, corpus="python_manual").summary
+    heads = r"The sink is position 0, “<bos>”: 6\d of 72 heads"
+    assert re.fullmatch(rf"{heads} .*\. Without BOS the loss is \d\.\d nats higher\.", summary["finding"])
+    assert summary["front_worth"]["gain"] > 1.0

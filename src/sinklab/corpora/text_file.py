@@ -29,6 +29,11 @@ MARKS = {
 LONG_LINE = 1000
 """Characters from one start of a passage inside of a line to the next; a text without line breaks is one line."""
 WORD = re.compile(r"(?<=\s)\S")
+BOOK = re.compile(
+    r"\*\*\* ?START OF TH[A-Z]+ PROJECT GUTENBERG.*?\*\*\*(.*?)(?:\*\*\* ?END OF TH[A-Z]+ PROJECT GUTENBERG|\Z)", re.DOTALL
+)
+FIRST_PROSE = re.compile(r"\n\s*\n(?=(?:\S[^\n]{50,}\n){5})")
+"""Before the first paragraph of five full lines: behind a title and a table of contents."""
 
 
 @corpora.register("text_file")
@@ -76,6 +81,15 @@ class TextFile(TextCorpus):
         if not self.text.strip():
             raise InputError(f"{self.path} is empty: it holds no text in its {len(content)} bytes")
         self._sha256 = hashlib.sha256(content).hexdigest()
+
+    @functools.cached_property
+    def body(self) -> str:
+        """The text; of a book of Project Gutenberg from its first paragraph of prose to its end."""
+        book = BOOK.search(self.text)
+        if book is None:
+            return self.text
+        begins = FIRST_PROSE.search(book[1])
+        return book[1][begins.end() if begins else 0 :]
 
     @property
     def label(self) -> str:

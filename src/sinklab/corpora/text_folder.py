@@ -90,6 +90,12 @@ class TextFolder(TextCorpus):
             before.add(start)
             yield file.text[start:]
 
+    def bodies(self) -> Iterator[str]:
+        """Every text once, as :attr:`TextFile.body`, in the order of a hash of its path."""
+        for name in hash_order(self._files):
+            if self._texts[name] == name:
+                yield TextFile(self._files[name]).body
+
     def documents(self, split: Split) -> Iterator[str]:
         held_out = held_out_keys(self._texts.values())
         if len(held_out) == len(set(self._texts.values())):

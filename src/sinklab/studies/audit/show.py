@@ -56,8 +56,8 @@ def facts(found: AuditFound) -> list[Row]:
     """Labels and what belongs to them, the sinks first."""
     rows: list[Row] = [row for view in found.views for row in _sinks(view)]
     if worth := found.front_worth:
-        words = f"{worth.gain:.2f} ± {worth.half:.2f} nats a token, on {counted(worth.samples, 'text')}"
-        rows.append((f"{found.bos_name} is worth", words))
+        worth_of = f"{worth.gain:.2f} ± {worth.half:.2f} nats a token, on {counted(worth.samples, 'text')}"
+        rows.append(("in front", f"{found.bos_name} is worth {worth_of}".replace("-", "−")))
     pictures = {"image": "pictures", "audio": "sound"}.get(found.kind, "text")
     parts = found.parts
     heads = ", ".join(f"{part.num_heads:,} in the {part.part}" for part in parts) if parts else f"{found.num_heads:,}"
