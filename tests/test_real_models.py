@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.testing import assert_allclose
@@ -13,7 +14,7 @@ from tests.conftest import real
 from tests.streaming.decoders import slow_logits
 from transformers import AutoModelForCausalLM, ViTForImageClassification
 
-from sinklab import audit, show
+from sinklab import attend, audit, show
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import read_samples
 from sinklab.corpora.samples import Samples
@@ -22,6 +23,9 @@ from sinklab.interventions.resample_head import ResampleHead
 from sinklab.models.drawing import default_corpus, draw_samples
 from sinklab.models.loading import load_model
 from sinklab.models.losses import IGNORED, cross_entropies, hide_tokens
+from sinklab.probes.entropy import Entropy
+from sinklab.probes.massive_activation import MassiveActivation
+from sinklab.probes.sink_rate import SinkRate
 from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.streaming.perplexity import losses
 from sinklab.studies.cache.comparison import compared
@@ -32,6 +36,98 @@ from sinklab.studies.causes.samples import Samples as MaskedSamples
 from sinklab.studies.origin.measurement import locate_origins
 
 pytestmark = pytest.mark.real
+
+
+def prose(loaded, samples: int, *, bos: bool):
+    return resolve_corpus("python_manual").sample(loaded.encoder, seq_len=64, samples=samples, seed=0, bos=bos)
+
+
+@torch.no_grad()
+def measured(loaded, tokens) -> tuple[pd.DataFrame, float]:
+    """The table of the probes, and the mean cross-entropy of the next token."""
+    with attend(loaded.model, [SinkRate(), Entropy(), MassiveActivation()]) as session:
+        logits = loaded.model(tokens, use_cache=False).logits[:, :-1]
+    return session.table(), float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+
+
+def of_heads(table: pd.DataFrame, metric: str) -> np.ndarray:
+    """Values on key 0, or of no key: one for each head, layer by layer."""
+    rows = table[(table["metric"] == metric) & table["head"].notna() & table["key_position"].fillna(0).eq(0)]
+    return rows.sort_values(["layer", "head"])["value"].to_numpy(float)
+
+
+@torch.no_grad()
+def plain(path, tokens) -> dict[str, object]:
+    """The same numbers from the weights that transformers returns, and from its hidden states, by the published formulae."""
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    out = model(tokens, output_attentions=True, output_hidden_states=True, use_cache=False)
+    weights = torch.stack(out.attentions).transpose(0, 1).double()  # document, layer, head, query, key
+    first = weights[..., 0].mean(-1)
+    logarithms = torch.where(weights > 0, weights, 1).log()
+    return {
+        "rate": 100 * (first > 0.3).double().mean(0).flatten().numpy(),
+        "from_threshold": (first - 0.3).abs().amin(0).flatten().numpy(),
+        "weight": first.mean(0).flatten().numpy(),
+        "entropy": -(weights * logarithms).sum(-1).mean((0, -1)).flatten().numpy(),
+        "largest": [float(state.abs().amax()) for state in out.hidden_states[1:-1]],
+        "loss": float(torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "bos", "samples"), [("smollm2-135m", False, 16), ("gemma3-270m", True, 4), ("gemma3-270m", False, 4)]
+)
+def test_plain_code_finds_the_same_numbers_in_a_language_model(name, bos, samples):
+    """Beside them stand known answers on other texts (Austen, 100 × 64), measured by code that knows nothing of this."""
+    loaded = load_model(real(name))
+    tokens = prose(loaded, samples, bos=bos)
+    (table, loss), expected = measured(loaded, tokens), plain(real(name), tokens)
+    # float32 over 30 layers, on sdpa and on eager attention: some 1e-6 a weight; entropies have sums of 64 of them.
+    clear = expected["from_threshold"] > 1e-4  # a document on the edge may fall on either side
+    assert clear.mean() > 0.9
+    assert_allclose(of_heads(table, "gu2024")[clear], expected["rate"][clear], rtol=0, atol=1e-9)
+    assert_allclose(of_heads(table, "qiu2025_first_attention"), expected["weight"], rtol=0, atol=1e-5)
+    assert_allclose(of_heads(table, "entropy"), expected["entropy"], rtol=0, atol=1e-4)
+    assert loss == pytest.approx(expected["loss"], abs=1e-5)
+    inside = table[(table["metric"] == "max_abs") & table["layer"].between(0, len(expected["largest"]) - 1)]
+    assert_allclose(inside.sort_values("layer")["value"], expected["largest"], rtol=1e-5)
+    sinking = (of_heads(table, "gu2024") > 10).reshape(loaded.model.config.num_hidden_layers, -1)
+    channel = table[table["metric"] == "massive_channel"].set_index(["layer", "key_position"])["value"]
+    if name == "smollm2-135m":
+        assert expected["rate"].mean() == pytest.approx(76.07, abs=3)
+        assert 210 <= sinking.sum() <= 230
+        assert not sinking[[0, 1, 11]].any()
+        assert channel[11, 0] == 507
+        assert expected["largest"][11] == pytest.approx(24_562, rel=0.05)
+    elif bos:
+        assert expected["rate"].mean() == pytest.approx(75.3, abs=3)
+        assert channel[14, 0] == 163
+        assert expected["largest"][14] == pytest.approx(103_795, rel=1e-4)  # at <bos>, whatever the text is
+    else:
+        assert expected["rate"].max() == 0
+        assert loss > 7
+
+
+def test_a_gguf_file_is_the_directory_made_from_it_bit_for_bit():
+    packed, made = load_model(real("gguf/smollm2-135m.gguf")), load_model(real("smollm2-135m"))
+    left, right = packed.model.state_dict(), made.model.state_dict()
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[key], right[key]) for key in left)
+    assert (packed.gguf["quantisation"], packed.gguf["types"]) == ("Q4_1", {"Q4_1": 210, "F32": 61, "Q8_0": 1})
+    assert packed.gguf["sha256"] == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    text = "Hello, 1234 fünf!\n\n  def f(x):\t<|im_start|>"
+    assert packed.tokenizer(text).input_ids == made.tokenizer(text).input_ids
+
+
+def test_a_qwen_in_a_file_speaks_and_sinks_at_its_first_token():
+    """Rotated rows, biases and an output matrix of its own are where they belong: a wrong place of any makes it babble."""
+    loaded = load_model(real("gguf/qwen2.5-coder-0.5b.gguf"), dtype="bfloat16")
+    question = loaded.tokenizer("The capital of France is", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert loaded.tokenizer.decode(loaded.model(question).logits[0, -1].argmax()) == " Paris"
+    table, loss = measured(loaded, prose(loaded, 2, bos=False))
+    assert loss < 5
+    assert (of_heads(table, "gu2024") > 10).mean() > 0.3
 
 
 @pytest.mark.parametrize("bos", [True, False])
