@@ -22,12 +22,10 @@ from sinklab.corpora.text_file import TextFile
 from sinklab.interventions.hide_key import NEAR, HideKey
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.zero_value import ZeroValue
-from sinklab.models.loading import load_model
-from sinklab.models.losses import IGNORED, hide_tokens
-from sinklab.probes.attention_received import AttentionReceived
 from sinklab.models.drawing import default_corpus, draw_samples
 from sinklab.models.loading import load_model
 from sinklab.models.losses import IGNORED, cross_entropies, hide_tokens
+from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
