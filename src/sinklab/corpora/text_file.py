@@ -69,7 +69,7 @@ class TextFile(TextCorpus):
 
     @functools.cached_property
     def body(self) -> str:
-        """The text; of a book of Project Gutenberg without what stands before its first paragraph of prose and behind its end."""
+        """The text; of a book of Project Gutenberg from its first paragraph of prose to its end."""
         book = BOOK.search(self.text)
         if book is None:
             return self.text

@@ -20,7 +20,7 @@ from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
 from sinklab.models.positions import short_target_warning
 from sinklab.sinks import find_sinks
-from sinklab.studies.audit.compare import comparison_findings, comparison_table, write_comparison
+from sinklab.studies.audit.compare import Comparison
 from sinklab.studies.audit.folder import read_audit
 from sinklab.studies.audit.page import head_data
 
@@ -312,14 +312,14 @@ def test_sinks_of_a_part_are_found_from_python():
 
 def test_parts_are_compared_as_models_are(result, tsv, tmp_path):
     other = audit(bart(sink=None), corpus=str(tsv), seq_len=LENGTH, samples=16, cache=False, out=tmp_path / "plain")
-    table = comparison_table([result.folder, other.folder])
+    table = Comparison([result.folder, other.folder]).table
     assert len(table.columns) == 6
     heads = table.loc["strongest sink: heads"]
     assert [heads[name] for name in heads.index if "cross" in name] == ["1 of 2", "0 of 2"]
-    said = comparison_findings([result.folder, other.folder])
+    said = Comparison([result.folder, other.folder]).findings
     assert [line.partition(": ")[0] for line in said] == list(table.columns)
     assert list(compare([result.folder, other.folder]).display({}))  # what the terminal shows
-    page = write_comparison([result.folder, other.folder], tmp_path / "both.html").read_text(encoding="utf-8")
+    page = Comparison([result.folder, other.folder]).write(tmp_path / "both.html").read_text(encoding="utf-8")
     assert page.count('class="one"') == 6
 
 
