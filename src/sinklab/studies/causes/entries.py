@@ -139,7 +139,8 @@ def screen_check(estimates: Screened | None, effects: Effects) -> dict[str, Scre
     import scipy.stats
 
     checks = {}
-    exact = np.nanmean(np.where(np.isfinite(effects.loss), effects.loss, np.nan), axis=3) if effects.loss.size else effects.loss
+    there = np.isfinite(effects.loss)
+    exact = np.where(there.any(3), np.where(there, effects.loss, 0.0).sum(3) / np.maximum(there.sum(3), 1), np.nan)
     for name in estimates.variants:
         if name not in effects.variants:
             continue

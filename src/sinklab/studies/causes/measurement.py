@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from sinklab.attention.anatomy import attending_layers
 from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, SinklabError, UnsupportedModelError
-from sinklab.models.layer_kinds import attending_layers
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, loss_kind
 from sinklab.models.positions import length_warning
@@ -97,11 +97,12 @@ def examine(
         require_texts(samples, sinks, max(count, 1), level=level)
     staged = request.budget is not None or len(heads) > MANY
     budget = request.budget if isinstance(request.budget, float) else float("inf")
-    shares = (
-        {"screen": 0.03, "groups": 0.3, "experiments": 0.1, "heads": 0.57} if staged else {"effects": 0.7, "experiments": 0.3}
-    )
-    plan(progress, {name: share for name, share in shares.items() if request.experiments or name != "experiments"})
     variants = make_variants(model, sinks, samples, batch_size=size)
+    few = samples.spread(_affordable(model, samples))
+    if staged:
+        groups += entries.kinds_of_layers(heads, sinks, request.threshold, groups)
+    seconds = (time.monotonic() - began) / 3  # find_sinks makes two passes, the means of the sink one
+    plan(progress, _costs(seconds, len(few) / len(samples), len(heads), len(groups), len(variants), request, budget, staged))
     identity = {**identity, "main_sink": sinks.describe(), "other_sinks": sinks.secondary}
     measured = Resumable(model, texts, request, variants, identity, store or Store(None), progress, began + budget)
     if isinstance(request.minimal_effect, str):
@@ -113,14 +114,14 @@ def examine(
     sections, section_rows = dict[str, Any](), list[Row]()
     estimates: Screened | None = None
     if staged:
-        few = samples.spread(_affordable(model, samples))
         at_once = max(2, min(size, LOGITS // max(1, few.domains.shape[1] * _classes(model))))
         estimates = screen(
             model, few, texts.readout, make_variants(model, sinks, few, batch_size=size), heads, batch_size=at_once,
             progress=progress,
         )  # fmt: skip
-        groups += entries.kinds_of_layers(heads, sinks, request.threshold, groups)
-        of_groups = measured.measured("groups", [([group], measured.names) for group in groups], groups) if groups else None
+        groups.sort(key=lambda group: -max(map(estimates.sizes, group.members)))
+        tasks_of_groups = [([group], measured.names) for group in groups]
+        of_groups = measured.measured("groups", tasks_of_groups, groups, began + budget / 2) if groups else None
         sections, section_rows = _experiments(model, texts, sinks, request, least, progress)
         tasks = _tasks(heads, estimates, of_groups, measured.names, level=level, minimal_effect=least)
         effects = measured.measured("heads", tasks, heads)
@@ -153,6 +154,22 @@ def examine(
         notes=_notes(model, samples, clean_loss if effects.unit == "nats" else {}), **sections,
     )  # fmt: skip
     return Examined(found, [*rows, *section_rows], effects.record)
+
+
+def _costs(
+    seconds: float, few: float, heads: int, groups: int, edits: int, request: Request, budget: float, staged: bool
+) -> dict[str, float]:
+    """Seconds that every stage takes, as far as they are known: an edit of one layer is half a pass over all texts.
+
+    Args:
+        seconds: of a pass; ``few`` is the share of the texts that the screen and the experiments read.
+    """
+    costs = {"all heads at once": 4 * seconds} if request.minimal_effect == "auto" else {}
+    if staged:
+        costs |= {"screen": 8 * few * seconds, "groups": min(0.5 * seconds * edits * groups, budget / 2)}
+    costs |= {"experiments": 30 * few * seconds} if request.experiments else {}
+    left = max(budget - sum(costs.values()), seconds)
+    return costs | {"heads" if staged else "effects": min(0.5 * seconds * edits * heads, left)}
 
 
 LOGITS = 2**24

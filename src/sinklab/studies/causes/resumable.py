@@ -76,12 +76,15 @@ class Resumable:
             pieces += [own[first : first + most] for first in range(0, len(own), most)]
         return self.measured("effects", [(piece, self.names) for piece in pieces], heads)
 
-    def measured(self, stage: str, tasks: Sequence[Task[Edited]], everything: Sequence[Edited]) -> Effects[Edited]:
+    def measured(
+        self, stage: str, tasks: Sequence[Task[Edited]], everything: Sequence[Edited], deadline: float | None = None
+    ) -> Effects[Edited]:
         """Effects of the tasks that are begun before the deadline, the first always; NaN where nothing was measured.
 
         Args:
             stage: what the progress is called.
             everything: heads or groups in the order of the result.
+            deadline: an earlier one.
         """
         samples, names = self.texts.samples, self.names
         shape = (len(names), len(everything), len(samples), len(samples.domain_names))
@@ -95,7 +98,7 @@ class Resumable:
             settings = {**self._settings, "variants": list(chosen), "edited": [_spelled(one) for one in edited]}
             stored = self.store.get("effects", settings, __version__)
             if stored is None:
-                if number and time.monotonic() > self.deadline:
+                if number and time.monotonic() > (self.deadline if deadline is None else deadline):
                     continue  # what is stored of later ones is taken all the same
                 before, whole = sum(sizes[:number]), sum(sizes)
 

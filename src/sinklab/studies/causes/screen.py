@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import run_name
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.errors import MeasurementError
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head

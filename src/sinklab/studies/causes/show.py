@@ -8,7 +8,6 @@ from typing import Any
 
 from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
 from sinklab.results.intervals import Interval
-from sinklab.results.sections import Section
 from sinklab.studies.causes.found import (
     Causes,
     ExaminedGroup,
@@ -21,7 +20,7 @@ from sinklab.studies.causes.found import (
     Spread,
 )  # fmt: skip
 
-__all__ = ["SECTION", "show"]
+__all__ = ["show"]
 
 LABELS: dict[str, tuple[str, str]] = {
     "text-dependent": ("T", "silencing it costs loss, and so does its output on another text"),
@@ -135,6 +134,7 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
                 interval(group.beyond_alone.get("zero", {}).get(domain), places),
             ]
             for group in found.groups
+            if group.label != "not-run"
         ]  # fmt: skip
         headings = ["at once", "label", "needs sink", "alone", *(EDITS[name] for name in edits), "output 0, beyond the sum"]
         yield Grid(headings, groups, text=4)
@@ -155,7 +155,7 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
             _name(entry), entry.domains[domain], entry.value_ratios.get(domain),
             *(interval(entry.effects.get(name, {}).get(domain), places) for name in used),
         ]
-        for entry in (*(head for head in found.heads if head.label != "not-run"), *found.groups)
+        for entry in (*(one for one in (*found.heads, *found.groups) if one.label != "not-run"),)
     ]  # fmt: skip
     title = f"Every head on {domain}, with the length of its sink's value and 95 % intervals over texts"
     yield Grid(["head", "label", "|value|", *(CONTRASTS[name] for name in used)], every, title, folded=True, text=2)
@@ -290,16 +290,3 @@ def _name(entry: Labelled) -> str:
 def _words(head: ExaminedHead) -> str:
     of = ", ".join(f"{label} on {domain}" for domain, label in head.domains.items()) if len(head.domains) > 1 else ""
     return f"Layer {head.layer}, head {head.head}: {head.label}{f' ({of})' * bool(of)}"
-
-
-SECTION = Section(
-    name="causes",
-    title="What the sink is for",
-    lead="Each head was edited alone and the loss measured again: with all of its attention on the sink, with the sink hidden, "
-    "with an output of zero, and with its output on another text. The change of the loss shows what the head does.",
-    help="Find out what every head does with the sink, by interventions (docs/explain.md); takes a minute or more.",
-    found=Causes,
-    show=show,
-    measure="sinklab.studies.causes.measurement:causes_section",
-    text_only="it is made for models with a loss of tokens",
-)
