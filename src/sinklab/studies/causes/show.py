@@ -44,8 +44,6 @@ EDITS = {
 """Edits of a head, as tables head them."""
 CONTRASTS = {**EDITS, "hide - zero_value": "share on other keys, less on none"}
 """Contrasts of the table with intervals; summary.json has all, with p-values."""
-OPEN = ("undecided", "active", "needs-sink", "not-run")
-"""Labels of heads of which something is not decided."""
 SHOWN = 40
 """Heads in a figure; of a larger model the ones that are decided and hurt most."""
 STRONG = 10
@@ -155,7 +153,8 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
             _name(entry), entry.domains[domain], entry.value_ratios.get(domain),
             *(interval(entry.effects.get(name, {}).get(domain), places) for name in used),
         ]
-        for entry in (*(one for one in (*found.heads, *found.groups) if one.label != "not-run"),)
+        for entry in (*found.heads, *found.groups)
+        if entry.label != "not-run"
     ]  # fmt: skip
     title = f"Every head on {domain}, with the length of its sink's value and 95 % intervals over texts"
     yield Grid(["head", "label", "|value|", *(CONTRASTS[name] for name in used)], every, title, folded=True, text=2)
