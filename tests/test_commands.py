@@ -343,3 +343,24 @@ def test_an_example_in_another_spelling_is_found():
     named = arguments_of(line)["operations"]
     with pytest.raises(ValueError, match="settings follow a colon: sigmoid:length_bias=true"):
         [operations.read(spec) for spec in split_specs(named)]
+
+
+SUGGESTED = re.compile(r"[`'‘]sinklab ([a-z]+)((?: [^`'’{}\"]*)?)[`'’]")
+
+
+def suggested() -> set[tuple[str, str]]:
+    """Command and the rest of the line, of every line in quotes that a message, sentence or docstring of the package names."""
+    texts = (
+        path.read_text(encoding="utf-8")
+        for path in (*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "sinklab_claims").rglob("*.py"))
+    )
+    return {found.groups() for text in texts for found in SUGGESTED.finditer(text.replace("\n", " "))}
+
+
+def test_every_line_that_is_suggested_has_a_command_and_options_that_are_there():
+    lines = suggested()
+    assert len(lines) > 10
+    for name, rest in lines:
+        known = set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, [name, "--help"]).stdout)) if "--" in rest else set()
+        assert name in find_commands()
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known

@@ -99,7 +99,7 @@ def card_of(folder: Path) -> Card:
     shown = list(_blocks(kind, summary, run, record))
     if not model or not shown:
         raise InputError(f"{folder} is a run of {kind} that says nothing about a model as a whole, so there is no card of it")
-    line = command_of(record, summary, model)
+    line = command_of(record, summary, run.model)
     blocks = [Heading("Attention sinks"), *shown, Heading("How to reproduce", 3)]
     fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 3)
     again = f"{fence}console\n{line}\n{fence}\n\n" if line else ""
