@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 import torch
@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedModel
 
 from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError
-from sinklab.policies.base import Policy, Positions, SlotPolicy
+from sinklab.policies.base import Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.results.requirements import require_whole
@@ -100,15 +100,10 @@ class PolicyCache(Cache, Planner):
         rebase_at: int | None = None,
         quantized: str | None = None,
     ) -> None:
-        if not isinstance(policy, Policy):
-            raise ConfigurationError(
-                f"`policy` is of {type(policy).__name__}, which is no policy; make one with "
-                "sinklab.registry.policies.make('sink_window'), or let open_reader(model, policy) take its name"
-            )
         if not isinstance(policy, SlotPolicy):
             raise ConfigurationError(
-                f"{type(self).__name__} takes a SlotPolicy, and policy {policy.name!r} is none; open_reader(model, policy) "
-                "picks what a policy needs"
+                f"{type(self).__name__} takes a SlotPolicy, and {getattr(policy, 'name', policy)!r} is none; "
+                "open_reader(model, policy) takes any policy, or its name"
             )
         require_whole("chunk", chunk, 1)
         if quantized is not None:
@@ -456,14 +451,6 @@ class PolicyCache(Cache, Planner):
         if self.model is not None:
             join(self.model, copied)
         return copied
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        if self._table is not None:
-            raise ConfigurationError(
-                "a cache belongs to its model and cannot be pickled; save_state of sinklab.streaming.state writes what it "
-                "holds, and copy.deepcopy copies it"
-            )
-        return super().__reduce_ex__(protocol)
 
     # --- what transformers asks of a cache -----------------------------------------------------------------------------------
 
