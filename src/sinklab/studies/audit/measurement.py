@@ -34,7 +34,7 @@ from sinklab.report.maps import PICTURES_FILE
 from sinklab.results.blocks import names
 from sinklab.results.metric import definitions
 from sinklab.results.naming import counted, front_names
-from sinklab.results.progress import plan
+from sinklab.results.progress import PartOf, plan
 from sinklab.results.record import to_json
 from sinklab.results.run import Progress
 from sinklab.results.sections import Context, sections
@@ -160,7 +160,8 @@ def measure_audit(
             summary[name] = {"refused": f"not for a model of {HELD[drawn.kind]}: {section.text_only}"}
             continue
         try:
-            summary[name], table = section.measured(context)
+            own = dataclasses.replace(context, progress=PartOf(progress, name))
+            summary[name], table = section.measured(own)
         except KeyboardInterrupt:
             stopped = names([other for other in chosen if other not in summary])
             break
