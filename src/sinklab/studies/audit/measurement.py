@@ -128,7 +128,7 @@ def measure_audit(
     identity = check_identity(loaded.model, drawn)
     main = measuring.measure_main(*first, drawn, [name for name in probe_registry if name not in missing], say)
     by_token = {part: finder.by_token(decoder(loaded)) for part, finder in main.finders.items()}
-    conditions, tables, stopped = [main.condition], main.tables, ""
+    conditions, tables, stopped, stopped_by = [main.condition], main.tables, "", None
     shown = drawn.take(slice(MAP_SAMPLES))
     maps = AttentionMaps(MAP_TILES, _longest(drawn) or 0)
     patches = OnPatches() if drawn.grid is not None and drawn.pictures is not None else None
@@ -141,8 +141,8 @@ def measure_audit(
             conditions.append(seen.condition)
             tables += seen.tables
             left.pop(0)
-    except KeyboardInterrupt:
-        stopped = names([*left, *chosen])
+    except KeyboardInterrupt as signal:
+        stopped, stopped_by = names([*left, *chosen]), _signal(signal)
 
     found = summarize(
         loaded, conditions, by_token, drawn, threshold=threshold, reading=reading, normalized=main.session.normalized,
@@ -162,8 +162,8 @@ def measure_audit(
         try:
             own = dataclasses.replace(context, progress=PartOf(progress, name))
             summary[name], table = section.measured(own)
-        except KeyboardInterrupt:
-            stopped = names([other for other in chosen if other not in summary])
+        except KeyboardInterrupt as signal:
+            stopped, stopped_by = names([other for other in chosen if other not in summary]), _signal(signal)
             break
         tables.append(table)
     if stopped:
@@ -176,8 +176,14 @@ def measure_audit(
         "definitions": definitions({probe.name: probe.metrics for probe in (*main.probes, *context.probes)}),
         "checks": checks(main.session, identity),
         "calls": dict(main.session.calls),
+        **({} if stopped_by is None else {"stopped_by": stopped_by}),
     }
     return Audited(summary, append(tables), record, tuple(_arrays(loaded, maps, patches, shown)))
+
+
+def _signal(interrupt: KeyboardInterrupt) -> str:
+    """What the process was sent; the command line raises a kind of its own for SIGTERM."""
+    return "SIGINT" if type(interrupt) is KeyboardInterrupt else "SIGTERM"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
