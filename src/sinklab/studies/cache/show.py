@@ -194,6 +194,7 @@ SECTION = Section(
     found=Comparison,
     show=show,
     measure="sinklab.studies.cache.comparison:policies_section",
+    cost=1.3,
     text_only="a cache holds what a decoder has read of a text",
     default=True,
 )
