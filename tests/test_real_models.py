@@ -19,10 +19,13 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import read_samples
 from sinklab.corpora.samples import Samples
 from sinklab.corpora.text_file import TextFile
+from sinklab.interventions.hide_key import NEAR, HideKey
 from sinklab.interventions.resample_head import ResampleHead
+from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.drawing import default_corpus, draw_samples
 from sinklab.models.loading import load_model
 from sinklab.models.losses import IGNORED, cross_entropies, hide_tokens
+from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
@@ -34,6 +37,7 @@ from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.readout import MaskedToken
 from sinklab.studies.causes.samples import Samples as MaskedSamples
 from sinklab.studies.origin.measurement import locate_origins
+from sinklab.training.rows import token_losses
 
 pytestmark = pytest.mark.real
 
@@ -130,6 +134,13 @@ def test_a_qwen_in_a_file_speaks_and_sinks_at_its_first_token():
     assert (of_heads(table, "gu2024") > 10).mean() > 0.3
 
 
+PROSE = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. "
+    "However little known the feelings or views of such a man may be on his first entering a neighbourhood, this truth is so "
+    "well fixed."
+)
+
+
 @pytest.mark.parametrize("bos", [True, False])
 def test_a_llama_has_its_sink_at_bos_and_none_without(bos):
     loaded = load_model(str(real("tiny1m")))
@@ -159,6 +170,28 @@ def test_the_sink_of_a_llama_is_written_by_one_neuron():
     assert all(before > 0.2 and after < before / 2 for before, after in last.values())
 
 
+def test_the_sink_of_a_language_model_is_born_twice():
+    """Known from plain code: block 2 for layers 3 to 9, until block 9 writes it away, and block 11 for layers 12 to 29."""
+    loaded = load_model(str(real("smollm2-135m")), dtype="float32")
+    tokens = torch.tensor(loaded.encoder.encode(PROSE * 3)[:120]).view(3, 40)
+    found = locate_origins(loaded.model, Samples.of_tokens(tokens), Sinks.at(0), controls=1)[0]
+    first, second = found.origins
+    assert [(one.block, one.sublayer, one.last) for one in found.origins] == [(2, "mlp", 11), (11, "mlp", None)]
+    assert [[unit.unit for unit in one.units] for one in found.origins] == [[90, 430], [1229, 1487]]
+    assert [one.channels[0].channel for one in found.origins] == [507, 507]
+    assert (first.death.block, first.death.sublayer) == (9, "mlp")
+    layers = [{head.layer for head in one.heads if head.own} for one in found.origins]
+    assert layers[0] == set(range(3, 10))
+    assert set(range(12, 28)) <= layers[1] <= set(range(12, 30))
+    # On 16 texts: block 11 writes 23,738; silenced +1.68; the channel at its mean 0.00, at zero +10.35; without block 2's +0.87.
+    assert second.norm == pytest.approx(23_738, rel=0.05)
+    assert second.edit("units", "zero").loss.mean > 0.8
+    assert abs(second.edit("channels", "mean").loss.mean) < 0.05
+    assert second.edit("channels", "zero").loss.mean > 5
+    assert first.edit("write", "zero").loss.mean > 0.2
+    assert second.edit("units", "zero").weight_kept.mean < 0.3
+
+
 def test_the_spike_of_a_vision_transformer_is_one_neuron_and_goes_without_the_sink():
     model = ViTForImageClassification.from_pretrained(real("vit-tiny-patch16-224")).eval()
     # Smooth noise: the spike stands at the four corners whatever the picture is.
@@ -167,24 +200,17 @@ def test_the_spike_of_a_vision_transformer_is_one_neuron_and_goes_without_the_si
     samples = Samples({"pixel_values": pictures.clamp(-1, 1)}, kind="image")
     with torch.no_grad():
         samples = dataclasses.replace(samples, targets=model(pictures.clamp(-1, 1)).logits.argmax(-1))
-    (origin,) = locate_origins(model, samples, Sinks(), controls=1, registers=4, batch_size=16)[0].origins
+    (origin,) = locate_origins(model, samples, Sinks(), controls=1, batch_size=16)[0].origins
     assert (origin.kind, origin.positions, origin.block, origin.sublayer) == ("spike", [1, 14, 183, 196], 7, "mlp")
     assert [unit.unit for unit in origin.units] == [417]
     (channel,) = origin.channels
     assert channel.channel == 41
     assert origin.units[0].in_channel / channel.value > 0.98
-    assert [(weight.part, weight.channel, weight.rank) for weight in origin.weights[:1]] == [("[:, 417]", 41, 1)]
     assert origin.spike > 500
     zero = next(edit for edit in origin.edits if (edit.on, edit.edit) == ("units", "zero"))
     assert zero.spike < 40
     assert zero.weight > 5 * origin.uniform
     assert "silenced, the spike goes" in origin.verdict
-    # Four tokens that were never trained take the sink over, and the classes stay nearer than with the neuron silenced.
-    moved = next(edit for edit in origin.edits if edit.on == "registers")
-    assert moved.spike < 40
-    assert origin.registers.weight > 0.5 > 0.25 > moved.weight
-    assert origin.weight > 0.7
-    assert origin.registers.divergence.mean < origin.registers.silenced.mean / 2
 
 
 def test_a_tokenizer_of_chemistry_reads_reactions_and_no_python():
@@ -254,11 +280,18 @@ def test_a_vision_transformer_has_its_sink_at_the_corner_patches(tmp_path):
     result.show()
 
 
-PROSE = (
-    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. "
-    "However little known the feelings or views of such a man may be on his first entering a neighbourhood, this truth is so "
-    "well fixed."
-)
+def test_a_sink_hidden_from_all_heads_does_not_form_again_at_the_next_token():
+    """Hidden everywhere, nothing is missed: token 1 takes the part. A value of 0 is missed, and the first token stays as it is."""
+    loaded = load_model(str(real("smollm2-135m")), dtype="float32")
+    rows = resolve_corpus("python_source").sample(loaded.encoder, seq_len=96, samples=2, seed=0, bos=False)
+    losses, second = [], []
+    for edits in ((), (HideKey(),), (HideKey(spare=NEAR),), (ZeroValue(),)):
+        with torch.no_grad(), attend(loaded.model, [AttentionReceived()], edits, verify=False) as session:
+            losses.append(token_losses(loaded.model, rows).mean().item())
+        second.append(session.table().query("key_position == 1")["value"].mean())
+    plain, hidden, kept_near, silent = losses
+    assert abs(hidden - plain) < 0.05 < 0.2 < min(kept_near, silent) - plain
+    assert second[1] > 0.25 > 0.05 > second[2]
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.losses import is_causal_lm
@@ -275,8 +275,7 @@ def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128,
     made = policies.make(policy)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(
-            f"{type(model).__name__} is an encoder-decoder, whose decoder does not read a text by itself. A cache for it goes "
-            "to generate(), as past_key_values=EncoderDecoderCache(SinkCache(…), DynamicCache())"
+            f"{type(model).__name__} is an encoder-decoder, whose decoder does not read a text by itself"
         )
     if not is_causal_lm(model):
         raise UnsupportedModelError(
