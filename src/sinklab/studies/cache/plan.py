@@ -340,8 +340,8 @@ def _in_turn(texts: Iterable[str], encoder: Encoder, length: int, number: int) -
         cut.append(pieces[1 : number + 1])
         if len(rows) == number:
             return rows, longest
-    for pieces in itertools.zip_longest(*cut):
-        rows += [piece for piece in pieces if piece is not None]
+    for turn in itertools.zip_longest(*cut):
+        rows += [piece for piece in turn if piece is not None]
     return rows[:number], longest
 
 
