@@ -41,7 +41,7 @@ class Edit:
         stage: of the write that is edited.
         columns, values: columns of the writer's input and what they become, ``(samples, length, columns)``; NaN to stay.
         samples: numbers of the samples that it is made on; ``None`` for all.
-        write: the whole write at the place becomes 0, or its mean over the other tokens of the same sample.
+        write: the whole write at the place becomes 0.
         block, channels, state: channels of what leaves a block, and what they become at the place, ``(channels,)``.
     """
 
@@ -52,7 +52,7 @@ class Edit:
     columns: Tensor | None = None
     values: Tensor | None = None
     samples: Sequence[int] | None = None
-    write: Literal["zero", "mean"] | None = None
+    write: bool = False
     block: int = -1
     channels: Tensor | None = None
     state: Tensor | None = None
@@ -67,7 +67,7 @@ class Measured:
         spikes: float64 ``(samples, blocks)``: largest over median size of what leaves each block, other sinks and spikes left
             out of the largest.
         spiked: boolean, of the same shape: whether that largest stands at the place.
-        weights, pulls, uniform: by attention module, see :class:`~sinklab.studies.origin.tracing.PlaceWeights`.
+        weights, uniform: by attention module, see :class:`~sinklab.studies.origin.tracing.PlaceWeights`.
         layers: running number of each attention module.
     """
 
@@ -75,7 +75,6 @@ class Measured:
     spikes: Tensor
     spiked: Tensor
     weights: Mapping[str, Tensor]
-    pulls: Mapping[str, Tensor]
     uniform: Mapping[str, Tensor]
     layers: Mapping[str, int]
 
@@ -115,11 +114,9 @@ class _Edited(Tap):
     def write(self, sublayer: Sublayer, values: Tensor) -> Tensor | None:
         edited = None
         for edit, rows in self._by_edit():
-            if edit.stage == sublayer.stage and edit.write is not None:
+            if edit.stage == sublayer.stage and edit.write:
                 edited = values.clone().reshape(*self.at.shape, -1) if edited is None else edited
-                at, others = (mask[rows].to(values.device)[..., None] for mask in (self.at, self.others))
-                new = (edited[rows] * others).sum(1, keepdim=True) / others.sum(1, keepdim=True)
-                edited[rows] = torch.where(at, new if edit.write == "mean" else torch.zeros_like(new), edited[rows])
+                edited[rows] = edited[rows].masked_fill(self.at[rows].to(values.device)[..., None], 0.0)
         return edited
 
     def leave(self, block: int, hidden: Tensor) -> Tensor | None:
@@ -176,8 +173,7 @@ def run_edits(
     loss = torch.cat(losses)
     spikes, spiked = (torch.cat([torch.stack(getattr(tap, name), 1) for tap in taps]) for name in ("spikes", "spiked"))
     by_module = [
-        {name: torch.cat([getattr(one, kind)[name] for one in watched]) for name in layers}
-        for kind in ("weights", "pulls", "uniform")
+        {name: torch.cat([getattr(one, kind)[name] for one in watched]) for name in layers} for kind in ("weights", "uniform")
     ]
     measured, start = list[Measured](), 0
     for numbers_of_edit in own:
@@ -197,7 +193,7 @@ def joined(parts: Sequence[Measured], order: Tensor) -> Measured:
     """What was seen under edits of different samples as one; ``order`` puts the samples of all of them in line."""
     loss, spikes, spiked = (torch.cat([getattr(part, name) for part in parts])[order] for name in ("loss", "spikes", "spiked"))
     weights = {name: torch.cat([part.weights[name] for part in parts])[order] for name in parts[0].weights}
-    return Measured(loss, spikes, spiked, weights, {}, {}, parts[0].layers)
+    return Measured(loss, spikes, spiked, weights, {}, parts[0].layers)
 
 
 def _takes_loss(model: nn.Module, samples: Samples) -> bool:
