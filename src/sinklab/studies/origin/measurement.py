@@ -25,7 +25,7 @@ from sinklab.results.sections import Context
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments
-from sinklab.studies.origin.ablation import MODES, Edit, Measured, clean_losses, joined, new_values, read_columns, run_edits
+from sinklab.studies.origin.ablation import MODES, Edit, Measured, clean_losses, new_values, read_columns, run_edits
 from sinklab.studies.origin.decomposition import Decomposition, Writer, decompose, writer_of
 from sinklab.studies.origin.found import Death, Edited, HeadWeight, Norms, Origin, Origins, origin_rows
 from sinklab.studies.origin.show import finding, story
@@ -319,19 +319,21 @@ def _edits(
 
 def _edits_of_units(setting: OriginSetting, at: Tensor, sublayer: Sublayer, writer: Writer, units: list[int]) -> Iterator[Edit]:
     """Edits of the units, and of as many random ones where the writer has so many besides: every sample under one draw."""
-    generator, total = torch.Generator().manual_seed(setting.seed), len(setting.samples)
+    generator, rows = torch.Generator().manual_seed(setting.seed), torch.arange(len(setting.samples))
     pool = torch.tensor([unit for unit in range(writer.units) if unit not in set(units)])
-    draws = [pool[torch.randperm(len(pool), generator=generator)[: len(units)]] for _ in range(min(setting.controls, total))]
-    enough = len(pool) >= len(units)
-    columns = [writer.columns(group) for group in (units, *(draw.tolist() for draw in draws if enough))]
+    draws = [
+        pool[torch.randperm(len(pool), generator=generator)[: len(units)]] for _ in range(min(setting.controls, len(rows)))
+    ]
+    drawn = [draw.tolist() for draw in draws if len(draw) == len(units)]
+    columns = [writer.columns(group) for group in (units, *drawn)]
     clean = read_columns(setting, sublayer, torch.cat(columns)).split([len(own) for own in columns], dim=2)
     for mode, what in MODES.items():
-        for number, (own, values) in enumerate(zip(columns, clean, strict=True)):
-            if number and mode == "constant":  # random units are edited in the other ways
-                continue
-            new, mine = new_values(mode, values, at, setting.others, generator), range(number - 1, total, len(draws))
-            on, samples = ("controls", mine) if number else ("units", None)
-            yield Edit(mode, on, what, stage=sublayer.stage, columns=own, values=new, samples=samples)
+        new = [new_values(mode, values, at, setting.others, generator) for values in clean]
+        yield Edit(mode, "units", what, stage=sublayer.stage, columns=columns[0], values=new[0])
+        if drawn and mode != "constant":  # random units are edited in the other ways
+            own, mine = rows % len(drawn), torch.stack(columns[1:])
+            values = torch.stack(new[1:])[own, rows]
+            yield Edit(mode, "controls", what, stage=sublayer.stage, columns=mine[own], values=values)
 
 
 def _by_block(setting: OriginSetting, clean: Measured) -> list[float | None]:
@@ -346,19 +348,12 @@ def _by_block(setting: OriginSetting, clean: Measured) -> list[float | None]:
 def _outcomes(
     clean: Measured, own: HeadsByModule, blocks: slice, edits: Sequence[Edit], measured: Sequence[Measured]
 ) -> Iterator[Edited]:
-    """What every edit does; draws of random units, of some samples each, are one."""
-    kinds: dict[tuple[str, str, str], list[int]] = {}
-    for number, edit in enumerate(edits):
-        kinds.setdefault((edit.on, edit.name, edit.what), []).append(number)
+    """What every edit does."""
     uniform, as_it_is = mean_over(clean.uniform, own), mean_over(clean.weights, own)
-    for (on, name, what), numbers in kinds.items():
-        run = measured[numbers[0]]
-        if len(numbers) > 1:
-            samples = torch.cat([torch.tensor(list(edits[number].samples or ())) for number in numbers])
-            run = joined([measured[number] for number in numbers], samples.argsort())
+    for edit, run in zip(edits, measured, strict=True):
         weight, spike = mean_over(run.weights, own), run.spikes[:, blocks].amax(1)
         yield Edited(
-            name, on, what,
+            edit.name, edit.on, edit.what,
             loss=_interval(run.loss - clean.loss),
             weight=_known(weight.nanmean()),
             weight_kept=_kept(weight, as_it_is, uniform),

@@ -60,7 +60,7 @@ def _place(births: Sequence[Origin]) -> Iterator[Block]:
     origin = births[0]
     if len(births) > 1:
         yield Say(story(births))
-        cells, legend = {}, list[tuple[str, str, int, str]]()
+        cells, legend = dict[tuple[int, int], tuple[str, str, str]](), list[tuple[str, str, int, str]]()
         for letter, kind, one in zip("ABCDEFGH", ("dormant", "broadcast", "switch", "constant") * 2, births, strict=False):
             own = [head for head in one.heads if head.own]
             words = f"rests on block {one.block}"

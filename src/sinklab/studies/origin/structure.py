@@ -159,13 +159,12 @@ def passing(model: nn.Module, structure: Structure, first: int, last: int, enter
     own = {name: vars(module).get("forward") for name, module in modules.items()}  # of hooks that move weights between devices
     try:
         for name, module in modules.items():
-            module.forward = functools.partial(forward, name, module.forward)
+            vars(module)["forward"] = functools.partial(forward, name, module.forward)
         yield
     finally:
         for name, module in modules.items():
-            vars(module).pop("forward", None)
-            if own[name] is not None:
-                module.forward = own[name]
+            vars(module).pop("forward")
+            vars(module).update({} if own[name] is None else {"forward": own[name]})
 
 
 class _Forward:
