@@ -14,8 +14,9 @@ own model class changes nothing and says nothing. Here every request goes throug
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,9 +27,13 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec
+from sinklab.policies.full import Full
+from sinklab.policies.recompute import Recompute
+from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
-from sinklab.streaming.reader import open_reader
+from sinklab.streaming.reader import CacheReader, open_reader
+from sinklab.streaming.traits import has_states, tokens_in_front, tokens_of_prefix
 from sinklab.studies.measure.probing import opened
 
 if TYPE_CHECKING:
@@ -53,6 +58,24 @@ _HARNESS = (datasets, evaluate, harness_task, TaskManager)
 
 MAX_NEW_TOKENS = 256
 
+HELD = 2**14
+"""Tokens of all texts that are read side by side, in rows of one cache."""
+
+AT_ONCE = 1024
+"""Tokens of one forward: enough for products of full speed, and few enough for a word of progress every second or two."""
+
+LOGITS = 2**25
+"""Numbers that the logits of one forward have at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Tokens of request ``owner``: all but the last are read, and those from ``begin`` on are scored."""
+
+    ids: tuple[int, ...]
+    begin: int
+    owner: int
+
 
 class PolicyLM(TemplateLM):
     """A model for ``lm_eval.simple_evaluate`` that sees of every text what a policy lets it see.
@@ -67,8 +90,10 @@ class PolicyLM(TemplateLM):
         bos: how many beginning-of-sequence tokens every text begins with; by default what the tokenizer puts there.
         quantized: ``"int8"`` or ``"int4"``: of the cache; see :func:`~sinklab.streaming.reader.open_reader`.
         tokenizer: of a transformers model that is given as such.
-        batch_size: requests read side by side, padded on the left.
+        batch_size: requests read side by side, padded on the left, where a cache cannot be shared by texts with a common
+            beginning, and to generate.
         chunk: most tokens that the cache takes at once; results do not depend on it.
+        progress: called with the tokens (or texts) of a batch of requests that are read, and how many there are.
 
     Raises:
         InputError: a model without a tokenizer.
@@ -85,6 +110,7 @@ class PolicyLM(TemplateLM):
         tokenizer: PreTrainedTokenizerBase | None = None,
         batch_size: int = 8,
         chunk: int = 128,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         super().__init__()
         loaded = opened(model)
@@ -103,7 +129,10 @@ class PolicyLM(TemplateLM):
         self.bos, self.quantized = bos, quantized
         self.model, self.name, self.batch_size, self.chunk = loaded.model, loaded.name, batch_size, chunk
         self.policy = open_reader(self.model, policy, chunk=chunk, quantized=quantized).policy
+        self.progress = progress
         self._device = loaded.device
+        # Nothing but what a window shows reaches a token: no learned tokens in front, and no state beside the cache.
+        self._sees_windows_only = not (tokens_in_front(self.model) or tokens_of_prefix(self.model) or has_states(self.model))
         self._bos_counts: collections.Counter[int] = collections.Counter()
 
     # --- the tokenizer -------------------------------------------------------------------------------------------------------
@@ -175,15 +204,13 @@ class PolicyLM(TemplateLM):
                     f"the continuation of {text!r} has no token of its own: the tokenizer joins it to the context; begin it "
                     "with a blank"
                 )
-        requests = [(text, self.fronted(context), continuation) for text, context, continuation in requests]
-        answers: dict[int, tuple[float, bool]] = {}
-        for batch in self._batches([context + continuation for _, context, continuation in requests]):
-            texts = [requests[index] for index in batch]
-            for index, answer in zip(batch, self._score([text[1] for text in texts], [text[2] for text in texts]), strict=True):
-                answers[index] = answer
-                if requests[index][0] is not None:
-                    self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
-        return [answers[index] for index in range(len(requests))]
+        texts = [(self.fronted(context), continuation) for _, context, continuation in requests]
+        self._count_bos([context + continuation for context, continuation in texts])
+        answers = self._answers(texts)
+        for (text, _, _), answer in zip(requests, answers, strict=True):
+            if text is not None:
+                self.cache_hook.add_partial("loglikelihood", text, answer)
+        return answers
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Log-likelihood of every continuation and whether greedy decoding would give it; without a bar of its own."""
@@ -209,11 +236,13 @@ class PolicyLM(TemplateLM):
             ConfigurationError: sampling or beams.
         """
         prompts = [self.fronted(self.tok_encode(request.args[0])) for request in requests]
+        self._count_bos(prompts)
         texts: dict[int, str] = {}
         for batch in self._batches(prompts):
             settings = [read_greedy(requests[index].args[1]) for index in batch]
             for index, text in zip(batch, self._generate([prompts[index] for index in batch], settings), strict=True):
                 texts[index] = text
+                self.progress(len(texts), len(prompts))
                 self.cache_hook.add_partial("generate_until", requests[index].args, text)
         return [texts[index] for index in range(len(requests))]
 
@@ -239,14 +268,59 @@ class PolicyLM(TemplateLM):
 
     # --- through the cache ---------------------------------------------------------------------------------------------------
 
+    def _count_bos(self, texts: Sequence[list[int]]) -> None:
+        bos = self.tokenizer.bos_token_id
+        for ids in texts:
+            self._bos_counts[next((n for n, token in enumerate(ids) if token != bos), len(ids))] += 1
+
     def _batches(self, texts: Sequence[list[int]]) -> Iterator[list[int]]:
         """Indices of texts of about the same length, the longest first, so that too little memory shows at once."""
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-        for index in order:
-            bos = self.tokenizer.bos_token_id
-            ids = texts[index]
-            self._bos_counts[next((n for n, token in enumerate(ids) if token != bos), len(ids))] += 1
         yield from (order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size))
+
+    def _answers(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        """Of contexts and continuations; what texts have in common is read once where the cache can be shared."""
+        policy = Full() if isinstance(self.policy, Recompute) else self.policy
+        reader = open_reader(self.model, policy, chunk=self.chunk, quantized=self.quantized)
+        if isinstance(reader, CacheReader) and reader.forks and self.quantized is None:
+            return self._shared(reader, texts)
+        answers: dict[int, tuple[float, bool]] = {}
+        for batch in self._batches([context + continuation for context, continuation in texts]):
+            answers.update(zip(batch, self._score(*zip(*(texts[index] for index in batch), strict=True)), strict=True))
+            self.progress(len(answers), len(texts))
+        return [answers[index] for index in range(len(texts))]
+
+    def _shared(self, reader: CacheReader, texts: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        """As :meth:`_score`, each beginning that several texts have read once: a tree of texts whose branches are rows."""
+        parts = [part for owner, text in enumerate(texts) for part in self._parts(*text, owner)]
+        parts.sort(key=lambda part: part.ids)
+        common = [0, *(_common(one.ids[:-1], two.ids[:-1]) for one, two in pairwise(parts))]
+        total = sum(len(part.ids) - 1 - shared for part, shared in zip(parts, common, strict=True))
+        totals, greedy, done = [0.0] * len(texts), [True] * len(texts), 0
+        for group in _groups(parts, common):
+            for tokens, scores in _read_tree(reader, group):
+                done += tokens
+                self.progress(min(done, total), total)
+                for owner, right, best in scores:
+                    totals[owner] += right
+                    greedy[owner] &= best
+            reader.reset()
+        return list(zip(totals, greedy, strict=True))
+
+    def _parts(self, context: list[int], continuation: list[int], owner: int) -> Iterator[_Part]:
+        """What is to be read for one text: a window for each token under recomputation, else as much as its scores depend on."""
+        ids, policy, query = (*context, *continuation), self.policy, len(context) - 1
+        if isinstance(policy, Recompute):
+            while query < len(ids) - 1:
+                first, stop = policy.first(query), min(policy.stop(query), len(ids) - 1)
+                yield _Part(ids[first : stop + 1], query + 1 - first, owner)
+                query = stop
+            return
+        first = 0
+        if isinstance(policy, Window) and self._sees_windows_only:
+            # A layer looks one window farther back than the one above it.
+            first = max(0, query - policy.window * int(self.model.config.get_text_config().num_hidden_layers))
+        yield _Part(ids[first:], query + 1 - first, owner)
 
     def _begin(self, texts: Sequence[list[int]]) -> tuple[Reader, Tensor, Tensor | None]:
         """A reader at its beginning, and the texts padded on the left, with their mask."""
@@ -257,7 +331,8 @@ class PolicyLM(TemplateLM):
         reader = open_reader(self.model, self.policy, chunk=self.chunk, quantized=self.quantized)
         return reader, tokens, None if bool(mask.all()) else mask
 
-    def _score(self, contexts: list[list[int]], continuations: list[list[int]]) -> Iterator[tuple[float, bool]]:
+    def _score(self, contexts: Sequence[list[int]], continuations: Sequence[list[int]]) -> Iterator[tuple[float, bool]]:
+        """The definition: every text from its beginning to its end."""
         whole = [[*context, *text] for context, text in zip(contexts, continuations, strict=True)]
         reader, tokens, mask = self._begin([text[:-1] for text in whole])
         length = tokens.shape[1]
@@ -301,6 +376,67 @@ class PolicyLM(TemplateLM):
         written.append(token)
         text = self.tokenizer.decode(written, skip_special_tokens=True)
         return _cut(text, stops) if len(written) == limit or any(stop in text for stop in stops) else None
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens at the beginning that two texts share."""
+    return next((index for index, (left, right) in enumerate(zip(one, other)) if left != right), min(len(one), len(other)))
+
+
+def _groups(parts: Sequence[_Part], common: Sequence[int]) -> Iterator[Sequence[_Part]]:
+    """Sorted parts that together hold :data:`HELD` tokens at most, cut where neighbours share least."""
+    start = 0
+    while start < len(parts):
+        stop, held = start, 0
+        while stop < len(parts) and (stop == start or held + len(parts[stop].ids) <= HELD):
+            held, stop = held + len(parts[stop].ids), stop + 1
+        if stop < len(parts):
+            stop = min(range(start + (stop - start + 1) // 2, stop + 1), key=lambda cut: common[cut])
+        yield parts[start:stop]
+        start = stop
+
+
+def _read_tree(reader: CacheReader, parts: Sequence[_Part]) -> Iterator[tuple[int, list[tuple[int, float, bool]]]]:
+    """Read sorted parts together, a row of the cache for each beginning that differs; after each forward its tokens, and of
+    every token that was scored the owner, its log-likelihood, and whether it was the likeliest."""
+    rows, column, device = [parts], 0, reader.model.device
+    vocabulary = reader.model.config.get_text_config().vocab_size
+    while True:
+        branches = [
+            (row, list(branch))
+            for row, members in enumerate(rows)
+            for _, branch in groupby((part for part in members if len(part.ids) - 1 > column), lambda part: part.ids[column])
+        ]
+        if not branches:
+            return
+        parents = [row for row, _ in branches]
+        if column and parents != list(range(len(rows))):
+            reader.cache.reorder_cache(torch.tensor(parents, device=device))
+        rows = [branch for _, branch in branches]
+        # Sorted texts agree as far as the first and the last of them do.
+        stop = column + min(_common(row[0].ids[column:-1], row[-1].ids[column:-1]) for row in rows)
+        stop = min(stop, column + max(1, AT_ONCE // len(rows)))
+        scored = max(column, min(part.begin for row in rows for part in row) - 1)
+        if scored < stop:
+            stop = min(stop, scored + max(1, LOGITS // (len(rows) * vocabulary)))
+        tokens = torch.tensor([row[0].ids[column:stop] for row in rows], device=device)
+        logits = reader.read(tokens, keep=max(1, stop - scored)).float()
+        asked = [
+            (index, at, part.ids[at + 1], part.owner)
+            for index, row in enumerate(rows)
+            for part in row
+            for at in range(max(scored, part.begin - 1), stop)
+        ]
+        scores: list[tuple[int, float, bool]] = []
+        if asked:
+            index, at, target, owners = (list(one) for one in zip(*asked, strict=True))
+            places = torch.tensor(index, device=device), torch.tensor(at, device=device) - scored
+            targets = torch.tensor(target, device=device)
+            right = logits[(*places, targets)].double() - logits.logsumexp(dim=-1).double()[places]
+            best = logits.argmax(dim=-1)[places] == targets
+            scores = list(zip(owners, right.tolist(), best.tolist(), strict=True))
+        yield tokens.numel(), scores
+        column = stop
 
 
 def _cut(text: str, stops: Iterable[str]) -> str:
