@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -212,6 +213,23 @@ class CacheReader(Reader):
         ).logits
         self._columns += tokens.shape[1]
         return logits[:, -keep:] if keep else logits
+
+    def take_over(self, ids: Tensor, held: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Begin behind tokens ``(batch, length)`` that another cache has read, none of which the policy has evicted by then.
+
+        Args:
+            held: keys at their positions from 0 on, and values, ``(batch, num_kv_heads, length, head_dim)`` of each layer.
+        """
+        cache, (rows, length) = self.cache, ids.shape
+        planned = isinstance(cache, PolicyCache)
+        if planned:
+            cache.table.step = cache.table.plan(length, None)
+            cache.table.note(ids, rows)
+        for number, layer in enumerate(held):
+            cache.layers[number].update(*layer) if planned else cache.update(*layer, number)
+        if planned:
+            cache.table.finish()
+        self._columns += length
 
     @property
     def forks(self) -> bool:

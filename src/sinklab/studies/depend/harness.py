@@ -23,7 +23,7 @@ from sinklab.results.store import Store
 from sinklab.results.version import __version__
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.found import SCORES
-from sinklab.studies.depend.lm_eval import PolicyLM, TaskManager, datasets, evaluate, harness_task, read_greedy
+from sinklab.studies.depend.lm_eval import Beginnings, PolicyLM, TaskManager, datasets, evaluate, harness_task, read_greedy
 from sinklab.tasks.base import Document, Task
 
 __all__ = ["Prepared", "Scored", "prepare_harness", "prepare_task", "run_task"]
@@ -263,7 +263,7 @@ def run_task(
     Raises:
         InputError: a task without a score for each document.
     """
-    scored = Scored()
+    scored, beginnings = Scored(), Beginnings(contenders.budget)
     needed = (contenders.with_sinks, contenders.without, contenders.floor)
     version = importlib.metadata.version("lm_eval")
     for number, (name, policy) in enumerate(contenders.policies.items()):
@@ -278,8 +278,9 @@ def run_task(
         else:
             try:
                 evaluation = _evaluate(
-                    loaded, prepared, policy, bos, lambda done, total, number=number: progress(number + done / total)
-                )
+                    loaded, prepared, policy, bos, beginnings,
+                    progress=lambda done, total, number=number: progress(number + done / total),
+                )  # fmt: skip
             except (ConfigurationError, UnsupportedModelError) as error:
                 if name in needed:
                     raise
@@ -297,10 +298,12 @@ def _evaluate(
     prepared: Prepared,
     policy: Policy,
     bos: int,
+    beginnings: Beginnings | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """The scores of all documents under one policy, the names of metric and filter, and what stood in front."""
-    lm = PolicyLM(loaded, policy, bos=bos if loaded.encoder.bos_token_id is not None else None, progress=progress)
+    front = bos if loaded.encoder.bos_token_id is not None else None
+    lm = PolicyLM(loaded, policy, bos=front, progress=progress, beginnings=beginnings)
     with _quiet():
         results = evaluate(lm, task_dict=prepared.tasks, limit=prepared.items, bootstrap_iters=0)
     samples, filters = [], []

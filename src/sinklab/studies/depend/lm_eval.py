@@ -22,17 +22,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import cross_entropies
-from sinklab.policies.base import PolicySpec
+from sinklab.policies.base import PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.policies.recompute import Recompute
 from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
+from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.reader import CacheReader, open_reader
+from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.traits import has_states, tokens_in_front, tokens_of_prefix
 from sinklab.studies.measure.probing import opened
 
@@ -64,6 +68,9 @@ HELD = 2**14
 AT_ONCE = 1024
 """Tokens of one forward: enough for products of full speed, and few enough for a word of progress every second or two."""
 
+AHEAD = 4
+"""Tokens that texts must share from here on to stay in one row: to part them a little earlier takes fewer forwards."""
+
 LOGITS = 2**25
 """Numbers that the logits of one forward have at most."""
 
@@ -94,6 +101,7 @@ class PolicyLM(TemplateLM):
             beginning, and to generate.
         chunk: most tokens that the cache takes at once; results do not depend on it.
         progress: called with the tokens (or texts) of a batch of requests that are read, and how many there are.
+        beginnings: shared by all policies of this model, to read the first tokens of the same texts once.
 
     Raises:
         InputError: a model without a tokenizer.
@@ -111,6 +119,7 @@ class PolicyLM(TemplateLM):
         batch_size: int = 8,
         chunk: int = 128,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        beginnings: Beginnings | None = None,
     ) -> None:
         super().__init__()
         loaded = opened(model)
@@ -129,7 +138,7 @@ class PolicyLM(TemplateLM):
         self.bos, self.quantized = bos, quantized
         self.model, self.name, self.batch_size, self.chunk = loaded.model, loaded.name, batch_size, chunk
         self.policy = open_reader(self.model, policy, chunk=chunk, quantized=quantized).policy
-        self.progress = progress
+        self.progress, self.beginnings = progress, beginnings
         self._device = loaded.device
         # Nothing but what a window shows reaches a token: no learned tokens in front, and no state beside the cache.
         self._sees_windows_only = not (tokens_in_front(self.model) or tokens_of_prefix(self.model) or has_states(self.model))
@@ -298,7 +307,8 @@ class PolicyLM(TemplateLM):
         total = sum(len(part.ids) - 1 - shared for part, shared in zip(parts, common, strict=True))
         totals, greedy, done = [0.0] * len(texts), [True] * len(texts), 0
         for group in _groups(parts, common):
-            for tokens, scores in _read_tree(reader, group):
+            rows, column = self.beginnings.begin(reader, group) if self.beginnings else ([group], 0)
+            for tokens, scores in _read_tree(reader, rows, column):
                 done += tokens
                 self.progress(min(done, total), total)
                 for owner, right, best in scores:
@@ -308,7 +318,7 @@ class PolicyLM(TemplateLM):
         return list(zip(totals, greedy, strict=True))
 
     def _parts(self, context: list[int], continuation: list[int], owner: int) -> Iterator[_Part]:
-        """What is to be read for one text: a window for each token under recomputation, else as much as its scores depend on."""
+        """What is to be read for one text: windows under recomputation, else as much as its scores depend on."""
         ids, policy, query = (*context, *continuation), self.policy, len(context) - 1
         if isinstance(policy, Recompute):
             while query < len(ids) - 1:
@@ -378,12 +388,63 @@ class PolicyLM(TemplateLM):
         return _cut(text, stops) if len(written) == limit or any(stop in text for stop in stops) else None
 
 
+class Beginnings:
+    """Keys and values of the first tokens of texts, read once for all policies that see everything there.
+
+    Args:
+        length: tokens; with as many, no policy that is compared has evicted one.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._held: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+
+    def begin(self, reader: CacheReader, parts: list[_Part]) -> tuple[list[list[_Part]], int]:
+        """Rows of the reader's cache and the tokens that it holds of each; none where they cannot be shared."""
+        length = self.length
+        if min(part.begin for part in parts) <= length or not self._fits(reader):
+            return [parts], 0
+        rows = [list(members) for _, members in groupby(parts, lambda part: part.ids[:length])]
+        texts = [row[0].ids[:length] for row in rows]
+        unread = [_Part((*text, 0), length + 1, 0) for text in texts if text not in self._held]
+        if unread:
+            full = open_reader(reader.model, Full())
+            assert isinstance(full, CacheReader)
+            collections.deque(_read_tree(full, [unread]), maxlen=0)
+            layers = [layer for layer in full.cache.layers if isinstance(layer, DynamicLayer) and layer.keys.shape[2] == length]
+            if len(layers) < len(full.cache.layers):  # of another kind
+                return [parts], 0
+            for row, part in enumerate(unread):
+                held = [(layer.keys[row], layer.values[row]) for layer in layers]
+                self._held[part.ids[:-1]] = held
+        together = [
+            (torch.stack([keys for keys, _ in layer]), torch.stack([values for _, values in layer]))
+            for layer in zip(*(self._held[text] for text in texts), strict=True)
+        ]
+        reader.take_over(torch.tensor(texts, device=reader.model.device), together)
+        return rows, length
+
+    def _fits(self, reader: CacheReader) -> bool:
+        """Whether a policy shows all of the first tokens, in slots that hold what other caches hold."""
+        cache, policy = reader.cache, reader.policy
+        if not isinstance(cache, PolicyCache):
+            return isinstance(policy, Full)
+        tokens = torch.arange(self.length)
+        return (
+            type(cache.table) is SlotTable
+            and all(type(layer) is SlotLayer for layer in cache.layers)
+            and isinstance(policy, SlotPolicy)
+            and policy.num_slots > self.length
+            and bool((policy.visible(tokens[:, None], tokens) == (tokens[:, None] >= tokens)).all())
+        )
+
+
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """Tokens at the beginning that two texts share."""
     return next((index for index, (left, right) in enumerate(zip(one, other)) if left != right), min(len(one), len(other)))
 
 
-def _groups(parts: Sequence[_Part], common: Sequence[int]) -> Iterator[Sequence[_Part]]:
+def _groups(parts: list[_Part], common: Sequence[int]) -> Iterator[list[_Part]]:
     """Sorted parts that together hold :data:`HELD` tokens at most, cut where neighbours share least."""
     start = 0
     while start < len(parts):
@@ -396,16 +457,23 @@ def _groups(parts: Sequence[_Part], common: Sequence[int]) -> Iterator[Sequence[
         start = stop
 
 
-def _read_tree(reader: CacheReader, parts: Sequence[_Part]) -> Iterator[tuple[int, list[tuple[int, float, bool]]]]:
+def _read_tree(
+    reader: CacheReader, rows: list[list[_Part]], column: int = 0
+) -> Iterator[tuple[int, list[tuple[int, float, bool]]]]:
     """Read sorted parts together, a row of the cache for each beginning that differs; after each forward its tokens, and of
-    every token that was scored the owner, its log-likelihood, and whether it was the likeliest."""
-    rows, column, device = [parts], 0, reader.model.device
-    vocabulary = reader.model.config.get_text_config().vocab_size
+    every token that was scored the owner, its log-likelihood, and whether it was the likeliest.
+
+    Args:
+        rows: the parts of each row of the cache, which has read ``column`` tokens.
+    """
+    device, vocabulary = reader.model.device, reader.model.config.get_text_config().vocab_size
     while True:
         branches = [
             (row, list(branch))
             for row, members in enumerate(rows)
-            for _, branch in groupby((part for part in members if len(part.ids) - 1 > column), lambda part: part.ids[column])
+            for _, branch in groupby(
+                (part for part in members if len(part.ids) - 1 > column), lambda part: part.ids[column:-1][:AHEAD]
+            )
         ]
         if not branches:
             return
@@ -435,8 +503,8 @@ def _read_tree(reader: CacheReader, parts: Sequence[_Part]) -> Iterator[tuple[in
             right = logits[(*places, targets)].double() - logits.logsumexp(dim=-1).double()[places]
             best = logits.argmax(dim=-1)[places] == targets
             scores = list(zip(owners, right.tolist(), best.tolist(), strict=True))
-        yield tokens.numel(), scores
         column = stop
+        yield tokens.numel(), scores
 
 
 def _cut(text: str, stops: Iterable[str]) -> str:
