@@ -9,7 +9,7 @@ from typing import Unpack
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 
-__all__ = ["BlockFound", "CureFound", "Found", "SchemeFound", "SiteFound", "TokenRise", "WorstChannel", "rows"]
+__all__ = ["BlockFound", "CureFound", "Found", "SchemeFound", "SiteFound", "WorstChannel", "rows"]
 
 SUMMARY_VERSION = 3
 
@@ -20,13 +20,6 @@ SITE_GAP = Metric(
     "nats",
     "quantization_gap with this block, this linear map, or the residual stream at this place, alone on grids; of a few samples "
     "where these show that it is no tenth of the gap.",
-)
-POSITION_GAP = Metric(
-    "quantization_gap_by_position",
-    "nats",
-    "quantization_gap of the loss that is taken at this position: of the token behind it or, where tokens are hidden or a "
-    "target is written, of the token there.",
-    version=2,  # of masked models every number stood one position too early
 )
 LEFT = Metric("quantization_gap_left", "nats", "quantization_gap under the scheme with a cure.")
 GAIN = Metric(
@@ -134,17 +127,6 @@ class CureFound:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenRise:
-    """A predicted token whose loss rises, in nats."""
-
-    text: int
-    position: int
-    token: str
-    before: float
-    after: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
     """``summary.json`` of ``sinklab quantize``; blocks, sites and cures are there where the first scheme has a gap.
 
@@ -152,13 +134,11 @@ class Found:
         kind: of the samples: text, pairs, image or audio; ``texts`` counts them.
         loss_of: what is predicted; ``clean_loss`` of the unquantised model.
         quantized_share, float_bytes: share of all parameters that is quantised; bytes of these weights in 16 bits.
-        integer_check: largest difference of integer products from simulated ones over its bound; ``loss_difference`` of the
-            losses. ``None`` where no codes were multiplied.
+        integer_check: largest difference of integer products from simulated ones over its bound; ``None`` without any.
         examined, activation_bits: the scheme that sites and cures are about.
         blocks, sites: alone on grids; sites of those blocks that carry a tenth of the gap, or may.
         level_of_sites, level_of_cures: of the single intervals, so that all hold together with 95 %.
         sinks: positions of the sinks on the calibration samples; ``None`` with ``sinks_refused`` where they are not known.
-        gap_by_position: ``None`` where no sample has a loss.
         recommended: name of a cure.
         text: what was found, in a sentence.
     """
@@ -181,7 +161,6 @@ class Found:
     quantized_share: float
     float_bytes: int
     integer_check: float | None
-    loss_difference: float | None
     schemes: list[SchemeFound]
     examined: str
     activation_bits: int
@@ -192,8 +171,6 @@ class Found:
     blocks: list[BlockFound]
     sites: list[SiteFound]
     largest_spike: WorstChannel | None
-    gap_by_position: list[float | None]
-    tokens_that_rise: list[TokenRise]
     cures: list[CureFound]
     recommended: str | None
     text: str
@@ -225,10 +202,6 @@ def rows(found: Found, channels: Mapping[str, WorstChannel], scored: int) -> Ite
             at["layer"] = channel.layer
         yield {**at, "metric": RATIO, "value": channel.range_ratio}
         yield {**at, "metric": CHANNEL, "value": float(channel.channel)}
-    for position, gap in enumerate(found.gap_by_position):
-        if gap is not None:
-            at = {"probe": PROBE, "count": count, "intervention": examined, "query_position": position}
-            yield {**at, "metric": POSITION_GAP, "value": gap}
     for cure in found.cures:
         name = f"{examined}, {cure.cure}"
         for metric, interval in ((LEFT, cure.left), (GAIN, cure.gain)):

@@ -37,7 +37,7 @@ from sinklab.studies.quantize.cures import (
     token_bytes,
     tried_cures,
 )
-from sinklab.studies.quantize.found import BlockFound, CureFound, Found, SchemeFound, SiteFound, TokenRise, WorstChannel, rows
+from sinklab.studies.quantize.found import BlockFound, CureFound, Found, SchemeFound, SiteFound, WorstChannel, rows
 from sinklab.studies.quantize.twin import WHOLE_BITS, Range, Scheme, Site, Treatment, Twin
 
 __all__ = ["OWN", "Request", "examine", "judged", "require_loss", "texts_needed"]
@@ -58,9 +58,6 @@ FEW = 16
 
 SHARE = 0.1
 """Of the gap: what carries less is looked at no further."""
-
-RISING = 8
-"""Predicted tokens that are listed."""
 
 NORMAL = statistics.NormalDist().inv_cdf(0.975)
 """Half a 95 % interval in standard errors."""
@@ -203,7 +200,6 @@ class _Examination:
             raise MeasurementError(f"{loaded.name}: the loss is not finite without any quantisation, so a gap means nothing")
         self.clean_means = _means(clean)
         bases, losses, schemes = self._schemes(ranges)
-        difference = self._difference(bases[0], losses[0]) if request.integer and check is not None else None
         channels = {key: self._channel(spike, twin.sites[key], sinks) for key, spike in spikes.items()}
         blocks: list[BlockFound] = []
         sites: list[SiteFound] = []
@@ -235,7 +231,6 @@ class _Examination:
             quantized_share=twin.share,
             float_bytes=sum(site.width * site.outputs for site in twin.linear) * 2,
             integer_check=check,
-            loss_difference=difference,
             schemes=schemes,
             examined=first.name,
             activation_bits=first.activations,
@@ -246,8 +241,6 @@ class _Examination:
             blocks=blocks,
             sites=sites,
             largest_spike=channels[worst.site] if worst.large else None,
-            gap_by_position=_column_means(losses[0] - clean),
-            tokens_that_rise=self._rising(clean, losses[0]) if examined else [],
             cures=cures,
             recommended=None if best is None else best.cure,
             text=self._text(schemes[0], sites, cures, best),
@@ -302,15 +295,6 @@ class _Examination:
                 say(f"{one.name}: {gap} nats over {self.clean_means.mean():.3f}, {one.verdict}")
         self.progress(SCHEMES, len(bases), len(bases))
         return bases, losses, found
-
-    def _difference(self, base: Treatment, losses: Tensor) -> float:
-        """Mean loss of a few samples with integer products less that with simulated ones; ties may fall to either side."""
-        self.twin.integer = False
-        try:
-            simulated = self.twin.losses(self.samples.take(slice(0, FEW)), base)
-            return float(np.mean(_means(losses[:FEW]) - _means(simulated)))
-        finally:
-            self.twin.integer = True
 
     def _scheme(self, base: Treatment, losses: Tensor) -> SchemeFound:
         scheme, gaps = base.scheme, _means(losses) - self.clean_means
@@ -430,25 +414,6 @@ class _Examination:
         text = f" {quote(token_text(self.loaded.tokenizer, int(own[0])))}" if bool((own == own[0]).all()) else ""
         return f"position {position}{text}"
 
-    def _rising(self, clean: Tensor, losses: Tensor) -> list[TokenRise]:
-        """The predicted tokens whose loss rises most, of losses ``(samples, positions)`` as it is and on grids."""
-        rises = (losses - clean).nan_to_num(nan=-float("inf"))
-        listed = []
-        for flat in rises.flatten().topk(min(RISING, int(rises.isfinite().sum()))).indices.tolist():
-            text, position = divmod(flat, rises.shape[1])
-            before, after = (float(part[text, position]) for part in (clean, losses))
-            token = self._predicted(text, position)
-            listed.append(TokenRise(text=text, position=position, token=token, before=before, after=after))
-        return listed
-
-    def _predicted(self, text: int, position: int) -> str:
-        targets, tokens = self.samples.targets, self.samples.tokens
-        if targets is None:
-            return "" if tokens is None else token_text(self.loaded.tokenizer, int(tokens[text, position + 1]))
-        if targets.ndim == 1:
-            return f"class {int(targets[text])}"
-        return token_text(self.loaded.tokenizer, int(targets[text, position]))
-
     def _text(self, scheme: SchemeFound, sites: list[SiteFound], cures: list[CureFound], best: CureFound | None) -> str:
         """What was found, in a sentence."""
         name = f"{scheme.name}{' with the residual stream' if self.request.residual else ''}"
@@ -511,10 +476,3 @@ def _with_own_answers(model: PreTrainedModel, samples: Samples) -> Samples:
 def _means(losses: Tensor) -> np.ndarray:
     """Mean loss of each sample, float64."""
     return np.nanmean(losses.double().numpy(), axis=1)
-
-
-def _column_means(differences: Tensor) -> list[float | None]:
-    """Mean of each position over the samples that have a loss there; ``None`` where none has."""
-    taken = differences.isfinite()
-    means = differences.double().where(taken, 0.0).sum(0) / taken.sum(0)
-    return [float(mean) if counted else None for mean, counted in zip(means, taken.any(0), strict=True)]

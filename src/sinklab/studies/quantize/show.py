@@ -68,9 +68,6 @@ def show(summary: Mapping[str, Any]) -> Iterator[Block]:
         )  # fmt: skip
         marks = [(cure.cure, [Mark("left", cure.left.mean, cure.left.low, cure.left.high)]) for cure in cures]
         yield Marks(f"Gap that is left under {found.examined.upper()}", marks, "nats")
-    rises = [(one.token, one.text, one.position, f"{one.before:.3f}", f"{one.after:.3f}") for one in found.tokens_that_rise]
-    if rises:
-        yield Grid(("token", "sample", "position", "loss", "on grids"), rises, "Tokens whose loss rises most", folded=True)
     if found.sinks_refused:
         yield Say(f"no sinks are known: {found.sinks_refused}", small=True)
     yield Say(
