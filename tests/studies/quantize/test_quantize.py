@@ -189,9 +189,8 @@ def test_the_folder_has_page_and_table(spiked, capsys):
     assert list(spiked.table.columns) == list(COLUMNS)
     left = spiked.table.query("metric == 'quantization_gap_left' and intervention == 'w8a8, sinks whole'")["value"].item()
     assert left == by_name(spiked.summary["cures"], "cure")["sinks whole"]["left"]["mean"]
-    gaps = spiked.table.query("metric == 'quantization_gap_by_position'")
-    assert gaps["query_position"].tolist() == list(range(23))
-    assert gaps["value"].mean() == pytest.approx(spiked.summary["schemes"][0]["gap"])
+    of_blocks = spiked.table.query("metric == 'quantization_site_gap' and module == 'model.layers.0'")
+    assert of_blocks["value"].item() == spiked.summary["blocks"][0]["gap"]
     assert json.loads((spiked.folder / "run.json").read_text())["calibration_sha256"]
 
 

@@ -279,7 +279,7 @@ def run_task(
             try:
                 evaluation = _evaluate(
                     loaded, prepared, policy, bos, beginnings,
-                    progress=lambda done, total, number=number: progress(number + done / total),
+                    lambda done, total, number=number: progress(number + done / total),
                 )  # fmt: skip
             except (ConfigurationError, UnsupportedModelError) as error:
                 if name in needed:
