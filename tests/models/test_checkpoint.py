@@ -23,7 +23,7 @@ from sinklab.models.loading import load_model
 def test_a_directory_wins_over_a_hub_id(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "model").mkdir(parents=True)
-    folder, commit = locate("org/model", None, False)
+    folder, commit, _ = locate("org/model", None, False)
     assert folder.resolve() == tmp_path / "org" / "model"
     assert commit is None
 
@@ -55,7 +55,7 @@ def test_empty_name_and_file(tmp_path):
     with pytest.raises(InputError, match="name is empty"):
         locate("", None, False)
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(InputError, match="is a file; give the directory"):
+    with pytest.raises(InputError, match=r"is a file; give one that ends in \.gguf"):
         locate(str(tmp_path / "model.safetensors"), None, False)
 
 
@@ -78,7 +78,7 @@ def _hub_error(cls):
     [
         (GatedRepoError, r"org/model is gated on the hub: accept its terms there \(https://.*/org/model\), then run: hf auth"),
         (RevisionNotFoundError, "has no revision 'v9'"),
-        (RepositoryNotFoundError, "neither a local directory nor a public hub repository; check the spelling, or log in"),
+        (RepositoryNotFoundError, "neither a local directory nor a public hub repository; check the spelling, or run"),
         (LocalEntryNotFoundError, r"could not be fetched from the hub \(offline\?\)"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_hub_that_is_busy_or_broken(status, message, monkeypatch):
     error.response = SimpleNamespace(status_code=status)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", _refuse(error))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(InputError, match=rf"'org/model' could not be fetched: {message} \(HTTP {status}\); try again later"):
+    with pytest.raises(InputError, match=rf"'org/model' is not fetched: {message} \(HTTP {status}\); try again later"):
         locate("org/model", None, False)
 
 
@@ -106,7 +106,7 @@ def test_code_is_not_even_downloaded_unless_asked_for(trust, monkeypatch, tmp_pa
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda name, **options: asked.append(options) or str(tmp_path / "c0ffee")
     )
-    assert locate("org/model", "v1", trust) == (tmp_path / "c0ffee", "c0ffee")
+    assert locate("org/model", "v1", trust) == (tmp_path / "c0ffee", "c0ffee", None)
     patterns = [pattern for options in asked for pattern in options["allow_patterns"]]
     assert ("*.py" in patterns) is trust
     assert [options["revision"] for options in asked] == ["v1", "c0ffee"]
@@ -128,6 +128,7 @@ class Repository:
         )
         for file in chosen:
             self.fetched.append(file)
+            (self.snapshot / file).parent.mkdir(exist_ok=True)
             (self.snapshot / file).write_bytes(self.files[file])
         return str(self.snapshot)
 
@@ -154,7 +155,7 @@ def test_of_a_repository_only_the_weights_that_are_read_are_fetched(weights, rea
         **{name: index if "index" in name else content for name in weights},
     }
     repository = Repository(monkeypatch, tmp_path, files)
-    folder, commit = locate("org/model", None, False)
+    folder, commit, _ = locate("org/model", None, False)
     assert commit == "c0ffee"
     assert [path.name for path in weight_files(folder, "org/model")] == read
     fetched = [name for name in repository.fetched if name.endswith(".safetensors")]
@@ -164,15 +165,15 @@ def test_of_a_repository_only_the_weights_that_are_read_are_fetched(weights, rea
 @pytest.mark.parametrize(
     ("weights", "says"),
     [
-        (["model.fp16.safetensors", "pytorch_model.bin"], r"what is there is model\.fp16\.safetensors: save the variant"),
-        (["model-00001-of-00002.bf16.safetensors", "model.safetensors.index.bf16.json"], "variant='bf16'"),
+        (["model.fp16.safetensors", "pytorch_model.bin"], r"what is there is model\.fp16\.safetensors: rename it"),
+        (["model-00001-of-00002.bf16.safetensors", "model.safetensors.index.bf16.json"], r"index\.bf16\.json: rename it"),
         (["pytorch_model.bin"], r"has only pickled weights \(pytorch_model\.bin\)"),
-        (["onnx/model.safetensors"], r"has no weights: expected model\.safetensors"),
+        (["onnx/model.safetensors"], r"has no model\.safetensors and no index of shards; there is none"),
     ],
 )
 def test_a_repository_without_weights_that_can_be_read_is_refused_before_any_is_fetched(weights, says, monkeypatch, tmp_path):
     repository = Repository(monkeypatch, tmp_path, {"config.json": b"{}", **dict.fromkeys(weights, b"")})
-    folder, _ = locate("org/model", None, False)
+    folder, *_ = locate("org/model", None, False)
     with pytest.raises(InputError, match=says):
         weight_files(folder, "org/model")
     assert not [name for name in repository.fetched if name.endswith((".safetensors", ".bin"))]
@@ -238,11 +239,8 @@ def test_an_adapter_is_not_a_model(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (
-            ["model.fp16.safetensors"],
-            r"what is there is model\.fp16\.safetensors: save the variant .* variant='fp16'\)\.save_pre",
-        ),
-        (["consolidated.safetensors"], r"what is there is consolidated\.safetensors: rename the file"),
+        (["model.fp16.safetensors"], r"what is there is model\.fp16\.safetensors: rename it"),
+        (["consolidated.safetensors"], r"what is there is consolidated\.safetensors: rename it"),
     ],
 )
 def test_weights_under_another_name_are_named(files, message, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+import functools
 import hashlib
 import math
 import random
@@ -17,17 +17,14 @@ from sinklab.registry import corpora
 
 __all__ = ["TextFile"]
 
-MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",  # begins as that of UTF-16 does
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-"""Byte-order marks of other encodings, and their names as iconv takes them."""
-
 LONG_LINE = 1000
 """Characters from one start of a passage inside of a line to the next; a text without line breaks is one line."""
 WORD = re.compile(r"(?<=\s)\S")
+BOOK = re.compile(
+    r"\*\*\* ?START OF TH[A-Z]+ PROJECT GUTENBERG.*?\*\*\*(.*?)(?:\*\*\* ?END OF TH[A-Z]+ PROJECT GUTENBERG|\Z)", re.DOTALL
+)
+FIRST_PROSE = re.compile(r"\n\s*\n(?=(?:\S[^\n]{50,}\n){5})")
+"""Before the first paragraph of five full lines: behind a title and a table of contents."""
 
 
 @corpora.register("text_file")
@@ -62,19 +59,22 @@ class TextFile(TextCorpus):
         try:
             self.text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
-            if marked is not None:
-                raise InputError(
-                    f"{self.path} is not UTF-8 text but {marked}, as its byte-order mark says; convert it: "
-                    f"iconv -f {marked} -t UTF-8 {self.path.name} > utf8.txt"
-                ) from None
             raise InputError(
                 f"{self.path} is not UTF-8 text: byte {content[error.start]:#04x} at offset {error.start}; if it is text in "
-                f"another encoding, convert it: iconv -f LATIN1 -t UTF-8 {self.path.name} > utf8.txt"
+                f"another encoding, convert it: iconv -f LATIN1 (or UTF-16) -t UTF-8 {self.path.name} > utf8.txt"
             ) from None
         if not self.text.strip():
             raise InputError(f"{self.path} is empty: it holds no text in its {len(content)} bytes")
         self._sha256 = hashlib.sha256(content).hexdigest()
+
+    @functools.cached_property
+    def body(self) -> str:
+        """The text; of a book of Project Gutenberg from its first paragraph of prose to its end."""
+        book = BOOK.search(self.text)
+        if book is None:
+            return self.text
+        begins = FIRST_PROSE.search(book[1])
+        return book[1][begins.end() if begins else 0 :]
 
     @property
     def label(self) -> str:
@@ -100,12 +100,12 @@ class TextFile(TextCorpus):
     def starts(self, seed: int) -> Iterator[int]:
         """Offsets at which passages begin, each once, in the order of the seed."""
         generator = random.Random(seed)
-        for starts in self._starts():
-            generator.shuffle(starts)
-            yield from starts
+        for starts in self._starts:
+            generator.shuffle(shuffled := [*starts])
+            yield from shuffled
 
     def documents(self, split: Split) -> Iterator[str]:
-        starts, *_ = self._starts()
+        starts, *_ = self._starts
         paragraphs = [self.text[start:stop] for start, stop in pairwise([*starts, len(self.text)])]
         held_out = held_out_keys(paragraph.strip() for paragraph in paragraphs)
         sides = [paragraph.strip() in held_out for paragraph in paragraphs]
@@ -115,6 +115,7 @@ class TextFile(TextCorpus):
             if side == (split == "held_out"):
                 yield "".join(paragraph for paragraph, _ in run).rstrip()
 
+    @functools.cached_property
     def _starts(self) -> tuple[list[int], list[int], list[int]]:
         """Offsets of the first lines of paragraphs, of other lines that are not blank, and of words inside of long lines."""
         paragraphs: list[int] = []

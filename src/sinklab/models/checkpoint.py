@@ -7,11 +7,12 @@ import difflib
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import huggingface_hub
+import torch
 import transformers
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -24,21 +25,24 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
+from sinklab.models.gguf_file import Gguf, in_repository, local_gguf
 from sinklab.results.file import read_object
 
 __all__ = [
+    "Located",
     "OwnCode",
     "TensorHeader",
     "first_line",
     "hash_files",
     "locate",
     "read_config",
+    "read_gguf_config",
     "read_headers",
+    "require_all_read",
     "require_fit",
     "require_numbers",
     "weight_files",
@@ -51,9 +55,6 @@ ADAPTER = "adapter_model.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DISTRIBUTED = "shard-[0-9]*-model-*.safetensors"
 """Shards of a distributed checkpoint, which transformers prefers to the weights that are hashed and checked here."""
-
-VARIANT = re.compile(r"model\.([\w-]+)\.safetensors|model\.safetensors\.index\.([\w-]+)\.json")
-"""Weights, or the index of shards, that ``from_pretrained`` reads with a ``variant``."""
 
 BUSY = 429
 """HTTP status of a server that has had too many requests."""
@@ -88,8 +89,22 @@ class TensorHeader:
     shape: tuple[int, ...]
 
 
-def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Path, str | None]:
-    """Local directory of the files and, for a hub repository (fetched if need be), its commit.
+class Located(NamedTuple):
+    """Where a checkpoint is.
+
+    Attributes:
+        folder: local directory of its files.
+        commit: of the hub repository that they were fetched from.
+        gguf: the one file that holds all of it, where it is of that format.
+    """
+
+    folder: Path
+    commit: str | None = None
+    gguf: Path | None = None
+
+
+def locate(name: str, revision: str | None, trust_remote_code: bool) -> Located:
+    """The files of a name; those of a hub repository are fetched if need be.
 
     Raises:
         UnknownNameError: no embedded model of that name.
@@ -103,26 +118,48 @@ def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Pa
         if revision is not None:
             raise ConfigurationError(f"`revision` {revision} is for hub repositories; {name} is local")
         if name.startswith(PREFIX):
-            return embedded_path(name), None
+            return Located(embedded_path(name))
+        if (gguf := local_gguf(path)) is not None:
+            return Located(gguf.parent, gguf=gguf)
         if not path.is_dir():
-            raise InputError(f"{name} is a file; give the directory that holds config.json and model.safetensors")
-        return path, None
+            raise InputError(f"{name} is a file; give one that ends in .gguf, or the directory of config.json and {WEIGHTS}")
+        return Located(path)
+    if (inside := in_repository(name)) is not None:
+        return _located_gguf(*inside, revision)
     known = f"models that need no download: {', '.join(embedded_names())}"
     if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name):
-        raise InputError(f"there is no directory {name!r}, and a hub id looks like org/model; {known}")
+        raise InputError(f"there is no directory {name!r}, and a hub id looks like org/model or org/model/file.gguf; {known}")
     snapshot = _fetched(name, revision, ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])])
     # The weights by their names, at the same commit: variants of them are as large as they, and are not read.
     _fetched(name, snapshot.name, [WEIGHTS, ADAPTER])
     if not (snapshot / WEIGHTS).exists() and (snapshot / INDEX).exists():
         _fetched(name, snapshot.name, _shards(snapshot / INDEX))
-    return snapshot, snapshot.name
+    if not any(snapshot.glob(f"{WEIGHTS}*")) and (packed := _ggufs(name, snapshot)):
+        raise InputError(f"{name} holds {len(packed)} GGUF files and no {WEIGHTS}; name one: {name}/{packed[0]}")
+    return Located(snapshot, snapshot.name)
 
 
-def _fetched(name: str, revision: str | None, patterns: list[str]) -> Path:
+def _located_gguf(repository: str, file: str, revision: str | None) -> Located:
+    """One file of a hub repository."""
+    snapshot = _fetched(repository, revision, [file], ignored=[])
+    if not (snapshot / file).exists():
+        there = f"; it holds {', '.join(packed)}" if (packed := _ggufs(repository, snapshot)) else ""
+        raise InputError(f"the hub repository {repository} has no {file}{there}")
+    return Located((snapshot / file).parent, snapshot.name, snapshot / file)
+
+
+def _ggufs(name: str, snapshot: Path) -> list[str]:
+    """GGUF files of the repository behind a snapshot, sorted."""
+    return sorted(file for file in _on_hub(name, snapshot) if file.endswith(".gguf"))
+
+
+def _fetched(name: str, revision: str | None, patterns: list[str], ignored: Sequence[str] = ("*/*",)) -> Path:
     """The snapshot of a hub repository, with the files of these patterns."""
     try:
         # Sub-folders hold other formats of the same weights, and some are larger than the model.
-        snapshot = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
+        snapshot = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored)
+        )
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HFValidationError, HfHubHTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a full disk or a file that may not be written: nothing to do with the name
@@ -135,29 +172,20 @@ def _refusal(error: Exception, name: str, revision: str | None) -> str:
     known = f"{_meant(name)}models that need no download: {', '.join(embedded_names())}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, GatedRepoError):
-        return (
-            f"{name} is gated on the hub: accept its terms there ({constants.ENDPOINT}/{name}), then run: hf auth login. Where "
-            "that is done already, the owner has not let you in yet"
-        )
+        return f"{name} is gated on the hub: accept its terms there ({constants.ENDPOINT}/{name}), then run: hf auth login"
     if isinstance(error, RevisionNotFoundError):
         return f"the hub repository {name} has no revision {revision!r}"
     if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"{name!r} is neither a local directory nor a public hub repository; check the spelling, or log in if it is "
-            f"private (hf auth login); {known}"
-        )
-    if isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
-        return (
-            f"{name!r} is not a local directory and not in the hub cache, and HF_HUB_OFFLINE is set; unset it, or run "
-            f"'hf download {name}' where there is a network and give the directory; {known}"
-        )
-    if status is not None and isinstance(error, HfHubHTTPError):
-        what = "asks to wait" if status == BUSY else "answered with an error"
-        return f"{name!r} could not be fetched: the hub {what} (HTTP {status}); try again later, or give a directory; {known}"
-    return (
-        f"{name!r} is not a local directory, not in the hub cache and could not be fetched from the hub (offline?); "
-        f"check the network, or run 'hf download {name}' where there is one and give the directory; {known}"
-    )
+        why, way_out = "neither a local directory nor a public hub repository", "check the spelling, or run: hf auth login"
+    elif isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
+        why, way_out = "not a local directory and not in the hub cache, and HF_HUB_OFFLINE is set", "unset it"
+    elif status is not None:
+        why = f"not fetched: the hub {'asks to wait' if status == BUSY else 'answered with an error'} (HTTP {status})"
+        way_out = "try again later"
+    else:
+        why = "not a local directory, not in the hub cache and could not be fetched from the hub (offline?)"
+        way_out = f"run 'hf download {name}' where there is a network and give the directory"
+    return f"{name!r} is {why}; {way_out}; {known}"
 
 
 def _meant(name: str) -> str:
@@ -230,35 +258,19 @@ def weight_files(folder: Path, name: str) -> list[Path]:
                 f"{name} is incomplete: {len(missing)} of {len(files)} weight files are missing, first {missing[0]}"
             )
     else:
-        there = {path.name for path in folder.iterdir()} | _on_hub(name, folder)
-        _require_no_other_name(there, name)
-        if pickles := sorted(file for file in there for pattern in PICKLES if Path(file).match(pattern)):
+        there = sorted({path.name for path in folder.iterdir()} | _on_hub(name, folder))
+        others = [file for file in there if re.fullmatch(r".*\.safetensors(\.index\..*json)?", file)]
+        pickles = [file for file in there for pattern in PICKLES if Path(file).match(pattern)]
+        if pickles and not others:
             raise InputError(
                 f"{name} has only pickled weights ({', '.join(pickles)}), and unpickling can run any code, so "
                 'sinklab reads safetensors only. Convert them once, if you trust their author: python -c "from '
                 f"transformers import AutoModelForCausalLM as M; M.from_pretrained('{name}').save_pretrained('converted')\""
             )
-        raise InputError(f"{name} has no weights: expected {WEIGHTS} (or its index and shards)")
+        what = f"what is there is {', '.join(others)}: rename it if it is what you mean" if others else "there is none"
+        raise InputError(f"{name} has no {WEIGHTS} and no index of shards; {what}")
     read_headers(files)
     return files
-
-
-def _require_no_other_name(there: Collection[str], name: str) -> None:
-    """Refuse weights that are there under another name than that of the weights of a model, such as a variant."""
-    weights = re.compile(r".*\.safetensors(\.index\..*json)?")
-    found = sorted(file for file in there if weights.fullmatch(file))
-    if not found:
-        return
-    listed = ", ".join(found)
-    variants = (VARIANT.fullmatch(file) for file in found)
-    variant = next((match[1] or match[2] for match in variants if match), None)
-    way_out = (
-        "rename the file in a copy of the directory if these are the weights of the model"
-        if variant is None
-        else f'save the variant that you mean as a checkpoint of its own: python -c "from transformers import '
-        f"AutoModelForCausalLM as M; M.from_pretrained('{name}', variant='{variant}').save_pretrained('{variant}')\""
-    )
-    raise InputError(f"{name} has no {WEIGHTS} and no index of shards; what is there is {listed}: {way_out}")
 
 
 def _shards(index: Path) -> list[str]:
@@ -356,6 +368,39 @@ def require_fit(name: str, model: PreTrainedModel, report: Mapping[str, Any]) ->
         )
 
 
+def read_gguf_config(gguf: Gguf, name: str) -> PreTrainedConfig:
+    """The config that transformers makes of the metadata of a GGUF file.
+
+    Raises:
+        UnsupportedModelError: it makes none.
+    """
+    try:
+        config = AutoConfig.from_pretrained(gguf.path.parent, gguf_file=gguf.path.name)
+        config.dtype = {"F16": torch.float16, "BF16": torch.bfloat16}.get(gguf.half or "", torch.float32)
+        if gguf.rows:  # transformers counts the tokens, of which a file may have fewer, or none
+            config.vocab_size = gguf.rows
+        return config
+    except (ValueError, KeyError, NotImplementedError, IndexError) as error:
+        raise UnsupportedModelError(
+            f"{name}: transformers {transformers.__version__} cannot read this GGUF file: {first_line(error)}"
+        ) from error
+
+
+def require_all_read(name: str, model: PreTrainedModel, gguf: Gguf) -> None:
+    """Refuse a model that has fewer or more numbers than its GGUF file: transformers passes over tensors that it does not map.
+
+    Raises:
+        UnsupportedModelError: saying how many.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
+    buffers = [tensor for key, tensor in model.state_dict().items() if key not in parameters]
+    if (read := sum(tensor.numel() for tensor in (*model.parameters(), *buffers))) != gguf.numbers:
+        raise UnsupportedModelError(
+            f"{name} holds {gguf.numbers:,} numbers, and transformers {transformers.__version__} makes a "
+            f"{type(model).__name__} of {read:,} from it: it does not know this kind of GGUF file as a whole"
+        )
+
+
 def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> None:
     """Refuse weights whose dtype is not that of weights: transformers casts integers, truth values, and complex numbers too.
 
@@ -367,29 +412,11 @@ def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, Ten
     """
     if getattr(model.config, "quantization_config", None) is not None:
         return
-    odd = {key: header for key, header in headers.items() if header.dtype not in NUMBERS}
-    if not odd:
-        return
-    weights = [key for key, tensor in _tensors(model) if tensor.is_floating_point() or tensor.is_complex()]
-    others = {key for key, tensor in _tensors(model)} - set(weights)
-    ends = {_end(key) for key in weights}
-    for key, header in odd.items():
-        if any(_same(key, other) for other in others):
-            continue
-        if any(_same(key, weight) for weight in weights if _end(weight) == _end(key)) or (
-            key.endswith(".weight") and _end(key) in ends
-        ):
+    weights = [key for key, tensor in model.named_parameters(remove_duplicate=False) if tensor.is_floating_point()]
+    for key, header in headers.items():
+        if header.dtype not in NUMBERS and any(_same(key, weight) for weight in weights):
             scales = "without a quantization_config that says how" if header.dtype.startswith("F8") else "which is no weight"
             raise InputError(f"{name} holds {key} in {header.dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}")
-
-
-def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
-
-
-def _end(key: str) -> str:
-    return ".".join(key.split(".")[-2:])
 
 
 def _same(one: str, other: str) -> bool:

@@ -49,12 +49,11 @@ if TYPE_CHECKING:
 
     _Model: TypeAlias = str | LoadedModel | PreTrainedModel
     _Corpus: TypeAlias = str | Corpus
-    _DeviceMap: TypeAlias = str | Mapping[str, str | int]
     _MaxMemory: TypeAlias = str | Mapping[str | int, str | int]
     _Seeds: TypeAlias = str | Sequence[int]
     _Operations: TypeAlias = str | Sequence[str | Mapping[str, object] | Operation]
 else:
-    _Model = _Corpus = _DeviceMap = _MaxMemory = _Seeds = _Operations = str
+    _Model = _Corpus = _MaxMemory = _Seeds = _Operations = str
 
 __all__ = [
     "SEQ_LEN",
@@ -117,7 +116,7 @@ class WrittenTo:
 
 
 AsJson = Annotated[bool, "--json", Doc("Print JSON on stdout, and nothing else.")]
-ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
+ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.")]
 CorpusSource = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', optionally with settings, or a UTF-8 text file.")]
 CorpusOfModel = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', or a path; auto chooses by what the model reads.")]
 SeqLen = Annotated[int, Doc("Tokens in a sample, the beginning-of-sequence token included; of sound, frames.")]
@@ -128,8 +127,7 @@ Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weigh
 Device = Annotated[str, Doc("auto (CUDA if available), cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str, Doc("auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")]
 DeviceMap = Annotated[
-    _DeviceMap | None,
-    Doc("Instead of a device: auto spreads the model over devices, memory and disk; or JSON as for accelerate."),
+    str | None, Doc("Instead of a device: auto, balanced, balanced_low_0 or sequential, over devices, memory and disk.")
 ]
 MaxMemory = Annotated[_MaxMemory | None, Doc("With --device-map auto, the limit for each device: 0=20GiB,cpu=64GiB.")]
 OffloadFolder = Annotated[
@@ -360,16 +358,22 @@ DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
 
 def _check_early(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse names that are none and folders that are in the way before anything heavy is imported.
+    """Refuse names that are none, broken GGUF files and folders that are in the way before anything heavy is imported.
 
     Raises:
         ConfigurationError: no dtype.
         InputError, UnknownNameError: no corpus, or an output directory that cannot be.
+        SinklabError: a GGUF file that cannot be read.
     """
     annotations = annotations_of(function)
     dtype = given.get("dtype", "auto")
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ConfigurationError(f"there is no dtype {dtype!r}; `dtype` is {', '.join(DTYPES)}")
+    if isinstance(model := given.get("model"), str):
+        from sinklab.models.gguf_file import local_gguf, read_gguf
+
+        if (path := local_gguf(model)) is not None:
+            read_gguf(path)
     for name, value in given.items():
         for spec in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(spec, str) and spec != "auto" and _is_corpus(annotations[name]):

@@ -178,7 +178,7 @@ def test_stops_before_the_stop_text(small):
 @pytest.mark.parametrize(
     "policy",
     [
-        {"name": "full"}, {"name": "window", "window": 24}, {"name": "window", "window": 1}, {"name": "strided", "num_sinks": 2},
+        {"name": "full"}, {"name": "window", "window": 24}, {"name": "window", "window": 1},
         {"name": "sink_window", "num_sinks": 4, "window": 20}, {"name": "recompute", "window": 24},
         {"name": "recompute", "window": 24, "every": 7},
     ],

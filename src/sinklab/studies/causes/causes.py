@@ -54,7 +54,7 @@ def find_causes(
     Beside the label stands whether the head needs its sink. docs/explain.md has the rules.
 
     Args:
-        model: embedded:softmax, embedded:sigmoid, a directory, or a hub id.
+        model: embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.
         heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
             alone, and layers all of each layer.
         together: Also edit all heads of a label at once, except semantic: heads that can replace each other.
@@ -95,14 +95,14 @@ def find_causes(
     from torch import nn
     from transformers import PreTrainedModel
 
+    from sinklab.attention.anatomy import unwrapped
     from sinklab.models.loading import LoadedModel, require_as_it_is
-    from sinklab.models.wrappers import unwrapped
     from sinklab.report.page import write_blocks_page
     from sinklab.results.record import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
+    from sinklab.studies.causes import SECTION
     from sinklab.studies.causes.measurement import examine, facts_of
-    from sinklab.studies.causes.show import SECTION
     from sinklab.studies.causes.texts import Texts, texts_of_budget
     from sinklab.studies.measure.probing import uses_bos
 

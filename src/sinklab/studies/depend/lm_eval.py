@@ -441,7 +441,8 @@ class Beginnings:
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     """Tokens at the beginning that two texts share."""
-    return next((index for index, (left, right) in enumerate(zip(one, other)) if left != right), min(len(one), len(other)))
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _groups(parts: list[_Part], common: Sequence[int]) -> Iterator[list[_Part]]:
@@ -468,12 +469,12 @@ def _read_tree(
     """
     device, vocabulary = reader.model.device, reader.model.config.get_text_config().vocab_size
     while True:
+        going_on = [[part for part in members if len(part.ids) - 1 > column] for members in rows]
+        ahead = slice(column, column + AHEAD)
         branches = [
             (row, list(branch))
-            for row, members in enumerate(rows)
-            for _, branch in groupby(
-                (part for part in members if len(part.ids) - 1 > column), lambda part: part.ids[column:-1][:AHEAD]
-            )
+            for row, members in enumerate(going_on)
+            for _, branch in groupby(members, lambda part, ahead=ahead: part.ids[:-1][ahead])  # type: ignore[misc]
         ]
         if not branches:
             return

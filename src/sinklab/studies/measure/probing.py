@@ -12,18 +12,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.anatomy import uses_returned
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.modules import has_all_heads, input_device, placement_of
 from sinklab.attention.operation import Operation
 from sinklab.attention.probe import Probe, named_twice
-from sinklab.attention.returned import attend_returned, bytes_of_weights, unavailable, uses_returned
 from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import HELD, Encoder
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel, opened
 from sinklab.models.losses import IGNORED, cross_entropies, is_two_sided
-from sinklab.models.media import has_own_length
 from sinklab.registry import probes as probe_registry
 from sinklab.results.metric import metrics_of
 from sinklab.results.requirements import in_units, require_memory
@@ -49,10 +48,13 @@ __all__ = [
     "run_probes",
     "sample_losses",
     "scored_pairs",
+    "tokens_at_once",
     "uses_bos",
 ]
 
 TOKENS_PER_BATCH = 8192
+WORK_OF_A_BATCH = 2**39
+"""Multiplications and additions of a forward on a processor, a few seconds: bars move, and logits stay small."""
 IDENTITY_TOKENS = 64
 WEIGHTS_AT_ONCE = 2**28
 """Bytes of returned weights that a batch is cut down to; one sample may have more."""
@@ -62,10 +64,15 @@ UNKNOWN_POSITIONS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One pass over the samples: the session with its probes, and the mean loss in nats (``None`` if not taken)."""
+    """One pass over the samples: the session with its probes, and the mean loss in nats (``None`` if not taken).
+
+    Attributes:
+        losses: mean of each sample ``(samples,)``; NaN where none of its positions is scored.
+    """
 
     session: Session
     loss: float | None
+    losses: Tensor | None = None
 
 
 def require_one_place(model: nn.Module, command: str) -> None:
@@ -141,7 +148,11 @@ def require_length(loaded: LoadedModel, drawn: Samples, seq_len: int) -> None:
     Raises:
         ConfigurationError: it is neither the default nor what they have.
     """
-    if seq_len not in (SEQ_LEN, drawn.positions) and has_own_length(loaded):
+    if seq_len in (SEQ_LEN, drawn.positions) or drawn.tokens is not None:
+        return
+    from sinklab.models.media import has_own_length
+
+    if has_own_length(loaded):
         have = "positions of their own" if drawn.positions is None else f"{drawn.positions:,} positions each"
         whose = f"{type(loaded.model).__name__}, whose {HELD[drawn.kind]} have {have}"
         raise ConfigurationError(f"`seq_len` {seq_len} has no effect on {whose}; leave it out")
@@ -168,34 +179,45 @@ def run_probes(
     samples = as_samples(samples)
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"`batch_size` must be at least 1, got {batch_size}")
-    size = batch_size or max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
+    size = batch_size or max(1, tokens_at_once(model) // (samples.positions or UNKNOWN_POSITIONS))
     total, scored, done = 0.0, 0, 0
+    losses: list[Tensor] = []
     if loss and samples.scored is not None:
         apart = run_probes(
             model, samples.scored, [], batch_size=batch_size, loss=True, progress=progress, stage=f"{stage}, loss"
         )
         probed = run_probes(model, samples, probes, batch_size=batch_size, progress=progress, stage=stage)
-        return dataclasses.replace(probed, loss=apart.loss)
+        return dataclasses.replace(probed, loss=apart.loss, losses=apart.losses)
     if uses_returned(model):
         size, stage = _room_for_weights(model, samples, batch_size, size, stage)
-        progress(stage, 0, len(samples))
+    progress(stage, 0, len(samples))
     with looking_at(model, probes) as session:
         for batch in samples.batches(size):
             output = model(**forward_arguments(model, batch, full_logits=loss))
             if loss:
                 logits, targets = scored_pairs(output.logits, batch)
-                total += cross_entropies(logits, targets).sum().item()
-                scored += int((targets != IGNORED).sum())
+                each, counts = cross_entropies(logits, targets), (targets != IGNORED)
+                total += each.sum().item()
+                scored += int(counts.sum())
+                losses.append((each.sum(1).cpu() / counts.sum(1).cpu()).double())
                 del logits
             del output  # of a large vocabulary the largest tensor there is, which the next forward must not find still there
             progress(stage, done := done + len(batch), len(samples))
-    return Seen(session, total / scored if scored else None)
+    return Seen(session, total / scored if scored else None, torch.cat(losses) if scored else None)
+
+
+def tokens_at_once(model: nn.Module) -> int:
+    """Tokens of a batch: as many as a few seconds of a processor are enough for, and :data:`TOKENS_PER_BATCH` of a small model."""
+    if input_device(model).type != "cpu":
+        return TOKENS_PER_BATCH
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return max(1, min(TOKENS_PER_BATCH, WORK_OF_A_BATCH // (2 * max(weights, 1))))
 
 
 @torch.inference_mode()
 def sample_losses(model: PreTrainedModel, samples: Samples) -> Tensor:
     """The loss of every scored position of every sample in nats, float32 ``(samples, positions)``; NaN where none is taken."""
-    size = max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
+    size = max(1, tokens_at_once(model) // (samples.positions or UNKNOWN_POSITIONS))
     losses = []
     for batch in samples.batches(size):
         logits, targets = scored_pairs(model(**forward_arguments(model, batch, full_logits=True)).logits, batch)
@@ -205,20 +227,28 @@ def sample_losses(model: PreTrainedModel, samples: Samples) -> Tensor:
 
 def looking_at(model: PreTrainedModel, probes: Sequence[Probe] = ()) -> AbstractContextManager[Session]:
     """A session on the model; of the second tier (:mod:`sinklab.attention.returned`) if its attention is its own code."""
-    return attend_returned(model, probes) if uses_returned(model) else attend(model, probes)
+    if not uses_returned(model):
+        return attend(model, probes)
+    from sinklab.attention.returned import attend_returned
+
+    return attend_returned(model, probes)
 
 
 def not_measured(model: PreTrainedModel) -> dict[str, str]:
     """Registered probes that the tier of a model does not serve, each with what it reads; none on the attention interface."""
-    return (
-        {name: words for name in probe_registry if (words := unavailable(probe_registry[name]))} if uses_returned(model) else {}
-    )
+    if not uses_returned(model):
+        return {}
+    from sinklab.attention.returned import unavailable
+
+    return {name: words for name in probe_registry if (words := unavailable(probe_registry[name]))}
 
 
 def _room_for_weights(
     model: PreTrainedModel, samples: Samples, batch_size: int | None, size: int, stage: str
 ) -> tuple[int, str]:
     """Samples of a batch whose weights a model can return at once, and the stage with the memory that they take."""
+    from sinklab.attention.returned import bytes_of_weights
+
     positions = samples.positions or UNKNOWN_POSITIONS
     one = bytes_of_weights(model, 1, positions)
     size = min(len(samples), batch_size or max(1, min(size, WEIGHTS_AT_ONCE // one)))
