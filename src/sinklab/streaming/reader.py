@@ -291,8 +291,7 @@ def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128,
     made = policies.make(policy)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(
-            f"{type(model).__name__} is an encoder-decoder, whose decoder does not read a text by itself. A cache for it goes "
-            "to generate(), as past_key_values=EncoderDecoderCache(SinkCache(…), DynamicCache())"
+            f"{type(model).__name__} is an encoder-decoder, whose decoder does not read a text by itself"
         )
     if not is_causal_lm(model):
         raise UnsupportedModelError(
