@@ -189,18 +189,6 @@ def test_what_cannot_be_parsed_is_one_line(planted, arguments, message):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "meant"),
-    [("cache m --samples 4", "--documents"), ("causes m --documents 4", "--texts"), ("depend m --limit 4", "--items"),
-     ("cache m --seq-len 4", "--tokens"), ("audit m --tokens 4", "--seq-len")],
-)  # fmt: skip
-def test_an_option_that_another_command_has_is_found_under_the_word_of_this_one(line, meant):
-    command, model, option, value = line.split()
-    done = CliRunner().invoke(app, [command, model, option, value])
-    assert done.exit_code == 2
-    assert done.stderr == f"error: Unknown option: {option}. Did you mean {meant}? (see sinklab {command} --help)\n"
-
-
 def test_parts_that_failed_are_said_and_change_the_status(planted):
     done = planted("rose", "--seed", "7")
     assert (done.exit_code, done.stdout, done.stderr) == (1, "grown\n", "failed: it wilts\n")

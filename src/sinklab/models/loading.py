@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
-from sinklab.attention.anatomy import model_inside
+from sinklab.attention.anatomy import model_inside, tokenizer_inside, unwrapped, uses_returned
 from sinklab.attention.modules import bare_parts, core_module, held, input_device, weights_of
-from sinklab.attention.returned import uses_returned
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
@@ -45,7 +44,6 @@ from sinklab.models.losses import is_causal_lm
 from sinklab.models.quiet import only_errors, without_bars
 from sinklab.models.spread import MaxMemory, read_spread
 from sinklab.models.tokenizer import Processor, kind_of, load_processor, load_tokenizer
-from sinklab.models.wrappers import tokenizer_inside, unwrapped
 from sinklab.registry import operations
 from sinklab.results.progress import is_quiet
 
@@ -193,7 +191,7 @@ def load_model(
         num_parameters=num_parameters(model),
         source=folder,
         processor=load_processor(folder, name, kind_of(model), trust_remote_code),
-        gguf=gguf and gguf.record(),
+        gguf=None if gguf is None else gguf.record(),
     )
 
 

@@ -214,15 +214,15 @@ def test_a_dataset_of_two_columns_holds_pairs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.tsv", "one\ttwo\tthree\n", r"a\.tsv line 1 has 3 columns, 'one, two, three', and none named 'source' and 'target'"),
-        ("a.tsv", "alone\n", r"line 1 has 1 columns, 'alone', and none named"),
-        ("a.tsv", "a\tb\nc\t \n", r"line 2: the target is empty; a pair needs both texts"),
-        ("a.tsv", "a\tb\nc\td\te\n", r"line 2 has 3 columns; expected 2"),
-        ("a.tsv", "\n", r"a\.tsv is empty: it holds no pair"),
-        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "c"}\n', r"line 2 has no 'target'; it has 'source'"),
+        ("a.tsv", "one\ttwo\tthree\n", r"a\.tsv has 3 columns, 'one, two, three', and none named 'source' and 'target'"),
+        ("a.tsv", "alone\n", r"has 1 columns, 'alone', and none named"),
+        ("a.tsv", "a\tb\nc\t \n", r"pair 2: the target is empty; a pair needs both texts"),
+        ("a.tsv", "a\tb\nc\td\te\n", r"cannot be read as a table: .*Expected 2 fields in line 2, saw 3"),
+        ("a.tsv", "\n", r"a\.tsv is empty: it holds no text"),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "c"}\n', r"pair 2 has no 'target'; it has 'source'"),
         ("a.jsonl", '{"source": "a", "target": "b"}\n[1]\n', r"line 2 is no JSON object"),
-        ("a.jsonl", '{"source": "a", "target": "b"}\n{"so', r"line 2 is not JSON"),
-        ("a.jsonl", '{"source": "a", "target": 7}\n', r"line 1: 'target' is int, not text"),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n{"so', r"line 2 is no JSON object"),
+        ("a.jsonl", '{"source": "a", "target": 7}\n', r"pair 1: 'target' is int, not text"),
     ],
 )
 def test_a_pair_that_is_none_is_named_by_its_line(tmp_path, name, content, says):

@@ -73,7 +73,7 @@ def find_origin(
         sinklab origin ORG/MODEL --corpus notes.txt --samples 64 --out build/origin
         sinklab origin ./my-checkpoint --controls 10 --json
     """
-    from sinklab.attention.token_text import token_text
+    from sinklab.attention.maps import token_text
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
@@ -83,8 +83,9 @@ def find_origin(
     from sinklab.sinks import find_sinks
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.measure.probing import as_samples, require_length, require_one_place, uses_bos
+    from sinklab.studies.origin import SECTION
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, locate_origins, require_settings
-    from sinklab.studies.origin.show import SECTION, write_page
+    from sinklab.studies.origin.show import write_page
 
     settings = {
         "seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos, "controls": controls,

@@ -8,10 +8,10 @@ from pathlib import Path
 from sinklab.results.blocks import Bar, Block, Cell, Curves, Facts, Grid, Heading, HeadMap, Say, interval, names, number
 from sinklab.results.intervals import Interval
 from sinklab.results.naming import counted
-from sinklab.results.sections import Section
+from sinklab.studies.origin import SECTION
 from sinklab.studies.origin.found import Edited, HeadWeight, Origin, Origins
 
-__all__ = ["SECTION", "finding", "grade", "show", "story", "write_page"]
+__all__ = ["finding", "grade", "show", "story", "write_page"]
 
 GONE, STAYS = 0.25, 0.5
 """Share of a spike, or of a sink's weight above a uniform one, up to which it is gone, and from which on it stays."""
@@ -200,18 +200,6 @@ def _edits(origin: Origin) -> Iterator[list[Cell]]:
 def _effects(origin: Origin, edit: Edited) -> list[Cell]:
     spike: list[Cell] = [edit.spike, interval(edit.spike_kept, 2, "")] if origin.spiked else [None, None]
     return [interval(edit.loss, 3), number(edit.weight, 2), interval(edit.weight_kept, 2, ""), *spike]
-
-
-SECTION = Section(
-    name="origin",
-    title="Where the sink is born",
-    lead="Which block and sublayer makes the place stand out, which neurons or heads write it, and what goes when these are "
-    "silenced. A spike in the hidden state and a sink in the attention are two things; they may have one origin or two.",
-    help="Find out where the sinks are born, and what depends on that (docs/explain.md).",
-    found=Origins,
-    show=show,
-    measure="sinklab.studies.origin.measurement:origin_section",
-)
 
 
 def write_page(folder: Path) -> Path:
