@@ -14,7 +14,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.jobs.estimate import Estimate, estimate_kind, estimate_median, estimate_ratio
 from sinklab.results.metric import Metric, declared
 
-__all__ = ["Difference", "Effect", "Extreme", "Least", "Numbers", "Ratio", "Rise", "Slope", "Trend", "Value"]
+__all__ = ["Difference", "Effect", "Extreme", "Numbers", "Ratio", "Rise", "Slope", "Trend", "Value"]
 
 ANY = (-math.inf, math.inf)
 """Range of a number that may be any."""
@@ -108,24 +108,6 @@ class Value(Effect):
     @property
     def words(self) -> str:
         return f"{self.metric} of {self.of}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Least(Effect):
-    """The smallest of several numbers of one variant: a rate at which all of several things are so is at most the least."""
-
-    metrics: tuple[str, ...]
-    of: str
-
-    def __call__(self, numbers: Numbers) -> float | None:
-        return min(_all(numbers, [(self.of, metric) for metric in self.metrics]) or [], default=None)
-
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset((self.of, metric) for metric in self.metrics)
-
-    @property
-    def words(self) -> str:
-        return f"smallest of {', '.join(self.metrics)} of {self.of}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,20 +13,9 @@ from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import operations
 from sinklab.training.config import PretrainingConfig
+from sinklab_claims.pathways.judging import REFERENCE
 
-__all__ = [
-    "DEFAULT",
-    "PUBLISHED",
-    "REFERENCE",
-    "TOLERANCE",
-    "Pathway",
-    "matched_widths",
-    "parameters_of",
-    "pathways_of",
-]
-
-REFERENCE = "softmax"
-"""Label of the operation against which all others are judged; it has no way to do nothing but a sink."""
+__all__ = ["DEFAULT", "PUBLISHED", "TOLERANCE", "Pathway", "matched_widths", "parameters_of", "pathways_of"]
 
 
 class Published(NamedTuple):

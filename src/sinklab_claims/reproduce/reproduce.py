@@ -12,6 +12,8 @@ from sinklab.errors import ConfigurationError
 from sinklab.registry import claims as registered
 from sinklab.results.blocks import Block, Facts
 from sinklab.results.folder import default_out
+from sinklab.results.naming import counted
+from sinklab.results.progress import bars
 from sinklab.results.run import Result
 from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
 from sinklab_claims.contract.claim import CHECKPOINT, COSTS, SCALES, Scale, bases_at
@@ -99,31 +101,36 @@ def reproduce(
     of_training = plan or ray is not None or scale != "tiny" or base is not None or cost is not None
     _check_models(models, corpora, of_training=of_training)
     out = default_out("sinklab-claims") if out is None else out
+    tell = say or (lambda text: None)
+    parsed_seeds = parse_seeds(seeds or (SEEDS_OF_TINY if scale == "tiny" and models is None else SEEDS))
+    earlier = out / "runs" / scale if models is None else out / "measured" / CHECKPOINT
+    if earlier.is_dir() and not plan:
+        tell(f"going on in {out}: what has been trained and measured there is not done again")
+    elif models is not None:  # before seconds of imports
+        draws = counted(len(parsed_seeds), "draw")
+        tell(f"{counted(len(claim_names), 'claim')} on {counted(len(models), 'model')}, {draws} of texts each")
     import pandas as pd
 
     from sinklab.report.page import check_page
     from sinklab_claims.reproduce import on_checkpoints, on_trainings
 
     check_page(out / "claims.html")
-    tell = say or (lambda text: None)
-    parsed_seeds = parse_seeds(seeds or (SEEDS_OF_TINY if scale == "tiny" and models is None else SEEDS))
     if plan:
         commands = on_trainings.plan_runs(claim_names, scale=cast(Scale, scale), base=base, seeds=parsed_seeds, out=out)
         shown = [Text("\n".join(commands))]
         return Result({}, pd.DataFrame(), {"kind": "reproduce"}, None, lambda result: shown, listed=commands)
-    earlier = out / "runs" / scale if models is None else out / "measured" / CHECKPOINT
-    if earlier.is_dir():
-        tell(f"going on in {out}: what has been trained and measured there is not done again")
-    elif models is None:
-        tell(on_trainings.foreseen(claim_names, cast(Scale, scale), parsed_seeds, base))
     if models is None:
+        if not earlier.is_dir():
+            tell(on_trainings.foreseen(claim_names, cast(Scale, scale), parsed_seeds, base))
         results = on_trainings.reproduce(
             claim_names, scale=cast(Scale, scale), base=base, seeds=parsed_seeds, out=out, jobs=jobs, ray=ray, retries=retries
         )
     else:
-        results = on_checkpoints.reproduce_on(
-            models, claim_names, corpora=corpora or ["python_source"], seeds=parsed_seeds, out=out, jobs=jobs, say=tell
-        )
+        texts = corpora or ["python_source"]
+        with bars() as progress:
+            results = on_checkpoints.reproduce_on(
+                models, claim_names, corpora=texts, seeds=parsed_seeds, out=out, jobs=jobs, say=tell, progress=progress
+            )
     return _over_all(results, out, tell)
 
 

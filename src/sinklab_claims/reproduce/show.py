@@ -92,9 +92,7 @@ def _deciding(parts: Sequence[PartFound], verdict: str) -> str:
 
 
 def _parts_of(claim: ClaimFound) -> Iterator[Block]:
-    """Every part of a claim, and of every model that it applies to, with what would decide the open ones."""
-    from sinklab_claims.verdict.forecast import needed_seeds
-
+    """Every part of a claim, and of every model that it applies to."""
     groups: list[tuple[str, Sequence[PartFound]]] = [("presupposed", claim.presupposes), ("", claim.parts)]
     for model in claim.models:
         if model.verdict != "not applicable":
@@ -103,12 +101,11 @@ def _parts_of(claim: ClaimFound) -> Iterator[Block]:
     for name, part in ((name, part) for name, parts in groups for part in parts):
         published = published_effect(claim.claim, part.effect)
         words = effect_words(part.mean, part.interval, part.unit) + (f" of {part.model}" if part.model else "")
-        needed = needed_seeds(part) if part.verdict == "inconclusive" else None
         says = f"{name}: {part.says}" if name else part.says
-        rows.append([says, part.effect, words, part.expected, published and number(published.value), part.verdict, needed])
+        rows.append([says, part.effect, words, part.expected, published and number(published.value), part.verdict])
     if rows:
-        headings = ("part", "effect", "value, 95 %", "claimed", "published", "verdict", "seeds needed")
-        keep = [index for index in range(7) if index not in (4, 6) or any(row[index] is not None for row in rows)]
+        headings = ("part", "effect", "value, 95 %", "claimed", "published", "verdict")
+        keep = [index for index in range(6) if index != 4 or any(row[index] is not None for row in rows)]
         yield Grid([headings[index] for index in keep], [[row[index] for index in keep] for row in rows], text=6)
 
 
