@@ -85,6 +85,7 @@ FAMILIES = frozenset(
 THOROUGH = (
     "tests/attention/test_compiled.py",
     "tests/claims/test_bondarenko2023.py",
+    "tests/claims/test_pathways.py::test_the_whole_comparison",
     "tests/claims/test_smoke.py",
     "tests/corpora/test_hub_dataset.py::test_a_split_that_is_named",
     "tests/jobs/test_ray_cluster.py",
@@ -94,8 +95,6 @@ THOROUGH = (
     "tests/report/test_report.py::TestSize",
     "tests/streaming/test_static.py",
     "tests/studies/audit/test_sinks_end_to_end.py",
-    "tests/studies/pathways/test_pathway_runs.py",
-    "tests/studies/reproduce/test_forecast.py",
     "tests/studies/trigger/test_lab.py::test_a_result_is_not_replaced",
     "tests/test_blocks.py",
     "tests/test_docs.py",

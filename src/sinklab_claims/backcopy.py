@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
+from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.corpora import resolve_corpus
@@ -29,20 +29,7 @@ from sinklab.models.losses import cross_entropies
 from sinklab.positions.learned import Learned
 from sinklab.results.metric import VALUE_RATIO, Metric
 
-__all__ = [
-    "NUMBERS",
-    "BackcopyProblem",
-    "BigramChain",
-    "HeadNumbers",
-    "Settings",
-    "estimate_chain",
-    "make_model",
-    "numbers_of",
-    "only_letters",
-    "risks",
-    "train",
-]
-
+__all__ = ["NUMBERS", "PAPER", "BackcopyProblem", "HeadNumbers", "Settings", "make_model", "numbers_of", "only_letters"]
 
 SAMPLES, EVALUATION_SEED = 256, 1_000_003
 """Fresh samples that a model is evaluated on, and their seed; seeds of training are small numbers."""
@@ -57,68 +44,11 @@ NUMBERS = (
     VALUE_RATIO,
     Metric("trigger_excess", "nats", "Expected next-token loss above the entropy floor of the task, at triggers."),
     Metric("other_excess", "nats", "Expected next-token loss above the entropy floor of the task, off triggers."),
-    Metric("knock_out_trigger_excess", "nats", "trigger_excess of the model without this head."),
-    Metric("knock_out_other_excess", "nats", "other_excess of the model without this head."),
-    Metric(
-        "residual_peak_inside",
-        "ratio",
-        "Norm of the residual stream at BOS over its mean elsewhere, largest over the layers whose output another reads.",
-    ),
 )
 """Numbers of a trained model; those of one head are of the head that copies: the one without which triggers cost most."""
 
 
 # --- the language -------------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class BigramChain:
-    """Characters, how one follows another, and which are triggers. Token ``i`` is ``characters[i]``; BOS is the token behind.
-
-    Attributes:
-        characters: most frequent first.
-        following: ``P``, float64 ``(size, size)``: row ``a`` is the law of what follows ``a``. Rows of triggers are not used.
-        marginal: float64 ``(size,)``: law of a single character.
-        num_triggers: so many of the first characters are triggers; at least 1.
-    """
-
-    characters: str
-    following: np.ndarray
-    marginal: np.ndarray
-    num_triggers: int
-
-    @property
-    def size(self) -> int:
-        """Number of characters."""
-        return len(self.characters)
-
-    @property
-    def bos(self) -> int:
-        """Token id of BOS."""
-        return self.size
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids: characters and BOS."""
-        return self.size + 1
-
-    @property
-    def first(self) -> np.ndarray:
-        """Law of the first character: the marginal one without the triggers, float64 ``(size,)``."""
-        law = self.marginal.copy()
-        law[: self.num_triggers] = 0
-        return law / law.sum()
-
-    def laws(self) -> np.ndarray:
-        """Law of the next token by token, float64 ``(vocab_size, size)``; BOS is the last row, and rows of triggers are 0."""
-        laws = np.vstack((self.following, self.first))
-        laws[: self.num_triggers] = 0
-        return laws
-
-    def entropies(self) -> np.ndarray:
-        """Entropy of the next token by token, in nats, float64 ``(vocab_size,)``; 0 for triggers, whose successor is known."""
-        laws = self.laws()
-        return -(laws * np.log(np.where(laws > 0, laws, 1.0))).sum(axis=1)
 
 
 def only_letters(text: str) -> str:
@@ -130,8 +60,8 @@ def only_letters(text: str) -> str:
     return re.sub("[^a-z]+", " ", text.lower())
 
 
-def estimate_chain(texts: Iterable[str], characters: int, triggers: int, budget: int = 1_000_000) -> BigramChain:
-    """The chain of the bigrams of a text: counts of pairs divided by their sums, nothing smoothed.
+def estimate_laws(texts: Iterable[str], characters: int, triggers: int, budget: int = 1_000_000) -> np.ndarray:
+    """The laws of :class:`BackcopyProblem` from the bigrams of a text: counts of pairs divided by their sums, nothing smoothed.
 
     Args:
         texts: pairs are not counted across texts.
@@ -164,39 +94,51 @@ def estimate_chain(texts: Iterable[str], characters: int, triggers: int, budget:
     totals = pairs.sum(axis=1)
     if (totals == 0).any():
         raise InputError(f"bigram chain: nothing follows {chr(int(chosen[int(np.argmin(totals))]))!r} in the text")
-    letters = "".join(chr(int(code)) for code in chosen)
-    return BigramChain(letters, pairs / totals[:, None], single / single.sum(), triggers)
+    return laws_of(pairs / totals[:, None], single / single.sum(), triggers)
+
+
+def laws_of(following: np.ndarray, marginal: np.ndarray, triggers: int) -> np.ndarray:
+    """Laws of the next token: ``P`` off triggers, and behind BOS the marginal law without them; see the top of this file."""
+    first = marginal.copy()
+    first[:triggers] = 0
+    laws: np.ndarray = np.vstack((following, first / first.sum()))
+    laws[:triggers] = 0
+    return laws
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BackcopyProblem:
-    """Samples of one length, drawn from a chain, and how far a prediction is from the best possible one.
+    """Samples of one length, and how far a prediction is from the best possible one.
 
     Args:
-        chain: where they come from.
+        laws: law of the next token by token, float64 ``(size + 1, size)``; characters come first, the most frequent foremost,
+            and BOS is the token behind them. Rows of triggers are 0.
+        triggers: so many of the first characters are triggers; at least 1.
         length: tokens that a model reads, BOS included, and predictions that it makes; at least 4, 256 in the paper.
     """
 
-    chain: BigramChain
+    laws: np.ndarray
+    triggers: int
     length: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids: characters and BOS, which is the last."""
+        return len(self.laws)
 
     @cached_property
     def _thresholds(self) -> Tensor:
         """Distribution functions of the next token, float64 ``(vocab_size, size)``; infinite from the last possible one on."""
-        laws = self.chain.laws()
-        thresholds = laws.cumsum(axis=1)
+        thresholds = self.laws.cumsum(axis=1)
         # Rounding may leave a sum below 1, and a number above it must not draw what cannot follow.
-        last = laws.shape[1] - 1 - (laws[:, ::-1] > 0).argmax(axis=1)
-        thresholds[np.arange(laws.shape[1]) >= last[:, None]] = np.inf
+        last = self.laws.shape[1] - 1 - (self.laws[:, ::-1] > 0).argmax(axis=1)
+        thresholds[np.arange(self.laws.shape[1]) >= last[:, None]] = np.inf
         return torch.from_numpy(thresholds)
 
     @cached_property
-    def _laws(self) -> Tensor:
-        return torch.from_numpy(self.chain.laws())
-
-    @cached_property
     def _entropies(self) -> Tensor:
-        return torch.from_numpy(self.chain.entropies())
+        """Entropy of the next token by token, in nats; 0 for triggers, whose successor is known."""
+        return torch.from_numpy(-(self.laws * np.log(np.where(self.laws > 0, self.laws, 1.0))).sum(axis=1))
 
     def draw(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """Samples and the last target, int64 ``(batch, length + 1)``: read ``[:, :-1]``, predict ``[:, 1:]``."""
@@ -204,18 +146,17 @@ class BackcopyProblem:
 
     def from_uniforms(self, uniforms: Tensor) -> Tensor:
         """Samples from numbers in [0, 1), float64 ``(batch, length)``, by the inverse of the distribution function."""
-        chain, thresholds = self.chain, self._thresholds
         tokens = torch.empty(len(uniforms), self.length + 1, dtype=torch.int64)
-        tokens[:, 0] = chain.bos
+        tokens[:, 0] = self.vocab_size - 1
         for at in range(self.length):
             now = tokens[:, at]
-            drawn = (thresholds[now] <= uniforms[:, at, None]).sum(dim=1)
-            tokens[:, at + 1] = torch.where(now < chain.num_triggers, tokens[:, max(at - 1, 0)], drawn)
+            drawn = (self._thresholds[now] <= uniforms[:, at, None]).sum(dim=1)
+            tokens[:, at + 1] = torch.where(now < self.triggers, tokens[:, max(at - 1, 0)], drawn)
         return tokens
 
     def is_trigger(self, tokens: Tensor) -> Tensor:
         """Boolean, same shape."""
-        return tokens < self.chain.num_triggers
+        return tokens < self.triggers
 
     def excess(self, tokens: Tensor, logits: Tensor) -> Tensor:
         """Expected loss above the least possible, in nats: Kullback-Leibler divergence of the prediction from the true law.
@@ -228,7 +169,8 @@ class BackcopyProblem:
             float64 ``(batch, length)``, 0 or more. At triggers the true law is all on the token before.
         """
         predicted = torch.log_softmax(logits.double(), dim=-1)
-        expected = -(self._laws[tokens] * predicted[..., : self.chain.size]).sum(-1) - self._entropies[tokens]
+        laws = torch.from_numpy(self.laws)
+        expected = -(laws[tokens] * predicted[..., : laws.shape[1]]).sum(-1) - self._entropies[tokens]
         # A trigger is never first, so the token that rolls in there is not read.
         copied = -predicted.gather(-1, tokens.roll(1, dims=1)[..., None])[..., 0]
         return torch.where(self.is_trigger(tokens), copied, expected)
@@ -301,9 +243,7 @@ def train(settings: Settings, problem: BackcopyProblem, seed: int) -> SinkLM:
 
     The same seed gives the same model on the same machine.
     """
-    model = make_model(
-        problem.chain.vocab_size, problem.length, width=settings.width, layers=settings.layers, seed=seed
-    ).train()
+    model = make_model(problem.vocab_size, problem.length, width=settings.width, layers=settings.layers, seed=seed).train()
     optimizer: torch.optim.Optimizer
     if settings.optimizer == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=settings.sgd_rate, momentum=0.9, weight_decay=1e-4)
@@ -337,16 +277,14 @@ class HeadNumbers(Watcher):
 
     Attributes:
         heads: layer to the name of a number to float32 ``(batch, heads)``; nan where a sample has no such query.
-        residual: layer to the norm of its output at BOS by the mean norm elsewhere, ``(batch,)``.
     """
 
     name: ClassVar[str] = "backcopy"
-    needs: ClassVar[frozenset[str]] = frozenset({"hidden_states"})
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, is_trigger: Tensor, front: int = 0) -> None:
         self.is_trigger, self.front = is_trigger, front
         self.heads: dict[int, dict[str, Tensor]] = {}
-        self.residual: dict[int, Tensor] = {}
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         front = self.front
@@ -370,11 +308,6 @@ class HeadNumbers(Watcher):
             "previous_weight_trigger": mean(on_previous, triggers),
             "value_ratio": norms[..., 0] / norms[..., 1:].mean(-1),
         }
-
-    def update_layer(self, output: LayerOutput) -> None:
-        if output.kind == "layer":
-            norms = output.hidden_states[:, self.front :].float().norm(dim=-1)
-            self.residual[output.site.layer] = norms[:, 0] / norms[:, 1:].mean(-1)
 
 
 @contextlib.contextmanager
@@ -409,32 +342,25 @@ def evaluate(model: SinkLM, problem: BackcopyProblem, samples: int = SAMPLES) ->
     sound = bool(model(tokens, use_cache=False).logits.isfinite().all())
     with attend(model, [probe], verify=sound):
         at_triggers, elsewhere = risks(model, problem, tokens)
-    without: dict[tuple[int, int], tuple[float, float]] = {}
+    without: dict[tuple[int, int], float] = {}
     for layer, of_layer in probe.heads.items():
         for head in range(of_layer["bos_weight"].shape[1]):
             with knocked_out(model, layer, head):
-                without[layer, head] = risks(model, problem, tokens)
-    copying = max(without, key=lambda at: without[at][0] if math.isfinite(without[at][0]) else -math.inf)
-    layer, head = copying
+                without[layer, head] = risks(model, problem, tokens)[0]
+    layer, head = max(without, key=lambda at: without[at] if math.isfinite(without[at]) else -math.inf)
     numbers = {
         "trigger_excess": at_triggers,
         "other_excess": elsewhere,
         **{name: _mean(values[:, head]) for name, values in probe.heads[layer].items()},
-        "knock_out_trigger_excess": without[copying][0],
-        "knock_out_other_excess": without[copying][1],
     }
-    last = int(model.config.num_hidden_layers) - 1
-    inside = [_mean(ratios) for at, ratios in probe.residual.items() if 0 <= at < last]
-    if inside:
-        numbers["residual_peak_inside"] = max(inside)
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
 def numbers_of(settings: Settings, seed: int) -> dict[str, float]:
     """:data:`NUMBERS` of one model, trained on a chain counted from the installed Python source."""
     texts = resolve_corpus("python_source").documents("train")
-    chain = estimate_chain(map(only_letters, texts) if settings.letters else texts, settings.characters, settings.triggers)
-    problem = BackcopyProblem(chain, settings.length)
+    laws = estimate_laws(map(only_letters, texts) if settings.letters else texts, settings.characters, settings.triggers)
+    problem = BackcopyProblem(laws, settings.triggers, settings.length)
     return evaluate(train(settings, problem, seed), problem)
 
 

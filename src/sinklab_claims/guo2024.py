@@ -10,7 +10,7 @@ import torch
 from sinklab.attention.session import attend
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, VALUE_RATIO, Metric
-from sinklab_claims.backcopy import NUMBERS, PAPER, HeadNumbers, Settings, numbers_of
+from sinklab_claims.backcopy import PAPER, HeadNumbers, Settings, numbers_of
 from sinklab_claims.contract.claim import BASELINE, Part, Scale, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import TrainedModel
@@ -29,17 +29,10 @@ LEARNED = 0.1
 SETTINGS: Mapping[Scale, Settings] = {"tiny": Settings(width=32, length=32, steps=2000), "small": Settings(), "60m": PAPER}
 """One layer with one head; the paper's own sizes under the name of the scale that is for GPUs."""
 
-ONE_HEAD = {metric.name for metric in NUMBERS} - {"previous_weight", "residual_peak_inside"}
-THREE_LAYERS = ONE_HEAD - {"previous_weight_trigger", "knock_out_trigger_excess", "knock_out_other_excess"} | {
-    "residual_peak_inside"
-}
-"""What is kept of a model of one layer, and of one of three."""
-
 
 def measure(seed: int, scale: Scale) -> Numbers:
     """The one head of the model, trained on a chain counted from the installed Python source."""
-    numbers = numbers_of(SETTINGS[scale], seed)
-    return {"softmax": {name: number for name, number in numbers.items() if name in ONE_HEAD}}
+    return {"softmax": numbers_of(SETTINGS[scale], seed)}
 
 
 @claims.register("backcopy_dormant")
@@ -133,12 +126,9 @@ SINK = 0.3
 
 
 def adam_and_sgd(seed: int, scale: Scale) -> Numbers:
-    """The head that copies, and the residual stream, of a model trained by each from the same initial weights."""
-    found = {
-        optimizer: numbers_of(dataclasses.replace(SETTINGS[scale], layers=LAYERS, optimizer=optimizer), seed)
-        for optimizer in (ADAM, SGD)
-    }
-    return {label: {name: of[name] for name in of if name in THREE_LAYERS} for label, of in found.items()}
+    """The head that copies of a model trained by each from the same initial weights."""
+    settings = dataclasses.replace(SETTINGS[scale], layers=LAYERS)
+    return {by: numbers_of(dataclasses.replace(settings, optimizer=by), seed) for by in (ADAM, SGD)}
 
 
 @claims.register("sgd_keeps_the_sink")

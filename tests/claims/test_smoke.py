@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.claims.made_results import numbers_of
 from tests.jobs.conftest import read_here, run_here
-from tests.studies.reproduce.made_results import numbers_of
 
 from sinklab.jobs import driver
 from sinklab.registry import claims

@@ -42,7 +42,7 @@ QUICK: dict[str, list[str]] = {
     ],
     "quantize": ["model", "--samples=4", "--calibration=1", "--seq-len=8", "--corpus=text.txt", "--schemes=w8a8"],
     "report": ["audit"],
-    "reproduce": ["learning_rate", "--plan"],
+    "reproduce": ["repeated_token_laws", "--seeds=0"],
     "show": ["sink_rate"],
     "stream": ["model", "--prompt=import os", "--max-new-tokens=2", "--window=8"],
     "sweep": [
@@ -53,7 +53,7 @@ QUICK: dict[str, list[str]] = {
 }
 """A line of each command that ends well within a second or so; a command without one starts from its name alone."""
 
-SLOW = {"pathways"}
+SLOW = {"pathways", "reproduce"}
 """Commands that work for long before they refuse what is wrong; drawn less often."""
 
 LEFT_OUT = {"ray", "watch"}

@@ -1,11 +1,11 @@
 """What low distortion means, fixed before any result, and what was found about each operation; no torch.
 
-An operation is *low-distortion* if, in a model trained with it instead of softmax on the same data for the same number of steps,
-with as many parameters, giving heads a way to do nothing costs no loss and leaves nothing behind that makes the model harder to
-use. That are the five :data:`BOUNDS`, each judged over seeds as a part of a claim is: all must hold, and one that fails is
-enough for "no". It *replaces the sink* if those on loss, sink and window hold where softmax at its rate is outside of the last
-two; where softmax has no sink, there is none to replace. Of natural text the bound on the window is on what the first four
-tokens give back of its loss, since there a window loses context too, whatever the operation.
+An operation is *low-distortion* if, in a model trained with it instead of softmax on the same data for as many steps and with
+as many parameters, giving heads a way to do nothing costs no loss and leaves nothing behind that makes the model harder to use.
+These are the five :data:`BOUNDS`, each judged over seeds as a part of a claim is: all must hold, and one that fails is enough
+for "no". It *replaces the sink* if those on loss, sink and window hold where softmax at its rate is outside of the last two;
+where softmax has no sink, there is none to replace. Of natural text the bound on the window is on what the first four tokens
+give back of its loss, since there a window loses context too, whatever the operation.
 
 Beside that, the *loss* is compared with that of softmax in both directions, by differences at the same seed, with a margin of
 0.02 nats (one percent of the loss at the smallest scale, and what eight seeds can tell). Two one-sided tests at 5 % each are an

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,44 +18,21 @@ from sinklab_claims.pathways.judging import REFERENCE
 __all__ = ["DEFAULT", "PUBLISHED", "TOLERANCE", "Pathway", "matched_widths", "parameters_of", "pathways_of"]
 
 
-class Published(NamedTuple):
-    """How an operation is used if nothing else is said: how a head does nothing, where that is from, and the settings that are
-    not the operation's defaults, by the tokens of the context."""
-
-    no_op: str
-    source: str
-    settings: Callable[[int], Mapping[str, object]] | None = None
-
-
-PUBLISHED: Mapping[str, Published] = {
-    "softmax": Published("a sink: a token whose value is small", "the reference"),
-    "softmax_plus_one": Published("a 1 in the denominator", "Miller 2023; Zero Sink of Xiao et al. 2023 (arXiv 2309.17453)"),
-    "sink_logit": Published("a learned score for nothing", "OpenAI 2025, gpt-oss (arXiv 2508.10925); starts at 0"),
-    "key_bias": Published("a learned key with the value 0", "Gu et al. 2024 (arXiv 2410.10781), K biases; one a head"),
-    "clipped_softmax": Published(
-        "small weights are cut to 0",
-        "Bondarenko et al. 2023 (arXiv 2306.12929); gamma = -3.2/T for a context of T tokens, that of BERT-base at T = 128",
-        lambda context: {"gamma": -3.2 / context},
-    ),
-    "gated": Published("a gate on each coordinate of the output", "Qiu et al. 2025 (arXiv 2505.06708), element-wise"),
-    "gated_heads": Published(
-        "a gate on each head",
-        "Bondarenko et al. 2023 (arXiv 2306.12929); linear, a quarter open at the start, as for OPT",
-        lambda context: {"opening": 0.25},
-    ),
-    "sigmoid": Published("every weight near 0", "Gu et al. 2024 (arXiv 2410.10781); no bias, no normalisation"),
-    "relu": Published(
-        "every weight exactly 0", "Ran-Milo 2026 (arXiv 2603.11487); divided by i - 1", lambda context: {"uncounted": 1}
-    ),
-    "softpick": Published("every weight exactly 0", "Zuhri et al. 2025 (arXiv 2504.20966)"),
-    "sigma_reparam": Published("none; scores grow slowly", "Zhai et al. 2023 (arXiv 2303.06296)"),
+PUBLISHED: Mapping[str, Callable[[int], Mapping[str, object]]] = {
+    # Bondarenko et al. 2023 (arXiv 2306.12929): that of BERT-base at 128 tokens; a quarter open at the start, as for OPT.
+    "clipped_softmax": lambda context: {"gamma": -3.2 / context},
+    "gated_heads": lambda context: {"opening": 0.25},
+    # Ran-Milo 2026 (arXiv 2603.11487): divided by i - 1.
+    "relu": lambda context: {"uncounted": 1},
 }
-"""Operation to its published use. Normalised sigmoid, the control of Gu et al., is named with its setting."""
+"""Operation to the settings of its paper that are not its defaults, by the tokens of the context."""
 
-DEFAULT: Sequence[Mapping[str, object]] = tuple(
-    {"name": name, **extra} for name in PUBLISHED for extra in ([{}, {"normalize": True}] if name == "sigmoid" else [{}])
+DEFAULT: Sequence[Mapping[str, object]] = (
+    *({"name": name} for name in ("softmax", "softmax_plus_one", "sink_logit", "key_bias", "clipped_softmax", "gated")),
+    *({"name": "gated_heads"}, {"name": "sigmoid"}, {"name": "sigmoid", "normalize": True}),
+    *({"name": name} for name in ("relu", "softpick", "sigma_reparam")),
 )
-"""What is compared if nothing is chosen."""
+"""What is compared if nothing is chosen; normalised sigmoid is the control of Gu et al. 2024 (arXiv 2410.10781)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,14 +42,9 @@ class Pathway:
     label: str
     fields: Mapping[str, object]
 
-    @property
-    def published(self) -> Published | None:
-        """The published use, if it is that."""
-        return PUBLISHED.get(str(self.fields["name"])) if len(self.fields) == 1 else None
-
     def operation(self, context: int) -> dict[str, object]:
         """``name`` and settings for rows of so many tokens, worded as claims do: those at their defaults are left out."""
-        settings = self.published.settings if self.published else None
+        settings = PUBLISHED.get(str(self.fields["name"])) if len(self.fields) == 1 else None
         return {**self.fields, **(settings(context) if settings else {})}
 
 

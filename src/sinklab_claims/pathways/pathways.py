@@ -121,15 +121,8 @@ def pathways(
             summary=summary,
             files=lambda folder: write_text(markdown(show(summary)), folder / "pathways.md"),
             selection_seeds=list(SELECTION_SEEDS[design.scale]) if rate is None else [],
-            operations={
-                pathway.label: {
-                    "operation": pathway.operation(config.model.max_position_embeddings),
-                    "no_op": pathway.published.no_op if pathway.published else "",
-                    "source": pathway.published.source if pathway.published else "settings as asked for",
-                    "intermediate_size": design.widths[pathway.label],
-                }
-                for pathway in design.pathways
-            },
+            operations={of.label: of.operation(config.model.max_position_embeddings) for of in design.pathways},
+            widths=dict(design.widths),
             losses_by_rate={
                 label: {f"{factor:g}": {str(seed): loss for seed, loss in of.items()} for factor, of in losses.items()}
                 for label, losses in measured.losses.items()

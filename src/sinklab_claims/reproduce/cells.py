@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan
@@ -44,7 +44,8 @@ def configure(base: PretrainingConfig, variant: Variant) -> PretrainingConfig:
     for path, value in resolved_changes(base, variant).items():
         if path in ("training.seed", "data.seed"):
             raise ConfigurationError(f"variant {variant.label!r} sets {path}, which belongs to the seeds")
-        _set(fields, path, value)
+        above, _, last = path.rpartition(".")
+        _get(fields, above)[last] = copy.deepcopy(value)
     try:
         return PretrainingConfig.parse(fields)
     except SinklabError as error:
@@ -132,26 +133,19 @@ def _require_text_of_begun(earlier: SweepPlan, new: Mapping[str, Cell], texts: M
     for name, cell in new.items():
         for source in _sources(cell.config):
             other = readers.get(source)
-            if other is not None and any(earlier.texts[other][part] != texts[name][part] for part in source.parts):
+            if other is not None and any(earlier.texts[other][part] != texts[name][part] for part in source[0]):
                 raise InputError(
                     f"the corpus {cell.config.data.corpus!r} gives another text than {other} in {earlier.folder} has read, and "
                     "trainings that are compared must read the same; bring the old text back, or begin in another directory"
                 )
 
 
-class _Source(NamedTuple):
-    """What decides the text of some parts of what a cell reads: cells with equal sources read the same."""
-
-    parts: tuple[str, ...]
-    data: str
-    tokens: int | None
-
-
-def _sources(config: PretrainingConfig) -> tuple[_Source, _Source]:
+def _sources(config: PretrainingConfig) -> list[tuple[tuple[str, ...], str, int | None]]:
+    """Parts of what a cell reads, and what decides their text: cells with equal sources read the same."""
     data = config.data.model_dump_json(exclude=PER_TRAINING)
     # As much of the held-out documents is read as the held-out rows take, and the context is a cell's own.
     tokens = config.data.held_out_rows * config.model.max_position_embeddings
-    return _Source(("train", "tokenizer"), data, None), _Source(("held_out",), data, tokens)
+    return [(("train", "tokenizer"), data, None), (("held_out",), data, tokens)]
 
 
 def train_cells(
@@ -160,22 +154,18 @@ def train_cells(
     """Train the cells that have not ended, those that start from others' weights last; the errors of those that failed."""
     unique = list(dict.fromkeys(names))
     errors: dict[str, str] = {}
-    for stage in _stages(plan, unique):
-        ready = [name for name in stage if plan.cells[name].init_from not in errors]
-        errors |= {name: f"{plan.cells[name].init_from}, from which it starts, failed" for name in stage if name not in ready}
-        if ready and any(plan.outcome(name) is None for name in ready):
-            errors |= run_waiting(plan, ready, jobs=jobs, retries=retries, ray=ray, progress=progress)
-    return errors
-
-
-def _stages(plan: SweepPlan, names: Sequence[str]) -> list[list[str]]:
-    """Cells by how many others come before them."""
 
     def depth(name: str) -> int:
         before = plan.cells[name].init_from
         return 0 if before is None else 1 + depth(before)
 
-    return [list(stage) for _, stage in itertools.groupby(sorted(names, key=depth), depth)]
+    for _, of_depth in itertools.groupby(sorted(unique, key=depth), depth):
+        stage = list(of_depth)
+        ready = [name for name in stage if plan.cells[name].init_from not in errors]
+        errors |= {name: f"{plan.cells[name].init_from}, from which it starts, failed" for name in stage if name not in ready}
+        if ready and any(plan.outcome(name) is None for name in ready):
+            errors |= run_waiting(plan, ready, jobs=jobs, retries=retries, ray=ray, progress=progress)
+    return errors
 
 
 def _of_seed(config: PretrainingConfig, seed: int, scale: Scale) -> PretrainingConfig:
@@ -203,11 +193,3 @@ def _get(fields: Mapping[str, Any], path: str) -> Any:
             raise ConfigurationError(f"there is no field {path!r} in the configuration of a scale")
         inner = inner[part]
     return inner
-
-
-def _set(fields: dict[str, Any], path: str, value: Any) -> None:
-    *above, last = path.split(".")
-    inner = fields
-    for part in above:
-        inner = inner[part]
-    inner[last] = copy.deepcopy(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import SCALES, Base, Claim, Cost, Scale, bases_at, folder_name
 from sinklab_claims.contract.effect import Numbers
 from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, base_config
-from sinklab_claims.reproduce.cells import make_cells, open_store, resolved_changes
+from sinklab_claims.reproduce.cells import make_cells, resolved_changes
 from sinklab_claims.reproduce.claims import claim_called
 from sinklab_claims.reproduce.store import keeping, measurement, name_of, read_numbers, train_and_read
 from sinklab_claims.verdict.records import ClaimFound, answer
@@ -33,7 +32,7 @@ from sinklab_claims.verdict.rule import Conclusion, judge
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["about", "foreseen", "kept_of", "plan_runs", "reproduce", "table_of", "written"]
+__all__ = ["about", "foreseen", "kept_of", "reproduce", "table_of", "written"]
 
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
@@ -131,28 +130,6 @@ def kept_of(folder: Path) -> dict[str, list[str]]:
     models = record.get("models", ())
     texts = [model["text"] for model in models]
     return {"seeds": record.get("seeds", []), "models": [model["name"] for model in models], "texts": texts}
-
-
-def plan_runs(
-    names: Sequence[str],
-    *,
-    scale: Scale,
-    base: Base | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
-    out: Path = Path("sinklab-claims"),
-    cache: Path | None = None,
-    progress: bool = True,
-) -> list[str]:
-    """A ``torchrun`` command for every training that claims still need, those that start from others' weights last.
-
-    Encodes the text and writes the plan of the store, trains nothing. When all have ended, :func:`reproduce` with the same
-    arguments, which are as there, reads out and judges.
-    """
-    out = out.expanduser().absolute()
-    cells = {cell.name: cell for of in _requests(names, scale, seeds, base) for cell in of.cells.values()}
-    plan = open_store(out / "runs" / scale, cells, (cache or default_cache()).expanduser().absolute(), progress=progress)
-    left = [name for name in sorted(cells, key=lambda name: cells[name].init_from is not None) if plan.outcome(name) is None]
-    return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name}" for name in left]
 
 
 def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Base | None = None) -> list[_Request]:

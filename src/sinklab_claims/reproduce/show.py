@@ -17,7 +17,7 @@ from sinklab_claims.verdict.records import (
     StoredClaim,
     deciding_part,
     evidence_of,
-    published_effect,
+    published_effects,
 )
 
 __all__ = ["show_claim", "show_claims", "show_results", "write_claims_page"]
@@ -99,10 +99,10 @@ def _parts_of(claim: ClaimFound) -> Iterator[Block]:
             groups += [(f"{model.name}, presupposed", model.presupposes), (model.name, model.parts)]
     rows: list[list[str | int | None]] = []
     for name, part in ((name, part) for name, parts in groups for part in parts):
-        published = published_effect(claim.claim, part.effect)
+        published = published_effects().get(claim.claim, {}).get(part.effect)
         words = effect_words(part.mean, part.interval, part.unit) + (f" of {part.model}" if part.model else "")
         says = f"{name}: {part.says}" if name else part.says
-        rows.append([says, part.effect, words, part.expected, published and number(published.value), part.verdict])
+        rows.append([says, part.effect, words, part.expected, None if published is None else number(published), part.verdict])
     if rows:
         headings = ("part", "effect", "value, 95 %", "claimed", "published", "verdict")
         keep = [index for index in range(6) if index != 4 or any(row[index] is not None for row in rows)]

@@ -117,7 +117,8 @@ class Task:
         if not self.model:
             return {label: _plain(of) for label, of in functions[0](self.seed, self.settings["scale"]).items()}
         how = claim_called(self.name).checkpoint
-        assert how is not None and isinstance(opened, Checkpoint)
+        assert how is not None, "whoever asks has looked"
+        assert isinstance(opened, Checkpoint)
         if how.not_about is not None and (reason := how.not_about(opened)):
             raise DoesNotApply(reason)
         if how.measure is not None:

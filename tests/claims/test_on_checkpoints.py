@@ -33,8 +33,7 @@ from sinklab_claims.numbers.norms import norms
 from sinklab_claims.reproduce import on_checkpoints
 from sinklab_claims.reproduce.on_checkpoints import parse_model, reproduce_on
 from sinklab_claims.reproduce.show import show_results, write_claims_page
-from sinklab_claims.reproduce.store import OfModel, _work, claim_called
-from sinklab_claims.verdict.forecast import needed_seeds
+from sinklab_claims.reproduce.store import Task, _work, claim_called
 from sinklab_claims.verdict.records import read_results, summary_of
 from sinklab_claims.verdict.rule import judge_model, judge_models, judge_part
 from sinklab_claims.xiao2023_content import SILENT, content_of_checkpoint
@@ -50,10 +49,10 @@ def here(monkeypatch):
     """Measure in this process; what was asked for and not yet kept is added to the list."""
     taken: list[tuple[str, str, int]] = []
 
-    def run(readings, tasks, **_):
+    def run(tasks, **_):
         for task in tasks:
             if task.cached() is None:
-                taken.append((task.model, task.claim, task.seed))
+                taken.append((task.model, task.name, task.seed))
                 task.take(Checkpoint(load_model(task.model), resolve_corpus(task.corpus), task.seed))
         return {}
 
@@ -206,7 +205,6 @@ def test_that_there_are_such_models_is_shown_by_one_and_refuted_by_none():
         "claim is that there are such models",
     )
     assert none.findings[0].model == "d"
-    assert needed_seeds(none.findings[0].record()) is None  # any model that comes may be the one
     assert some_of({"a": open_}, some).reason == (
         "'it rises': the model does not show it, which refutes nothing: the claim is that there are such models"
     )
@@ -246,7 +244,7 @@ def test_the_same_weights_are_measured_anew_under_another_configuration_or_token
         changed["post_processor"] = None  # and no BOS in front
     (other / file).write_text(json.dumps(changed))
     assert load_model(str(other)).revision == load_model(str(llama)).revision
-    about = {"corpora": [str(text)], "seeds": [0], "out": tmp_path / "out", "progress": False}
+    about = {"corpora": [str(text)], "seeds": [0], "out": tmp_path / "out"}
     reproduce_on([f"one={llama}", f"other={other}"], ["inputs_by_position", FAST], **about)
     assert {model for model, _, _ in here} == {str(llama), str(other)}
     assert len(here) == 4
@@ -256,7 +254,7 @@ def test_one_model_on_one_text_under_two_names_is_refused(here, llama, text, tmp
     copied = tmp_path / "copied"
     shutil.copytree(llama, copied)
     with pytest.raises(ConfigurationError, match="`models` one and two are one model on one text, which would count as two"):
-        reproduce_on([f"one={llama}", f"two={copied}"], [FAST], corpora=[str(text)], out=tmp_path / "out", progress=False)
+        reproduce_on([f"one={llama}", f"two={copied}"], [FAST], corpora=[str(text)], out=tmp_path / "out")
     assert not here
 
 
@@ -264,11 +262,10 @@ def test_one_model_on_two_texts_is_read_on_each(llama, text, tmp_path, monkeypat
     """Both are one batch, since it is named by model and draw; each task brings its text."""
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join(f"{number} + {number} = {2 * number}" for number in range(400)))
-    tasks = [OfModel(tmp_path, FAST, 0, str(llama), "r", str(path), "t", "c", "h") for path in (text, other, text)]
-    assert len({task.batch for task in tasks}) == 1
+    tasks = [Task(tmp_path, FAST, {"seed": 0}, "", model=str(llama), corpus=str(path)) for path in (text, other, text)]
     read: list[torch.Tensor] = []
-    monkeypatch.setattr(OfModel, "take", lambda task, checkpoint: read.append(checkpoint.rows(4, 32)))
-    batch = json.dumps([["OfModel", dataclasses.asdict(task)] for task in tasks], default=str)
+    monkeypatch.setattr(Task, "take", lambda task, checkpoint: read.append(checkpoint.rows(4, 32)))
+    batch = json.dumps([dataclasses.asdict(task) for task in tasks], default=str)
     _work(tmp_path, batch)
     expected = [Checkpoint(load_model(str(llama)), TextFile(path)).rows(4, 32) for path in (text, other, text)]
     assert all(torch.equal(one, wanted) for one, wanted in zip(read, expected, strict=True))
@@ -276,7 +273,7 @@ def test_one_model_on_two_texts_is_read_on_each(llama, text, tmp_path, monkeypat
 
 def test_models_against_claims_are_kept_under_their_public_names(here, llama, checkpoint, vit, text, tmp_path):
     models = [f"nobody/llama={llama}", f"nobody/vit={vit}"]
-    about = {"corpora": [str(text)], "out": tmp_path / "out", "progress": False}
+    about = {"corpora": [str(text)], "out": tmp_path / "out"}
     laws, zero = reproduce_on(models, [FAST, "inputs_by_position"], **about)
     assert len(here) == 6  # two claims, three draws; of the model of images nothing is measured
     first, second = laws.summary["models"]
@@ -378,7 +375,7 @@ def test_refusals_are_one_line_and_come_first(here, llama, own_checkpoint, text,
     assert "came without a tokenizer" in refused(FAST, "--model", str(own_checkpoint), "--corpus", str(text))
     assert "are 3 for 1 models" in refused(FAST, *model, "--corpus", "a", "--corpus", "b", "--corpus", "c")
     assert "given twice" in refused(FAST, *model, *model)
-    assert "--plan, --ray, --scale, --base and --cost are about training" in refused(FAST, *model, "--scale", "small")
+    assert "--ray, --scale, --base and --cost are about training" in refused(FAST, *model, "--scale", "small")
     assert "are for --models" in refused(FAST, "--corpus", str(text))
     assert here == []
     assert not (tmp_path / "sinklab-claims" / "checkpoint").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import claims
-from sinklab_claims.contract.effect import Difference, Effect, Extreme, Least, Ratio, Rise, Slope, Trend, Value
+from sinklab_claims.contract.effect import Difference, Effect, Extreme, Ratio, Rise, Slope, Trend, Value
 
 NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x": 2.0}, "e": {"x": 2.0}}
 
@@ -34,7 +34,6 @@ NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x
         (Slope("x", ("a", "b"), at=(1.0, 4.0)), 1.0),
         # Over -1, 0 and 1: (1.0 · -1 + 3.0 · 0 + 2.0 · 1) / 2.
         (Slope("x", ("a", "b", "c"), at=(0.5, 1.0, 2.0)), 0.5),
-        (Least(("y", "x"), "a"), 1.0),
         (Extreme("x", ("a", "b", "c")), 3.0),
         (Extreme("x", ("a", "b", "c"), largest=False), 1.0),
     ],
@@ -55,7 +54,6 @@ def test_known_values(effect: Effect, expected: float) -> None:
         Rise("x", ("a", "lost")),
         Slope("x", ("a", "lost"), at=(1.0, 2.0)),
         Extreme("x", ("a", "lost")),
-        Least(("x", "y"), "b"),
     ],
 )
 def test_without_a_number_there_is_no_effect(effect: Effect) -> None:
@@ -66,7 +64,7 @@ def test_without_a_number_there_is_no_effect(effect: Effect) -> None:
     "effect",
     [Value("x", "a"), Difference("x", "a", "b"), Difference("y", "a", "b", other="x"), Ratio("y", "a", "b", other="x")]
     + [kind("x", ("a", "b", "c")) for kind in (Trend, Rise, Extreme)]
-    + [Slope("x", ("a", "b"), at=(1.0, 2.0)), Least(("x", "y"), "a")],
+    + [Slope("x", ("a", "b"), at=(1.0, 2.0))],
 )
 def test_needs_names_exactly_what_is_read(effect: Effect) -> None:
     assert effect(NUMBERS) is not None

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.studies.reproduce.made_results import PARTS, write_claim
+from tests.claims.made_results import PARTS, write_claim
 
 from sinklab.errors import InputError
 from sinklab_claims.verdict.records import clearance, deciding_part, hardware_of, read_results, summary_of
