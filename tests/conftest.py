@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.results import progress
 
 TINY = {
     "vocab_size": 40,
@@ -37,6 +38,27 @@ TINY = {
 
 TEXT = (Path(__file__).parent / "text.txt").read_text(encoding="utf-8") * 8
 """What the tokenizer is trained on; it stays as it is, since tests count tokens."""
+
+
+def where_is(name: str) -> Path | None:
+    """Directory (or file) of a model that others trained, for tests marked ``real``; ``None`` where it is not there.
+
+    ``make models`` puts those of packages into ``build/models``; SINKLAB_REAL_MODELS names further folders, with ``:`` between.
+    """
+    folders = [*os.environ.get("SINKLAB_REAL_MODELS", "").split(os.pathsep), Path(__file__).parents[1] / "build" / "models"]
+    return next((path for folder in folders if folder and (path := Path(folder, name)).exists()), None)
+
+
+def real(name: str) -> Path:
+    """The same; skips the test where it is not there."""
+    return where_is(name) or pytest.skip(f"no {name}: make models, or SINKLAB_REAL_MODELS says where it is")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Skipped for want of a model is said: a suite without them has not looked at real models."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if absent := sorted({str(report.longrepr[2]) for report in skipped if "make models" in str(report.longrepr)}):
+        terminalreporter.write_line("\n".join(absent), yellow=True)
 
 
 def make_tokenizer(vocab_size: int = 300):
@@ -98,7 +120,6 @@ THOROUGH = (
     "tests/studies/trigger/test_lab.py::test_a_result_is_not_replaced",
     "tests/test_blocks.py",
     "tests/test_docs.py",
-    "tests/test_real_models.py",
     "tests/test_site.py",
     "tests/test_tutorials.py",
     "tests/test_versions.py",
@@ -114,7 +135,7 @@ notebooks, the site, versions and wheels."""
 def pytest_collection_modifyitems(items):
     """Mark what `make check` runs and `make test` does not (before -m is applied)."""
     for item in items:
-        if item.nodeid.startswith(THOROUGH) or _family(item) not in FAMILIES | {None}:
+        if item.nodeid.startswith(THOROUGH) or _family(item) not in FAMILIES | {None} or item.get_closest_marker("real"):
             item.add_marker(pytest.mark.thorough)
 
 
@@ -126,6 +147,12 @@ def _family(item):
     if not item.nodeid.startswith("tests/architectures/"):
         return None
     return next((value.id for value in given.values() if hasattr(value, "backends")), None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def slow_stages_say_nothing():
+    """Which stages last so long that a line tells of them depends on the machine."""
+    progress.FIRST_LINE = 3600.0
 
 
 @pytest.fixture(scope="module", autouse=True)

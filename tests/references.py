@@ -7,11 +7,11 @@ keep the file that they have. Rows that a file has are kept.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import torch
+from tests.conftest import where_is
 
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.testing.references import THRESHOLD, dense_numbers
@@ -46,9 +46,8 @@ def where(name: str) -> str | None:
     directory = MODELS[name]
     if directory is None:
         return name
-    folder = os.environ.get("SINKLAB_REAL_MODELS")
-    path = Path(folder or "", directory)
-    return str(path) if folder and path.is_dir() else None
+    path = where_is(directory)
+    return str(path) if path else None
 
 
 def own_text(loaded: LoadedModel) -> list[list[int]]:

@@ -337,7 +337,7 @@ class TestShow:
         assert [(one["name"], one["default"]) for one in record["parameters"]] == [
             ("heads", "None"),
             ("place", "0"),
-            ("renormalize", "True"),
+            ("spare", "0"),
         ]
 
     def test_an_operation_with_parameters(self):

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from sinklab.cli.commands import find_commands
 from sinklab.results import progress as bars
 from sinklab.results.environment import installed
 from sinklab.results.folder import default_out
-from sinklab.results.progress import LONG, SETTLED, Pace, is_quiet, quietly, say
+from sinklab.results.progress import SETTLED, Pace, is_quiet, quietly, say
 from sinklab.results.run import Listing
 from sinklab.results.terminal import PIPE_WIDTH, fitted
 from sinklab.results.version import __version__
@@ -114,39 +115,79 @@ class Clock:
         return self.now
 
 
-def test_long_stages_are_announced_once_and_short_ones_never():
+def test_what_is_left_is_known_once_the_pace_is_and_grows_while_a_part_drags():
     clock = Clock()
     pace = Pace(clock)
-    said = []
-    for done in range(31):  # a part a second from the first call on: 30 s in all, so never more than 30 are left
-        said.append(pace.announcement("short", done, 30))
-        clock.now += 1
-    for done in range(101):
-        said.append(pace.announcement("long", done, 100))
-        clock.now += 1
-    assert [text for text in said if text] == ["long: about 2 minutes left"]
-    assert said.index("long: about 2 minutes left") - 31 == SETTLED  # as soon as the pace is believed
-    assert SETTLED < LONG
+    assert pace.left("measuring") is None
+    pace.update("measuring", 0, 100)
+    clock.now += SETTLED / 2
+    pace.update("measuring", 1, 100)
+    assert pace.words("measuring") == ""  # what comes first is often slow
+    clock.now += 4 - SETTLED / 2
+    pace.update("measuring", 2, 100)
+    assert pace.left("measuring") == 2 * 98
+    clock.now += 1
+    assert pace.left("measuring") == 2 * 98 - 1
+    clock.now += 99
+    assert pace.left("measuring") > 98 * 104 / 3 - 101  # the third part took 100 s so far
+    pace.update("measuring", 100, 100)
+    assert (pace.left("measuring"), pace.words("measuring"), pace.count("measuring")) == (0, "", "100 of 100")
 
 
-def test_what_was_there_before_took_no_time():
+def test_what_was_there_before_took_no_time_and_a_stage_may_begin_again():
     clock = Clock()
     pace = Pace(clock)
-    assert pace.announcement("resumed", 90, 100) is None
+    pace.update("resumed", 90, 100)
     clock.now += 10
-    assert pace.announcement("resumed", 92, 100) == "resumed: about 40 seconds left"  # 5 s a part, 8 parts
+    pace.update("resumed", 92, 100)
+    assert pace.words("resumed") == "about 40 seconds left"  # 5 s a part, 8 parts
     clock.now += 10
-    assert pace.announcement("first word at one", 1, 9) == "first word at one: about 80 seconds left"  # 10 s a part
+    pace.update("first word at one", 1, 9)
+    assert pace.words("first word at one") == "about 80 seconds left"  # 10 s a part
+    pace.update("resumed", 0, 10)
+    clock.now += 20
+    pace.update("resumed", 1, 10)
+    assert pace.left("resumed") == 9 * 20
 
 
-def test_bars_announce_on_a_terminal(watched, monkeypatch, capsys):
+def test_a_plan_covers_the_stages_that_have_not_begun():
+    clock = Clock()
+    pace = Pace(clock)
+    assert (pace.share(), pace.left_in_all()) == (None, None)
+    pace.plan({"first": 1.0, "second": 9.0})
+    pace.update("first", 0, 4)
+    clock.now += 10
+    pace.update("first", 2, 4)
+    assert (pace.share(), pace.left_in_all()) == (0.05, 10 * 9.5 / 0.5)
+    assert pace.words_in_all() == "about 3 minutes left in all"
+    pace.update("second", 0, 9)
+    pace.update("second", 9, 9)
+    assert pace.left_in_all() == pytest.approx(10 * 0.5 / 9.5)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_line_tells_of_slow_stages_where_there_is_no_terminal(slow, monkeypatch, capsys):
+    monkeypatch.setattr(bars, "FIRST_LINE", 0.01 if slow else 60.0)
+    with bars.bars("loading") as progress:
+        time.sleep(0.05)
+        bars.plan(progress, {"measuring": 1.0})
+        progress("measuring", 1, 3)
+        time.sleep(0.05)
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == (["loading: at work", "measuring: 1 of 3"] if slow else [])
+
+
+def test_bars_say_what_is_left_on_a_terminal(watched, monkeypatch, capsys):
     clock = Clock()
     monkeypatch.setattr(bars, "Pace", lambda: Pace(clock))
-    with bars.bars() as progress:
+    with bars.bars("loading") as progress:
+        bars.plan(progress, {"measuring": 1.0, "sections": 3.0})
         progress("measuring", 0, 100)
         clock.now += 10
         progress("measuring", 1, 100)
-    assert "measuring: about 16 minutes left" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "1 of 100, about 16 minutes left" in shown
+    assert "about 1.1 hours left in all" in shown
 
 
 # --- colours and widths ---

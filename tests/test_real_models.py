@@ -1,16 +1,15 @@
-"""Verdicts on checkpoints that others trained; they are no part of the project, and a variable says where they are."""
+"""Numbers and verdicts on models that others trained: those of ``make models``, and those that SINKLAB_REAL_MODELS names."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from tests.conftest import real
 from transformers import ViTForImageClassification
 
 from sinklab import audit, show
@@ -28,16 +27,7 @@ from sinklab.studies.causes.readout import MaskedToken
 from sinklab.studies.causes.samples import Samples as MaskedSamples
 from sinklab.studies.origin.measurement import locate_origins
 
-
-def real(name: str) -> Path:
-    """The directory of a checkpoint; skips the test where it is not there."""
-    folder = os.environ.get("SINKLAB_REAL_MODELS")
-    if not folder:
-        pytest.skip("SINKLAB_REAL_MODELS does not say where the checkpoints of others are")
-    path = Path(folder, name)
-    if not path.is_dir():
-        pytest.skip(f"SINKLAB_REAL_MODELS has no {name}")
-    return path
+pytestmark = pytest.mark.real
 
 
 @pytest.mark.parametrize("bos", [True, False])

@@ -26,7 +26,7 @@ REFERENCES = {reference.model: reference for reference in load_references()}
 def loaded_of(name: str):
     source = where(name)
     if source is None:
-        pytest.skip(f"{name} is not there: SINKLAB_REAL_MODELS does not say where it is")
+        pytest.skip(f"{name} is not there: make models, or SINKLAB_REAL_MODELS says where it is")
     return load_model(source)
 
 

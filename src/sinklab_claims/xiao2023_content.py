@@ -15,7 +15,7 @@ from sinklab.attention.probe import Watcher, filled
 from sinklab.attention.session import attend
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
-from sinklab.interventions.hide_key import HideKey
+from sinklab.interventions.hide_key import NEAR, HideKey
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims, read_outs
@@ -219,7 +219,7 @@ def cliff_at_the_cache_size() -> Fields:
 
 # --- what is missed without the sink ------------------------------------------------------------------------------------------
 
-HIDDEN, SILENT, BARE = "sink hidden", "value of the sink zeroed", "sink hidden, its weight handed to nothing"
+HIDDEN, SILENT = "sink hidden", "value of the sink zeroed"
 
 FREED = (
     Metric("cost", "nats", "Next-token loss with something done to the first key of all heads, less that without."),
@@ -275,10 +275,10 @@ def freed(before: Tensor, after: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def content_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
-    """The sink of the model, what three edits of its first key cost on the same texts, and where its weight goes.
+    """The sink of the model, what two edits of its first key cost on the same texts, and where its weight goes.
 
-    Hidden, a row hands its weight to the other keys. With a value of zero every other weight stays as it is and what the sink
-    says is gone; to hide the key and hand its weight to nothing does the same by another way, but to the first token itself.
+    Hidden, a row hands its weight to the other keys; the first queries keep it, or the next token would become the sink. With a
+    value of zero every other weight stays as it is, and what the sink says to others is gone.
     """
     model, rows = checkpoint.loaded.model, checkpoint.rows(32, 256)
 
@@ -290,12 +290,11 @@ def content_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
 
     plain, before = read()
     place = checkpoint.front
-    hidden, after = read(HideKey(place=place))
+    hidden, after = read(HideKey(place=place, spare=NEAR))
     return {
         BASELINE: read_outs["sinks"](checkpoint),
         HIDDEN: {"cost": hidden - plain, **freed(before, after)},
         SILENT: {"cost": read(ZeroValue(place=place))[0] - plain},
-        BARE: {"cost": read(HideKey(place=place, renormalize=False))[0] - plain},
     }
 
 
@@ -308,9 +307,7 @@ def content(seed: int, scale: Scale) -> Numbers:
 @xiao
 def mass_thrown_on_content() -> Fields:
     """Without its sink a model misses a place for its attention and not what is said there: hidden, the sink's weight falls on
-    content and the loss rises; silenced, with all weights as they were, or with its weight handed to nothing, it costs less
-    than half of that."""
-    handed = "its weight handed to nothing, it costs less than half"
+    content and the loss rises; silenced, with its weight handed to nothing, it costs less than half of that."""
     return dict(
         where="section 3.1",
         published="No number: evicting the first tokens takes away most of the denominator of the softmax, which shifts all "
@@ -320,7 +317,6 @@ def mass_thrown_on_content() -> Fields:
             Part("the sink hidden, the loss rises", Value("cost", HIDDEN), more_than=LEAST),
             Part("most of its weight falls on content", Value("freed_to_content", HIDDEN), more_than=0.5),
             Part("silenced, it costs less than half", Ratio("cost", SILENT, HIDDEN), less_than=0.5),
-            Part(handed, Ratio("cost", BARE, HIDDEN), less_than=0.5),
         ),
         measure=content,
         natural_text=True,

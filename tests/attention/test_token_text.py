@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
+from tests.conftest import real
 
 from sinklab.attention.token_text import token_text
 
@@ -36,11 +34,11 @@ def test_a_token_that_decodes_to_nothing_is_written_as_in_the_vocabulary():
     assert token_text(None, 17) == "17"
 
 
-@pytest.mark.skipif("SINKLAB_REAL_MODELS" not in os.environ, reason="needs checkpoints of others: SINKLAB_REAL_MODELS")
+@pytest.mark.real
 def test_no_token_of_a_llama_is_shown_as_nothing():
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(Path(os.environ["SINKLAB_REAL_MODELS"]) / "tiny1m")
+    tokenizer = AutoTokenizer.from_pretrained(real("tiny1m"))
     texts = [token_text(tokenizer, token) for token in range(len(tokenizer))]
     assert "" not in texts
     text = "Once upon a time there was a cat"

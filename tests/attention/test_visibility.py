@@ -100,7 +100,7 @@ def test_pairs_are_entries_of_the_whole(rule: Visibility, queries: torch.Tensor,
     elif inside == "by head":
         rule = ByHead(rule, [([1], Causal(8)), ([0, 2], Window(3, 2))], 3)
     elif inside == "without":
-        rule = Without(rule, torch.arange(20)[None] % 7 == 3, 20)
+        rule = Without(rule, torch.arange(20)[None] % 7 == 3, 20, (torch.arange(12)[None], torch.arange(20)[None]), 3)
     whole = rule.block(0, 12, 0, 20)
     assert torch.equal(rule.pairs(queries, keys), whole[:, :, queries[:, None], keys])
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from edited_runs import ROUNDING, Spy, first_call, head_outputs, logits
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab import attend
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
-from sinklab.interventions.hide_key import HideKey
+from sinklab.interventions.hide_key import NEAR, HideKey
 from sinklab.interventions.redirect import Redirect
 from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
@@ -52,12 +53,12 @@ def test_what_the_first_head_puts_out_under_each(name, tokens):
     weights = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf).softmax(-1)
     values = call.values[:, 1 // call.groups]
     clean = weights @ values
-    hidden = weights.clone()
-    hidden[:, 1:, 0] = 0.0
+    hidden, near, silent = weights.clone(), weights.clone(), weights.clone()
+    hidden[:, 1:, 0], near[:, 3:, 0], silent[:, 1:, 0] = 0.0, 0.0, 0.0
     expected = {
-        "renormalised": (HideKey(heads={0: (1,)}), hidden / hidden.sum(-1, keepdim=True) @ values),
-        "less mass": (HideKey(heads={0: (1,)}, renormalize=False), hidden @ values),
-        "value zeroed": (ZeroValue(heads={0: (1,)}), clean - weights[..., :1] * values[:, :1]),
+        "hidden": (HideKey(heads={0: (1,)}), hidden / hidden.sum(-1, keepdim=True) @ values),
+        "hidden but near": (HideKey(heads={0: (1,)}, spare=3), near / near.sum(-1, keepdim=True) @ values),
+        "value zeroed": (ZeroValue(heads={0: (1,)}), silent @ values),
         "redirected": (Redirect(heads={0: (1,)}), values[:, :1].expand_as(clean)),
         "zeroed": (ZeroHead(heads={0: (1,)}), torch.zeros_like(clean)),
     }
@@ -93,7 +94,7 @@ def test_probes_see_the_edited_call(tokens):
     # What the probe is shown accounts for what the model goes on with.
     outputs = edited.calls[0].outputs(0, 9).transpose(1, 2)
     assert (outputs - edited.calls[0].head_outputs).abs().max() < ROUNDING
-    assert (edited.calls[0].values[:, 2, 0] == 0).all()
+    assert torch.equal(edited.calls[0].values, clean.calls[0].values)  # of a value of 0 the weights are shown as they are
 
 
 def test_weights_that_are_returned_are_the_edited_ones(tokens):
@@ -124,6 +125,9 @@ def test_errors(tokens):
     for heads in ([(0, 0)], {0: 1}, {0: "1"}, 5):
         with pytest.raises(ConfigurationError, match=r"must be lists of heads by module, such as \{5: \(0, 1\)"):
             logits(model, tokens, ZeroHead(heads=heads))
+    for wrong in ({"spare": -1}, {"spare": 1, "place": "null"}):
+        with pytest.raises(ConfigurationError, match=f"hide_key: spare {wrong['spare']} must be 0 or more"):
+            HideKey(**wrong)
     one_of_two = torch.tensor([[0, 3], [2, -1]])  # the second sample has only one
     assert torch.isfinite(logits(model, tokens, HideKey(place=one_of_two))).all()
     for intervention in (HideKey, Redirect, ZeroValue):
@@ -134,3 +138,43 @@ def test_errors(tokens):
         attend(model, interventions=[ZeroHead()]),
     ):
         model(input_ids=tokens)
+
+
+def role_sink():
+    """A rotary model whose sink is a role: the token that sees itself alone stands out, and block 1 rests on what stands out."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=8, num_hidden_layers=2, num_attention_heads=1, head_dim=16, vocab_size=8,
+        rope_theta=1e8, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    sign, constant, mean, mark = range(4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1.0) if "norm" in name else parameter.zero_()
+        model.model.embed_tokens.weight[:, constant] = 4.0
+        model.model.embed_tokens.weight[::2, sign], model.model.embed_tokens.weight[1::2, sign] = 1.0, -1.0
+        first, second = model.model.layers
+        first.self_attn.v_proj.weight[0, sign] = 1.0  # even attention: the mean of signs that alternate is 0 but for one key
+        first.self_attn.o_proj.weight[mean, 0] = 1.0
+        for neuron, side in enumerate((1.0, -1.0)):
+            first.mlp.gate_proj.weight[neuron, mean], first.mlp.gate_proj.weight[neuron, constant] = 40.0 * side, -6.0
+            first.mlp.up_proj.weight[neuron, constant] = 1.0
+            first.mlp.down_proj.weight[mark, neuron] = 1.0
+        second.self_attn.q_proj.weight[7, constant] = 8.0  # a pair that the rotation hardly turns
+        second.self_attn.k_proj.weight[7, mark] = 8.0
+    return model, torch.arange(20).remainder(2).repeat(2, 1)
+
+
+def test_a_sink_hidden_from_all_heads_forms_again_unless_the_first_queries_keep_it():
+    model, rows = role_sink()
+
+    def weight_on(position, *edits):
+        spy = Spy()
+        logits(model, rows, *edits, probes=[spy])
+        return spy.calls[1].weights(0, 20)[:, 0, 12:, position].mean().item()
+
+    assert weight_on(0) > 0.9
+    assert weight_on(1) < 0.01
+    assert weight_on(1, HideKey()) > 0.9
+    assert weight_on(1, HideKey(spare=NEAR)) < 0.1

@@ -26,7 +26,8 @@ def test_intervention(name):
 @pytest.mark.parametrize(
     ("intervention", "settings"),
     [
-        (HideKey, {"place": (0, 3), "renormalize": False}),
+        (HideKey, {"place": (0, 3), "spare": 2}),
+        (interventions["zero_value"], {"place": (0, 3)}),
         (HideKey, {"place": "null"}),
         (interventions["redirect"], {"place": "null"}),
         (interventions["redirect"], {"place": torch.tensor([[0], [1], [2]])}),

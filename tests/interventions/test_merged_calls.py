@@ -19,6 +19,7 @@ from sinklab.interventions.add_score import AddScore
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.null_score import NullScore
 from sinklab.interventions.redirect import Redirect
+from sinklab.interventions.resample_value import ResampleValue
 from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.temperature import Temperature
 from sinklab.interventions.zero_value import ZeroValue
@@ -89,8 +90,8 @@ CASES = [
     [AddScore(heads={0: (1,)}, place=2, amount=1.5), AddScore(heads={0: (1, 3)}, place=1, amount=-3.0)],
     [Temperature(heads={0: (0, 2)}, temperature=0.5), Temperature(heads={0: (1,)}, temperature=3.0)],
     [HideKey(heads={0: (0,)}), HideKey(heads={0: (3,)}, place=(1, 2))],
-    [ZeroValue(heads={0: (2,)}), Temperature(heads={0: (2,)}, temperature=2.0), AddScore(heads={0: (2,)}, place=3)],
-    [AddScore(heads={0: (0,)}), HideKey(heads={0: (1,)}), ZeroValue(heads={0: (2,)})],
+    [ResampleValue(heads={0: (2,)}), Temperature(heads={0: (2,)}, temperature=2.0), AddScore(heads={0: (2,)}, place=3)],
+    [AddScore(heads={0: (0,)}), HideKey(heads={0: (1,)}, spare=2), ResampleValue(heads={0: (2,)})],
 ]
 
 
@@ -151,12 +152,12 @@ class _Nobody(Causal):
         return torch.zeros(1, 1, query_stop - query_start, key_stop - key_start, dtype=torch.bool)
 
 
-def test_grouped_queries_part_when_one_of_them_loses_a_value():
+def test_grouped_queries_part_when_one_of_them_is_given_another_value():
     call = make_call()
-    edited = edit(call, ZeroValue(heads={0: (1,)}))
+    edited = edit(call, ResampleValue(heads={0: (1,)}))
     assert call.groups == 2
     assert edited.call.groups == 1
-    assert (edited.call.values[:, 1, 0] == 0).all()
+    assert torch.equal(edited.call.values[:, 1, 0], call.values[:, 0, 0].roll(-1, 0))
     assert torch.equal(edited.call.values[:, 0], call.values[:, 0])
     assert torch.equal(edited.call.values[:, [2, 3]], call.values[:, [1, 1]])
     untouched = edit(call, HideKey(heads={0: (1,)}))  # nothing is copied that is not edited

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
-from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import real
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -250,11 +249,11 @@ def test_errors(model, tokenizer):
         Chat(model, tokenizer=tokenizer).say("  ")
 
 
-@pytest.mark.skipif("SINKLAB_REAL_MODELS" not in os.environ, reason="needs checkpoints of others: SINKLAB_REAL_MODELS")
+@pytest.mark.real
 @pytest.mark.parametrize("name", ["ChatML", "Llama 3", "Gemma", "Mistral"])
 def test_a_tokenizer_of_a_real_checkpoint(name, monkeypatch):
     """A SentencePiece vocabulary, whose pieces begin with spaces: turns are read once, and the answer goes on from them."""
-    loaded = load_model(str(Path(os.environ["SINKLAB_REAL_MODELS"]) / "tiny1m"))
+    loaded = load_model(real("tiny1m"))
     loaded.tokenizer.chat_template = EVERY[name]
     chat = Chat(loaded.model, system="Once upon a time", tokenizer=loaded.tokenizer, policy="sink_window:window=100")
     told = Told(chat, monkeypatch)

@@ -96,7 +96,7 @@ def derive(function: Callable[..., object], name: str) -> cyclopts.App:
             given["say"] = say
         with quietly(quiet):
             if "progress" in signature.parameters:
-                with bars() as progress:
+                with bars("loading") as progress:
                     result = function(*positional, **given, progress=progress)
             else:
                 result = function(*positional, **given)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from torch import Tensor
+
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.intervention import KeyIntervention, keys_at
+from sinklab.attention.intervention import KeyIntervention, keys_at, tokens_at
 from sinklab.registry import interventions
 
 __all__ = ["ZeroValue"]
@@ -14,10 +16,11 @@ __all__ = ["ZeroValue"]
 @interventions.register("zero_value")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ZeroValue(KeyIntervention):
-    """Set the values of some keys to 0 and leave all weights as they are.
+    """Some keys contribute 0 to the outputs of all queries but those that stand on them; no other weight changes.
 
     A sink that only takes mass away, a key bias (Gu et al. 2024, arXiv 2410.10781), is not missed; one that broadcasts
-    something to every query is.
+    something to every query is. Queries that stand on the keys are left as they are: what a first token, which sees nothing
+    else, makes of itself is how the sink comes about, and not what it says to others.
 
     Args:
         place: positions in the document, a row of them for each sample, or ``"null"`` for the null value.
@@ -26,8 +29,19 @@ class ZeroValue(KeyIntervention):
         UnsupportedModelError: ``"null"`` where the attention has no null score.
     """
 
+    version = 2  # 1 took the value from the sink's own query, too
+
     def edit_call(self, call: AttentionCall) -> AttentionCall:
-        if self.is_null(call, "null value to set to 0; give positions"):
-            return dataclasses.replace(call, null_value=None)
-        keys = keys_at(call, self.place)[:, None, :, None]
-        return dataclasses.replace(call, values=call.values.masked_fill(keys, 0.0))
+        null = self.is_null(call, "null value to set to 0; give positions")
+        return dataclasses.replace(call, null_value=None) if null else call
+
+    def edit_weights(
+        self, call: AttentionCall, weights: Tensor, null_mass: Tensor, start: int, stop: int
+    ) -> tuple[Tensor, Tensor]:
+        if isinstance(self.place, str):
+            return weights, null_mass
+        keys = keys_at(call, self.place)[:, None, None]
+        if call.site.kind == "self":
+            standing = tokens_at(call.query_positions[:, start:stop], self.place, call.site.module)
+            keys = keys & ~standing[:, None, :, None]
+        return weights.masked_fill(keys, 0.0), null_mass

@@ -1,20 +1,21 @@
-"""What is said while a run is at work: progress bars, warnings, how long a stage still takes, and quiet."""
+"""What is said while a run is at work: bars or lines of every stage, how long it all still takes, warnings, and quiet."""
 
 from __future__ import annotations
 
 import html
 import importlib
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
 __all__ = [
     "DONE",
     "DONE_OF_STAGE",
-    "LONG",
+    "FIRST_LINE",
     "Cell",
     "Pace",
     "Progress",
@@ -25,17 +26,21 @@ __all__ = [
     "is_quiet",
     "is_watched",
     "notebook_bars",
+    "plan",
     "quietly",
     "say",
     "silent",
     "warn",
 ]
 
-LONG = 30.0
-"""Seconds of a stage from which on it is announced how long it takes."""
-
 SETTLED = 2.0
 """Seconds of a stage after which its pace is believed; what comes first is often slow."""
+
+FIRST_LINE = 2.0
+"""Seconds of a stage after which a line says that it is at work, where no bars are drawn."""
+
+LINE_EVERY = 30.0
+"""Seconds between two such lines of long stages."""
 
 _quiet = 0
 
@@ -103,29 +108,98 @@ class Pace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._last = clock, clock()
-        self._begun: dict[str, tuple[float, int]] = {}
-        self._announced: set[str] = set()
+        self._clock, self._start = clock, clock()
+        self._last = self._start
+        self._stages: dict[str, _Stage] = {}
+        self._costs: dict[str, float] = {}
 
-    def announcement(self, stage: str, done: int, total: int) -> str | None:
-        """One sentence, once for each stage, as soon as it is known to take longer than :data:`LONG` from now on."""
+    def plan(self, costs: Mapping[str, float]) -> None:
+        """Stages to what each costs beside the others, in any unit; those of an earlier plan stay."""
+        self._costs |= costs
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """So much of a stage is done."""
         now = self._clock()
-        if stage not in self._begun:
+        if stage not in self._stages or done < self._stages[stage].done:  # or it begins again
             # The first word of many stages is that one part is done: the time since the last word was for that part.
-            self._begun[stage] = (now, done) if done != 1 else (self._last, 0)
-        began, there = self._begun[stage]
+            began, there = (now, done) if done != 1 else (self._last, 0)
+            self._stages[stage] = _Stage(began, there)
         self._last = now
-        if stage in self._announced or done <= there or now - began < SETTLED:
+        at = self._stages[stage]
+        at.done, at.total, at.when = done, total, now
+
+    def left(self, stage: str) -> float | None:
+        """Seconds that a stage still takes; ``None`` where nobody knows yet."""
+        at = self._stages.get(stage)
+        if at is None or at.done <= at.there or not at.total or at.when - at.began < SETTLED:
             return None
-        left = (now - began) / (done - there) * (total - done)
-        if left <= LONG:
+        now = self._clock()
+        # A part that takes longer than those before it makes the estimate longer, while it lasts.
+        each = max((at.when - at.began) / (at.done - at.there), (now - at.began) / (at.done - at.there + 1))
+        return max(each * (at.total - at.done) - (now - at.when), 0.0)
+
+    def share(self) -> float | None:
+        """How much of the plan is done, in parts of one; ``None`` without one."""
+        whole = sum(self._costs.values())
+        return sum(cost * (self.done(stage) or 0.0) for stage, cost in self._costs.items()) / whole if whole else None
+
+    def left_in_all(self) -> float | None:
+        """Seconds that all stages of the plan still take together; ``None`` where nobody knows yet."""
+        begun = [self._stages[stage] for stage in self._costs if stage in self._stages]
+        there = sum(cost * self._stages[stage].before for stage, cost in self._costs.items() if stage in self._stages)
+        done = sum(cost * (self.done(stage) or 0.0) for stage, cost in self._costs.items()) - there
+        spent = self._clock() - min((at.began for at in begun), default=0.0)
+        if done <= 0 or spent < SETTLED:
             return None
-        self._announced.add(stage)
-        return f"{stage}: {duration(left)} left"
+        return spent * (sum(self._costs.values()) - there - done) / done
+
+    def count(self, stage: str) -> str:
+        """How much of a stage is done, in words."""
+        at = self._stages.get(stage)
+        return f"{at.done:,} of {at.total:,}" if at is not None and at.total else ""
+
+    def words(self, stage: str) -> str:
+        """How long a stage still takes, in words; empty where nobody knows yet, and at its end."""
+        left = self.left(stage)
+        return f"{duration(left)} left" if left else ""
+
+    def words_in_all(self) -> str:
+        """How long all stages still take, in words; empty where nobody knows yet, and at the end."""
+        left = self.left_in_all()
+        return f"{duration(left)} left in all" if left else ""
+
+    def done(self, stage: str) -> float | None:
+        """Share of a stage that is done; ``None`` where that is not known."""
+        at = self._stages.get(stage)
+        return at.done / at.total if at is not None and at.total else None
+
+
+class _Stage:
+    """When a stage began and with how many parts, and how many there were when."""
+
+    def __init__(self, began: float, there: int) -> None:
+        self.began, self.there, self.done, self.total, self.when = began, there, there, 0, began
+
+    @property
+    def before(self) -> float:
+        """Share of it that was there at the beginning."""
+        return self.there / self.total if self.total else 0.0
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage, what is done of it and its total."""
+"""Called with the stage, what is done of it and its total: with 0 before the first part, then after each."""
+
+
+def plan(progress: Progress, costs: Mapping[str, float]) -> None:
+    """Tell whoever watches which stages come, so that what is left is said of all of them.
+
+    Args:
+        costs: stage to what it costs beside the others, in any unit, such as forwards times tokens.
+    """
+    told = getattr(progress, "plan", None)
+    if told is not None:
+        told(costs)
+
 
 DONE = "what is done and what there is in all"
 """What follows one stage is called with, in words."""
@@ -155,30 +229,37 @@ class Cell:
         self._html = host.HTML
         self._handle = host.display(host.HTML(""), display_id=True)
         self._begun = self._drawn = time.monotonic()
-        self._stages: dict[str, tuple[int, int, str]] = {}
+        self._numbers: dict[str, str] = {}
+        self._pace = Pace()
+        self.plan = self._pace.plan
 
-    def update(self, stage: str, done: int, total: int | None, numbers: str = "") -> None:
+    def __call__(self, stage: str, done: int, total: int | None, numbers: str = "") -> None:
         """Draw a stage anew, at most every :data:`REFRESH` seconds; its end always.
 
         Args:
             numbers: what stands behind the bar.
         """
-        self._stages[stage] = (done, total or 0, numbers)
+        self._numbers[stage] = numbers
+        self._pace.update(stage, done, total or 0)
         now = time.monotonic()
         if now - self._drawn >= REFRESH or done == total:
             self._drawn = now
-            self._handle.update(self._html("".join(self._line(name) for name in list(self._stages)[-LINES:])))
+            lines = [*map(self._line, list(self._numbers)[-LINES:]), _in_a_cell(self._pace.words_in_all())]
+            self._handle.update(self._html("".join(lines)))
 
     def close(self) -> None:
         """Leave nothing behind."""
         self._handle.update(self._html(""))
 
     def _line(self, stage: str) -> str:
-        done, total, numbers = self._stages[stage]
-        bar = f'<progress value="{done}" max="{total}" style="width: 16em"></progress>' if total else "<progress></progress>"
-        words = [html.escape(stage), bar, f"{done:,} of {total:,}" if total else "", html.escape(numbers)]
-        seconds = time.monotonic() - self._begun
-        return f'<div style="font: 13px monospace">{" ".join(filter(None, words))} · {seconds:.0f} s</div>'
+        share, seconds = self._pace.done(stage), f"{time.monotonic() - self._begun:.0f} s"
+        bar = "<progress></progress>" if share is None else f'<progress value="{share:.3f}" style="width: 16em"></progress>'
+        words = [self._pace.count(stage), html.escape(self._numbers[stage]), seconds, self._pace.words(stage)]
+        return _in_a_cell(f"{html.escape(stage)} {bar} {' · '.join(filter(None, words))}")
+
+
+def _in_a_cell(line: str) -> str:
+    return f'<div style="font: 13px monospace">{line}</div>' if line else ""
 
 
 LINES = 4
@@ -193,39 +274,105 @@ def notebook_bars() -> Iterator[Progress]:
         return
     cell = Cell()
     try:
-        yield cell.update
+        yield cell
     finally:
         cell.close()
 
 
 @contextmanager
-def bars() -> Iterator[Progress]:
-    """Bars on a terminal's stderr, which says of long stages how long they take, or below the running cell of a notebook;
-    nothing anywhere else.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+def bars(first: str = "starting") -> Iterator[Progress]:
+    """Bars on a terminal's stderr or below the running cell of a notebook, lines on any other stderr; nothing when quiet.
 
+    They say how long each stage takes still, and all of them where a :func:`plan` was made. Something moves from the first
+    moment on, between two stages too.
+
+    Args:
+        first: what goes on before the first stage.
+    """
     if in_notebook():
         with notebook_bars() as progress:
             yield progress
         return
-    if not is_watched():
+    if is_quiet():
         yield silent
         return
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
-    with Bars(*columns, console=Console(stderr=True), transient=True) as drawn:
-        tasks: dict[str, TaskID] = {}
-        pace = Pace()
+    shown = _Bars(first) if is_watched() else _Lines(first)
+    try:
+        yield shown
+    finally:
+        shown.close()
 
-        def update(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = drawn.add_task(stage, total=total)
-            drawn.update(tasks[stage], completed=done, total=total)
-            said = pace.announcement(stage, done, total)
-            if said is not None:
-                drawn.console.print(said, markup=False, highlight=False)
 
-        yield update
+class _Bars:
+    """Bars of the newest stages, with the time that each has taken and takes still."""
+
+    def __init__(self, first: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Drawn
+        from rich.text import Text
+
+        self._pace = Pace()
+        self.plan = self._pace.plan
+        self._tasks: dict[str, TaskID] = {}
+        words = self._words
+
+        class Words(TextColumn):
+            """rich itself forgets the speed of stages whose parts take long."""
+
+            def render(self, task: Task) -> Text:
+                return Text(words(task.id, task.description))
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), Words(""))
+        self._drawn = Drawn(*columns, console=Console(stderr=True), transient=True)
+        self._all = self._drawn.add_task(first, total=None)
+        self._drawn.start()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self._pace.update(stage, done, total)
+        if stage not in self._tasks:
+            self._tasks[stage] = self._drawn.add_task(stage, total=total)
+            for old in list(self._tasks.values())[:-LINES]:
+                self._drawn.update(old, visible=False)
+        self._drawn.update(self._tasks[stage], completed=done, total=total)
+        share = self._pace.share()
+        self._drawn.update(self._all, description="in all", completed=share or 0.0, total=None if share is None else 1.0)
+
+    def _words(self, task: int, stage: str) -> str:
+        if task == self._all:
+            return self._pace.words_in_all()
+        return ", ".join(filter(None, (self._pace.count(stage), self._pace.words(stage))))
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self._drawn.stop()
+
+
+class _Lines:
+    """A line about the stage at work, soon after it began and then seldom; short stages have none."""
+
+    def __init__(self, first: str) -> None:
+        self._pace = Pace()
+        self.plan = self._pace.plan
+        self._stage, self._start = first, time.monotonic()
+        self._due = self._start + FIRST_LINE
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name="sinklab-progress").start()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self._pace.update(stage, done, total)
+        if stage != self._stage:
+            self._stage, self._due = stage, time.monotonic() + FIRST_LINE
+
+    def _watch(self) -> None:
+        while not self._ended.wait(FIRST_LINE / 8):
+            now = time.monotonic()
+            if now >= self._due:
+                self._due = now + max(LINE_EVERY, (now - self._start) / 20)
+                stage, pace = self._stage, self._pace
+                count = f"{stage}: {pace.count(stage) or 'at work'}"
+                say(", ".join(filter(None, (count, pace.words(stage), pace.words_in_all()))))
+
+    def close(self) -> None:
+        """Say no more."""
+        self._ended.set()

@@ -98,7 +98,7 @@ def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
     elif in_notebook():
         cell = Cell()
         try:
-            yield Bar(steps, cell.update, print)
+            yield Bar(steps, cell, print)
         finally:
             cell.close()
     elif not is_watched():
