@@ -108,7 +108,6 @@ THOROUGH = (
     "tests/attention/test_compiled.py",
     "tests/claims/test_bondarenko2023.py",
     "tests/claims/test_pathways.py::test_the_whole_comparison",
-    "tests/claims/test_smoke.py",
     "tests/corpora/test_hub_dataset.py::test_a_split_that_is_named",
     "tests/jobs/test_ray_cluster.py",
     "tests/jobs/test_sweep.py::test_a_killed_cell",

@@ -99,14 +99,6 @@ def test_the_interval_of_a_share_is_for_what_is_declared_as_one():
     assert share.estimate([0.9, 1 + 1e-7, 0.95]).method == share.estimate([0.9, 1.0, 0.95]).method  # rounding
 
 
-def test_a_weight_is_a_share_under_softmax_alone():
-    weights = [0.2, 0.8, 0.99]
-    assert Value("bos_weight", "relu").estimate(weights).interval[1] > 1.0
-    share = Value("bos_weight", "softmax", (0.0, 1.0)).estimate(weights)
-    assert share.interval[1] <= 1.0
-    assert share.middle == Value("bos_weight", "softmax").estimate(weights).middle
-
-
 def test_a_slope_of_outcomes_is_no_count():
     """Eight seeds diverge at the low rate alone, so that the slope is -1 in each: its interval holds it."""
     found = Slope("diverged", ("low", "high"), at=(1.0, 2.0)).estimate([-1.0] * 8)

@@ -27,7 +27,6 @@ from sinklab_claims.backcopy import (
     make_model,
     only_letters,
     risks,
-    train,
 )
 
 FOLLOWING = np.array([[0, 0.5, 0.5], [0.5, 0, 0.5], [0, 1, 0]])
@@ -199,16 +198,6 @@ def test_what_is_read_of_a_model_is_of_the_head_that_triggers_miss_most():
     assert numbers["bos_weight"] == pytest.approx(float(probe.heads[layer]["bos_weight"][:, head].double().nanmean()))
 
 
-def test_training_is_that_of_its_seed():
-    few = Settings(steps=8, width=16, length=12, batch=4)
-    first, again, other = (train(few, PROBLEM, seed).lm_head.weight for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    broken = train(Settings(steps=50, width=16, length=12, batch=4, optimizer="sgd", sgd_rate=1e12), PROBLEM, 0)
-    assert not broken.training  # it diverged, and what is read of it is left out
-    assert "trigger_excess" not in evaluate(broken, PROBLEM, 4)
-
-
 # --- the claims ---------------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +212,7 @@ def test_what_is_measured_has_all_numbers_that_are_judged(monkeypatch):
 
 
 def test_copy_head_is_the_one_of_the_maps():
+    assert guo2024.TRIGGERS == bigram_backcopy.TRIGGERS
     torch.manual_seed(0)
     shape = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     positions = {"max_position_embeddings": 64, "position": {"name": "learned"}, "initializer_range": 0.3}
@@ -244,7 +234,3 @@ def test_copy_head_is_the_one_of_the_maps():
     numbers = guo2024.copy_head(trained)
     assert numbers["previous_at_trigger"] == pytest.approx(by_row.nanmean(0).max().item(), rel=1e-5)
     assert numbers.keys() == {metric.name for metric in guo2024.METRICS}
-
-
-def test_triggers_are_those_of_the_corpus():
-    assert guo2024.TRIGGERS == bigram_backcopy.TRIGGERS

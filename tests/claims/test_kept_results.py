@@ -55,14 +55,6 @@ def test_a_claim_that_holds_shows_its_weakest_part(tmp_path):
     assert clearance(dataclasses.replace(loss, interval=None)) == 0
 
 
-def test_a_claim_that_fails_shows_the_first_part_that_does(tmp_path):
-    gone, loss = PARTS[:2]
-    parts = (gone, dataclasses.replace(loss, less_than=1.9), dataclasses.replace(gone, less_than=-40))
-    record = write_claim(tmp_path / "tiny" / "one", parts=parts)
-    assert record.verdict == "not reproduced"
-    assert deciding_part(record.parts, record.verdict) == record.parts[1]
-
-
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [

@@ -84,13 +84,6 @@ def test_a_claim_is_measured_judged_and_written_down(claims: dict[str, Claim], t
     assert set(table["probe"]) == {"claim"}
 
 
-def test_what_is_there_is_kept_and_seeds_may_be_added(claims: dict[str, Claim], tmp_path: Path) -> None:
-    reproduce(["made_up"], seeds=[0, 1], out=tmp_path, progress=False)
-    (found,) = reproduce(["made_up"], seeds=[0, 1, 2, 3], out=tmp_path, progress=False)
-    assert CALLS == [0, 1, 2, 3]
-    assert len(found.summary["parts"][0]["by_seed"]) == 4
-
-
 def test_a_result_is_not_replaced_by_one_of_fewer_seeds(claims: dict[str, Claim], tmp_path: Path) -> None:
     reproduce(["made_up"], seeds=[0, 1, 2, 3], out=tmp_path, progress=False)
     before = read_run(tmp_path / "tiny" / "made_up")

@@ -146,17 +146,6 @@ def test_the_choice_sees_nothing_but_its_own_seeds(design, monkeypatch, tmp_path
     assert none.errors[1].startswith("gated: no learning rate is chosen, since trainings are missing")
 
 
-def test_how_much_it_is(design):
-    # 2 operations at 5 rates on 2 seeds, and 8 evaluated, of 17 s, which are read in 4 s each.
-    assert runs.foreseen(design) == (
-        f"2 operations, base bos: 28 trainings, 20 of them to choose learning rates; {duration(28 * 17 + 8 * 4)} of one core; "
-        "what is there already is not done again"
-    )
-    one = design_of([], [0], "medium", None, 1.0)
-    assert runs.foreseen(one).startswith("1 operation, base no-bos: 1 training; about ")
-    assert "of one data-centre GPU" in runs.foreseen(one)
-
-
 @pytest.mark.parametrize("scale", SCALES)
 def test_trainings_are_those_of_claims_at_all_scales(scale):
     design = design_of([{"name": "sigmoid"}], [0], scale, None)
@@ -288,8 +277,6 @@ def test_the_table():
     [
         (["--operations", "softpik"], "Did you mean 'softpick'?"),
         (["--operations", "softpick,softpick"], "the comparison has softpick twice"),
-        (["--operations", "relu:colour=3"], "colour"),
-        (["--seeds", "2..0"], "expected seeds such as 0..4"),
         (["--seeds", "1000"], "seed 1000 is one on which learning rates are chosen"),
         (["--seeds", "1,1"], "none twice"),
         (["--scale", "60m", "--base", "bos"], "scale 60m has the base no-bos"),
@@ -355,7 +342,10 @@ def test_the_whole_comparison(tmp_path, short):
     run = read_run(out)
     assert (run["config"]["base"], run["selection_seeds"]) == ("no-bos", [1000])
     assert set(run["cells"]) == {"softmax", "softmax_plus_one"}
-    assert said == [runs.foreseen(design_of([{"name": "softmax_plus_one"}], [0], "tiny", None))]
+    assert said == [
+        f"2 operations, base no-bos: 4 trainings, 2 of them to choose learning rates; {duration(4 * 17 + 2 * 4)} of one core; what "
+        "is there already is not done again"
+    ]
     assert (out / "pathways.md").read_text().count("| softmax") == 2
     assert json.loads((out / "summary.json").read_text())["rows"] == rows
     pathways(operations=[{"name": "softmax_plus_one"}], **given)  # goes on, and does nothing again

@@ -17,13 +17,13 @@ from sinklab.interventions.hide_key import HideKey
 from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
-from sinklab_claims import models, xiao2023_streams
+from sinklab_claims import models
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.models import embedded_model
 from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.xiao2023 import first_tokens
 from sinklab_claims.xiao2023_content import CACHES, LINES, Shares, freed, line_stream
-from sinklab_claims.xiao2023_streams import keep, late_in_a_stream, texts_of
+from sinklab_claims.xiao2023_streams import late_in_a_stream, texts_of
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------
 
@@ -58,14 +58,6 @@ def test_recomputation_is_that_of_the_policy(few):
     with torch.no_grad():
         alone = token_losses(texts.loaded.model, window[None], after=texts.budget)
     assert texts.recomputed()[1, -1].item() == pytest.approx(alone.item(), abs=1e-3)
-
-
-def test_texts_are_read_in_parts_alike(few, monkeypatch):
-    texts = draw(0)
-    whole = texts.losses(keep(4, 64))
-    monkeypatch.setattr(xiao2023_streams, "TOKENS_AT_ONCE", 1024)
-    assert whole.shape == (2, 512)
-    assert torch.allclose(texts.losses(keep(4, 64)), whole, atol=1e-3)
 
 
 def test_at_small_a_seed_is_a_training():

@@ -109,21 +109,22 @@ def reproduce(
         draws = counted(len(parsed_seeds), "draw")
         tell(f"{counted(len(claim_names), 'claim')} on {counted(len(models), 'model')}, {draws} of texts each")
     from sinklab.report.page import check_page
-    from sinklab_claims.reproduce import on_checkpoints, on_trainings
 
     check_page(out / "claims.html")
     if models is None:
+        from sinklab_claims.reproduce import on_trainings
+
         if not earlier.is_dir():
             tell(on_trainings.foreseen(claim_names, cast(Scale, scale), parsed_seeds, base))
         results = on_trainings.reproduce(
             claim_names, scale=cast(Scale, scale), base=base, seeds=parsed_seeds, out=out, jobs=jobs, ray=ray, retries=retries
         )
     else:
-        texts = corpora or ["python_source"]
-        with bars() as progress:
-            results = on_checkpoints.reproduce_on(
-                models, claim_names, corpora=texts, seeds=parsed_seeds, out=out, jobs=jobs, say=tell, progress=progress
-            )
+        with bars("models and texts") as progress:
+            from sinklab_claims.reproduce import on_checkpoints  # seconds, of which something is shown
+
+            given: dict[str, Any] = {"seeds": parsed_seeds, "out": out, "jobs": jobs, "say": tell, "progress": progress}
+            results = on_checkpoints.reproduce_on(models, claim_names, corpora=corpora or ["python_source"], **given)
     return _over_all(results, out, tell)
 
 
