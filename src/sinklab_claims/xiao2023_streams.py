@@ -17,7 +17,7 @@ from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, LOSS, Metric
 from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
-from sinklab_claims.contract.claim import BASELINE, Cost, Measure, OfCheckpoint, OnCheckpoint, Part, Scale
+from sinklab_claims.contract.claim import BASELINE, Cost, OfCheckpoint, OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Difference, Numbers, Rise, Value
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.models import MODELS, embedded_model
@@ -100,18 +100,8 @@ def texts_of(checkpoint: Checkpoint) -> LongTexts:
     return LongTexts(checkpoint.loaded, checkpoint.streams(), checkpoint.bos, checkpoint.trained_on)
 
 
-def at_scale(numbers: Callable[[LongTexts], Numbers]) -> Measure:
-    """The numbers of long texts as what a claim measures at a seed and a scale: of held-out Python source."""
-
-    @functools.wraps(numbers)
-    def measure(seed: int, scale: Scale) -> Numbers:
-        return numbers(texts_of(embedded_model("softmax", seed, scale)))
-
-    return measure
-
-
 def on_checkpoint(numbers: Callable[[LongTexts], Numbers]) -> OfCheckpoint:
-    """The same of a checkpoint and its own texts."""
+    """The numbers of long texts as what a claim measures on a checkpoint and its own texts."""
 
     @functools.wraps(numbers)
     def measure(checkpoint: Checkpoint) -> Numbers:
@@ -124,17 +114,17 @@ def about_long_texts(numbers: Callable[[LongTexts], Numbers], **checkpoint: Any)
     """What claims about long texts have in common, by the fields of a claim.
 
     Args:
-        numbers: what is measured, at every scale and on any checkpoint.
+        numbers: what is measured, of held-out Python source at every scale, and on any checkpoint.
         checkpoint: further fields of :class:`OnCheckpoint`.
     """
-    return {
-        "measure": at_scale(numbers),
-        "natural_text": True,
-        "one_model": MODELS,
-        "checkpoint": OnCheckpoint(measure=on_checkpoint(numbers), reads="long", **checkpoint),
-        "costs": READ_IN_MINUTES,
-        "evidence": DRAWS,
-    }
+
+    @functools.wraps(numbers)
+    def measure(seed: int, scale: Scale) -> Numbers:
+        return numbers(texts_of(embedded_model("softmax", seed, scale)))
+
+    on = OnCheckpoint(measure=on_checkpoint(numbers), reads="long", **checkpoint)
+    common = {"measure": measure, "natural_text": True, "one_model": MODELS, "checkpoint": on}
+    return {**common, "costs": READ_IN_MINUTES, "evidence": DRAWS}
 
 
 # --- claims -------------------------------------------------------------------------------------------------------------------
@@ -249,19 +239,17 @@ def line_breaks_as_sinks() -> Fields:
             Part("line breaks restore the loss", Difference("loss", "no sinks", "four line breaks"), more_than=MARGIN),
             Part("they are as good as the first tokens", as_good, less_than=MARGIN),
         ),
-        measure=at_scale(line_breaks),
-        natural_text=True,
-        one_model=MODELS,
-        checkpoint=OnCheckpoint(
-            measure=on_checkpoint(line_breaks),
+        **about_long_texts(
+            line_breaks,
             presupposes=(fails,),
-            reads="long",
             remark="Whether BOS stood in front of every row of the training, which decides here, a checkpoint does not say.",
-        ),
-        costs=NOT_OF_TRAININGS,
-        evidence={
-            "tiny": f"{DRAWS['tiny']}. Every row of its training began with BOS, which the line breaks replace: they are "
-            "no better than no sinks, in three draws by 0.006 to 0.026 nats worse"
+        )
+        | {
+            "costs": NOT_OF_TRAININGS,
+            "evidence": {
+                "tiny": f"{DRAWS['tiny']}. Every row of its training began with BOS, which the line breaks replace: they are "
+                "no better than no sinks, in three draws by 0.006 to 0.026 nats worse"
+            },
         },
     )
 

@@ -13,7 +13,7 @@ from tests.claims.made_results import PARTS, write_claim
 from sinklab.errors import InputError
 from sinklab_claims.verdict.records import clearance, deciding_part, hardware_of, read_results, summary_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_newest_first_and_nothing_but_claims(tmp_path):

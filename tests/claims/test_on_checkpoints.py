@@ -23,6 +23,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.results.blocks import markdown
+from sinklab.results.store import Store
 from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Value
@@ -32,7 +33,7 @@ from sinklab_claims.numbers.norms import norms
 from sinklab_claims.reproduce import on_checkpoints
 from sinklab_claims.reproduce.on_checkpoints import parse_model, reproduce_on
 from sinklab_claims.reproduce.show import show_results, write_claims_page
-from sinklab_claims.reproduce.store import Task, _work, claim_called
+from sinklab_claims.reproduce.store import Task, _Kept, _work, claim_called, version_of
 from sinklab_claims.verdict.records import read_results, summary_of
 from sinklab_claims.verdict.rule import judge_model, judge_models, judge_part
 from sinklab_claims.xiao2023_content import SILENT, content_of_checkpoint
@@ -243,10 +244,23 @@ def test_one_model_on_two_texts_is_read_on_each(llama, text, tmp_path, monkeypat
     assert all(torch.equal(one, wanted) for one, wanted in zip(read, expected, strict=True))
 
 
+def test_what_is_kept_is_counted_while_a_process_is_at_work(tmp_path):
+    """Entries of another version are measured anew, so they are not there yet."""
+    tasks = [Task(tmp_path, FAST, {"seed": seed}, "one process", model="m", corpus="c") for seed in range(3)]
+    Store(tmp_path).put(FAST, tasks[0].settings, "0.0.0", {})
+    told = []
+    watch = _Kept(tasks, lambda *of: told.append(of))
+    for task in tasks[:2]:
+        Store(tmp_path).put(FAST, task.settings, version_of(task.functions()), {"numbers": {}})
+        watch.tick(lambda name: "")
+    assert told == [("measuring", done, 3) for done in (0, 1, 2)]
+
+
 def test_models_against_claims_are_kept_under_their_public_names(here, llama, checkpoint, vit, text, tmp_path):
     models = [f"nobody/llama={llama}", f"nobody/vit={vit}"]
-    about = {"corpora": [str(text)], "out": tmp_path / "out"}
-    laws, zero = reproduce_on(models, [FAST, "inputs_by_position"], **about)
+    about, told = {"corpora": [str(text)], "out": tmp_path / "out"}, []
+    laws, zero = reproduce_on(models, [FAST, "inputs_by_position"], progress=lambda *of: told.append(of), **about)
+    assert told == [("models and texts", done, 2) for done in (0, 1, 2)]
     assert len(here) == 6  # two claims, three draws; of the model of images nothing is measured
     first, second = laws.summary["models"]
     assert (first["name"], first["verdict"], first["kind"]) == ("nobody/llama", "agrees with the proof", "decoder")

@@ -30,9 +30,9 @@ from sinklab_claims.xiao2023_streams import late_in_a_stream, texts_of
 
 @pytest.fixture
 def few(monkeypatch):
-    """Two texts of a draw."""
+    """Four texts of a draw."""
     streams = Checkpoint.streams
-    monkeypatch.setattr(Checkpoint, "streams", lambda self, number=2: streams(self, number))
+    monkeypatch.setattr(Checkpoint, "streams", lambda self, number=4: streams(self, number))
 
 
 def draw(seed: int):
@@ -41,7 +41,7 @@ def draw(seed: int):
 
 def test_a_seed_is_a_draw_of_texts_that_start_with_bos(few):
     texts, again, others = draw(0), draw(0), draw(1)
-    assert (texts.rows.shape, texts.trained, texts.budget) == ((2, 1024), 256, 64)
+    assert (texts.rows.shape, texts.trained, texts.budget) == ((4, 1024), 256, 64)
     assert torch.equal(texts.rows, again.rows)
     assert not torch.equal(texts.rows, others.rows)
     assert set(texts.rows[:, 0].tolist()) == {texts.bos}

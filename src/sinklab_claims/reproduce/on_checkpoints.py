@@ -111,8 +111,7 @@ def reproduce_on(
         progress: called with models that are opened, and with what is measured.
 
     Raises:
-        InputError: a model or a text that cannot be used, or that is too short; a result of a model on another text, which
-            would be lost.
+        InputError: a model or a text that cannot be used, or that is too short; a result that would be lost.
         ConfigurationError: a number of corpora that is neither one nor that of the models, one model twice, seeds twice.
         KeyboardInterrupt: what has been measured is kept.
     """

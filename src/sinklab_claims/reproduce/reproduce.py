@@ -10,7 +10,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.registry import claims as registered
 from sinklab.results.blocks import Block, Facts
 from sinklab.results.folder import default_out
-from sinklab.results.naming import counted
 from sinklab.results.progress import bars
 from sinklab.results.run import Result
 from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
@@ -105,9 +104,6 @@ def reproduce(
     earlier = out / "runs" / scale if models is None else out / "measured" / CHECKPOINT
     if earlier.is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
-    elif models is not None:  # before seconds of imports
-        draws = counted(len(parsed_seeds), "draw")
-        tell(f"{counted(len(claim_names), 'claim')} on {counted(len(models), 'model')}, {draws} of texts each")
     from sinklab.report.page import check_page
 
     check_page(out / "claims.html")

@@ -125,12 +125,8 @@ class Task:
             return {label: _plain(of) for label, of in how.measure(opened).items()}
         return {how.label: {name: value for function in functions for name, value in _plain(function(opened)).items()}}
 
-    def opened(self, cache: Path, before: Opened, of: Task | None) -> Opened:
-        """The model that it is measured on; the one ``before``, of the task ``of``, where it is the same."""
-        if of is not None and (of.run, of.model, of.corpus, of.settings.get("seed")) == (
-            self.run, self.model, self.corpus, self.settings.get("seed"),
-        ):  # fmt: skip
-            return before
+    def open(self, cache: Path) -> Opened:
+        """The model that it is measured on."""
         if self.run is not None:
             return TrainedModel(self.run, cache)
         return Checkpoint(load_model(self.model), resolve_corpus(self.corpus), self.seed) if self.model else None
@@ -291,11 +287,14 @@ def _plain(numbers: Mapping[str, float]) -> dict[str, float | None]:
 
 def _work(cache: Path, batch: str) -> None:
     """Take one batch; the read-outs of a model share what is loaded of it, and so do the claims on a checkpoint."""
-    opened, before = None, None
+    opened: Opened = None
+    of: tuple[object, ...] | None = None
     for fields in json.loads(batch):
         fields |= {name: Path(fields[name]) for name in ("folder", "run") if fields[name] is not None}
         task = Task(**fields)
-        opened, before = task.opened(cache, opened, before), task
+        source = (task.run, task.model, task.corpus, task.settings.get("seed"))
+        if source != of:
+            opened, of = task.open(cache), source
         print(f"{task.run.name}: {task.name}" if task.run is not None else task.name, file=sys.stderr, flush=True)
         task.take(opened)
 
