@@ -342,10 +342,8 @@ def test_the_whole_comparison(tmp_path, short):
     run = read_run(out)
     assert (run["config"]["base"], run["selection_seeds"]) == ("no-bos", [1000])
     assert set(run["cells"]) == {"softmax", "softmax_plus_one"}
-    assert said == [
-        f"2 operations, base no-bos: 4 trainings, 2 of them to choose learning rates; {duration(4 * 17 + 2 * 4)} of one core; what "
-        "is there already is not done again"
-    ]
+    words = f"2 operations, base no-bos: 4 trainings, 2 of them to choose learning rates; {duration(4 * 17 + 2 * 4)} of one core"
+    assert said == [f"{words}; what is there already is not done again"]
     assert (out / "pathways.md").read_text().count("| softmax") == 2
     assert json.loads((out / "summary.json").read_text())["rows"] == rows
     pathways(operations=[{"name": "softmax_plus_one"}], **given)  # goes on, and does nothing again
