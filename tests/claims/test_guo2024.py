@@ -15,7 +15,7 @@ from sinklab.corpora import bigram_backcopy
 from sinklab.errors import InputError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab_claims import guo2024
-from sinklab_claims.backcopy import (
+from sinklab_claims.guo2024 import (
     NUMBERS,
     BackcopyProblem,
     HeadNumbers,

@@ -36,7 +36,7 @@ from sinklab_claims.reproduce.show import show_results, write_claims_page
 from sinklab_claims.reproduce.store import Task, _Kept, _work, claim_called, version_of
 from sinklab_claims.verdict.records import read_results, summary_of
 from sinklab_claims.verdict.rule import judge_model, judge_models, judge_part
-from sinklab_claims.xiao2023_content import SILENT, content_of_checkpoint
+from sinklab_claims.xiao2023 import SILENT, content_of_checkpoint
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 FAST = "repeated_token_laws"

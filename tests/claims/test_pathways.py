@@ -23,11 +23,18 @@ from sinklab.results.table import read_run, read_table
 from sinklab_claims.contract import scales
 from sinklab_claims.contract.claim import BASELINE, SCALES, Variant
 from sinklab_claims.contract.trained import TrainedModel
-from sinklab_claims.pathways import operations, runs
+from sinklab_claims.pathways import runs
 from sinklab_claims.pathways.judging import MARGIN, beside, judged, show
-from sinklab_claims.pathways.operations import TOLERANCE, matched_widths, parameters_of, pathways_of
 from sinklab_claims.pathways.pathways import design_of, own_base, pathways
-from sinklab_claims.pathways.runs import FACTORS, SELECTION_SEEDS, best_factor
+from sinklab_claims.pathways.runs import (
+    FACTORS,
+    SELECTION_SEEDS,
+    TOLERANCE,
+    best_factor,
+    matched_widths,
+    parameters_of,
+    pathways_of,
+)
 from sinklab_claims.reproduce import cells, store
 from sinklab_claims.reproduce.cells import make_cells
 
@@ -75,7 +82,7 @@ def test_parameters_are_matched_or_refused(monkeypatch):
     narrow = config.model_copy(update={"model": config.model.model_copy(update={"intermediate_size": 16})})
     with pytest.raises(ConfigurationError, match=r"operation gated has \+16,384 parameters beside the .* compare it at anothe"):
         matched_widths(compared, narrow)
-    monkeypatch.setattr(operations, "TOLERANCE", 0.0005)  # less than half of a unit of width
+    monkeypatch.setattr(runs, "TOLERANCE", 0.0005)  # less than half of a unit of width
     with pytest.raises(ConfigurationError, match="operation gated has"):
         matched_widths(compared, config)
 
@@ -342,7 +349,9 @@ def test_the_whole_comparison(tmp_path, short):
     run = read_run(out)
     assert (run["config"]["base"], run["selection_seeds"]) == ("no-bos", [1000])
     assert set(run["cells"]) == {"softmax", "softmax_plus_one"}
-    words = f"2 operations, base no-bos: 4 trainings, 2 of them to choose learning rates; {duration(4 * 17 + 2 * 4)} of one core"
+    words = (
+        f"2 operations, base no-bos: 4 trainings, 2 of them to choose learning rates; {duration(4 * 17 + 2 * 4)} of one core"
+    )
     assert said == [f"{words}; what is there already is not done again"]
     assert (out / "pathways.md").read_text().count("| softmax") == 2
     assert json.loads((out / "summary.json").read_text())["rows"] == rows

@@ -21,8 +21,7 @@ from sinklab_claims import models
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.models import embedded_model
 from sinklab_claims.reproduce.store import claim_called
-from sinklab_claims.xiao2023 import first_tokens
-from sinklab_claims.xiao2023_content import CACHES, LINES, Shares, freed, line_stream
+from sinklab_claims.xiao2023 import CACHES, LINES, Shares, first_tokens, freed, line_stream
 from sinklab_claims.xiao2023_streams import late_in_a_stream, texts_of
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------

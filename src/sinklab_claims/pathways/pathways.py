@@ -91,8 +91,7 @@ def pathways(
     from sinklab.training.process import default_cache
     from sinklab_claims.contract.scales import base_config
     from sinklab_claims.pathways.judging import judged, show
-    from sinklab_claims.pathways.operations import DEFAULT
-    from sinklab_claims.pathways.runs import SELECTION_SEEDS, foreseen, train_and_read
+    from sinklab_claims.pathways.runs import DEFAULT, SELECTION_SEEDS, foreseen, train_and_read
     from sinklab_claims.reproduce.store import keeping
 
     if isinstance(operations, str):
@@ -142,8 +141,7 @@ def design_of(
 ) -> Design:
     """What is compared, checked; nothing is trained. Raises as :func:`pathways`."""
     from sinklab_claims.contract.scales import base_config
-    from sinklab_claims.pathways.operations import matched_widths, pathways_of
-    from sinklab_claims.pathways.runs import SELECTION_SEEDS, Design
+    from sinklab_claims.pathways.runs import SELECTION_SEEDS, Design, matched_widths, pathways_of
 
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(f"pathways: seeds {list(seeds)}; expected one or more, and none twice")

@@ -37,17 +37,7 @@ from sinklab_claims.contract.trained import Checkpoint, TrainedModel
 from sinklab_claims.reproduce.cells import open_store, train_cells
 from sinklab_claims.reproduce.claims import claim_called
 
-__all__ = [
-    "Task",
-    "keeping",
-    "measurement",
-    "name_of",
-    "read_numbers",
-    "reading",
-    "run_missing",
-    "train_and_read",
-    "version_of",
-]
+__all__ = ["Task", "keeping", "measurement", "name_of", "read_numbers", "reading", "run_missing", "train_and_read"]
 
 BATCH = 12
 """Models read in one process: enough that starting it, five seconds where it is no fork, is the smaller part."""
