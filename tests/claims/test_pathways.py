@@ -248,9 +248,9 @@ def test_two_one_sided_tests(losses, expected):
         "other",
         numbers(softmax={"held_out_loss": own}, other={"held_out_loss": [a + b for a, b in zip(own, by_seed, strict=True)]}),
     )
-    assert found.answer == expected
+    assert found["answer"] == expected
     half = 2.015048 * statistics.stdev(by_seed) / 6**0.5
-    assert (found.low, found.high) == pytest.approx((found.mean - half, found.mean + half), rel=1e-5, abs=1e-12)
+    assert (found["low"], found["high"]) == pytest.approx((found["mean"] - half, found["mean"] + half), rel=1e-5, abs=1e-12)
 
 
 @pytest.mark.parametrize(("lost", "expected"), [(1, "better"), (2, "undecided"), (4, "undecided")])

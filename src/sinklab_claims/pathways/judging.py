@@ -15,10 +15,9 @@ the operation is "better" or "worse", and otherwise it is "undecided". The tests
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from sinklab.jobs.estimate import SEEDS, estimate_mean
 from sinklab.results.blocks import Block, Facts, Grid, Say, interval
@@ -27,7 +26,7 @@ from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Difference, Value
 from sinklab_claims.verdict.rule import MOST_LOST, judge_part
 
-__all__ = ["BOUNDS", "COLUMNS", "MARGIN", "REFERENCE", "Beside", "beside", "judged", "show"]
+__all__ = ["BOUNDS", "COLUMNS", "MARGIN", "REFERENCE", "beside", "judged", "show"]
 
 REFERENCE = "softmax"
 """Label of the operation against which all others are judged; it has no way to do nothing but a sink."""
@@ -80,33 +79,26 @@ Numbers = Mapping[int, Mapping[str, Mapping[str, float]]]
 """Seed to label to metric to number."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Beside:
-    """The loss of one operation less that of softmax, in nats; the interval is of 90 %, by Student's t."""
+def beside(label: str, numbers: Numbers) -> dict[str, Any]:
+    """The two one-sided tests of the loss of one operation against that of softmax with the same seed.
 
-    answer: Literal["equivalent", "better", "worse", "undecided"]
-    mean: float | None
-    low: float | None
-    high: float | None
-    by_seed: dict[int, float]
-
-
-def beside(label: str, numbers: Numbers) -> Beside:
-    """The two one-sided tests of the loss of one operation against that of softmax with the same seed."""
+    Returns:
+        ``answer``: equivalent, better, worse or undecided; ``mean`` in nats with its interval of 90 % from ``low`` to ``high``
+        by Student's t, ``None`` where there is none.
+    """
     difference = Difference("held_out_loss", label, REFERENCE)
-    by_seed = {seed: own for seed, of_seed in numbers.items() if (own := difference(of_seed)) is not None}
-    values = list(by_seed.values())
+    values = [own for of_seed in numbers.values() if (own := difference(of_seed)) is not None]
     if len(values) < SEEDS:
-        return Beside("undecided", statistics.fmean(values) if values else None, None, None, by_seed)
+        return {"answer": "undecided", "mean": statistics.fmean(values) if values else None, "low": None, "high": None}
     found, lost = estimate_mean(values, 0.90), len(numbers) - len(values)
     low, high = found.interval or (None, None)
-    answer: Literal["equivalent", "better", "worse", "undecided"] = "undecided"
+    answer = "undecided"
     if low is not None and high is not None and lost <= MOST_LOST * len(numbers):  # the lucky ones do not speak for all
         if low > -MARGIN and high < MARGIN:
             answer = "equivalent"
         elif high <= -MARGIN or low >= MARGIN:
             answer = "better" if high <= -MARGIN else "worse"
-    return Beside(answer, found.middle, low, high, by_seed)
+    return {"answer": answer, "mean": found.middle, "low": low, "high": high}
 
 
 def judged(
@@ -136,7 +128,7 @@ def judged(
                 "rate": rates.get(label),
                 "low_distortion": _together(bounds),
                 "replaces_the_sink": _together(replaces) if sink_of_softmax and label != REFERENCE else None,
-                "beside_softmax": None if label == REFERENCE else to_json(beside(label, numbers)),
+                "beside_softmax": None if label == REFERENCE else beside(label, numbers),
                 "bounds": bounds,
                 "numbers": {name: of for name in COLUMNS if (of := _summary(name, label, numbers)) is not None},
             }

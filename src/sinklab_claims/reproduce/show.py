@@ -73,11 +73,8 @@ def _of_models(found: Sequence[ClaimFound]) -> Iterator[Block]:
                 reasons.setdefault(f"{model.name}: {model.reason}", []).append(claim.claim)
     yield Grid(("claim", *names, *over), rows, text=len(names) + 2)
     if reasons:
-        yield Facts([("not applicable" if not index else "", *row) for index, row in enumerate(_by_reason(reasons))])
-
-
-def _by_reason(reasons: Mapping[str, Sequence[str]]) -> list[tuple[str]]:
-    return [(f"{', '.join(claims)}: {reason}",) for reason, claims in reasons.items()]
+        words = [f"{', '.join(claims)}: {reason}" for reason, claims in reasons.items()]
+        yield Facts([("" if at else "not applicable", why) for at, why in enumerate(words)])
 
 
 def _verdict_of(model: ModelFound) -> str:
@@ -178,8 +175,7 @@ def _page(results: Sequence[StoredClaim]) -> Iterator[Block]:
     rows, of_unit = list[list[Cell]](), dict[str, dict[str, list[Mark]]]()
     for result in results:
         found, place = result.record, result.folder.parent.name
-        part = deciding_part(found.parts, found.verdict)
-        effect = number(None) if part is None else effect_words(part.mean, part.interval, part.unit)
+        part, effect = deciding_part(found.parts, found.verdict), _deciding(found.parts, found.verdict)
         claimed = "" if part is None else f"{part.effect}: {part.expected}"
         rows.append([found.claim, place, evidence_of(found), found.verdict, effect, claimed, found.source, len(found.seeds)])
         if part is not None and part.mean is not None:
