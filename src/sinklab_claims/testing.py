@@ -13,7 +13,7 @@ from sinklab.results.metric import Metric
 from sinklab.testing._checks import Checks, first_line
 from sinklab_claims.contract.claim import COSTS, SCALES, Claim, Part, bases_at
 from sinklab_claims.contract.effect import Difference, Extreme, Numbers, Ratio, Rise, Slope, Trend, Value
-from sinklab_claims.reproduce.cells import make_cells
+from sinklab_claims.reproduce.store import make_cells
 from sinklab_claims.verdict.rule import judge_part
 
 __all__ = ["check_claim"]

@@ -9,8 +9,8 @@ import pytest
 from sinklab.errors import ConfigurationError, InputError
 from sinklab_claims.contract.claim import BASELINE, Times, Variant, bases_at, folder_names
 from sinklab_claims.contract.scales import base_config
-from sinklab_claims.reproduce import cells as store_of_cells
-from sinklab_claims.reproduce.cells import make_cells, open_store, resolved_changes
+from sinklab_claims.reproduce import store as store_of_cells
+from sinklab_claims.reproduce.store import make_cells, open_store, resolved_changes
 
 
 def test_equal_settings_are_one_run_whatever_they_are_called() -> None:

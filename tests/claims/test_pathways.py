@@ -35,8 +35,8 @@ from sinklab_claims.pathways.runs import (
     parameters_of,
     pathways_of,
 )
-from sinklab_claims.reproduce import cells, store
-from sinklab_claims.reproduce.cells import make_cells
+from sinklab_claims.reproduce import store
+from sinklab_claims.reproduce.store import make_cells
 
 SEEDS = SELECTION_SEEDS["tiny"]
 
@@ -313,7 +313,7 @@ def short(monkeypatch):
             "data": config.data.model_copy(update={"max_tokens": 10_000, "held_out_rows": 16}),
         }
     )
-    for module in (cells, scales):
+    for module in (store, scales):
         monkeypatch.setattr(module, "base_config", lambda scale, base=None: config)
 
     def train(plan, names, **options):

@@ -12,8 +12,7 @@ import pytest
 
 from sinklab.registry import claims
 from sinklab_claims.contract.scales import base_config
-from sinklab_claims.reproduce.cells import configure, resolved_changes
-from sinklab_claims.reproduce.store import claim_called
+from sinklab_claims.reproduce.store import claim_called, configure, resolved_changes
 from sinklab_claims.verdict.records import PLAIN, published_effects
 from sinklab_claims.verdict.rule import judge
 

@@ -24,7 +24,7 @@ from sinklab.jobs.cell import read_plan
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.grid import make_cells
 from sinklab.results.table import read_run, read_table
-from sinklab_claims.reproduce.cells import open_store
+from sinklab_claims.reproduce.store import open_store
 
 MEMORY = 80 * 2**20
 """Object store of a node in bytes, near the least that Ray takes; no cell puts anything there."""

@@ -28,7 +28,7 @@ from sinklab_claims.contract.claim import SCALES, Base, Changes, Scale, Times, V
 from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU
 from sinklab_claims.pathways.judging import REFERENCE
 from sinklab_claims.reproduce import store as work
-from sinklab_claims.reproduce.cells import make_cells
+from sinklab_claims.reproduce.store import make_cells
 
 __all__ = ["DEFAULT", "SELECTION_SEEDS", "Design", "foreseen", "matched_widths", "pathways_of", "train_and_read"]
 

@@ -23,9 +23,16 @@ from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import SCALES, Base, Claim, Cost, Scale, bases_at, folder_name
 from sinklab_claims.contract.effect import Numbers
 from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, base_config
-from sinklab_claims.reproduce.cells import make_cells, resolved_changes
 from sinklab_claims.reproduce.claims import claim_called
-from sinklab_claims.reproduce.store import keeping, measurement, name_of, read_numbers, train_and_read
+from sinklab_claims.reproduce.store import (
+    keeping,
+    make_cells,
+    measurement,
+    name_of,
+    read_numbers,
+    resolved_changes,
+    train_and_read,
+)
 from sinklab_claims.verdict.records import ClaimFound, answer
 from sinklab_claims.verdict.rule import Conclusion, judge
 
