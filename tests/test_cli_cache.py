@@ -65,8 +65,8 @@ def test_all_policies_by_default_over_a_file(checkpoint, tmp_path):
     options = ["--text", tmp_path / "text.txt", "--tokens", 48, "--documents", 1, "--window", "12,20", "--sinks", "0,2"]
     summary = json.loads(run(checkpoint, *options, "--json").stdout)
     measured = {entry["policy"] for entry in summary["policies"]}
-    assert {"full", "recompute", "window", "sink_window", "strided"} <= measured
-    assert [entry["budget"] for entry in summary["policies"] if entry["policy"] == "strided"] == [20]
+    assert {"full", "recompute", "window", "sink_window", "blocks"} <= measured
+    assert [entry["budget"] for entry in summary["policies"] if entry["policy"] == "blocks"] == [20]
     # One text is cut into blocks, so that there is an interval.
     assert all(entry["loss_low"] < entry["loss"] < entry["loss_high"] for entry in summary["policies"])
     anew = next(entry for entry in summary["policies"] if entry["policy"] == "recompute")

@@ -180,6 +180,7 @@ def test_a_line_tells_of_slow_stages_where_there_is_no_terminal(slow, monkeypatc
 def test_bars_say_what_is_left_on_a_terminal(watched, monkeypatch, capsys):
     clock = Clock()
     monkeypatch.setattr(bars, "Pace", lambda: Pace(clock))
+    monkeypatch.setenv("COLUMNS", "160")
     with bars.bars("loading") as progress:
         bars.plan(progress, {"measuring": 1.0, "sections": 3.0})
         progress("measuring", 0, 100)

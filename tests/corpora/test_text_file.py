@@ -122,3 +122,16 @@ def test_one_paragraph_cannot_be_divided(tmp_path):
     (tmp_path / "line.txt").write_text("only one\nparagraph")
     with pytest.raises(InputError, match="holds one paragraph, and training needs two or more, with blank lines between"):
         list(TextFile(tmp_path / "line.txt").documents("train"))
+
+
+def test_a_book_begins_with_its_first_paragraph_of_prose(tmp_path):
+    prose = "\n".join(["It is a truth universally acknowledged, that a man of a large fortune wants a wife."] * 5)
+    marks = ("*** START OF THE PROJECT GUTENBERG EBOOK A BOOK ***", "*** END OF THE PROJECT GUTENBERG EBOOK A BOOK ***")
+    contents = "\n\n".join(f"CHAPTER {number}" for number in range(9))
+    path = tmp_path / "book.txt"
+    path.write_text(
+        f"The Project Gutenberg eBook\n\n{marks[0]}\n\nA TITLE\n\n{contents}\n\n{prose}\n\nThe end.\n\n{marks[1]}\nLicence\n"
+    )
+    assert TextFile(path).body == f"{prose}\n\nThe end.\n\n"
+    path.write_text(f"{contents}\n\n{prose}")
+    assert TextFile(path).body == TextFile(path).text

@@ -28,7 +28,6 @@ POLICIES = [
     SinkWindow(num_sinks=2, window=9),
     SinkWindow(num_sinks=2, window=9, positions="original"),
     {"name": "window", "window": 9},
-    {"name": "strided", "num_sinks": 2, "dense": 4, "span": 16, "stride": 4},
     {"name": "blocks", "num_sinks": 2, "block": 4, "blocks": 2},
     {"name": "pinned", "pinned": (0, 3), "window": 9},
     {"name": "recompute", "window": 12},

@@ -23,7 +23,7 @@ from sinklab.models.loading import load_model
 def test_a_directory_wins_over_a_hub_id(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "model").mkdir(parents=True)
-    folder, commit = locate("org/model", None, False)
+    folder, commit, _ = locate("org/model", None, False)
     assert folder.resolve() == tmp_path / "org" / "model"
     assert commit is None
 
@@ -55,7 +55,7 @@ def test_empty_name_and_file(tmp_path):
     with pytest.raises(InputError, match="name is empty"):
         locate("", None, False)
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(InputError, match="is a file; give the directory"):
+    with pytest.raises(InputError, match=r"is a file; give one that ends in \.gguf"):
         locate(str(tmp_path / "model.safetensors"), None, False)
 
 
@@ -106,7 +106,7 @@ def test_code_is_not_even_downloaded_unless_asked_for(trust, monkeypatch, tmp_pa
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda name, **options: asked.append(options) or str(tmp_path / "c0ffee")
     )
-    assert locate("org/model", "v1", trust) == (tmp_path / "c0ffee", "c0ffee")
+    assert locate("org/model", "v1", trust) == (tmp_path / "c0ffee", "c0ffee", None)
     patterns = [pattern for options in asked for pattern in options["allow_patterns"]]
     assert ("*.py" in patterns) is trust
     assert [options["revision"] for options in asked] == ["v1", "c0ffee"]
@@ -128,6 +128,7 @@ class Repository:
         )
         for file in chosen:
             self.fetched.append(file)
+            (self.snapshot / file).parent.mkdir(exist_ok=True)
             (self.snapshot / file).write_bytes(self.files[file])
         return str(self.snapshot)
 
@@ -154,7 +155,7 @@ def test_of_a_repository_only_the_weights_that_are_read_are_fetched(weights, rea
         **{name: index if "index" in name else content for name in weights},
     }
     repository = Repository(monkeypatch, tmp_path, files)
-    folder, commit = locate("org/model", None, False)
+    folder, commit, _ = locate("org/model", None, False)
     assert commit == "c0ffee"
     assert [path.name for path in weight_files(folder, "org/model")] == read
     fetched = [name for name in repository.fetched if name.endswith(".safetensors")]
@@ -172,7 +173,7 @@ def test_of_a_repository_only_the_weights_that_are_read_are_fetched(weights, rea
 )
 def test_a_repository_without_weights_that_can_be_read_is_refused_before_any_is_fetched(weights, says, monkeypatch, tmp_path):
     repository = Repository(monkeypatch, tmp_path, {"config.json": b"{}", **dict.fromkeys(weights, b"")})
-    folder, _ = locate("org/model", None, False)
+    folder, *_ = locate("org/model", None, False)
     with pytest.raises(InputError, match=says):
         weight_files(folder, "org/model")
     assert not [name for name in repository.fetched if name.endswith((".safetensors", ".bin"))]

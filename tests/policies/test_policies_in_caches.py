@@ -6,12 +6,12 @@ import pytest
 import torch
 import transformers
 from tests.architectures.zoo import VOCAB, enliven, grouped
+from tests.streaming.decoders import Gapped
 from torch import Tensor
 
 from sinklab.policies.full import Full
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.strided import Strided
 from sinklab.policies.window import Window
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.reader import open_reader
@@ -21,7 +21,7 @@ POLICIES = (
     Window(window=6),
     Pinned(pinned=(0, 5, 20), window=6),
     Pinned(pinned=(3, 30), window=4, positions="original"),
-    Strided(num_sinks=1, dense=4, span=16, stride=4),
+    Gapped(),
 )
 TOLERANCE = 2e-4
 """float32 at positions below 50: angles are off by up to 3e-6, scores of size ten by up to 4e-5, logits by a few times that."""

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.streaming.decoders import Gapped
 
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.strided import Strided
 from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.testing import check_policy
@@ -29,11 +29,6 @@ SETTINGS = {
         {"pinned": (9,), "window": 1},
         {"pinned": (), "window": 4},
         {"pinned": (1, 4, 13), "window": 5, "positions": "original"},
-    ],
-    "strided": [
-        {"num_sinks": 2, "dense": 4, "span": 12, "stride": 2},
-        {"num_sinks": 0, "dense": 3, "span": 9, "stride": 3},
-        {"num_sinks": 5, "dense": 4, "span": 4, "stride": 4},
     ],
     "blocks": [
         {"num_sinks": 2, "block": 4, "blocks": 2},
@@ -59,11 +54,7 @@ slot_policies = st.one_of(
     st.builds(Window, window=sizes),
     st.builds(SinkWindow, num_sinks=st.integers(0, 6), window=sizes),
     st.builds(Pinned, pinned=st.sets(st.integers(0, 40), max_size=5).map(lambda found: tuple(sorted(found))), window=sizes),
-    st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(0, 4), st.integers(2, 4)).map(
-        lambda drawn: Strided(
-            num_sinks=drawn[0], dense=drawn[1] * drawn[3], span=(drawn[1] + drawn[2]) * drawn[3], stride=drawn[3]
-        )
-    ),
+    st.builds(Gapped, span=sizes.map(lambda half: 2 * half)),
 )
 
 

@@ -11,7 +11,6 @@ from sinklab.policies.full import Full
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.recompute import Recompute
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.strided import Strided
 from sinklab.policies.window import Window
 from sinklab.registry import policies
 
@@ -66,15 +65,6 @@ def test_pinned():
     assert torch.equal(first.slots(index), SinkWindow(num_sinks=2, window=3).slots(index))
 
 
-def test_strided():
-    policy = Strided(num_sinks=1, dense=4, span=12, stride=2)
-    assert seen_by(policy, 21) == [0, 10, 12, 14, 16, 18, 19, 20, 21]
-    assert seen_by(policy, 22) == [0, 12, 14, 16, 18, 19, 20, 21, 22]
-    assert policy.num_slots == 1 + 6 + 2
-    # Even tokens go round in slots 1 to 6 and odd ones in 7 and 8; token 0 is pinned.
-    assert slots_of(policy, 14) == [0, 7, 2, 8, 3, 7, 4, 8, 5, 7, 6, 8, 1, 7]
-
-
 def test_blocks():
     policy = Blocks(num_sinks=1, block=3, blocks=2)
     assert seen_by(policy, 6) == [0, 1, 2, 3, 4, 5, 6]  # 1 to 3 and 4 to 6
@@ -114,7 +104,6 @@ def test_blocks_are_the_context_shift_of_llama_cpp():
         (Pinned(pinned=(0, 7), window=9), "{0, 7}+9"),
         (Pinned(pinned=(0, 7), window=9, positions="original"), "{0, 7}+9, original positions"),
         (Pinned(pinned=tuple(range(30)), window=9), "{30 tokens}+9"),
-        (Strided(), "4+512, 1 in 8 of 4096"),
         (Blocks(num_sinks=1, block=16, blocks=4), "1+4×16"),
         (Blocks(positions="original"), "4+2×512, original positions"),
         (Recompute(window=9, every=2), "recompute 9, every 2"),
@@ -136,11 +125,6 @@ def test_describe(policy, words):
         (Pinned, {"pinned": (-1,)}, r"pinned \(-1,\) must be a tuple"),
         (Blocks, {"block": 0}, r"block 0 must be 1 or more"),
         (Blocks, {"blocks": 0}, r"blocks 0 must be 1 or more"),
-        (Strided, {"positions": "in_cache"}, r"policy 'strided' keeps original positions; got positions='in_cache'"),
-        (Strided, {"stride": 1}, r"stride 1 must be 2 or more; policy 'sink_window' has no gaps"),
-        (Strided, {"dense": 12}, r"dense 12 must be a positive multiple of stride 8"),
-        (Strided, {"span": 4100}, r"span 4100 must be a positive multiple of stride 8"),
-        (Strided, {"dense": 512, "span": 256}, r"span 256 must be at least dense 512, which it widens"),
     ],
 )
 def test_settings_that_make_no_sense(policy, fields, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from sinklab.attention.forward_arguments import cache_argument
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.policies.base import SlotPolicy
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.rotation import Rotation, read_rotations
 from sinklab.streaming.traits import tokens_in_front, tokens_of_prefix
@@ -356,3 +358,27 @@ def build_in_front(kind: str, **fields: Any) -> SinkLM:
             weight = model.front_tokens.weight
             weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
     return model
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gapped(SlotPolicy):
+    """A policy with gaps: the even ones of the last ``span`` tokens, and the last two; it has two rings, and none is pinned."""
+
+    name = "gapped"
+    span: int = 8
+    positions: str = "original"
+
+    @property
+    def num_slots(self) -> int:
+        return self.span // 2 + 1
+
+    @property
+    def reach(self) -> int:
+        return self.span
+
+    def slots(self, tokens: Tensor) -> Tensor:
+        return (tokens // 2).remainder(self.span // 2).where(tokens % 2 == 0, self.span // 2)
+
+    def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        distance = query_positions - key_positions
+        return (distance >= 0) & ((distance < 2) | ((distance < self.span) & (key_positions % 2 == 0)))

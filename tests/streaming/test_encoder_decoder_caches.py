@@ -144,7 +144,5 @@ def test_refused():
     crossed = EncoderDecoderCache(DynamicCache(), SinkCache(num_sinks=SINKS, window=WINDOW))
     with pytest.raises(ConfigurationError, match=r"keys by no model that it belongs to, as those of cross-attention"):
         model.generate(text(7), past_key_values=crossed, **GREEDY)
-    with pytest.raises(ConfigurationError, match="`rollback` is for keys in slots; T5ForConditionalGeneration needs them in"):
-        small(model, rollback=2)
     with pytest.raises(UnsupportedModelError, match=r"counts the keys .* wants those in the text, with gaps"):
         small(model, positions="original")

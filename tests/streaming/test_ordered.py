@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from tests.architectures.zoo import VOCAB, enliven, shape
+from tests.streaming.decoders import Gapped
 from torch import Tensor
 from transformers.models.falcon import modeling_falcon
 
@@ -14,7 +15,6 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.blocks import Blocks
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.strided import Strided
 from sinklab.policies.window import Window
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.reader import open_reader
@@ -218,7 +218,7 @@ def test_refusals(models):
     ):
         PolicyCache(SinkWindow(num_sinks=2, window=8, positions="original"), models["bloom"])
     with pytest.raises(UnsupportedModelError, match="SinkLM adds a bias that counts the keys"):
-        open_reader(models["alibi"], Strided(num_sinks=0, dense=4, span=8, stride=2))
+        open_reader(models["alibi"], Gapped())
     with pytest.raises(UnsupportedModelError, match=r"Mpt.* has biases for 64 keys and the policy holds 65; choose a smaller"):
         PolicyCache(Window(window=64), models["mpt"])
     tokens = text(4)

@@ -15,6 +15,7 @@ from tests.streaming.decoders import (
     SINKS,
     TOLERANCE,
     WINDOW,
+    Gapped,
     build_decoder,
     decoder,
     gap,
@@ -332,13 +333,13 @@ def test_more_than_the_model_was_trained_on():
         with length_known():
             SinkCache(model, num_sinks=4, window=60)
     wide = "LlamaForCausalLM: the policy holds 65 tokens and the model was trained on 64"
-    span = r"LlamaForCausalLM: the policy holds 33 tokens over 96 positions and the model was trained on 64"
+    span = r"LlamaForCausalLM: the policy holds 49 tokens over 96 positions and the model was trained on 64"
     for use, said in (
         (lambda: SinkCache(model, num_sinks=4, window=60), wide),
         (lambda: model.generate(text(3), past_key_values=SinkCache(window=60), max_new_tokens=1, pad_token_id=0), wide),
         (lambda: open_reader(model, {"name": "recompute", "window": 64}), wide),
         (lambda: Stream(model, policy={"name": "blocks", "num_sinks": 5, "block": 30}), wide),
-        (lambda: open_reader(model, {"name": "strided", "num_sinks": 0, "dense": 12, "stride": 4, "span": 96}), span),
+        (lambda: open_reader(model, Gapped(span=96)), span),
     ):
         with pytest.warns(UserWarning, match=said) as caught:
             use()

@@ -10,7 +10,19 @@ import torch
 import transformers
 from hypothesis import strategies
 from tests.architectures.zoo import ZOO, build
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, decoder, gap, one_by_one, read, slow_logits, text
+from tests.streaming.decoders import (
+    SINKS,
+    TOLERANCE,
+    WINDOW,
+    Gapped,
+    build_decoder,
+    decoder,
+    gap,
+    one_by_one,
+    read,
+    slow_logits,
+    text,
+)
 
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
@@ -185,7 +197,7 @@ POLICIES = [
     {"name": "pinned", "pinned": (0, 7, 30), "window": 9},
     {"name": "pinned", "pinned": (0, 7, 30), "window": 9, "positions": "original"},
     {"name": "pinned", "pinned": (5,), "window": 3},
-    {"name": "strided", "num_sinks": 2, "stride": 2, "dense": 4, "span": 16},
+    Gapped(),
     {"name": "blocks", "num_sinks": 2, "block": 5, "blocks": 2},
     {"name": "blocks", "num_sinks": 0, "block": 4, "blocks": 3, "positions": "original"},
 ]

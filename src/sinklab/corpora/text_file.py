@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import hashlib
 import math
 import random
@@ -28,6 +29,11 @@ MARKS = {
 LONG_LINE = 1000
 """Characters from one start of a passage inside of a line to the next; a text without line breaks is one line."""
 WORD = re.compile(r"(?<=\s)\S")
+BOOK = re.compile(
+    r"\*\*\* ?START OF TH[A-Z]+ PROJECT GUTENBERG.*?\*\*\*(.*?)(?:\*\*\* ?END OF TH[A-Z]+ PROJECT GUTENBERG|\Z)", re.DOTALL
+)
+FIRST_PROSE = re.compile(r"\n\s*\n(?=(?:\S[^\n]{50,}\n){5})")
+"""Before the first paragraph of five full lines: behind a title and a table of contents."""
 
 
 @corpora.register("text_file")
@@ -76,6 +82,15 @@ class TextFile(TextCorpus):
             raise InputError(f"{self.path} is empty: it holds no text in its {len(content)} bytes")
         self._sha256 = hashlib.sha256(content).hexdigest()
 
+    @functools.cached_property
+    def body(self) -> str:
+        """The text; of a book of Project Gutenberg without what stands before its first paragraph of prose and behind its end."""
+        book = BOOK.search(self.text)
+        if book is None:
+            return self.text
+        begins = FIRST_PROSE.search(book[1])
+        return book[1][begins.end() if begins else 0 :]
+
     @property
     def label(self) -> str:
         return self.path.name
@@ -100,12 +115,12 @@ class TextFile(TextCorpus):
     def starts(self, seed: int) -> Iterator[int]:
         """Offsets at which passages begin, each once, in the order of the seed."""
         generator = random.Random(seed)
-        for starts in self._starts():
-            generator.shuffle(starts)
-            yield from starts
+        for starts in self._starts:
+            generator.shuffle(shuffled := [*starts])
+            yield from shuffled
 
     def documents(self, split: Split) -> Iterator[str]:
-        starts, *_ = self._starts()
+        starts, *_ = self._starts
         paragraphs = [self.text[start:stop] for start, stop in pairwise([*starts, len(self.text)])]
         held_out = held_out_keys(paragraph.strip() for paragraph in paragraphs)
         sides = [paragraph.strip() in held_out for paragraph in paragraphs]
@@ -115,6 +130,7 @@ class TextFile(TextCorpus):
             if side == (split == "held_out"):
                 yield "".join(paragraph for paragraph, _ in run).rstrip()
 
+    @functools.cached_property
     def _starts(self) -> tuple[list[int], list[int], list[int]]:
         """Offsets of the first lines of paragraphs, of other lines that are not blank, and of words inside of long lines."""
         paragraphs: list[int] = []

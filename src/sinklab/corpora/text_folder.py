@@ -19,6 +19,9 @@ from sinklab.results.naming import counted
 
 __all__ = ["TextFolder"]
 
+OPEN_FILES = 64
+"""Files that are kept while passages are drawn from them; one may be drawn a hundred times."""
+
 
 @corpora.register("text_folder")
 class TextFolder(TextCorpus):
@@ -76,15 +79,22 @@ class TextFolder(TextCorpus):
     def passages(self, seed: int) -> Iterator[str]:
         generator = random.Random(seed)
         names, given = list(self._files), defaultdict[str, set[int]](set)
+        opened = functools.lru_cache(maxsize=OPEN_FILES)(lambda name: TextFile(self._files[name]))
         while names:
             name = generator.choice(names)
-            file, before = TextFile(self._files[name]), given[self._texts[name]]
+            file, before = opened(name), given[self._texts[name]]
             start = next((start for start in file.starts(generator.getrandbits(32)) if start not in before), None)
             if start is None:
                 names.remove(name)
                 continue
             before.add(start)
             yield file.text[start:]
+
+    def bodies(self) -> Iterator[str]:
+        """Every text once, as :attr:`TextFile.body`, in the order of a hash of its path."""
+        for name in hash_order(self._files):
+            if self._texts[name] == name:
+                yield TextFile(self._files[name]).body
 
     def documents(self, split: Split) -> Iterator[str]:
         held_out = held_out_keys(self._texts.values())

@@ -7,11 +7,12 @@ import difflib
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import huggingface_hub
+import torch
 import transformers
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -29,16 +30,20 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
+from sinklab.models.gguf_file import Gguf, in_repository, local_gguf
 from sinklab.results.file import read_object
 
 __all__ = [
+    "Located",
     "OwnCode",
     "TensorHeader",
     "first_line",
     "hash_files",
     "locate",
     "read_config",
+    "read_gguf_config",
     "read_headers",
+    "require_all_read",
     "require_fit",
     "require_numbers",
     "weight_files",
@@ -88,8 +93,22 @@ class TensorHeader:
     shape: tuple[int, ...]
 
 
-def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Path, str | None]:
-    """Local directory of the files and, for a hub repository (fetched if need be), its commit.
+class Located(NamedTuple):
+    """Where a checkpoint is.
+
+    Attributes:
+        folder: local directory of its files.
+        commit: of the hub repository that they were fetched from.
+        gguf: the one file that holds all of it, where it is of that format.
+    """
+
+    folder: Path
+    commit: str | None = None
+    gguf: Path | None = None
+
+
+def locate(name: str, revision: str | None, trust_remote_code: bool) -> Located:
+    """The files of a name; those of a hub repository are fetched if need be.
 
     Raises:
         UnknownNameError: no embedded model of that name.
@@ -103,26 +122,48 @@ def locate(name: str, revision: str | None, trust_remote_code: bool) -> tuple[Pa
         if revision is not None:
             raise ConfigurationError(f"`revision` {revision} is for hub repositories; {name} is local")
         if name.startswith(PREFIX):
-            return embedded_path(name), None
+            return Located(embedded_path(name))
+        if (gguf := local_gguf(path)) is not None:
+            return Located(gguf.parent, gguf=gguf)
         if not path.is_dir():
-            raise InputError(f"{name} is a file; give the directory that holds config.json and model.safetensors")
-        return path, None
+            raise InputError(f"{name} is a file; give one that ends in .gguf, or the directory of config.json and {WEIGHTS}")
+        return Located(path)
+    if (inside := in_repository(name)) is not None:
+        return _located_gguf(*inside, revision)
     known = f"models that need no download: {', '.join(embedded_names())}"
     if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name):
-        raise InputError(f"there is no directory {name!r}, and a hub id looks like org/model; {known}")
+        raise InputError(f"there is no directory {name!r}, and a hub id looks like org/model or org/model/file.gguf; {known}")
     snapshot = _fetched(name, revision, ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])])
     # The weights by their names, at the same commit: variants of them are as large as they, and are not read.
     _fetched(name, snapshot.name, [WEIGHTS, ADAPTER])
     if not (snapshot / WEIGHTS).exists() and (snapshot / INDEX).exists():
         _fetched(name, snapshot.name, _shards(snapshot / INDEX))
-    return snapshot, snapshot.name
+    if not any(snapshot.glob(f"{WEIGHTS}*")) and (packed := _ggufs(name, snapshot)):
+        raise InputError(f"{name} holds {len(packed)} GGUF files and no {WEIGHTS}; name one: {name}/{packed[0]}")
+    return Located(snapshot, snapshot.name)
 
 
-def _fetched(name: str, revision: str | None, patterns: list[str]) -> Path:
+def _located_gguf(repository: str, file: str, revision: str | None) -> Located:
+    """One file of a hub repository."""
+    snapshot = _fetched(repository, revision, [file], ignored=[])
+    if not (snapshot / file).exists():
+        there = f"; it holds {', '.join(packed)}" if (packed := _ggufs(repository, snapshot)) else ""
+        raise InputError(f"the hub repository {repository} has no {file}{there}")
+    return Located((snapshot / file).parent, snapshot.name, snapshot / file)
+
+
+def _ggufs(name: str, snapshot: Path) -> list[str]:
+    """GGUF files of the repository behind a snapshot, sorted."""
+    return sorted(file for file in _on_hub(name, snapshot) if file.endswith(".gguf"))
+
+
+def _fetched(name: str, revision: str | None, patterns: list[str], ignored: Sequence[str] = ("*/*",)) -> Path:
     """The snapshot of a hub repository, with the files of these patterns."""
     try:
         # Sub-folders hold other formats of the same weights, and some are larger than the model.
-        snapshot = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
+        snapshot = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored)
+        )
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HFValidationError, HfHubHTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a full disk or a file that may not be written: nothing to do with the name
@@ -353,6 +394,39 @@ def require_fit(name: str, model: PreTrainedModel, report: Mapping[str, Any]) ->
     if missing := sorted(report["missing_keys"]):
         raise InputError(
             f"{name} lacks {len(missing)} of the tensors of {kind}, first {missing[0]}. Is config.json that of another model?"
+        )
+
+
+def read_gguf_config(gguf: Gguf, name: str) -> PreTrainedConfig:
+    """The config that transformers makes of the metadata of a GGUF file.
+
+    Raises:
+        UnsupportedModelError: it makes none.
+    """
+    try:
+        config = AutoConfig.from_pretrained(gguf.path.parent, gguf_file=gguf.path.name)
+        config.dtype = {"F16": torch.float16, "BF16": torch.bfloat16}.get(gguf.half or "", torch.float32)
+        if gguf.rows:  # transformers counts the tokens, of which a file may have fewer, or none
+            config.vocab_size = gguf.rows
+        return config
+    except (ValueError, KeyError, NotImplementedError, IndexError) as error:
+        raise UnsupportedModelError(
+            f"{name}: transformers {transformers.__version__} cannot read this GGUF file: {first_line(error)}"
+        ) from error
+
+
+def require_all_read(name: str, model: PreTrainedModel, gguf: Gguf) -> None:
+    """Refuse a model that has fewer or more numbers than its GGUF file: transformers passes over tensors that it does not map.
+
+    Raises:
+        UnsupportedModelError: saying how many.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
+    buffers = [tensor for key, tensor in model.state_dict().items() if key not in parameters]
+    if (read := sum(tensor.numel() for tensor in (*model.parameters(), *buffers))) != gguf.numbers:
+        raise UnsupportedModelError(
+            f"{name} holds {gguf.numbers:,} numbers, and transformers {transformers.__version__} makes a "
+            f"{type(model).__name__} of {read:,} from it: it does not know this kind of GGUF file as a whole"
         )
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import HELD, Corpus, Encoder
 from sinklab.corpora.pairs import Pairs
+from sinklab.corpora.python_manual import PythonManual
 from sinklab.corpora.samples import Kind, Samples
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.checkpoint import first_line
@@ -164,8 +165,14 @@ DEFAULTS: dict[Kind, str] = {"text": "python_source", "pairs": "python_source", 
 
 
 def default_corpus(loaded: LoadedModel) -> Corpus:
-    """What a model is measured on if nothing is said: Python source, photographs, or synthetic sound."""
-    return resolve_corpus(DEFAULTS[kind_of(loaded.model)])
+    """What a model is measured on if nothing is said: Python source, photographs, or synthetic sound.
+
+    A model that was made to talk, as its chat template says, reads prose.
+    """
+    kind = kind_of(loaded.model)
+    if kind == "text" and getattr(loaded.tokenizer, "chat_template", None) and PythonManual.is_there():
+        return PythonManual()
+    return resolve_corpus(DEFAULTS[kind])
 
 
 def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:

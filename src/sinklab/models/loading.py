@@ -28,16 +28,18 @@ from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, restore
 from sinklab.models.checkpoint import (
-    TensorHeader,
     first_line,
     hash_files,
     locate,
     read_config,
+    read_gguf_config,
     read_headers,
+    require_all_read,
     require_fit,
     require_numbers,
     weight_files,
 )
+from sinklab.models.gguf_file import parsed_once, read_gguf, unpacked
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
 from sinklab.models.quiet import only_errors, without_bars
@@ -81,6 +83,7 @@ class LoadedModel:
         num_parameters: learned numbers, tied ones counted once, and packed ones as what they stand for.
         source: directory that the files were read from; ``None`` for a model that was handed over in memory.
         processor: what makes its inputs of pictures or sound; ``None`` for a model of text, and where there is none.
+        gguf: of a GGUF file its name, quantisation, types of tensors and SHA-256 digest, for the record; else ``None``.
     """
 
     name: str
@@ -92,6 +95,7 @@ class LoadedModel:
     num_parameters: int
     source: Path | None = None
     processor: Processor | None = None
+    gguf: Mapping[str, object] | None = None
 
     def __repr__(self) -> str:
         """In a line: a notebook shows what ends a cell, and the modules of a model are pages."""
@@ -123,13 +127,14 @@ def load_model(
     max_memory: MaxMemory | None = None,
     offload_folder: Path | str | None = None,
 ) -> LoadedModel:
-    """Load a model, in evaluation mode, from safetensors.
+    """Load a model, in evaluation mode, from safetensors or from a GGUF file, whose packed weights are unpacked.
 
     The class is the one that the checkpoint's config names, so that no layer is left out and none is made up; a checkpoint
     that lacks tensors of its class is refused, and so is one with a NaN or an infinity in its weights.
 
     Args:
-        name: ``embedded:softmax``, ``embedded:sigmoid``, a local directory, or a hub id such as ``org/model``.
+        name: ``embedded:softmax``, ``embedded:sigmoid``, a local directory, a GGUF file, or a hub id: ``org/model`` or
+            ``org/model/file.gguf``. A directory of safetensors is read as that, whatever GGUF files lie in it too.
         device: ``"auto"`` (CUDA if there is a device, else CPU), or anything that torch accepts.
         dtype: ``"auto"``, ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``. ``auto`` is the checkpoint's own dtype
             on an accelerator and float32 on the CPU, where half precision saves no time and costs digits; bfloat16 is used on
@@ -157,18 +162,26 @@ def load_model(
     _check_dtype(dtype, spread.device)
     if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
         register_operation(operations[attn_implementation.removeprefix(implementation_name(""))]())
-    folder, commit = locate(name, revision, trust_remote_code)
-    config = read_config(folder, name, trust_remote_code)
-    files = weight_files(folder, name)
-    chosen_dtype = _dtype(dtype, spread.device, config, files)
-    headers = read_headers(files)
-    if spread.options and getattr(config, CONFIG_FIELD, None) is not None:
-        raise UnsupportedModelError(f"{name} has an operation attached, which goes to one device; load it with `device`")
-    model = _build(folder, name, config, headers, chosen_dtype, trust_remote_code, attn_implementation, spread)
+    folder, commit, path = locate(name, revision, trust_remote_code)
+    gguf = None if path is None else read_gguf(path)
+    with _one_at_a_time, contextlib.nullcontext() if gguf is None else parsed_once():
+        config = read_config(folder, name, trust_remote_code) if gguf is None else read_gguf_config(gguf, name)
+        files = weight_files(folder, name) if gguf is None else [gguf.path]
+        headers = read_headers(files) if gguf is None else {}
+        if spread.options and getattr(config, CONFIG_FIELD, None) is not None:
+            raise UnsupportedModelError(f"{name} has an operation attached, which goes to one device; load it with `device`")
+        options: dict[str, object] = {"gguf_file": gguf.path.name, **unpacked()} if gguf else {}
+        if attn_implementation:
+            options["attn_implementation"] = attn_implementation
+        if trust_remote_code:
+            options["trust_remote_code"] = True
+        model = _build(folder, name, config, _dtype(dtype, spread.device, config, files), options, spread)
+        if gguf is not None:
+            require_all_read(name, model, gguf)
+        tokenizer = load_tokenizer(folder, name, trust_remote_code, gguf)
     require_numbers(name, model, headers)
     model = restore(model, folder, name)
     _check_finite(model, name)
-    tokenizer = load_tokenizer(folder, name, trust_remote_code)
     return LoadedModel(
         name=name,
         model=(model if spread.options else model.to(spread.device)).eval(),
@@ -179,6 +192,7 @@ def load_model(
         num_parameters=num_parameters(model),
         source=folder,
         processor=load_processor(folder, name, kind_of(model), trust_remote_code),
+        gguf=gguf and gguf.record(),
     )
 
 
@@ -279,24 +293,19 @@ def _build(
     folder: Path,
     name: str,
     config: PreTrainedConfig,
-    headers: Mapping[str, TensorHeader],
     dtype: torch.dtype,
-    trust_remote_code: bool,
-    attn_implementation: str | None,
+    options: dict[str, object],
     spread: Spread,
 ) -> PreTrainedModel:
     """The model with its weights, after checking that every weight was there."""
-    cls = _model_class(config, name, trust_remote_code)
-    options: dict[str, object] = {"attn_implementation": attn_implementation} if attn_implementation else {}
-    if trust_remote_code:
-        options["trust_remote_code"] = True
+    cls = _model_class(config, name, "trust_remote_code" in options)
     # Parameters of an attached operation are read by restore(); transformers would list them as unexpected.
     noisy = getattr(config, CONFIG_FIELD, None) is not None or is_quiet()
     quiet = only_errors() if noisy else contextlib.nullcontext()
     try:
-        with _one_at_a_time, quiet, without_bars():
+        with quiet, without_bars():
             if spread.options:
-                options |= spread.options_for(name, skeleton_of(cls, config))
+                options = options | spread.options_for(name, skeleton_of(cls, config))
             model, report = cls.from_pretrained(
                 folder,
                 config=config,
@@ -310,26 +319,30 @@ def _build(
     except (SinklabError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        explained = _explained(error, cls, name, attn_implementation, spread)
+        explained = _explained(error, cls, name, options)
         if explained is None:
             raise
         raise explained from error
     require_fit(name, model, report)
+    if "gguf_file" in options:  # dense now, and what transformers notes of the packed file would say otherwise
+        vars(model.config).pop("quantization_config", None)
+        for note in ("hf_quantizer", "is_quantized", "quantization_method"):
+            vars(model).pop(note, None)
     return model
 
 
-def _explained(error: Exception, cls: type, name: str, attn_implementation: str | None, spread: Spread) -> SinklabError | None:
+def _explained(error: Exception, cls: type, name: str, options: Mapping[str, object]) -> SinklabError | None:
     """What is said of an error of ``from_pretrained``; ``None`` for one that is shown as it is."""
     if isinstance(error, ImportError):
         return UnsupportedModelError(f"{name} needs a package that is not installed: {first_line(error)}")
     if isinstance(error, OSError) and error.errno is not None:
         return None
-    if attn_implementation and isinstance(error, ValueError):
-        return ConfigurationError(f"{name} cannot use attention {attn_implementation!r}: {first_line(error)}")
+    if (attention := options.get("attn_implementation")) and isinstance(error, ValueError):
+        return ConfigurationError(f"{name} cannot use attention {attention!r}: {first_line(error)}")
     of_files = isinstance(error, SafetensorError | OSError | ValueError | RuntimeError | KeyError | AttributeError)
     if cls is SinkLM and not of_files:
         return None
-    if "offload_folder" in str(error) and "offload_folder" not in spread.options:
+    if "offload_folder" in str(error) and "offload_folder" not in options:
         return ConfigurationError(
             f"{name}: some weights go to the disk in another form than the checkpoint's; give a directory for them with "
             "`offload_folder`, or more room with `max_memory`"

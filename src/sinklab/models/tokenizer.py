@@ -18,6 +18,7 @@ from transformers import (
 from sinklab.corpora.samples import Kind
 from sinklab.errors import InputError, UnsupportedModelError
 from sinklab.models.checkpoint import first_line
+from sinklab.models.gguf_file import Gguf
 from sinklab.models.quiet import only_errors
 
 __all__ = ["PROCESSOR_FILES", "Processor", "kind_of", "load_processor", "load_tokenizer"]
@@ -35,18 +36,21 @@ FILES = (
 )
 
 
-def load_tokenizer(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model directory; ``None`` where there is none.
+def load_tokenizer(
+    folder: Path, name: str, trust_remote_code: bool, gguf: Gguf | None = None
+) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model directory, or of a GGUF file; ``None`` where there is none.
 
     Raises:
         InputError: it cannot be loaded.
         UnsupportedModelError: it needs a package that is not installed.
     """
     # Without its files transformers makes an empty tokenizer for some architectures, which reads every text as nothing.
-    if not any((folder / file).is_file() for file in FILES):
+    if not (any((folder / file).is_file() for file in FILES) if gguf is None else gguf.has_tokenizer):
         return None
+    options = {"trust_remote_code": trust_remote_code} if gguf is None else {"gguf_file": gguf.path.name}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except ImportError as error:
         raise UnsupportedModelError(
             f"the tokenizer of {name} needs a package that is not installed: {first_line(error)}"

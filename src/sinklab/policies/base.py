@@ -68,7 +68,7 @@ class Policy(abc.ABC):
 
     @classmethod
     def of_size(cls, held: int, num_sinks: int) -> dict[str, object]:
-        """Settings with which ``held`` tokens before the query stay; none, as here, where its sizes are scaled to that.
+        """Settings with which ``held`` tokens before the query stay; none, as here, where its ``window`` is made to fit.
 
         Args:
             num_sinks: first tokens that are to be among them, if the policy has any; one more where sizes need it to add up.

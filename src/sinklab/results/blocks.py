@@ -116,6 +116,7 @@ class Curves:
         y_name: unit of the heights.
         logarithmic: whether equal steps of the height are equal ratios.
         mark: place on the axis that is marked.
+        errors: of lines that are samples, half of the interval at each place: they are drawn as points and not as a line.
     """
 
     title: str
@@ -125,6 +126,7 @@ class Curves:
     y_name: str = ""
     logarithmic: bool = False
     mark: float | None = None
+    errors: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import platform
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from sinklab.results.version import __version__
 
@@ -25,6 +25,7 @@ class Environment(TypedDict):
     commit: str | None
     hardware: dict[str, str | int | None]
     dtype: str
+    gguf: NotRequired[dict[str, object]]
 
 
 class Placed(Protocol):
@@ -51,7 +52,7 @@ def installed(names: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def environment(placed: Placed | None = None) -> Environment:
-    """Versions, commit, hardware and dtype.
+    """Versions, commit, hardware and dtype, and of which GGUF file the weights are.
 
     Args:
         placed: what computed the numbers; by default float32 on a GPU if there is one, else on the CPU.
@@ -60,7 +61,7 @@ def environment(placed: Placed | None = None) -> Environment:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if placed is None else placed.device
     dtype = torch.float32 if placed is None else placed.dtype
-    return {
+    found: Environment = {
         "versions": installed(),
         "commit": _commit(),
         "hardware": {
@@ -71,6 +72,9 @@ def environment(placed: Placed | None = None) -> Environment:
         },
         "dtype": str(dtype).removeprefix("torch."),
     }
+    if packed := getattr(placed, "gguf", None):  # the file that the weights were unpacked from
+        found["gguf"] = dict(packed)
+    return found
 
 
 def _processor() -> str:

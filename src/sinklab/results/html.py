@@ -125,7 +125,13 @@ def _curves(block: Curves) -> str:
             f"<title>{escape(name)}: {number(value)}</title></circle>"
             for across, up, value in known
         )
-        parts.append(f'<polyline class="line {_colour(order)}" points="{points}"/>{dots}')
+        halves = zip(places, line, block.errors.get(name, ()), strict=False)
+        for place, value, half in halves:
+            if value is not None and half is not None:  # an end of an interval may lie outside of the picture
+                ends = (max(low, scale(value - half)), min(high, scale(value + half)))
+                vertical = f'x1="{x(place):.1f}" x2="{x(place):.1f}" y1="{y(ends[0]):.1f}" y2="{y(ends[1]):.1f}"'
+                parts.append(f'<line class="line {_colour(order)}" {vertical}/>')
+        parts.append(dots if name in block.errors else f'<polyline class="line {_colour(order)}" points="{points}"/>{dots}')
     keys = "".join(f'<span><i class="{_colour(order)}"></i>{with_code(name)}</span>' for order, name in enumerate(block.lines))
     axis = f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{with_code(block.x_name)}</text>'
     unit = f" <span>{with_code(block.y_name)}</span>" if block.y_name else ""

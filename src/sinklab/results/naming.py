@@ -14,7 +14,7 @@ def counted(number: int, noun: str) -> str:
 
 def display_token(token: str) -> str:
     """A token as one line of visible text; byte-level and SentencePiece space marks become spaces."""
-    marks = {"Ġ": " ", "▁": " ", "Ċ": "↵", "\n": "↵", "\r": "␍", "ĉ": "⇥", "\t": "⇥"}
+    marks = {"Ġ": " ", "▁": " ", "Ċ": "↵", "\n": "↵", "\r": "\\r", "ĉ": "⇥", "\t": "⇥"}
     return "".join(marks.get(letter, letter if letter.isprintable() else "�") for letter in token)
 
 

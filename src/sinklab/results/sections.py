@@ -67,6 +67,7 @@ class Section:
             in the summary and the rows. Where the model has no such thing, the first is ``{"refused": why}``.
         text_only: why only models of text have it; empty where pictures and sound have it too.
         default: whether an audit includes it unless told otherwise.
+        cost: how long it takes beside the main condition of an audit, for what is said to be left; 0 where that is unknown.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Section:
     measure: str
     text_only: str = ""
     default: bool = False
+    cost: float = 0.0
 
     def measured(self, context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
         """The entry of the summary, and the rows of the table."""

@@ -70,16 +70,19 @@ def losses(
         )
     vocabulary = int(model.config.get_text_config().vocab_size)
     chunk = max(1, min(chunk, LOGITS_AT_ONCE // (batch * vocabulary)))
+    report = progress or (lambda done, total: None)
+    report(0, batch * (length - 1))
     reader = open_reader(model, policy, chunk=chunk, quantized=quantized)
     parts = []
     for start in range(0, first - 1, chunk):
-        reader.pass_over(tokens[:, start : min(start + chunk, first - 1)])
+        stop = min(start + chunk, first - 1)
+        reader.pass_over(tokens[:, start:stop])
+        report(batch * stop, batch * (length - 1))
     for start in range(first - 1, length - 1, chunk):
         stop = min(start + chunk, length - 1)
         logits = reader.read(tokens[:, start:stop])
         parts.append(cross_entropies(logits, tokens[:, start + 1 : stop + 1]).cpu())
-        if progress is not None:
-            progress(batch * stop, batch * (length - 1))
+        report(batch * stop, batch * (length - 1))
     return torch.cat(parts, dim=1)
 
 
@@ -168,11 +171,14 @@ def decoding(
         raise InputError(
             f"decoding is timed on one row of more than {warm_up} + {steps} tokens; got {len(tokens)} of {tokens.shape[1]}"
         )
-    readers = [open_reader(model, policy, chunk=CHUNK) for policy in policies]
+    report = progress or (lambda done, total: None)
     begin, length = tokens.shape[1] - warm_up - steps, tokens.shape[1]
+    report(0, length - begin)
+    readers = [open_reader(model, policy, chunk=CHUNK) for policy in policies]
     for reader in readers:
         for start in range(max(0, begin - reader.policy.max_held(begin)), begin, CHUNK):
             reader.pass_over(tokens[:, start : min(start + CHUNK, begin)])
+            report(0, length - begin)
     times: list[list[float]] = [[] for _ in readers]
     device = input_device(model)
     for position in range(begin, length):
@@ -182,8 +188,7 @@ def decoding(
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             own.append(time.perf_counter() - started)
-        if progress is not None:
-            progress(position - begin + 1, length - begin)
+        report(position - begin + 1, length - begin)
     return [
         Decoding(1.0 / statistics.median(own[warm_up:]), steps, reader.bytes_held())
         for reader, own in zip(readers, times, strict=True)

@@ -243,7 +243,7 @@ class QuantizedLayer(SlotLayer):
         if slot < 0:
             return
         group, place = divmod(slot, self.group)
-        if group != self._open and (place or bool(self.waiting.any())):  # a rollback, or a state from elsewhere
+        if group != self._open and (place or bool(self.waiting.any())):  # tokens were taken back, or a state is from elsewhere
             order = torch.full((len(self.waiting), self.ring), -1, device=self.waiting.device)
             order[:, slot] = 0
             self._keep_columns(order)

@@ -117,7 +117,7 @@ class WrittenTo:
 
 
 AsJson = Annotated[bool, "--json", Doc("Print JSON on stdout, and nothing else.")]
-ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, or a hub id.")]
+ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.")]
 CorpusSource = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', optionally with settings, or a UTF-8 text file.")]
 CorpusOfModel = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', or a path; auto chooses by what the model reads.")]
 SeqLen = Annotated[int, Doc("Tokens in a sample, the beginning-of-sequence token included; of sound, frames.")]
@@ -360,16 +360,22 @@ DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
 
 def _check_early(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse names that are none and folders that are in the way before anything heavy is imported.
+    """Refuse names that are none, broken GGUF files and folders that are in the way before anything heavy is imported.
 
     Raises:
         ConfigurationError: no dtype.
         InputError, UnknownNameError: no corpus, or an output directory that cannot be.
+        SinklabError: a GGUF file that cannot be read.
     """
     annotations = annotations_of(function)
     dtype = given.get("dtype", "auto")
     if isinstance(dtype, str) and dtype not in DTYPES:
         raise ConfigurationError(f"there is no dtype {dtype!r}; `dtype` is {', '.join(DTYPES)}")
+    if isinstance(model := given.get("model"), str):
+        from sinklab.models.gguf_file import local_gguf, read_gguf
+
+        if (path := local_gguf(model)) is not None:
+            read_gguf(path)
     for name, value in given.items():
         for spec in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(spec, str) and spec != "auto" and _is_corpus(annotations[name]):

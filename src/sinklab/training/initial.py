@@ -63,7 +63,7 @@ def weights_folder(source: Path) -> Path:
     """
     if not source.is_dir() and not str(source).startswith("embedded:"):
         raise InputError(f"there is no directory {source} to take weights from")
-    folder, _ = locate(str(source), None, trust_remote_code=False)
+    folder = locate(str(source), None, trust_remote_code=False).folder
     if (folder / "config.json").is_file():
         return folder
     if (folder / "model" / "config.json").is_file():

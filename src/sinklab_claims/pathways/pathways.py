@@ -11,7 +11,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.results.blocks import markdown
 from sinklab.results.folder import default_out
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import Jobs, Progress, Retries, Seeds, WrittenTo, command, parse_seeds
+from sinklab.studies.arguments import Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
 from sinklab_claims.contract.claim import BASES, Base, Scale, bases_at, is_natural
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def pathways(
     ray: str | None = None,
     retries: Retries = 2,
     cache: Path | None = None,
-    progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
     """Train operations that let a head do nothing, and measure what each costs and distorts.
@@ -105,9 +104,7 @@ def pathways(
     cache = (cache or (store / "cache" if ray is not None else default_cache())).expanduser().absolute()
     settings = {"scale": scale, "base": design.base, "rate": rate}
     grid: dict[str, Sequence[object]] = {"operations": design.labels, "seeds": design.seeds}
-    with keeping(store), Run(
-        "pathways", out=out, resume=True, settings=settings, grid=grid, grid_of=_grid_of, progress=progress
-    ) as run:  # fmt: skip
+    with keeping(store), Run("pathways", out=out, resume=True, settings=settings, grid=grid, grid_of=_grid_of) as run:
         if say is not None:
             say(foreseen(design))
         measured = train_and_read(design, store=store, cache=cache, jobs=jobs, retries=retries, ray=ray, progress=True)

@@ -313,3 +313,50 @@ def test_layers_without_attention_are_named():
     assert summary["layers_without_attention"] == {"linear_attention": 3}
     assert any("0.0 is the first head of layer 3" in note for note in summary["notes"])
     assert summary["num_heads"] == 4
+
+
+def numbers_of(result):
+    return result.table.drop(columns=["run_id"])
+
+
+def test_one_pass_gives_the_numbers_of_two(checkpoint, monkeypatch):
+    """A sink that the first samples did not show is looked at in a second pass, as if nobody had guessed."""
+    settings = SMALL | {"seq_len": 16, "samples": 12, "threshold": 0.05}
+    said = []
+    once = audit(str(checkpoint), **settings, say=said.append)
+    monkeypatch.setattr("sinklab.studies.audit.measurement._place", lambda sinks: object())
+    twice = audit(str(checkpoint), **settings)
+    assert len(said) == 1
+    assert said[0].endswith("on the first 8 samples")
+    pd.testing.assert_frame_equal(numbers_of(once), numbers_of(twice))
+    assert once.summary == twice.summary
+
+
+def test_quick_reads_few_samples_and_no_studies(checkpoint):
+    quick = audit(str(checkpoint), corpus="random_tokens", seq_len=8, quick=True)
+    assert (quick.summary["samples"], "cache" in quick.summary) == (20, False)
+    assert {condition["samples"] for condition in quick.summary["conditions"][1:]} == {10}
+
+
+@pytest.mark.parametrize(("stage", "without"), [("repeated", "repeated_token"), ("sink_window", "cache")])
+def test_an_interruption_behind_the_main_condition_keeps_what_there_is(checkpoint, tmp_path, stage, without):
+    def interrupt(at, done, total):
+        if stage in at:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    found = audit(str(checkpoint), corpus="random_tokens", seq_len=8, samples=2, progress=interrupt, out=out).summary
+    assert found["status"] == "stopped"
+    assert found["warnings"][-1].startswith("Stopped before its end: without ")
+    assert without in found["warnings"][-1]
+    assert read_audit(out).found.status == "stopped"
+    assert (out / "report.html").is_file()
+
+
+def test_what_stands_in_front_is_worth_the_difference_of_its_losses(checkpoint):
+    found = audit(str(checkpoint), seq_len=16, samples=8, cache=False).summary
+    main, without = found["conditions"][:2]
+    assert (main["bos"], without["bos"], main["samples"]) == (1, 0, 8)
+    gain = without["loss"] - main["loss"]  # samples are equally long
+    assert found["front_worth"]["gain"] == pytest.approx(gain, abs=1e-6)
+    assert found["front_worth"]["samples"] == 8

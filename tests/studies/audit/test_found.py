@@ -7,9 +7,10 @@ import torch
 from tests.report.synthetic import a_place, sinks_found
 
 from sinklab import from_weights
-from sinklab.studies.audit.found import SinksFound, finding, place_and_token
+from sinklab.studies.audit.found import SinksFound, finding, is_of_few, layers_words, place_and_token
 
 LONG = "x" * 200
+LAYERS = [10, 11, 33, 34, 66, 67, 98, 99]
 NULL = a_place(None, kind="null", name="the null score")
 FOLLOWED = a_place(None, kind="token", name="“.” wherever it stands", text=".", sinking=1)
 
@@ -28,7 +29,7 @@ FOLLOWED = a_place(None, kind="token", name="“.” wherever it stands", text="
 )
 def test_a_finding_is_one_short_sentence_on_the_place(sinks, others, begins):
     for part in ("", "cross-attention"):
-        found = SinksFound(**sinks_found(sinks, 12_345, **others) | {"null_mass": 0.52, "part": part})
+        found = SinksFound(**sinks_found(sinks, 12_345, **others) | {"null_mass": 0.52, "part": part, "sink_layers": LAYERS})
         text = finding(found, 0.3)
         assert len(text) <= 160
         assert text.endswith(".")
@@ -50,3 +51,25 @@ def test_a_head_that_gives_much_to_other_keys_makes_no_sink_of_silent_ones():
     weights[0, :, 0] = 0.9
     again = from_weights(weights.tril(), row_sums="any").sinks
     assert (again.main, [sink.place for sink in again.silent], again.silent[0].sinking) == (None, [0], 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([4], "layer 4"),
+        ([4, 5], "layers 4–5"),
+        ([*range(3, 10), *range(12, 30)], "layers 3–9 and 12–29"),
+        ([1, 3, 5, 7, 9], "5 layers from 1 to 9"),
+    ],
+)
+def test_layers_are_said_by_their_runs(layers, words):
+    assert layers_words(layers) == words
+
+
+def test_one_head_in_270_is_no_other_sink_in_words():
+    heads = [(1, 0, "m", 18.0)]
+    main = a_place(0, rate=76.0, sinking=220)
+    found = SinksFound(**sinks_found([main, a_place(7, sinking=1, heads=heads)], 270) | {"sink_layers": [3, 4, 5, 12]})
+    assert finding(found, 0.3) == "The sink is position 0: 220 of 270 heads in layers 3–5 and 12, sink rate 76.0\u202f%."
+    few = SinksFound(**sinks_found([main, a_place(7, sinking=1, heads=heads)], 12))
+    assert (is_of_few(found.sinks.sinks[1], found), is_of_few(few.sinks.sinks[1], few)) == (True, False)

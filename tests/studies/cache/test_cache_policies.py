@@ -20,7 +20,7 @@ from sinklab.results.table import COLUMNS, read_run, read_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.studies.cache.cache import compare_policies
-from sinklab.studies.cache.comparison import _completed, _recomputed, compared
+from sinklab.studies.cache.comparison import _completed, _curve, _Measured, _recomputed, _scored, _tokens_alike, compared
 from sinklab.studies.cache.found import Comparison, Size
 from sinklab.studies.cache.plan import checked_budgets, checked_names, long_texts, plan_policies, scored_from, sinks_of_texts
 from sinklab.studies.cache.recommendation import recommend
@@ -162,17 +162,13 @@ def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
 
 
 def test_a_size_that_was_given_and_is_none_of_the_windows_is_said_to_be_that():
-    names, left_out = checked_names(["sink_window:window=40", "strided:dense=8"]), []
+    names, left_out = checked_names(["sink_window:window=40", "blocks:block=8"]), []
     assert list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), left_out)) == []
     assert left_out[0].reason == (
         "sink_window:window=40 holds 44 tokens before the query, and policies are compared at equal sizes, which are "
         "32 and 64; give 44 among `windows`, or leave its size open"
     )
-    assert [row.reason for row in left_out[1:]] == [
-        f"policy 'strided' cannot be made to hold {size} tokens and the query: span {span} must be a positive multiple of "
-        "stride 8; give its other sizes too"
-        for size, span in ((32, 3606), (64, 3638))
-    ]
+    assert left_out[1].reason.startswith("blocks:block=8 holds 19 tokens ")
     (plan,) = plan_policies(None, None, names[:1], [32, 44], (0, 1), sinks_at(0, 1), left_out := [])
     assert (plan[0].describe(), plan[1], left_out) == ("4+40", 44, [])
 
@@ -185,20 +181,18 @@ def test_pinned_tokens_are_those_that_were_found():
     assert left_out[0].reason == "sinks were found at the first tokens alone, which sink_window keeps just as well"
 
 
-def test_a_policy_without_sizes_is_left_out(monkeypatch):
-    from sinklab.policies.window import Window
-
+def test_a_policy_whose_size_nothing_changes_is_left_out(monkeypatch):
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Fixed(Window):
-        window: int = 5
+    class Fixed(policy_registry["blocks"]):
+        of_size = classmethod(lambda cls, held, num_sinks: {})
 
     Fixed.name = "fixed"
     monkeypatch.setitem(policy_registry._objects, "fixed", Fixed)
     left_out = []
     assert list(plan_policies(None, None, ["fixed"], [16], (0,), sinks_at(), left_out)) == []
     assert [left.reason for left in left_out] == [
-        "policy 'fixed' has no settings by which it could be given the size of the others, 16 tokens before the "
-        "query; it holds 5"
+        "fixed holds 1,027 tokens before the query, and policies are compared at equal sizes, which are 16; give 1027 among "
+        "`windows`, or leave its size open"
     ]
 
 
@@ -324,7 +318,7 @@ class TestComparison:
         seen = model.model.register_forward_pre_hook(
             lambda module, arguments, keywords: encoded.append(keywords["input_ids"].numel()), with_kwargs=True
         )
-        found, scored = _recomputed(model.model, rows, policy, 60, None)
+        found, scored = _recomputed(model.model, rows, policy, _scored(model.model, rows, policy, 60))
         seen.remove()
         assert sum(encoded) == scored * 17  # a window of 16 tokens and itself for every scored token, and nothing besides
         known = ~found.isnan()
@@ -336,7 +330,7 @@ class TestComparison:
     def test_blocks_are_those_of_the_whole_text_and_all_their_places_are_scored(self, model, every):
         rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=2, seed=0, bos=False)
         policy = policy_registry["recompute"](window=16, every=every)
-        found, _ = _recomputed(model.model, rows, policy, 60, None)
+        found, _ = _recomputed(model.model, rows, policy, _scored(model.model, rows, policy, 60))
         known = ~found.isnan()
         torch.testing.assert_close(found[known], losses(model.model, rows, policy)[known], atol=1e-4, rtol=0)
         places = (known[0].nonzero()[:, 0] + 1) % every  # of the tokens that are predicted
@@ -354,6 +348,28 @@ class TestComparison:
         assert found[0, :3].isnan().all()
         # Differences 0.5 and 0.3 in the second: 0.4 on top of the reference.
         torch.testing.assert_close(found[0, 3:], torch.tensor([4.4, 5.4, 6.4]))
+
+    def test_a_sampled_curve_is_coarse_points_with_errors_and_none_below_zero(self):
+        window = torch.full((2, 24), 3.0)
+        window[:, 12:] = 0.1
+        sampled = torch.full((2, 24), torch.nan)
+        sampled[:, 3:12:4] = window[:, 3:12:4] + torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]])
+        sampled[:, 15::4] = window[:, 15::4] - 0.2
+        points = [(start, start + 4) for start in range(1, 25, 4)]
+        policy = policy_registry["recompute"](window=4)
+        curve = _curve(_Measured(policy, 4, sampled, 1.0), window, 1, points)
+        assert curve.means == [None, pytest.approx(3.2), None, None, None, None]  # the last three are at -0.1: not drawn
+        assert curve.counts == [0, 6, 0, 0, 0, 0]
+        # Student's t over six differences around 0.2: 2.5706 times their standard error.
+        assert curve.errors[1] == pytest.approx(2.5706 * 0.0894427 / 6**0.5, rel=1e-4)
+
+    def test_first_tokens_are_read_once_for_all_policies_that_see_them_all(self):
+        assert [_tokens_alike(policy_registry.make(spec), 100) for spec in ("window:window=16", "full", "recompute")] == [
+            17,
+            0,
+            0,
+        ]
+        assert _tokens_alike(policy_registry.make("blocks:block=8,blocks=2,num_sinks=1"), 100) <= 17
 
     def test_rows_of_the_long_table(self, result):
         table = read_table(result.folder / "table.parquet")
@@ -412,10 +428,10 @@ def test_every_token_that_is_scored_is_predicted_without_something_that_was_evic
 
 
 def test_what_is_read_anew_is_completed_by_the_window_whatever_else_is_compared(model):
-    """Without sinks the strided policy pins no token either, and sees others than a window does."""
+    """Without sinks blocks pin no token either, and see others than a window does."""
     sizes = {"corpus": "random_tokens", "windows": [16], "sinks": (0,), "tokens": 120, "documents": 2}
     read = []
-    for names in (["window", "recompute"], ["window", "recompute", "strided"]):
+    for names in (["window", "recompute"], ["window", "recompute", "blocks"]):
         entries = compare_policies(model, policies=names, **sizes).summary["policies"]
         read.append(next(entry for entry in entries if entry["policy"] == "recompute"))
     assert read[0]["loss"] == read[1]["loss"]
@@ -450,6 +466,14 @@ class TestTexts:
         rows = long_texts(text, loaded.encoder, tokens=101, documents=3, seed=0, bos=True)
         assert rows[:, 0].tolist() == [0, 0, 0]
         assert rows[:, 1:].flatten().tolist() == loaded.encoder.encode(TEXT)[:300]
+
+    def test_texts_of_a_folder_are_drawn_from_all_its_files_in_turn(self, checkpoint, tmp_path):
+        for name, text in (("a", TEXT), ("b", TEXT[::-1])):
+            (tmp_path / f"{name}.txt").write_text(text)
+        loaded, folder = load_model(str(checkpoint)), resolve_corpus(str(tmp_path))
+        first, second = (loaded.encoder.encode(body) for body in folder.bodies())
+        rows = long_texts(folder, loaded.encoder, tokens=100, documents=3, seed=0, bos=False)
+        assert rows.tolist() == [first[:100], second[:100], first[100:200]]
 
     def test_documents_are_held_out_ones_from_their_beginning(self, checkpoint):
         loaded = load_model(str(checkpoint))

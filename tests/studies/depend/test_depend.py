@@ -296,7 +296,7 @@ class TestContenders:
         written = parse_policy("sink_window:num_sinks=2, window=9, positions=original", 64)
         assert written == policies["sink_window"](num_sinks=2, window=9, positions="original")
 
-    @pytest.mark.parametrize("spec", ["recompute", "strided", "pinned", "sink_window:num_sinks=8", "recompute:every=4"])
+    @pytest.mark.parametrize("spec", ["recompute", "blocks", "pinned", "sink_window:num_sinks=8", "recompute:every=4"])
     @pytest.mark.parametrize("budget", [20, 65])
     def test_one_whose_size_is_left_open_holds_what_the_two_that_are_judged_do(self, spec, budget):
         assert parse_policy(spec, budget, (1, 4)).max_held(1 << 31) == budget + 1

@@ -39,7 +39,7 @@ VALUES = {
 }
 SPECS = [
     "full", "window:window=20", "sink_window:num_sinks=4,window=60", "sink_window:num_sinks=1,window=7,positions=original",
-    "pinned:pinned=[0,3],window=40", "pinned:pinned=[0,300],window=20", "strided", "recompute",
+    "pinned:pinned=[0,3],window=40", "pinned:pinned=[0,300],window=20", "recompute",
     "blocks", "blocks:block=16,blocks=4",
 ]  # fmt: skip
 
@@ -93,9 +93,8 @@ def test_every_policy_for_every_engine_is_a_file_or_a_reason(name, quantized):
 
 
 def test_no_engine_but_our_own_has_rules():
-    for spec in ("strided", "recompute"):
-        for name, engine in engines().items():
-            assert bool(exported(engine, plan(spec)).refused) == (name != "transformers")
+    for name, engine in engines().items():
+        assert bool(exported(engine, plan("recompute")).refused) == (name != "transformers")
 
 
 class TestLlamaCpp:
@@ -201,7 +200,7 @@ LINE = [
     "--sinks",
     "0,1,4",
 ]
-POLICIES = "full,window,sink_window,strided"
+POLICIES = "full,window,sink_window,recompute:every=2"
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +240,7 @@ def test_the_command_writes_the_same(finished, tmp_path):
         assert (tmp_path / name).read_bytes() == (folder / "export" / name).read_bytes()
 
 
-@pytest.mark.parametrize("label", ["full", "sink_window 4+12", "strided"])
+@pytest.mark.parametrize("label", ["full", "sink_window 4+12"])
 def test_the_script_gives_the_losses_of_the_table(finished, tmp_path, label):
     """The exported script, run on the texts of the comparison, against the mean that the comparison reports."""
     folder, _ = finished
@@ -344,16 +343,30 @@ def test_integers_are_taken_where_the_policy_keeps_what_was_whole(num_sinks, kin
     assert plan_of(found, quantized="int8").found[-1].startswith(said)
 
 
+def test_no_engine_that_rounds_all_tokens_is_given_integers_that_cost_too_much_so():
+    """With the sink whole int8 costs nothing; where it is rounded too, as in a cache of everything, it misses the limit."""
+    whole = QuantizedEntry("int8", "the sinks found", [0], 12, 40, Difference(0.001, 0.0, 0.002), 0.5)
+    rounded = QuantizedEntry("int8", "nothing", [], None, 40, Difference(0.3, 0.2, 0.4), 0.5)
+    found = comparison(row({"name": "sink_window", "num_sinks": 1, "window": 12}), quantized=(whole, rounded))
+    files = {entry.engine: entry for entry in exports_of(plan_of(found), checked_engines(["llama.cpp", "transformers"]))}
+    assert "--cache-type" not in files["llama.cpp"].text
+    assert (
+        files["llama.cpp"].parts[-1].says.startswith("left out: it rounds all tokens, which on the grids of sinklab costs 0.3")
+    )
+    assert "QUANTIZED = 'int8'" in files["transformers"].text
+    (asked,) = exports_of(plan_of(found, quantized="int8"), checked_engines(["llama.cpp"]))
+    assert "--cache-type-k q8_0" in asked.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--to", "vlm"], "no engine is called 'vlm'. Known: kvpress, llama.cpp, mlx-lm, transformers, vllm"),
-        (["--to", "vllm", "--policy", "strided"], "vllm cannot do strided 1+8, 1 in 4 of 40: it has no such rule"),
+        (["--to", "vllm", "--policy", "recompute"], "vllm cannot do recompute 16, every 2: it has no such rule"),
         (["--to", "vllm", "--policy", "sink_window"], "--policy 'sink_window' stands for 2 rows"),
         (["--to", "vllm", "--policy", "blocks"], "policy 'blocks' was not measured in this comparison"),
         (["--to", "vllm", "--policy", "9+9"], "--policy '9+9' is no row of this comparison"),
         (["--to", "vllm", "--policy", "widow:window=3"], "no policy is called 'widow'. Did you mean 'window'"),
-        (["--to", "transformers", "--policy", "strided", "--quantized", "int8"], "writes several rings in turn"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(finished, tmp_path, arguments, message):
@@ -392,8 +405,8 @@ def test_nothing_recommended_is_a_reason_in_each_entry():
     assert "the model has no window" in entry.refused
     with pytest.raises(InputError, match="recommends no policy"):
         plan_of(found)
-    with pytest.raises(ConfigurationError, match=r"vllm cannot do strided .*leave it out of `to`"):
-        exports_of(plan("strided"), checked_engines(["vllm"]))
+    with pytest.raises(ConfigurationError, match=r"vllm cannot do recompute .*leave it out of `to`"):
+        exports_of(plan("recompute"), checked_engines(["vllm"]))
     with pytest.raises(UnknownNameError):
         checked_engines([""])
     require_advice(["sink_window", "full"], [0, 4])

@@ -45,7 +45,7 @@
   const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
   // Byte-level and SentencePiece marks of a space become spaces; what cannot be seen gets a sign that can.
   function visible(token) {
-    const marks = { "Ġ": " ", "▁": " ", "Ċ": "↵", "\n": "↵", "\r": "␍", "ĉ": "⇥", "\t": "⇥" };
+    const marks = { "Ġ": " ", "▁": " ", "Ċ": "↵", "\n": "↵", "\r": "\\r", "ĉ": "⇥", "\t": "⇥" };
     return [...token].map((letter) => marks[letter] ?? (/[\p{C}]/u.test(letter) ? "�" : letter)).join("");
   }
 
@@ -369,7 +369,7 @@
     host.append(el("p", { class: "axis-title", text: `Layers from left to right, heads from top to bottom${grid.length > 1 ? "; bars above: mean of each layer" : ""}.` }));
     const paint = () => {
       const space = (host.clientWidth || 900) - 40;
-      const width = Math.max(15, Math.min(76, Math.floor(space / grid.length) - 2));
+      const width = Math.max(6, Math.min(76, Math.floor(space / grid.length) - 2));
       const height = Math.max(11, Math.min(44, width, Math.floor(500 / heads)));
       table.style.gridTemplateColumns = `34px repeat(${grid.length}, ${width}px)`;
       table.style.gridAutoRows = "auto";

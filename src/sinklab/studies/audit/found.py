@@ -10,6 +10,8 @@ from sinklab.results.intervals import MOST
 from sinklab.results.naming import counted, quote
 
 __all__ = [
+    "LEAST_SHARE_OF_HEADS",
+    "MANY_HEADS",
     "AuditFound",
     "Condition",
     "Place",
@@ -21,10 +23,26 @@ __all__ = [
     "bos_words",
     "condition_name",
     "finding",
+    "is_of_few",
+    "layers_words",
     "loss_unit",
     "place_and_token",
     "samples_of",
+    "worth_words",
 ]
+
+
+MANY_HEADS = 48
+"""Heads from which on a headline says in which layers they are; of fewer the tables are read at a glance."""
+
+MOST_RUNS = 4
+"""Runs of layers that are listed."""
+
+LEAST_SHARE_OF_HEADS = 0.02
+"""Share of the heads below which a place is no other sink in words; in tables it is."""
+
+LARGE_WORTH = 0.5
+"""Nats from which on what BOS is worth is a headline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +125,11 @@ class TokenOfSink:
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """The sink on one corpus, with or without the beginning-of-sequence token; rates in percent, the loss in nats."""
+    """The sink on one corpus, with or without the beginning-of-sequence token; rates in percent, the loss in nats.
+
+    Attributes:
+        samples: how many were read; ``None`` for as many as of the audit.
+    """
 
     corpus: str
     bos: int
@@ -117,6 +139,26 @@ class Condition:
     sink_rate_gu2024: float
     top_position: int | None
     top_rate: float | None
+    samples: int | None = None
+
+
+@dataclass(frozen=True)
+class FrontWorth:
+    """What the loss of some samples gains from BOS, or what a model has for it, in nats, and half of its 95 % interval."""
+
+    gain: float
+    half: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Groups of heads that share a key and a value, and in how many of them all heads sink, none, or some."""
+
+    size: int
+    all: int
+    none: int
+    some: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +187,8 @@ class SinksFound:
         conditions: the main one first.
         finding: one sentence.
         part: of an encoder–decoder; empty for other models.
+        sink_layers: those in which heads sink at the strongest sink at least half as often as in the layer where most do.
+        grouped: of a model with fewer key–value heads than heads.
     """
 
     sinks: Places
@@ -166,6 +210,8 @@ class SinksFound:
     conditions: list[Condition]
     finding: str = ""
     part: str = ""
+    sink_layers: list[int] = field(default_factory=list)
+    grouped: Grouped | None = None
 
     @property
     def main(self) -> Place | None:
@@ -199,6 +245,7 @@ class AuditFound(SinksFound):
         normalized: whether rows of weights sum to one.
         tier: where the weights come from, if not from the attention interface; ``not_measured`` are the probes that it lacks.
         parts: of an encoder–decoder.
+        status: ``stopped`` where an interruption has ended it after the main condition.
     """
 
     summary_version: int
@@ -226,6 +273,8 @@ class AuditFound(SinksFound):
     not_measured: dict[str, str]
     parts: list[SinksFound] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    status: str = "finished"
+    front_worth: FrontWorth | None = None
 
     @property
     def views(self) -> list[SinksFound]:
@@ -247,8 +296,9 @@ def finding(found: SinksFound, threshold: float) -> str:
             f"{whose} sink is the null score, which takes {percent(100 * (found.null_mass or 0.0))} of the mass of all heads."
         )
     if found.main is not None:
+        where = f" in {layers_words(found.sink_layers)}" if found.num_heads > MANY_HEADS and found.sink_layers else ""
         return (
-            f"{whose} sink is {place_and_token(found.main)}: {found.main.sinking or 0:,} of {heads}, sink rate "
+            f"{whose} sink is {place_and_token(found.main)}: {found.main.sinking or 0:,} of {heads}{where}, sink rate "
             f"{percent(found.main.rate)}."
         )
     none = f"{found.part[:1].upper()}{found.part[1:]}: no sink" if found.part else "There is no sink"
@@ -263,6 +313,29 @@ def finding(found: SinksFound, threshold: float) -> str:
     if not found.candidate_positions:
         return f"{none}, and none could count: no position is seen by half of the queries of these samples."
     return f"{none}: no position holds more than {threshold:g} of the attention of any of {heads} often enough."
+
+
+def worth_words(found: AuditFound) -> str:
+    """What BOS is worth, in a sentence for the headline; empty where that is little, or not known."""
+    worth = found.front_worth
+    if worth is None or worth.gain - worth.half < LARGE_WORTH:
+        return ""
+    return f"Without {found.bos_name} the loss is {number(worth.gain, 2)} nats higher."
+
+
+def layers_words(layers: Sequence[int]) -> str:
+    """``layers 3–9 and 12–29``: runs of numbers, or how many there are where there are many runs."""
+    starts = [layer for layer in layers if layer - 1 not in layers]
+    stops = [layer for layer in layers if layer + 1 not in layers]
+    runs = [f"{start}" if start == stop else f"{start}–{stop}" for start, stop in zip(starts, stops, strict=True)]
+    if len(runs) > MOST_RUNS:
+        return f"{len(layers)} layers from {layers[0]} to {layers[-1]}"
+    return f"layer{'' if len(layers) == 1 else 's'} {names(runs)}"
+
+
+def is_of_few(place: Place, found: SinksFound) -> bool:
+    """Whether so few heads sink at a place that no headline calls it another sink."""
+    return (place.sinking or 0) < LEAST_SHARE_OF_HEADS * found.num_heads
 
 
 def place_and_token(place: Place) -> str:

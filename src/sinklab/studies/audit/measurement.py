@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +31,10 @@ from sinklab.models.tokenizer import kind_of
 from sinklab.probes._of_sink import SinkProbe
 from sinklab.registry import probes as probe_registry
 from sinklab.report.maps import PICTURES_FILE
+from sinklab.results.blocks import names
 from sinklab.results.metric import definitions
-from sinklab.results.naming import front_names
+from sinklab.results.naming import counted, front_names
+from sinklab.results.progress import plan
 from sinklab.results.record import to_json
 from sinklab.results.run import Progress
 from sinklab.results.sections import Context, sections
@@ -55,6 +58,12 @@ __all__ = ["Audited", "measure_audit", "write_arrays"]
 
 MAP_SAMPLES = 3
 MAP_TILES = 64
+
+GUESSED_FROM = 8
+"""Samples on which the sink is looked for before all others are shown to the probes that are about it."""
+
+LEAST_OTHERS, SHARE_OF_OTHERS = 10, 4
+"""Samples of a condition besides the main one: at least, and one in so many of the main one."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,32 +105,44 @@ def measure_audit(
     include: Mapping[str, bool],
     run_id: str,
     progress: Progress,
+    say: Callable[[str], None],
 ) -> Audited:
     """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`.
 
+    Once the main condition is measured, an interruption ends the rest, and what there is by then is reported.
+
     Args:
         include: name of a section (:func:`~sinklab.results.sections.sections`) to whether it was asked for.
+        say: is given the sink in a sentence as soon as it is known.
     """
     main_bos = uses_bos(loaded.encoder, bos)
     missing = not_measured(loaded.model)
     reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=main_bos)
     measuring = _Measuring(loaded, seq_len, samples, threshold, seed, batch_size, run_id, progress)
     first, *others = _plan(text, kind_of(loaded.model), main_bos, loaded.encoder.bos_token_id is not None)
-    drawn = measuring.draw(*first)
+    drawn = measuring.draw(*first, samples)
+    chosen = {name: section for name, section in sections().items() if include.get(name, section.default)}
+    fewer = min(samples, max(LEAST_OTHERS, samples // SHARE_OF_OTHERS))
+    costs = {measuring.stage(*first): float(len(drawn)), **{measuring.stage(*other): float(fewer) for other in others}}
+    plan(progress, costs | {name: len(drawn) * section.cost for name, section in chosen.items() if section.cost})
     identity = check_identity(loaded.model, drawn)
-    main = measuring.measure(*first, drawn, [name for name in probe_registry if name not in missing])
-    sinks_of_parts, sink_tables = measuring.measure_sinks(main, drawn)
-    conditions = [dataclasses.replace(main.condition, sinks=sinks_of_parts)]
-    conditions += [measuring.measure(*other, measuring.draw(*other), ["sink_rate"]).condition for other in others]
-    tables = [conditions[0].table, *sink_tables, *(condition.table for condition in conditions[1:])]
+    main = measuring.measure_main(*first, drawn, [name for name in probe_registry if name not in missing], say)
     by_token = {part: finder.by_token(decoder(loaded)) for part, finder in main.finders.items()}
-    sinks = next(iter(sinks_of_parts.values()))
+    conditions, tables, stopped = [main.condition], main.tables, ""
     shown = drawn.take(slice(MAP_SAMPLES))
-
     maps = AttentionMaps(MAP_TILES, _longest(drawn) or 0)
     patches = OnPatches() if drawn.grid is not None and drawn.pictures is not None else None
     drawers = [maps, *([patches] if patches else [])]
-    run_probes(loaded.model, shown, drawers, batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
+    left = [measuring.stage(*other) for other in others]
+    try:
+        run_probes(loaded.model, shown, drawers, batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
+        for source, with_bos in others:
+            seen = measuring.measure(source, with_bos, measuring.draw(source, with_bos, fewer), ["sink_rate"])
+            conditions.append(seen.condition)
+            tables += seen.tables
+            left.pop(0)
+    except KeyboardInterrupt:
+        stopped = names([*left, *chosen])
 
     found = summarize(
         loaded, conditions, by_token, drawn, threshold=threshold, reading=reading, normalized=main.session.normalized,
@@ -129,17 +150,23 @@ def measure_audit(
     )  # fmt: skip
     summary: dict[str, Any] = to_json(found)
     context = Context(
-        loaded=loaded, corpus=text, samples=drawn, sinks=sinks, summary=summary, bos=main_bos, run_id=run_id, seed=seed,
-        progress=progress,
+        loaded=loaded, corpus=text, samples=drawn, sinks=next(iter(main.condition.sinks.values())), summary=summary,
+        bos=main_bos, run_id=run_id, seed=seed, progress=progress,
     )  # fmt: skip
-    for name, section in sections().items():
-        if not include.get(name, section.default):
-            continue
+    for name, section in chosen.items():
+        if stopped:
+            break
         if drawn.tokens is None and section.text_only:
             summary[name] = {"refused": f"not for a model of {HELD[drawn.kind]}: {section.text_only}"}
             continue
-        summary[name], table = section.measured(context)
+        try:
+            summary[name], table = section.measured(context)
+        except KeyboardInterrupt:
+            stopped = names([other for other in chosen if other not in summary])
+            break
         tables.append(table)
+    if stopped:
+        summary |= {"status": "stopped", "warnings": [*summary["warnings"], f"Stopped before its end: without {stopped}."]}
     record = {
         "model": model_facts(loaded, main.session),
         "corpus": corpus_record(text, reading),
@@ -154,9 +181,10 @@ def measure_audit(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Pass:
-    """What was seen under one condition."""
+    """What was seen under one condition: its rows, first those about no sink."""
 
     condition: Measured
+    tables: list[pd.DataFrame]
     session: Session
     probes: list[Probe]
     finders: dict[Part, SinkFinder]
@@ -175,55 +203,96 @@ class _Measuring:
     run_id: str
     progress: Progress
 
-    def draw(self, source: Corpus, bos: bool) -> Samples:
+    def stage(self, source: Corpus, bos: bool) -> str:
+        """A condition in words."""
+        return f"{source.label}, {bos_words(bos, self.loaded.encoder.bos_name or '')}".rstrip(", ")
+
+    def draw(self, source: Corpus, bos: bool, samples: int) -> Samples:
         """The samples of a condition."""
-        drawn = draw_samples(self.loaded, source, seq_len=self.seq_len, samples=self.samples, seed=self.seed, bos=bos)
+        drawn = draw_samples(self.loaded, source, seq_len=self.seq_len, samples=samples, seed=self.seed, bos=bos)
         require_length(self.loaded, drawn, self.seq_len)
         return drawn
 
-    def measure(self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str]) -> _Pass:
-        """Show the samples to the probes of these names, but those about the sink, and find it."""
-        loaded = self.loaded
+    def measure(
+        self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str], guessed: Mapping[Part, Sinks] | None = None
+    ) -> _Pass:
+        """Show the samples to the probes of these names and find the sink.
+
+        Args:
+            guessed: what probes of the sink, and what every head gives to it, are about; neither is measured without it.
+        """
+        loaded, guesses = self.loaded, guessed or {}
         probes = [make_probe(name, self.threshold) for name in names]
         finders = {part: _finder(self.threshold, part, drawn) for part in self._parts}
+        of_sink = {part: _about_sinks(probes, sinks) for part, sinks in guesses.items()}
+        weights = {part: SinkWeights(sinks, part=part) for part, sinks in guesses.items()}
+        apart = [probe for probe in probes if not isinstance(probe, SinkProbe)]
         probed = run_probes(
             loaded.model,
             drawn,
-            [*(probe for probe in probes if not isinstance(probe, SinkProbe)), *finders.values()],
+            [*apart, *finders.values(), *(probe for some in of_sink.values() for probe in some), *weights.values()],
             batch_size=self.batch_size,
             loss=loss_kind(loaded.model) == "next token" or drawn.targets is not None or drawn.scored is not None,
             progress=self.progress,
-            stage=f"{source.label}, {bos_words(bos, loaded.encoder.bos_name or '')}".rstrip(", "),
+            stage=self.stage(source, bos),
         )
         # Deformable attention, which has no weight for every key, leaves a part of some models unseen.
         finders = {part: finder for part, finder in finders.items() if not part or finder.windowed()[1]}
+        sinks = {
+            part: finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(bos)) for part, finder in finders.items()
+        }
+        right = {
+            part for part, sinks_there in sinks.items() if part in guesses and _place(guesses[part]) == _place(sinks_there)
+        }
+        for part in right:
+            sinks[part] = _completed(weights[part], sinks[part])
+            for probe in of_sink[part]:
+                probe.about(sinks[part])  # the same place, and what is known of it now
+        table = self._table(probed.session, source, bos)
+        about = table["probe"].isin({probe.name for some in of_sink.values() for probe in some})
+        tables = [table[~about], *([table[about]] if right else [])]
+        for part in sinks if guessed is not None else ():
+            if part not in right:
+                session, sinks[part] = self._look_again(probes, sinks[part], part, drawn)
+                tables.append(self._table(session, source, bos))
         condition = Measured(
             source.label,
             bos,
             probed.loss,
-            self._table(probed.session, source.label, bos),
+            probed.losses,
+            tables[0],
             drawn.sha256,
-            sinks={
-                part: finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(bos))
-                for part, finder in finders.items()
-            },
+            samples=len(drawn),
+            sinks=sinks,
             candidates={part: finder.candidates_by_module for part, finder in finders.items()},
             windowed={part: finder.windowed() for part, finder in finders.items()},
             longest={part: finder.longest_sample for part, finder in finders.items()},
         )
-        return _Pass(condition, probed.session, probes, finders)
+        return _Pass(condition, tables, probed.session, probes, finders)
 
-    def measure_sinks(self, measured: _Pass, drawn: Samples) -> tuple[dict[Part, Sinks], list[pd.DataFrame]]:
-        """Numbers about the sink need a second look: where it is, is known only after the first."""
-        names = [probe.name for probe in measured.probes if isinstance(probe, SinkProbe)]
-        completed, tables = {}, []
-        for part, sinks in measured.condition.sinks.items():
-            probes = [make_probe(name, self.threshold) for name in names]
-            session, completed[part] = about_sinks(
-                self.loaded, drawn, probes, sinks, part=part, batch_size=self.batch_size, progress=self.progress
-            )
-            tables.append(self._table(session, measured.condition.corpus, measured.condition.bos))
-        return completed, tables
+    def measure_main(
+        self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str], say: Callable[[str], None]
+    ) -> _Pass:
+        """The main condition: where the sink is, is known from a few samples, so that one pass over all of them is enough."""
+        few = drawn.take(slice(GUESSED_FROM))
+        finders = [_finder(self.threshold, part, few) for part in self._parts]
+        run_probes(self.loaded.model, few, finders, batch_size=self.batch_size, progress=self.progress, stage="the sink")
+        seen = {finder.part: finder.sinks(decode=decoder(self.loaded)) for finder in finders if finder.windowed()[1]}
+        for part, sinks in seen.items():
+            if sinks.main is not None:
+                whose, heads = f"{part}: " if part else "", f"{sinks.main.sinking or 0:,} of {len(sinks.heads):,} heads"
+                say(f"{whose}sink at {sinks.main.describe()}, {heads}, on the first {counted(len(few), 'sample')}")
+        # Two parts would have rows of one probe, which nobody could tell apart.
+        return self.measure(source, bos, drawn, names, seen if list(seen) == [""] else {})
+
+    def _look_again(self, probes: Sequence[Probe], sinks: Sinks, part: Part, drawn: Samples) -> tuple[Session, Sinks]:
+        """A second pass, where the sink of all samples is another than that of the first ones."""
+        about, weights = _about_sinks(probes, sinks), SinkWeights(sinks, part=part)
+        chosen: list[Probe] = [OfPart(probe, part) for probe in about] if part else [*about]
+        session = run_probes(
+            self.loaded.model, drawn, [*chosen, weights], batch_size=self.batch_size, progress=self.progress, stage="the sinks"
+        ).session
+        return session, _completed(weights, sinks)
 
     @property
     def _parts(self) -> tuple[Part, ...]:
@@ -231,8 +300,8 @@ class _Measuring:
         two_sided = is_two_sided(self.loaded.model) or Anatomy(self.loaded.model).encoder is not None
         return PARTS if two_sided else ("",)
 
-    def _table(self, session: Session, corpus: str, bos: bool) -> pd.DataFrame:
-        return labelled(session, self.loaded, run_id=self.run_id, corpus=corpus, bos=int(bos), seed=self.seed)
+    def _table(self, session: Session, source: Corpus, bos: bool) -> pd.DataFrame:
+        return labelled(session, self.loaded, run_id=self.run_id, corpus=source.label, bos=int(bos), seed=self.seed)
 
 
 def _finder(threshold: float, part: Part, samples: Samples) -> SinkFinder:
@@ -242,26 +311,19 @@ def _finder(threshold: float, part: Part, samples: Samples) -> SinkFinder:
     return SinkFinder(threshold, part=part, names=samples.names, together=samples.together)
 
 
-def about_sinks(
-    loaded: LoadedModel,
-    samples: Samples,
-    probes: Sequence[Probe],
-    sinks: Sinks,
-    *,
-    part: Part = "",
-    batch_size: int | None,
-    progress: Progress,
-) -> tuple[Session, Sinks]:
-    """A second pass over the samples for the probes of a sink, now that it is known, and for what every head gives to it.
+def _about_sinks(probes: Sequence[Probe], sinks: Sinks) -> list[SinkProbe]:
+    """Those of some probes that are about the sink, made anew for it."""
+    return [copy.deepcopy(probe).about(sinks) for probe in probes if isinstance(probe, SinkProbe)]
 
-    Args:
-        part: of an encoder–decoder, which the sinks are of; the probes see no other.
-    """
-    about = [probe.about(sinks) for probe in probes if isinstance(probe, SinkProbe)]
-    chosen: list[Probe] = [OfPart(probe, part) for probe in about] if part else [*about]
-    weights = SinkWeights(sinks, part=part)
-    probed = run_probes(loaded.model, samples, [*chosen, weights], batch_size=batch_size, progress=progress, stage="the sinks")
-    return probed.session, weights.completed() if sinks.main else sinks
+
+def _completed(weights: SinkWeights, sinks: Sinks) -> Sinks:
+    """The sinks with the numbers of all heads, from what was seen of the same place."""
+    weights.given = sinks
+    return weights.completed() if sinks.main else sinks
+
+
+def _place(sinks: Sinks) -> object:
+    return None if sinks.main is None else (sinks.main.place, sinks.main.anywhere)
 
 
 def decoder(loaded: LoadedModel) -> Callable[[int], str]:

@@ -17,6 +17,7 @@ from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_li
 from sinklab.report.page import facts_of, json_text, render, require_kind, write_blocks_page, write_page
 from sinklab.results.blocks import Bar, Cell, Grid, number, percent
 from sinklab.results.html import html
+from sinklab.results.naming import counted
 from sinklab.results.sections import sections
 from sinklab.results.table import read_run
 from sinklab.studies.audit.folder import Audit, View, read_audit
@@ -345,6 +346,9 @@ def headline(audit: Audit) -> list[Number]:
     if found.bits_per_byte is not None:
         unit += f"; {number(found.bits_per_byte)} bits per byte"
     numbers.append(("Loss", None if found.loss is None else number(found.loss, 4), unit))
+    if worth := found.front_worth:
+        said = f"a token; ± {worth.half:.2f} on {counted(worth.samples, 'text')}"
+        numbers.append((f"{found.bos_name} is worth", f"{worth.gain:.2f} nats", said))
     numbers += _of_attention(audit)
     for name, probe, metric, against in (
         ("Largest activation", "massive_activation", "max_to_median", "the median of its layer"),
@@ -370,7 +374,7 @@ def _of_attention(audit: Audit) -> Iterator[Number]:
         yield "Gate", number(gate), "mean factor on a head's output; 0 is a head that says nothing"
     elif null is None and mass is not None:
         yield "Mass of a row", number(mass), "sum of a query's weights, mean over heads; it need not be 1 here"
-    else:
+    elif null != 0 or audit.found.front_worth is None:
         yield "Null mass", None if null is None else percent(100 * null), "attention that goes to no key, mean over heads"
     if audit.found.parts:
         return

@@ -11,12 +11,17 @@ from sinklab.results.naming import counted
 from sinklab.results.record import from_json
 from sinklab.results.sections import sections
 from sinklab.studies.audit.found import (
+    LEAST_SHARE_OF_HEADS,
+    MANY_HEADS,
     AuditFound,
+    Condition,
     Place,
     SinksFound,
     bos_words,
     condition_name,
     heads_words,
+    is_of_few,
+    layers_words,
     loss_unit,
     place_and_token,
     samples_of,
@@ -50,6 +55,9 @@ def section_blocks(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, list[
 def facts(found: AuditFound) -> list[Row]:
     """Labels and what belongs to them, the sinks first."""
     rows: list[Row] = [row for view in found.views for row in _sinks(view)]
+    if worth := found.front_worth:
+        worth_of = f"{worth.gain:.2f} ± {worth.half:.2f} nats a token, on {counted(worth.samples, 'text')}"
+        rows.append(("in front", f"{found.bos_name} is worth {worth_of}".replace("-", "−")))
     pictures = {"image": "pictures", "audio": "sound"}.get(found.kind, "text")
     parts = found.parts
     heads = ", ".join(f"{part.num_heads:,} in the {part.part}" for part in parts) if parts else f"{found.num_heads:,}"
@@ -75,7 +83,8 @@ def facts(found: AuditFound) -> list[Row]:
 def _sinks(view: SinksFound) -> Iterator[Row]:
     """The strongest sink of a model or part, position 0 where that is another, and the places besides."""
     label = view.part or "sink"
-    main, others = view.main, [*view.sinks.sinks[1:], *view.sinks.followed]
+    main, places = view.main, [*view.sinks.sinks[1:], *view.sinks.followed]
+    others = [place for place in places if not is_of_few(place, view)]
     yield label, _place(main, view) if main is not None else view.finding
     if view.column != 0 and all(place.position != 0 for place in others):
         yield "", f"position 0: sink rate {percent(view.sink_rate_gu2024)}"
@@ -83,6 +92,11 @@ def _sinks(view: SinksFound) -> Iterator[Row]:
         yield "" if index else "also", _place(place, view)
     if len(others) > LISTED:
         yield "", f"{len(others) - LISTED} more"
+    if few := len(places) - len(others):
+        yield "", f"{counted(few, 'place')} of fewer than {100 * LEAST_SHARE_OF_HEADS:g} % of the heads, in summary.json"
+    if grouped := view.grouped:
+        share = f"of {counted(grouped.all + grouped.none + grouped.some, 'group')} of {grouped.size} with one key and value"
+        yield "heads", f"{share}, all sink in {grouped.all}, none in {grouped.none}, some in {grouped.some}"
     if view.windowed_modules:
         shorter = f"; samples of at most {view.longest_sample:,} tokens (`--seq-len`) do" if view.longest_sample else ""
         seen = f"{view.windowed_modules} of {view.num_modules} attention modules do not show position 0 to half of the queries"
@@ -91,6 +105,8 @@ def _sinks(view: SinksFound) -> Iterator[Row]:
 
 def _place(place: Place, view: SinksFound) -> str:
     heads = f"{place.sinking or 0:,} of {view.num_heads:,} heads"
+    if place is view.main and view.num_heads > MANY_HEADS and view.sink_layers:
+        heads += f" in {layers_words(view.sink_layers)}"
     value = f", value {number(place.value_ratio, 2)} × the mean" if place.value_ratio is not None else ""
     return f"{place_and_token(place)}: {heads}, sink rate {percent(place.rate)}{value}"
 
@@ -113,8 +129,13 @@ def _elsewhere(found: AuditFound) -> Iterator[Row]:
             name = f"{condition.corpus} {bos_words(condition.bos, found.bos_name)}".rstrip()
             name = f"{view.part}, {name}" if view.part else name
             rate = "no sink" if condition.sink_rate is None else f"{condition.sink}: {percent(condition.sink_rate)}"
-            yield label, f"{name}: {rate}"
+            yield label, f"{name}{_fewer(condition, found)}: {rate}"
             label = ""
+
+
+def _fewer(condition: Condition, found: AuditFound) -> str:
+    """How many samples a condition was read with, where these are fewer than of the main one."""
+    return "" if condition.samples in (None, found.samples) else f", {counted(condition.samples or 0, 'sample')}"
 
 
 def remarks(found: AuditFound) -> list[str]:
@@ -162,7 +183,9 @@ def conditions_grid(found: AuditFound) -> Grid:
     """The measurement under every condition."""
     rows = [
         [
-            (f"{view.part} · " if view.part else "") + condition_name(condition.corpus, condition.bos, found),
+            (f"{view.part} · " if view.part else "")
+            + condition_name(condition.corpus, condition.bos, found)
+            + _fewer(condition, found),
             condition.sink,
             "–" if condition.sink_rate is None else Bar(percent(condition.sink_rate), condition.sink_rate / 100),
             Bar(percent(condition.sink_rate_gu2024), condition.sink_rate_gu2024 / 100),

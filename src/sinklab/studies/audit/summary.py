@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from sinklab.attention.call import Part
 from sinklab.corpora import _reading
@@ -15,14 +18,30 @@ from sinklab.models.layer_kinds import attending_layers, layers_without_attentio
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
 from sinklab.models.positions import length_warnings
+from sinklab.results.intervals import mean_interval
 from sinklab.results.naming import counted, front_warning, head_numbering
 from sinklab.results.record import from_json
 from sinklab.sinks import Sink, Sinks
-from sinklab.studies.audit.found import AuditFound, Condition, Places, PositionOfSink, Reading, SinksFound, TokenOfSink, finding
+from sinklab.sinks.places import enough_documents
+from sinklab.studies.audit.found import (
+    AuditFound,
+    Condition,
+    FrontWorth,
+    Grouped,
+    Places,
+    PositionOfSink,
+    Reading,
+    SinksFound,
+    TokenOfSink,
+    finding,
+    worth_words,
+)
 
 __all__ = ["Measured", "summarize"]
 
 SUMMARY_VERSION = 1
+
+LONGEST_FINDING = 160
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,6 +49,8 @@ class Measured:
     """One corpus with or without BOS, and what was measured under it.
 
     Attributes:
+        losses: mean loss of each sample, float64 ``(samples,)``; ``None`` where none is taken.
+        samples: how many there are.
         sinks: of an encoder–decoder those of each part, else of all self-attention together (part "").
         candidates: likewise, of each attention module the positions up to the last one that half of the queries see.
         windowed: likewise, attention modules in which fewer than half of the queries see the first position, and all of them.
@@ -40,8 +61,10 @@ class Measured:
     corpus: str
     bos: bool
     loss: float | None
+    losses: Tensor | None
     table: pd.DataFrame
     token_sha256: str
+    samples: int
     sinks: Mapping[Part, Sinks]
     candidates: Mapping[Part, Mapping[str, int]]
     windowed: Mapping[Part, tuple[int, int]]
@@ -74,7 +97,7 @@ def summarize(
         missing: probes that this tier does not serve, each with what it reads.
     """
     main, kind = conditions[0], loss_kind(loaded.model)
-    parts = [_found(part, conditions, by_token[part], threshold) for part in main.sinks]
+    parts = [_found(part, conditions, by_token[part], threshold, _query_group(loaded)) for part in main.sinks]
     first = {field.name: getattr(parts[0], field.name) for field in dataclasses.fields(SinksFound)}
     if parts[0].part:
         first |= {"part": "", "finding": " ".join(part.finding for part in parts)}
@@ -89,7 +112,7 @@ def summarize(
         if kind == "masked token" and main.loss is None
         else "",
     )
-    return AuditFound(
+    found = AuditFound(
         **first,
         summary_version=SUMMARY_VERSION,
         model=loaded.name,
@@ -99,6 +122,7 @@ def summarize(
         loss_kind=kind,
         loss_definition=_loss_definition(loaded, kind, seed),
         bits_per_byte=bits,
+        front_worth=_front_worth(conditions),
         reading=None if reading is None else Reading(**dataclasses.asdict(reading)),
         warnings=[warning for warning in warnings if warning],
         samples_definition=samples.definition,
@@ -117,14 +141,20 @@ def summarize(
         parts=parts if parts[0].part else [],
         notes=list(_notes(loaded, normalized, tier)),
     )
+    both = f"{found.finding} {worth_words(found)}"
+    return dataclasses.replace(found, finding=both) if worth_words(found) and len(both) <= LONGEST_FINDING else found
 
 
-def _found(part: Part, conditions: Sequence[Measured], by_token: Sequence[dict[str, Any]], threshold: float) -> SinksFound:
+def _found(
+    part: Part, conditions: Sequence[Measured], by_token: Sequence[dict[str, Any]], threshold: float, group_size: int
+) -> SinksFound:
     """What was found of a part of an encoder–decoder, or of all self-attention."""
     main, sinks = conditions[0], conditions[0].sinks[part]
     table, strongest = _of_part(main.table, part), sinks.main
     found = SinksFound(
         part=part,
+        sink_layers=_layers(sinks),
+        grouped=_grouped(sinks, group_size, main.samples),
         sinks=from_json(Places, sinks.to_dict(), "sinks"),
         sink_rate_gu2024=_rate(table, 0),
         sink_positions=[_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
@@ -180,6 +210,46 @@ def _notes(loaded: LoadedModel, normalized: bool, tier: str | None) -> Iterator[
             yield numbering
 
 
+def _front_worth(conditions: Sequence[Measured]) -> FrontWorth | None:
+    """What the loss gains from what stands in front, on the texts that were read both with it and without."""
+    main = conditions[0]
+    other = next((one for one in conditions[1:] if one.corpus == main.corpus and one.bos != main.bos), None)
+    if other is None or main.losses is None or other.losses is None:
+        return None
+    number = min(len(main.losses), len(other.losses))
+    gain = (other.losses[:number] - main.losses[:number]) * (1 if main.bos else -1)
+    return FrontWorth(*mean_interval(gain.tolist()), number) if number > 1 else None
+
+
+def _layers(sinks: Sinks) -> list[int]:
+    """Layers in which heads sink at the main sink at least half as often as where most do."""
+    if sinks.main is None or sinks.main.anywhere:
+        return []
+    rates, sizes = Counter[int](), Counter(head.layer for head in sinks.heads)
+    for head, rate in sinks.main.heads:
+        rates[head.layer] += rate
+    means = {layer: rates[layer] / sizes[layer] for layer in sizes}
+    return sorted(layer for layer, mean in means.items() if mean and mean >= max(means.values()) / 2)
+
+
+def _query_group(loaded: LoadedModel) -> int:
+    """Heads that share a key and a value; 1 where each has its own, or layers differ."""
+    config = loaded.model.config.get_text_config()
+    heads, own = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    return heads // own if isinstance(heads, int) and isinstance(own, int) and own else 1
+
+
+def _grouped(sinks: Sinks, size: int, samples: int) -> Grouped | None:
+    """In how many groups of heads with one key and value all sink at the main sink, none, or some."""
+    if sinks.main is None or size < 2:
+        return None
+    enough = enough_documents(np.array([samples]))[0]
+    sinking = {(head.module, head.head) for head, rate in sinks.main.heads if rate * samples / 100 >= enough - 1e-6}
+    groups = Counter((head.module, head.head // size) for head in sinks.heads)
+    counts = [sum((module, group * size + index) in sinking for index in range(size)) for module, group in groups]
+    return Grouped(size, counts.count(size), counts.count(0), sum(0 < count < size for count in counts))
+
+
 def _position(sink: Sink) -> PositionOfSink:
     token = None if sink.token is None else str(sink.token)
     assert sink.position is not None
@@ -222,6 +292,7 @@ def _condition(condition: Measured, part: Part) -> Condition:
     return Condition(
         corpus=condition.corpus,
         bos=int(condition.bos),
+        samples=condition.samples,
         loss=condition.loss,
         sink=sinks.describe(),
         sink_rate=sinks.main.rate if sinks.main else None,

@@ -22,7 +22,7 @@ def compare_policies(
     windows: Annotated[Sequence[int] | None, "--window", "--windows"] = None,
     sinks: Sequence[int] = (0, 1, 2, 4, 8),
     tokens: int | None = None,
-    documents: int = 8,
+    documents: int | None = None,
     quantized: Sequence[str] = (),
     export: Sequence[str] = (),
     seed: Seed = 0,
@@ -42,11 +42,11 @@ def compare_policies(
         corpus: A UTF-8 text, or a name from 'sinklab list corpora'.
         policies: Names from 'sinklab list policies', optionally with fixed settings: sink_window:num_sinks=2. By default all;
             those that no recommendation rests on at the largest size only.
-        windows: Tokens held before the query, sinks included; by default a quarter and half of the trained length, at most
-            1024.
+        windows: Tokens held before the query, sinks included; by default a quarter and half of the trained length, and 256
+            where that is above 1024.
         sinks: Numbers of first tokens that sink_window keeps; 0 is the plain window.
-        tokens: Tokens of a text, BOS included; by default 4 times the trained length, at most 8192, at least 4 windows.
-        documents: Largest number of texts to average over.
+        tokens: Tokens of a text, BOS included; by default 4 windows, and 4 times the trained length where that is at most 1024.
+        documents: Largest number of texts to average over; by default 8, and down to 2 of a model of many parameters.
         quantized: Also measure a quantised cache, int8 or int4: what it costs, by the tokens that stay in full precision.
         export: Engines to write the recommended policy for: kvpress, llama.cpp, mlx-lm, transformers, vllm; see
             'sinklab export'.
@@ -76,7 +76,14 @@ def compare_policies(
     from sinklab.streaming.quantized import read_bits
     from sinklab.studies.cache.comparison import compared, require_next_token
     from sinklab.studies.cache.found import quantized_rows
-    from sinklab.studies.cache.plan import checked_budgets, checked_names, default_length, long_texts
+    from sinklab.studies.cache.plan import (
+        TEXTS,
+        affordable,
+        checked_budgets,
+        checked_names,
+        default_length,
+        long_texts,
+    )
     from sinklab.studies.cache.rounding import quantized_caches, require_quantized
     from sinklab.studies.cache.show import SECTION, write_page
     from sinklab.studies.export.chosen import FOLDER, advised_exports, checked_engines, require_advice, write_exports
@@ -98,7 +105,8 @@ def compare_policies(
         budgets = checked_budgets(loaded, windows, sinks)
         length = tokens or default_length(loaded, budgets)
         with_bos = uses_bos(loaded.encoder, bos)
-        texts = long_texts(text, loaded.encoder, tokens=length, documents=documents, seed=seed, bos=with_bos)
+        number = max(2, min(TEXTS, affordable(loaded.model, length))) if documents is None else documents
+        texts = long_texts(text, loaded.encoder, tokens=length, documents=number, seed=seed, bos=with_bos)
         found, rows = compared(
             loaded, texts, names=names, budgets=budgets, sinks=sinks, corpus=text.label, bos=with_bos, briefly=policies is None,
             progress=run.progress,

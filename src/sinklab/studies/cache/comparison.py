@@ -23,16 +23,18 @@ from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.recompute import Recompute
 from sinklab.registry import policies as policy_registry
+from sinklab.results.intervals import mean_interval
 from sinklab.results.metric import Row
-from sinklab.results.progress import Progress, silent
+from sinklab.results.progress import Progress, plan, silent
 from sinklab.results.record import to_json
 from sinklab.results.sections import Context
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
-from sinklab.streaming.perplexity import Decoding, decoding, estimate, losses
+from sinklab.streaming.perplexity import CHUNK, Decoding, decoding, estimate, losses
 from sinklab.streaming.rotation import read_rotations
 from sinklab.studies.cache.found import Comparison, Difference, LeftOut, PolicyEntry, Size, policy_rows
 from sinklab.studies.cache.plan import (
+    affordable,
     checked_budgets,
     default_length,
     each_once,
@@ -52,11 +54,22 @@ BUCKETS = 24
 STRETCH = 4
 """Tokens of a point of the curve that are scored under re-computation, which encodes a whole window for each of them."""
 
-STEPS, WARM_UP = 128, 16
+COARSE = 3
+"""Points of the curve that are one where few of their tokens were scored."""
+
+LEAST_STEPS, STEPS, WARM_UP = 4, 128, 16
 """Single tokens that are timed, and those before them that are not, at most one for four of these."""
 
-IN_AUDIT: dict[str, Any] = {"names": ("full", "recompute", "window", "sink_window", "pinned"), "sinks": (0, 1, 4), "steps": 32}
-LARGEST_CACHE, LONGEST_TEXT, TEXTS = 256, 2048, 4
+STEP = 32
+"""Tokens of a text that are read in the time of a single token: its weights must come from memory all the same."""
+
+IN_AUDIT: dict[str, Any] = {
+    "names": ("full", "recompute", "window", "sink_window", "pinned"),
+    "sinks": (0, 1, 4),
+    "steps": 32,
+    "share": 0.25,
+}
+LARGEST_CACHE, LONGEST_TEXT, TEXTS = 128, 2048, 4
 """What the section of an audit measures: at most so many tokens held, of so long and so many texts."""
 
 
@@ -68,6 +81,15 @@ class _Measured:
     budget: int | None
     losses: Tensor
     reading: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Curve:
+    """Loss by position: means of points, half of their 95 % intervals where they are of samples, and the tokens scored."""
+
+    means: list[float | None]
+    errors: list[float | None] | None
+    counts: list[int]
 
 
 def require_next_token(loaded: LoadedModel) -> None:
@@ -90,10 +112,12 @@ def policies_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
         require_next_token(loaded)
         budget = max(max(sinks) + 1, min(checked_budgets(loaded, None, sinks)[-1], LARGEST_CACHE))
         length = max(4 * budget, min(default_length(loaded, [budget]), LONGEST_TEXT))
-        texts = long_texts(context.corpus, loaded.encoder, tokens=length, documents=TEXTS, seed=context.seed, bos=context.bos)
+        number = max(2, min(TEXTS, affordable(loaded.model, length, IN_AUDIT["share"])))
+        texts = long_texts(context.corpus, loaded.encoder, tokens=length, documents=number, seed=context.seed, bos=context.bos)
         found, rows = compared(
             loaded, texts, names=names, budgets=[budget], sinks=sinks, corpus=context.corpus.label, bos=context.bos,
-            found=context.sinks, steps=IN_AUDIT["steps"], progress=context.progress,
+            found=context.sinks, steps=IN_AUDIT["steps"], share=IN_AUDIT["share"],
+            progress=lambda *words: context.progress(*words),  # whose plan is in other units
         )  # fmt: skip
     except (ConfigurationError, InputError, UnsupportedModelError) as error:
         return {"refused": str(error)}, make_table([])
@@ -115,6 +139,7 @@ def compared(
     bos: bool,
     found: Sinks | None = None,
     steps: int = STEPS,
+    share: float = 1.0,
     briefly: bool = False,
     progress: Progress = silent,
 ) -> tuple[Comparison, list[Row]]:
@@ -123,7 +148,8 @@ def compared(
     Args:
         rows: texts, int64 ``(documents, tokens)``.
         found: where the sinks are, if that is known; looked for if ``None``.
-        steps: single tokens that are timed.
+        steps: single tokens that are timed, fewer of a model of many parameters.
+        share: of the work that is done by default to time steps and to compute windows anew.
         briefly: take policies that no recommendation rests on at the largest size only.
 
     Raises:
@@ -142,18 +168,26 @@ def compared(
     left_out: list[LeftOut] = []
     measured: list[_Measured] = []
     # Once each: settings that are given may be those that a name alone stands for, among others.
-    plan = each_once(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly))
-    for number, (policy, budget) in enumerate(plan, start=1):
+    chosen = each_once(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly))
+    wanted = [_scored(loaded.model, rows, policy, first, share) for policy, _ in chosen]
+    stages = [f"{number}/{len(chosen)} {label(policy)}" for number, (policy, _) in enumerate(chosen, start=1)]
+    plan(
+        progress, {stage: len(rows) * one[0].computed(parts) for stage, one, parts in zip(stages, chosen, wanted, strict=True)}
+    )
+    for stage, (policy, budget), parts in zip(stages, chosen, wanted, strict=True):
         try:
             if not policy.bounded and length > (trained or length):
                 _require_positions(loaded, length)
-            report = functools.partial(progress, f"{number}/{len(plan)} {label(policy)}")
-            measured.append(_measure(loaded.model, rows, policy, budget, first, report))
+            report = functools.partial(progress, stage)
+            dense = next((entry.losses for entry in measured if entry.policy.name == "full"), None)
+            measured.append(_measure(loaded.model, rows, policy, budget, first, parts, dense, report))
         except (ConfigurationError, UnsupportedModelError) as error:
             left_out.append(LeftOut(policy.name, label(policy), str(error)))
     if not measured:
         why = f"{left_out[0].policy}: {left_out[0].reason}" if left_out else "nothing was asked for"
         raise UnsupportedModelError(f"no policy can be had with {loaded.name}; {why}")
+    round_of = sum(max(STEP, entry.policy.max_held(length) * isinstance(entry.policy, Recompute)) for entry in measured)
+    steps = min(steps, max(LEAST_STEPS, affordable(loaded.model, round_of, share / 2)))
     warm_up = min(WARM_UP, max(1, steps // 4))
     steps = max(1, min(steps, length - warm_up - 1))
     timed = decoding(
@@ -162,21 +196,22 @@ def compared(
     )  # fmt: skip
     edges = _edges(length)
     points = list(itertools.pairwise(edges))
-    known = [~entry.losses.isnan() for entry in measured]
-    counts = [[int(one[:, start - 1 : stop - 1].sum()) for start, stop in points] for one in known]
-    measured = _all_completed(measured, first, edges)
+    counts = [int((~entry.losses[:, first - 1 :].isnan()).sum()) for entry in measured]
+    windows = _windows(measured)
+    curves = [_curve(entry, windows.get(entry.budget), first, points) for entry in measured]
+    measured = [_completed_entry(entry, windows, first, edges) for entry in measured]
     scored = [entry.losses[:, first - 1 :] for entry in measured]
     references = _references(measured, scored, budgets)
     entries = [
-        _policy_entry(entry, part, references, speed, int(one[:, first - 1 :].sum()), points)
-        for entry, part, speed, one in zip(measured, scored, timed, known, strict=True)
+        _policy_entry(entry, part, references, speed, count, curve)
+        for entry, part, speed, count, curve in zip(measured, scored, timed, counts, curves, strict=True)
     ]
     comparison = Comparison(
         SUMMARY_VERSION, loaded.name, loaded.revision, loaded.operation, corpus, int(bos), len(rows), length,
         hash_tokens(rows), first, trained, [list(pair) for pair in points], entries, left_out,
         **_advice(loaded, measured, references, left_out, trained),
     )  # fmt: skip
-    return comparison, list(policy_rows(comparison, counts))
+    return comparison, list(policy_rows(comparison, [curve.counts for curve in curves]))
 
 
 def _require_positions(loaded: LoadedModel, length: int) -> None:
@@ -196,37 +231,73 @@ def _measure(
     policy: Policy,
     budget: int | None,
     first: int,
+    wanted: Sequence[range],
+    dense: Tensor | None,
     report: Callable[[int, int], None],
 ) -> _Measured:
-    started = time.perf_counter()
+    """Losses under a policy; those of tokens that see all before them are taken over from ``dense`` where it is there."""
     if isinstance(policy, Recompute):
-        token_losses, read = _recomputed(model, rows, policy, first, report)
-    else:
-        token_losses, read = losses(model, rows, policy, progress=report), rows.numel()
-    return _Measured(policy, budget, token_losses, read / (time.perf_counter() - started))
+        started = time.perf_counter()
+        token_losses, read = _recomputed(model, rows, policy, wanted, report)
+        return _Measured(policy, budget, token_losses, read / (time.perf_counter() - started))
+    same = 0 if dense is None else _tokens_alike(policy, rows.shape[1]) // CHUNK * CHUNK  # chunks stay where they were
+    times: list[tuple[float, int]] = []
+
+    def note(done: int, total: int) -> None:
+        times.append((time.perf_counter(), done))
+        report(done, total)
+
+    token_losses = losses(model, rows, policy, first=1 + same, progress=note)
+    if dense is not None:
+        token_losses = torch.cat((dense[:, :same], token_losses), dim=1)
+    # Of tokens that every policy computes the logits of, if there are some.
+    later = [entry for entry in times if entry[1] >= len(rows) * (first - 1)]
+    (begun, before), (ended, after) = (later if len(later) > 1 else times)[0], times[-1]
+    return _Measured(policy, budget, token_losses, (after - before) / (ended - begun))
+
+
+def _tokens_alike(policy: Policy, length: int) -> int:
+    """How many of the first queries of a text see all tokens before them."""
+    if not isinstance(policy, SlotPolicy):
+        return 0
+    tokens = torch.arange(min(length, policy.num_slots + 1))
+    sees_all = (policy.visible(tokens[:, None], tokens) | (tokens > tokens[:, None])).all(dim=1)
+    return int(sees_all.long().cumprod(dim=0).sum())
+
+
+def _scored(model: PreTrainedModel, rows: Tensor, policy: Policy, first: int, share: float = 1.0) -> list[range]:
+    """Tokens whose losses are measured: all, and of re-computation the ends of the points of the curve from ``first`` on.
+
+    Where it reads blocks, an end is one of them long or several, since the first token of a block sees least.
+    """
+    length = rows.shape[1]
+    if not isinstance(policy, Recompute):
+        return [range(1, length)]
+    points = [(begin, stop) for begin, stop in itertools.pairwise(_edges(length)) if stop > first]
+    stretch = max(1, min(STRETCH, affordable(model, len(points) * len(rows) * policy.max_held(length), 2 * share)))
+    stretch = -(-stretch // policy.every) * policy.every
+    return [range(max(first, begin, stop - stretch), stop) for begin, stop in points]
 
 
 def _recomputed(
-    model: PreTrainedModel, rows: Tensor, policy: Recompute, first: int, report: Callable[[int, int], None] | None
+    model: PreTrainedModel,
+    rows: Tensor,
+    policy: Recompute,
+    wanted: Sequence[range],
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Tensor, int]:
-    """Losses at stretches of tokens from ``first`` on; what such a policy sees is its window, wherever the reading began.
-
-    Where it reads blocks, a stretch is one of them long or several, since the first token of a block sees least, and reading
-    begins where a block does.
-    """
-    length, stretch = rows.shape[1], -(-STRETCH // policy.every) * policy.every
+    """Losses of these tokens; what such a policy sees is its window, wherever the reading began, but where a block begins."""
+    length = rows.shape[1]
     token_losses = torch.full((len(rows), length - 1), torch.nan)
-    points = [(begin, stop) for begin, stop in itertools.pairwise(_edges(length)) if stop > first]
     read = 0
-    for number, (begin, stop) in enumerate(points, start=1):
-        start = max(first, begin, stop - stretch)
-        before = max(0, start - policy.max_held(length))
+    for number, tokens in enumerate(wanted):
+        report(number, len(wanted))
+        before = max(0, tokens.start - policy.max_held(length))
         before -= before % policy.every
-        part = losses(model, rows[:, before:stop], policy, first=start - before)
-        token_losses[:, start - 1 : stop - 1] = part
+        part = losses(model, rows[:, before : tokens.stop], policy, first=tokens.start - before)
+        token_losses[:, tokens.start - 1 : tokens.stop - 1] = part
         read += part.numel()
-        if report is not None:
-            report(number, len(points))
+    report(len(wanted), len(wanted))
     return token_losses, read
 
 
@@ -275,7 +346,7 @@ def _policy_entry(
     references: _References,
     speed: Decoding,
     count: int,
-    points: Sequence[tuple[int, int]],
+    curve: _Curve,
 ) -> PolicyEntry:
     """What is reported of a policy.
 
@@ -284,13 +355,12 @@ def _policy_entry(
         count: losses that were measured.
     """
     policy, loss, size = entry.policy, estimate(part), entry.budget
-    by_position = [float(entry.losses[:, start - 1 : stop - 1].nanmean()) for start, stop in points]
     return PolicyEntry(
         policy=policy.name,
         label=label(policy),
         num_sinks=_num_sinks(policy),
         window=getattr(policy, "window", None),
-        held=policy.max_held(points[-1][1]),
+        held=policy.max_held(entry.losses.shape[1] + 1),
         budget=size,
         settings=policy_registry.settings(policy),
         loss=loss.mean,
@@ -304,7 +374,8 @@ def _policy_entry(
         tokens_per_second=speed.tokens_per_second,
         reading_tokens_per_second=entry.reading,
         bytes_held=speed.bytes_held,
-        loss_by_position=[None if mean != mean else mean for mean in by_position],
+        loss_by_position=curve.means,
+        loss_errors=curve.errors,
     )
 
 
@@ -344,20 +415,48 @@ def _advice(
     }  # fmt: skip
 
 
-def _all_completed(measured: Sequence[_Measured], first: int, edges: Sequence[int]) -> list[_Measured]:
-    """The same, with losses of all tokens for re-computation too, where there is a window of its size to add differences to."""
-    windows: dict[int, Tensor] = {}
+def _windows(measured: Sequence[_Measured]) -> dict[int | None, Tensor]:
+    """Losses of the windows without sinks, to which differences are added of what was scored at some tokens; by size."""
+    windows: dict[int | None, Tensor] = {}
     for entry in measured:
         # Others than a window without sinks, under either name, may pin no token and see something else.
         plain = entry.policy.name in ("window", "sink_window") and _num_sinks(entry.policy) == 0
         if entry.budget and plain and (entry.budget not in windows or entry.policy.positions == "in_cache"):
             windows[entry.budget] = entry.losses
-    return [
-        dataclasses.replace(entry, losses=_completed(entry.losses, windows[entry.budget], first, edges))
-        if entry.policy.name == "recompute" and entry.budget in windows
-        else entry
-        for entry in measured
-    ]
+    return windows
+
+
+def _completed_entry(entry: _Measured, windows: dict[int | None, Tensor], first: int, edges: Sequence[int]) -> _Measured:
+    """The same, of re-computation with losses of all tokens from ``first`` on, where there is a window of its size."""
+    if entry.policy.name != "recompute" or entry.budget not in windows:
+        return entry
+    return dataclasses.replace(entry, losses=_completed(entry.losses, windows[entry.budget], first, edges))
+
+
+def _curve(entry: _Measured, window: Tensor | None, first: int, points: Sequence[tuple[int, int]]) -> _Curve:
+    """Loss by position; of re-computation, which is scored at some tokens, at fewer points and with errors.
+
+    As in :func:`_completed`, differences to the ``window`` are taken from the sample where there is one, over
+    :data:`COARSE` points at once, and each text and point is one of what the error is over.
+    """
+    counts = [int((~entry.losses[:, start - 1 : stop - 1].isnan()).sum()) for start, stop in points]
+    if entry.policy.name != "recompute":
+        means = [float(entry.losses[:, start - 1 : stop - 1].nanmean()) for start, stop in points]
+        return _Curve([None if mean != mean else mean for mean in means], None, counts)
+    known = [index for index, count in enumerate(counts) if count]
+    curve = _Curve([None] * len(points), [None] * len(points), [0] * len(points))
+    assert curve.errors is not None
+    reference = torch.zeros_like(entry.losses) if window is None else window
+    for group in (known[start : start + COARSE] for start in range(0, len(known), COARSE)):
+        parts = [slice(max(first, points[index][0]) - 1, points[index][1] - 1) for index in group]
+        differences = torch.cat([(entry.losses - reference)[:, part].nanmean(dim=1) for part in parts]).tolist()
+        shift, half = mean_interval(differences) if len(differences) > 1 else (differences[0], None)
+        mean = shift + float(reference[:, parts[0].start : parts[-1].stop].mean())
+        middle = group[len(group) // 2]
+        if mean >= 0:  # no cross-entropy is less, and a sum with a difference may be
+            curve.means[middle], curve.errors[middle] = mean, half
+            curve.counts[middle] = sum(counts[index] for index in group)
+    return curve
 
 
 def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[int]) -> Tensor:

@@ -76,7 +76,10 @@ class PolicyEntry:
         against_window, against_recompute, against_full: its loss less that of the window without sinks of the same size, of
             the window computed anew for every token, and of dense attention.
         tokens_per_second, reading_tokens_per_second: of single-token steps, and of a text read at once.
-        loss_by_position: over the stretches of :attr:`Comparison.positions`.
+            The second is of tokens from the first scored one on.
+        loss_by_position: over the stretches of :attr:`Comparison.positions`; of a policy that was scored at some tokens, in the
+            middle of coarser ones.
+        loss_errors: half of the 95 % interval of each of those, where they are of some tokens; ``None`` where of all.
     """
 
     policy: str
@@ -98,6 +101,7 @@ class PolicyEntry:
     reading_tokens_per_second: float
     bytes_held: float
     loss_by_position: list[float | None]
+    loss_errors: list[float | None] | None = None
 
 
 @dataclass(frozen=True)

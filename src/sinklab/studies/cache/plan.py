@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from sinklab.attention.token_text import token_text
 from sinklab.corpora.base import PASSAGES_IN_VAIN, Corpus, Encoder, TextCorpus
 from sinklab.corpora.text_file import TextFile
+from sinklab.corpora.text_folder import TextFolder
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
 from sinklab.models.loading import LoadedModel
 from sinklab.models.positions import trained_length
@@ -24,6 +27,8 @@ from sinklab.streaming.limits import most_slots
 from sinklab.studies.cache.found import LeftOut
 
 __all__ = [
+    "TEXTS",
+    "affordable",
     "checked_budgets",
     "checked_names",
     "default_length",
@@ -38,14 +43,16 @@ __all__ = [
     "sized_policy",
 ]
 
-LARGEST_WINDOW, LONGEST = 1024, 8192
-"""Tokens held, and tokens of a document, that are not exceeded unless asked for."""
+LONG_CONTEXT, HELD = 1024, 256
+"""Of a model that was trained on longer texts than the first, so many tokens are held: what is evicted is what matters, and a
+text needs to be longer than the cache for that, not than the context."""
+
+TEXTS, WORK = 8, 6e11
+"""Texts, and parameters times tokens of all texts, that are not exceeded unless asked for: of SmolLM2-135M 4,096 tokens, which
+a core reads in ten seconds."""
 
 AT_EVERY_SIZE = ("window", "sink_window", "recompute", "pinned")
 """Policies that a recommendation rests on."""
-
-LEAST_SIZE = 32
-"""A setting of a policy is a size, not a number of sinks or a stride, if it is this by default or more."""
 
 _FOREVER = 2**31
 
@@ -66,7 +73,8 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
     """Tokens that bounded policies hold before the query, ascending.
 
     By default a quarter and half of the trained length, or half and all of what the narrowest layer sees, where every
-    layer has a sliding window and that is less: what it does not see cannot be kept for it.
+    layer has a sliding window and that is less: what it does not see cannot be kept for it. Of a long context,
+    :data:`HELD`.
 
     Raises:
         ConfigurationError: no room for the sinks.
@@ -74,10 +82,11 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
     if not sinks or min(sinks) < 0:
         raise ConfigurationError(f"`sinks` {list(sinks)} must be numbers of tokens, 0 or more")
     if windows is None:
-        half = min((trained_length(loaded.model) or 2 * LARGEST_WINDOW) // 2, LARGEST_WINDOW)
-        most = most_slots(loaded.model)
+        trained, most = trained_length(loaded.model), most_slots(loaded.model)
+        short = trained is not None and trained <= LONG_CONTEXT
+        half = trained // 2 if trained is not None and short else HELD
         half = half if most is None else min(half, most - 1)  # one slot is the query's own
-        windows = [half // 2, half] if half // 2 > max(sinks) else [half]
+        windows = [half // 2, half] if short and half // 2 > max(sinks) else [half]
     if not windows or min(windows) <= max(sinks):
         raise ConfigurationError(
             f"a window of {min(windows, default=0):,} tokens has no room for {max(sinks)} sinks and one recent token: the "
@@ -88,7 +97,13 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
 
 def default_length(loaded: LoadedModel, budgets: Sequence[int]) -> int:
     """Tokens of a text: four times what is held, and past the trained length where that is short."""
-    return max(4 * max(budgets), min(4 * (trained_length(loaded.model) or LARGEST_WINDOW), LONGEST))
+    trained = trained_length(loaded.model) or LONG_CONTEXT + 1
+    return max(4 * max(budgets), 4 * trained if trained <= LONG_CONTEXT else 0)
+
+
+def affordable(model: PreTrainedModel, tokens: int, share: float = 1.0) -> int:
+    """How many times a model can read so many tokens within :data:`WORK`, or a share of it."""
+    return int(share * WORK / (sum(parameter.numel() for parameter in model.parameters()) * tokens))
 
 
 def scored_from(loaded: LoadedModel, length: int, held: int) -> int:
@@ -124,7 +139,7 @@ def plan_policies(
     numbers = sorted(set(sinks))
     configured = [spec for spec in names if ":" in spec]
     for spec in configured:
-        yield from _of_spec(spec, budgets, left_out)
+        yield from _of_spec(spec, budgets, numbers, left_out)
     names = [name for name in names if name not in configured]
     for name in names:
         if not policy_registry[name].bounded:
@@ -142,36 +157,38 @@ def plan_policies(
         for name in bounded:
             if briefly and budget < max(budgets) and name not in AT_EVERY_SIZE:
                 continue
-            for settings in _settings(name, budget, numbers, pinned, "window" in names):
-                try:
-                    yield policy_registry[name](**settings) if settings else _sized(policy_registry[name](), budget), budget
-                except ConfigurationError as error:
-                    left_out.append(LeftOut(name, name, str(error)))
+            specs: list[dict[str, object]] = [{"name": name}]
+            if name == "sink_window":  # without sinks it is the policy "window"
+                specs = [{"name": name, "num_sinks": number} for number in numbers if number or "window" not in names]
+            elif name == "pinned":
+                specs = [{"name": name, "pinned": tuple(pinned)}]
+            for spec in specs:
+                yield from _of_spec(spec, [budget], numbers, left_out)
 
 
-def _of_spec(spec: str, budgets: Sequence[int], left_out: list[LeftOut]) -> Iterator[tuple[Policy, int | None]]:
-    """A policy that was given settings, which hold, with its budget: what they leave open makes the size."""
-    settings = policy_registry.read(spec)
-    policy: Policy = policy_registry.make(spec)
-    if not policy.bounded:
-        yield policy, None
+def _of_spec(
+    spec: str | Mapping[str, object], budgets: Sequence[int], numbers: Sequence[int], left_out: list[LeftOut]
+) -> Iterator[tuple[Policy, int | None]]:
+    """A policy, by its name and settings, at each of the sizes that it can have, with its budget."""
+    name, held = str(policy_registry.read(spec)["name"]), 0
+    try:
+        for budget in budgets:
+            policy = sized_policy(spec, budget, numbers)
+            if not policy.bounded:
+                yield policy, None
+                return
+            held = _held(policy)
+            if held == budget:
+                yield policy, budget
+    except ConfigurationError as error:
+        left_out.append(LeftOut(name, name, str(error)))
         return
-    if not _sizes(policy, settings.keys()):
-        # Its size is given: it is compared at that one, if others are.
-        held = _held(policy)
-        if held not in budgets:
-            reason = (
-                f"{spec} holds {held:,} tokens before the query, and policies are compared at equal sizes, which are "
-                f"{' and '.join(map(str, budgets))}; give {held} among `windows`, or leave its size open"
-            )
-            left_out.append(LeftOut(policy.name, policy.name, reason))
-            return
-        budgets = [held]
-    for budget in budgets:
-        try:
-            yield _sized(policy, budget, settings.keys()), budget
-        except ConfigurationError as error:
-            left_out.append(LeftOut(policy.name, policy.name, str(error)))
+    if held not in budgets:
+        reason = (
+            f"{spec if isinstance(spec, str) else name} holds {held:,} tokens before the query, and policies are compared at "
+            f"equal sizes, which are {' and '.join(map(str, budgets))}; give {held} among `windows`, or leave its size open"
+        )
+        left_out.append(LeftOut(name, name, reason))
 
 
 def _positions_to_pin(loaded: LoadedModel, rows: Tensor, sinks: Sinks | None) -> tuple[list[int], str]:
@@ -191,20 +208,6 @@ def _positions_to_pin(loaded: LoadedModel, rows: Tensor, sinks: Sinks | None) ->
     return positions, f"the sink is {sinks.main.name}, {kept}"
 
 
-def _settings(
-    name: str, budget: int, numbers: Sequence[int], positions: Sequence[int], has_window: bool
-) -> Iterator[dict[str, object]]:
-    """Settings of a policy that holds ``budget`` tokens and the query; none for one that is sized by its window alone."""
-    if name == "sink_window":
-        for number in numbers:
-            if number or not has_window:  # without sinks it is the policy "window"
-                yield {"num_sinks": number, "window": budget - number}
-    elif name == "pinned":
-        yield {"pinned": tuple(positions), "window": budget - len(positions)}
-    else:
-        yield policy_registry[name].of_size(budget, _usual(numbers))
-
-
 def _usual(numbers: Sequence[int]) -> int:
     """Of the numbers of first tokens that are compared, the one that other policies take."""
     return 1 if 1 in numbers else max(numbers, default=0)
@@ -215,66 +218,34 @@ def _held(policy: Policy) -> int:
     return policy.max_held(_FOREVER) - 1
 
 
-def _sized(policy: Policy, budget: int, chosen: Collection[str] = ()) -> Policy:
-    """The policy that holds ``budget`` tokens and the query: its sizes in the proportions that they have.
+def sized_policy(spec: str | Mapping[str, object], budget: int, numbers: Sequence[int]) -> Policy:
+    """The policy of a name with settings, which hold; what they leave open makes it hold ``budget`` tokens and the query.
 
-    Settings that were ``chosen`` stay, and so do all others that are no sizes (:func:`_sizes`).
-
-    Raises:
-        ConfigurationError: it has no such settings, or they cannot be made to add up.
-    """
-    held, sizes = _held(policy), _sizes(policy, chosen)
-    if not sizes and held == budget:
-        return policy
-    if not sizes:
-        raise ConfigurationError(
-            f"policy {policy.name!r} has no settings by which it could be given the size of the others, {budget:,} tokens "
-            f"before the query; it holds {held}"
-        )
-    try:  # by how much it holds less when sizes are one less: a size may be that of several blocks
-        less = dataclasses.replace(policy, **{name: size - 1 for name, size in sizes.items()})  # type: ignore[arg-type]
-        each = max(1, (held - _held(less)) // len(sizes))
-    except ConfigurationError:  # its sizes are multiples of something
-        each = 1
-    scale = (budget - held + each * sum(sizes.values())) / (each * sum(sizes.values()))
-    sizes = {name: max(1, int(value * scale)) for name, value in sizes.items()}
-    for _ in range(2):
-        try:
-            sized = dataclasses.replace(policy, **sizes)  # type: ignore[arg-type]
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"policy {policy.name!r} cannot be made to hold {budget:,} tokens and the query: {error}; give its other sizes "
-                "too"
-            ) from error
-        over = _held(sized) - budget
-        if not over:
-            return sized
-        sizes[list(sizes)[-1]] -= over // each  # what rounding has left
-    raise ConfigurationError(f"policy {policy.name!r} cannot be made to hold {budget:,} tokens and the query; {sizes} does not")
-
-
-def sized_policy(spec: str, budget: int, numbers: Sequence[int]) -> Policy:
-    """The policy of a name with settings, which hold; sizes that are left open make it hold ``budget`` tokens and the query.
+    That is what the policy makes of a size (:meth:`~sinklab.policies.base.Policy.of_size`), where no more is given than how
+    many first tokens it keeps, and otherwise its window. One that leaves neither open has the size that it has.
 
     Args:
         numbers: of first tokens that others keep; a policy that makes its settings of a size takes one of them.
 
     Raises:
         UnknownNameError: no such policy.
-        ConfigurationError: a setting that it refuses, or sizes that cannot be made to add up.
+        ConfigurationError: a setting that it refuses, or no room for a window.
     """
     settings = policy_registry.read(spec)
     policy: Policy = policy_registry.make(settings)
-    if not policy.bounded or not _sizes(policy, settings.keys()):
+    if policy.bounded and settings.keys() <= {"name", "num_sinks"}:
+        own = policy.of_size(budget, settings.get("num_sinks", _usual(numbers)))
+        if own:
+            return policy_registry[policy.name](**own)
+    window = getattr(policy, "window", None)
+    if not policy.bounded or window is None or "window" in settings:
         return policy
-    own = policy.of_size(budget, _usual(numbers)) if settings.keys() == {"name"} else {}
-    return policy_registry[policy.name](**own) if own else _sized(policy, budget, settings.keys())
-
-
-def _sizes(policy: Policy, chosen: Collection[str] = ()) -> dict[str, int]:
-    """Settings that are sizes: whole numbers of :data:`LEAST_SIZE` or more, besides those that were ``chosen``."""
-    values = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.name not in chosen}
-    return {name: value for name, value in values.items() if type(value) is int and value >= LEAST_SIZE}
+    try:
+        return dataclasses.replace(policy, window=window + budget - _held(policy))  # type: ignore[call-arg]
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"policy {policy.name!r} cannot be made to hold {budget:,} tokens and the query: {error}"
+        ) from error
 
 
 def plain(policy: Policy) -> Policy:
@@ -326,8 +297,8 @@ def label(policy: Policy) -> str:
 def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, seed: int, bos: bool) -> Tensor:
     """The beginnings of up to ``documents`` texts, int64 ``(documents, tokens)``; no two share a token.
 
-    A text file is cut into consecutive pieces; of a corpus with documents those of its held-out part are taken, in their order,
-    which have enough tokens; other corpora are drawn from.
+    Text files are cut into consecutive pieces, taken from the files of a folder in turn; of another corpus with documents those
+    of its held-out part are taken, in their order, which have enough tokens; other corpora are drawn from.
 
     Args:
         bos: put the beginning-of-sequence token at position 0; a text then gives ``tokens - 1`` of its own.
@@ -343,10 +314,8 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
         with calling(seq_len="tokens", samples="documents"):
             return text.sample(encoder, seq_len=tokens, samples=documents, seed=seed, bos=bos)
     own = tokens - bos
-    if isinstance(text, TextFile):
-        ids = encoder.encode(text.text)
-        rows = [ids[start : start + own] for start in range(0, len(ids) - own + 1, own)][:documents]
-        longest = len(ids)
+    if isinstance(text, TextFile | TextFolder):
+        rows, longest = _in_turn([text.body] if isinstance(text, TextFile) else text.bodies(), encoder, own, documents)
     else:
         rows, longest = _beginnings(text, encoder, own, documents)
     if not rows:
@@ -356,6 +325,24 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
         )
     result = torch.tensor(rows, dtype=torch.int64)
     return torch.nn.functional.pad(result, (1, 0), value=encoder.bos_token_id) if bos else result
+
+
+def _in_turn(texts: Iterable[str], encoder: Encoder, length: int, number: int) -> tuple[list[list[int]], int]:
+    """First pieces of some texts, then second ones, and so on; and the tokens of the longest text that was read."""
+    rows: list[list[int]] = []
+    cut: list[list[list[int]]] = []
+    longest = 0
+    for text in texts:
+        ids = encoder.encode(text)
+        longest = max(longest, len(ids))
+        pieces = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
+        rows += pieces[:1]
+        cut.append(pieces[1 : number + 1])
+        if len(rows) == number:
+            return rows, longest
+    for pieces in itertools.zip_longest(*cut):
+        rows += [piece for piece in pieces if piece is not None]
+    return rows[:number], longest
 
 
 def _beginnings(text: Corpus, encoder: Encoder, length: int, number: int) -> tuple[list[list[int]], int]:

@@ -21,12 +21,14 @@ def show(found: Comparison) -> Iterator[Block]:
         yield Facts(list(_advice(found)))
     yield Say(found.recommendation)
     yield from (Say(note, small=True) for note in found.notes)
-    if lines := _curves(found):
+    if entries := _curves(found):
+        lines = {name: entry.loss_by_position for name, entry in entries.items()}
+        errors = {name: entry.loss_errors for name, entry in entries.items() if entry.loss_errors}
         middles = [(start + stop - 1) / 2 for start, stop in found.positions]
         beyond = found.trained_length is not None and found.trained_length < found.tokens
         yield Curves(
             "Loss by position", lines, middles, "position in the text; the texts are the same for all, so bumps are theirs",
-            "nats per token", mark=found.trained_length if beyond else None,
+            "nats per token", mark=found.trained_length if beyond else None, errors=errors,
         )  # fmt: skip
     headings = ["Policy", "Loss, nats", "To window", "Computed anew", "Tokens/s", "KiB"]
     yield Grid(headings, [_row(entry) for entry in found.policies])
@@ -95,7 +97,7 @@ def _half(value: Difference | None, places: int = 3, sign: str = "+") -> str:
     return interval({"mean": value.mean}, 3, sign) + half
 
 
-def _curves(found: Comparison) -> dict[str, list[float | None]]:
+def _curves(found: Comparison) -> dict[str, PolicyEntry]:
     """Dense attention, and in the recommended size a window without and with sinks and one computed anew, a line of each."""
     use = recommended(found)
     budget = max((entry.budget for entry in found.policies if entry.budget), default=None) if use is None else use.budget
@@ -103,12 +105,12 @@ def _curves(found: Comparison) -> dict[str, list[float | None]]:
         entry for entry in found.policies if entry.policy == "sink_window" and entry.num_sinks and entry.budget == budget
     ]
     chosen = use if use is not None and use.num_sinks else next(iter(with_sinks), None)
-    lines = {} if chosen is None else {chosen.label: chosen.loss_by_position}
+    lines = {} if chosen is None else {chosen.label: chosen}
     for kind, title in (("recompute", "window computed anew"), ("window", "window"), ("full", "dense")):
         of_kind = [entry for entry in found.policies if _kind(entry) == kind and entry.budget in (budget, None)]
         of_kind.sort(key=lambda entry: (entry.settings.get("positions") == "original", entry.settings.get("every", 1)))
         if of_kind:
-            lines[title] = of_kind[0].loss_by_position
+            lines[title] = of_kind[0]
     return lines
 
 
@@ -142,7 +144,8 @@ def sampled_line(found: Comparison) -> str:
         return ""
     share = f"{number(counts['recompute'])} of {number(max(counts.values()))}"
     return (
-        f"Re-computation is scored on {share} tokens; its loss is that of the window, and the mean difference on those tokens."
+        f"Re-computation is scored on {share} tokens; its loss is that of the window, and the mean difference on those tokens; "
+        "its curve is points with 95 % intervals."
     )
 
 

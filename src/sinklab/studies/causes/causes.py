@@ -54,7 +54,7 @@ def find_causes(
     Beside the label stands whether the head needs its sink. docs/explain.md has the rules.
 
     Args:
-        model: embedded:softmax, embedded:sigmoid, a directory, or a hub id.
+        model: embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.
         heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
             alone, and layers all of each layer.
         together: Also edit all heads of a label at once, except semantic: heads that can replace each other.

@@ -78,7 +78,7 @@ def depend(
         sinklab depend embedded:softmax --task long_text
         sinklab depend embedded:softmax --task passkey,line_lookup --window 120 --out build/depend
         sinklab depend ORG/MODEL --task long_text,passkey --corpus book.txt
-        sinklab depend ORG/MODEL --task long_text:corpus=book.txt --policies 8+1016,strided --json
+        sinklab depend ORG/MODEL --task long_text:corpus=book.txt --policies 8+1016,blocks --json
         sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200
     """
     from sinklab.registry import policies as policy_registry

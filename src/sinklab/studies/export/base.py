@@ -69,6 +69,7 @@ class ExportPlan:
         without: what a plain window of the same size lost more, in nats per token; ``None`` where that was not measured.
         without_ends: its 95 % interval; ``None`` where there is none.
         all_rounded: what the integers cost where no token stays whole, in words; empty where that was not measured.
+        all_missed: whether that is more than the limit by which they were chosen; engines that round all are given none.
     """
 
     model: str
@@ -79,6 +80,7 @@ class ExportPlan:
     found: tuple[str, ...]
     without: float | None
     all_rounded: str = ""
+    all_missed: bool = False
     without_ends: tuple[float, float] | None = None
 
     @property
@@ -207,7 +209,7 @@ def engines() -> Mapping[str, Engine]:
 def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
     """What an engine makes of a plan, and its file; ``refused`` says why where it can do nothing of it."""
     parts: list[ExportPart] = []
-    refused = ""
+    refused, written = "", plan
     for method, name, wanted in plan.wanted():
         answer: Answer = getattr(engine, method)(plan)
         if method == "window" and not engine.evicts(plan):
@@ -215,6 +217,9 @@ def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
             answer = not_expressible(f"left out: without the tokens that stay it is a plain window{cost}; all tokens are kept")
         if method == "positions" and plan.pinned and not engine.evicts(plan):
             answer = not_expressible("left out with the window")
+        if method == "integers" and answer.how == "approximated" and plan.all_missed:
+            written = dataclasses.replace(plan, quantized=None)
+            answer = not_expressible(f"left out: it rounds all tokens{plan.all_rounded}, more than the limit")
         parts.append(ExportPart(name, wanted, answer.how, answer.says))
         if method == "rule" and answer.how == "not expressible":
             refused = answer.says
@@ -222,6 +227,7 @@ def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
         refused = parts[0].says
     if refused:
         return ExportEntry(engine.name, plan.label, engine.checked, parts, refused)
+    plan = written
     first = "#!/bin/sh\n" if engine.file.endswith(".sh") else ""
     text = f"{first}{_head(engine, plan, parts)}\n{engine.text(plan)}"
     return ExportEntry(engine.name, plan.label, engine.checked, parts, "", engine.file, engine.command(plan), text)

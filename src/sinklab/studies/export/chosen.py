@@ -91,19 +91,21 @@ def plan_of(found: Comparison, policy: str | None = None, quantized: IntegerChoi
         kind = _cheapest(measured)
     elif kind is not None and made.bounded:
         require_integers(made)
-    all_rounded = ""
+    all_rounded, all_missed = "", False
     if kind is not None:
         sentences.append(_integers(measured, kind))
-        unkept = (one for one in found.quantized if one.quantized == kind and not one.positions)
-        if (one := next(unkept, None)) is not None:
-            all_rounded = f", which on the grids of sinklab costs {interval(one.gap, 4, '')} nats per token"
+        unkept = [one for one in found.quantized if one.quantized == kind and not one.positions]
+        if unkept:
+            worst = max(unkept, key=lambda one: one.gap.most)
+            all_rounded = f", which on the grids of sinklab costs {interval(worst.gap, 4, '')} nats per token"
+            all_missed = quantized == "auto" and worst.gap.most > INTEGER_MARGIN
     against = None if entry is None or made.name == "window" else entry.against_window
     without = None if against is None else -against
     ends = None if without is None or without.low is None or without.high is None else (without.low, without.high)
     return ExportPlan(
         model=found.model, revision=found.revision, bos=bool(found.bos), policy=made,
         quantized=cast(Literal["int8", "int4"] | None, kind), found=tuple(sentences),
-        without=None if without is None else without.mean, without_ends=ends, all_rounded=all_rounded,
+        without=None if without is None else without.mean, without_ends=ends, all_rounded=all_rounded, all_missed=all_missed,
     )  # fmt: skip
 
 

@@ -49,10 +49,13 @@ __all__ = [
     "run_probes",
     "sample_losses",
     "scored_pairs",
+    "tokens_at_once",
     "uses_bos",
 ]
 
 TOKENS_PER_BATCH = 8192
+WORK_OF_A_BATCH = 2**39
+"""Multiplications and additions of a forward on a processor, a few seconds: bars move, and logits stay small."""
 IDENTITY_TOKENS = 64
 WEIGHTS_AT_ONCE = 2**28
 """Bytes of returned weights that a batch is cut down to; one sample may have more."""
@@ -62,10 +65,15 @@ UNKNOWN_POSITIONS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One pass over the samples: the session with its probes, and the mean loss in nats (``None`` if not taken)."""
+    """One pass over the samples: the session with its probes, and the mean loss in nats (``None`` if not taken).
+
+    Attributes:
+        losses: mean of each sample ``(samples,)``; NaN where none of its positions is scored.
+    """
 
     session: Session
     loss: float | None
+    losses: Tensor | None = None
 
 
 def require_one_place(model: nn.Module, command: str) -> None:
@@ -168,34 +176,45 @@ def run_probes(
     samples = as_samples(samples)
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"`batch_size` must be at least 1, got {batch_size}")
-    size = batch_size or max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
+    size = batch_size or max(1, tokens_at_once(model) // (samples.positions or UNKNOWN_POSITIONS))
     total, scored, done = 0.0, 0, 0
+    losses: list[Tensor] = []
     if loss and samples.scored is not None:
         apart = run_probes(
             model, samples.scored, [], batch_size=batch_size, loss=True, progress=progress, stage=f"{stage}, loss"
         )
         probed = run_probes(model, samples, probes, batch_size=batch_size, progress=progress, stage=stage)
-        return dataclasses.replace(probed, loss=apart.loss)
+        return dataclasses.replace(probed, loss=apart.loss, losses=apart.losses)
     if uses_returned(model):
         size, stage = _room_for_weights(model, samples, batch_size, size, stage)
-        progress(stage, 0, len(samples))
+    progress(stage, 0, len(samples))
     with looking_at(model, probes) as session:
         for batch in samples.batches(size):
             output = model(**forward_arguments(model, batch, full_logits=loss))
             if loss:
                 logits, targets = scored_pairs(output.logits, batch)
-                total += cross_entropies(logits, targets).sum().item()
-                scored += int((targets != IGNORED).sum())
+                each, counts = cross_entropies(logits, targets), (targets != IGNORED)
+                total += each.sum().item()
+                scored += int(counts.sum())
+                losses.append((each.sum(1).cpu() / counts.sum(1).cpu()).double())
                 del logits
             del output  # of a large vocabulary the largest tensor there is, which the next forward must not find still there
             progress(stage, done := done + len(batch), len(samples))
-    return Seen(session, total / scored if scored else None)
+    return Seen(session, total / scored if scored else None, torch.cat(losses) if scored else None)
+
+
+def tokens_at_once(model: nn.Module) -> int:
+    """Tokens of a batch: as many as a few seconds of a processor are enough for, and :data:`TOKENS_PER_BATCH` of a small model."""
+    if input_device(model).type != "cpu":
+        return TOKENS_PER_BATCH
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return max(1, min(TOKENS_PER_BATCH, WORK_OF_A_BATCH // (2 * max(weights, 1))))
 
 
 @torch.inference_mode()
 def sample_losses(model: PreTrainedModel, samples: Samples) -> Tensor:
     """The loss of every scored position of every sample in nats, float32 ``(samples, positions)``; NaN where none is taken."""
-    size = max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
+    size = max(1, tokens_at_once(model) // (samples.positions or UNKNOWN_POSITIONS))
     losses = []
     for batch in samples.batches(size):
         logits, targets = scored_pairs(model(**forward_arguments(model, batch, full_logits=True)).logits, batch)

@@ -65,7 +65,7 @@ def stream(
     the end, or after Ctrl-C, one line on stderr shows the speed and what the cache holds.
 
     Args:
-        model: embedded:softmax, embedded:sigmoid, a directory, or a hub id.
+        model: embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.
         prompt: Text to continue; by default stdin, if piped.
         file: UTF-8 text to continue, of any length.
         chat: Hold a conversation: each line of stdin is a turn, in the model's chat template.
