@@ -88,7 +88,7 @@ MODELS = {
     "missing directory": (lambda f: f / "nowhere", r"there is no directory '.*nowhere'"),
     "no config": (lambda f: without(f, "config.json"), r"is not a model directory: it has no config\.json"),
     "corrupt config": (lambda f: with_file(f, "config.json", b"{'"), r"config\.json is damaged: not valid JSON"),
-    "no weights": (lambda f: without(f, "*.safetensors"), r"has no weights: expected model\.safetensors"),
+    "no weights": (lambda f: without(f, "*.safetensors"), r"has no model\.safetensors and no index of shards; there is none"),
     "corrupt weights": (lambda f: with_file(f, "model.safetensors", b"\0" * 99), r"model\.safetensors is damaged"),
     "pickle only": (pickled, r"only pickled weights \(pytorch_model\.bin\).*can run any code.*python -c"),
     "remote code": (

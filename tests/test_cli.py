@@ -347,8 +347,7 @@ class TestShow:
 
     @pytest.mark.parametrize(("plural", "name"), [(plural, name) for plural in KINDS for name in KINDS[plural]])
     def test_every_plugin(self, plural, name):
-        records = json.loads(run("show", name, "--json").stdout)
-        record = next(record for record in records if record["kind"] == KINDS[plural].kind)
+        record = next(record.to_dict() for record in describe(name) if record.kind == KINDS[plural].kind)
         assert record["summary"] == KINDS[plural].summary(name)
         plugin = KINDS[plural][name]
         metrics = getattr(plugin, "metrics", None) or getattr(sys.modules[plugin.__module__], "METRICS", ())

@@ -189,18 +189,6 @@ def test_what_cannot_be_parsed_is_one_line(planted, arguments, message):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "meant"),
-    [("cache m --samples 4", "--documents"), ("causes m --documents 4", "--texts"), ("depend m --limit 4", "--items"),
-     ("cache m --seq-len 4", "--tokens"), ("audit m --tokens 4", "--seq-len")],
-)  # fmt: skip
-def test_an_option_that_another_command_has_is_found_under_the_word_of_this_one(line, meant):
-    command, model, option, value = line.split()
-    done = CliRunner().invoke(app, [command, model, option, value])
-    assert done.exit_code == 2
-    assert done.stderr == f"error: Unknown option: {option}. Did you mean {meant}? (see sinklab {command} --help)\n"
-
-
 def test_parts_that_failed_are_said_and_change_the_status(planted):
     done = planted("rose", "--seed", "7")
     assert (done.exit_code, done.stdout, done.stderr) == (1, "grown\n", "failed: it wilts\n")
@@ -343,3 +331,24 @@ def test_an_example_in_another_spelling_is_found():
     named = arguments_of(line)["operations"]
     with pytest.raises(ValueError, match="settings follow a colon: sigmoid:length_bias=true"):
         [operations.read(spec) for spec in split_specs(named)]
+
+
+SUGGESTED = re.compile(r"[`'‘]sinklab ([a-z]+)((?: [^`'’{}\"]*)?)[`'’]")
+
+
+def suggested() -> set[tuple[str, str]]:
+    """Command and the rest of the line, of every line in quotes that a message, sentence or docstring of the package names."""
+    texts = (
+        path.read_text(encoding="utf-8")
+        for path in (*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "sinklab_claims").rglob("*.py"))
+    )
+    return {found.groups() for text in texts for found in SUGGESTED.finditer(text.replace("\n", " "))}
+
+
+def test_every_line_that_is_suggested_has_a_command_and_options_that_are_there():
+    lines = suggested()
+    assert len(lines) > 10
+    for name, rest in lines:
+        known = set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, [name, "--help"]).stdout)) if "--" in rest else set()
+        assert name in find_commands()
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known

@@ -6,11 +6,9 @@ import pytest
 
 from sinklab.configuration import Section, check_numbers, with_overrides
 from sinklab.errors import ConfigurationError, UnknownNameError
-from sinklab.jobs.driver import run_sweep
 from sinklab.models.architecture import Architecture
-from sinklab.registry import operations, recipes
-from sinklab.studies.pretrain.pretrain import pretrain
-from sinklab.training.config import PretrainingConfig, check_read, resolve_recipe
+from sinklab.registry import operations
+from sinklab.training.config import PretrainingConfig
 
 
 def test_dotted_paths_take_yaml():
@@ -135,38 +133,3 @@ def test_a_default_is_checked_like_a_value():
 def test_a_field_said_by_one_that_is_not_there():
     with pytest.raises(ConfigurationError, match=r"^`changes` data\.corpus=\$\{nowhere\}: .*nowhere"):
         with_overrides(PretrainingConfig(), ["data.corpus=${nowhere}"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            ["optimizer.momentum=0.5"],
-            r"optimizer\.momentum 0\.5 has no effect with optimizer\.name adamw: sgd, rmsprop and muon read",
-        ),
-        (
-            ["optimizer.muon_learning_rate=0.1"],
-            r"muon_learning_rate 0\.1 has no effect with optimizer\.name adamw: muon reads it",
-        ),
-        (["optimizer.name=adafactor", "optimizer.betas=[0.8,0.9]"], r"optimizer\.betas .* with optimizer\.name adafactor"),
-        (["optimizer.name=sgd", "optimizer.eps=1e-6"], r"optimizer\.eps 1e-06 has no effect with optimizer\.name sgd"),
-        (["schedule.decay_steps=3"], r"schedule\.decay_steps 3 has no effect with schedule\.name cosine"),
-        (["schedule.name=constant", "schedule.min_ratio=0.2"], r"schedule\.min_ratio 0\.2 .* with schedule\.name constant"),
-        (["data.fixed_token=7"], r"data\.fixed_token has no effect without data\.fixed_position"),
-    ],
-    ids=lambda value: value[-1].partition("=")[0] if isinstance(value, list) else None,
-)
-def test_a_field_that_nothing_reads_is_refused_where_a_run_begins(tmp_path, changes, said):
-    config = with_overrides(resolve_recipe("tiny"), changes)  # of an earlier run it can be read
-    with pytest.raises(ConfigurationError, match=said):
-        pretrain("tiny", changes=changes, out=tmp_path / "run", quiet=True)
-    with pytest.raises(ConfigurationError, match=said):
-        run_sweep(config, {}, tmp_path / "sweep", seeds=[0, 1])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_field_that_some_runs_of_several_read_is_not_refused():
-    config = with_overrides(resolve_recipe("tiny"), ["optimizer.momentum=0.5"])
-    check_read([config, with_overrides(config, ["optimizer.name=sgd"])])
-    for recipe in recipes:
-        check_read([resolve_recipe(recipe)])

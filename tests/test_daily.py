@@ -181,14 +181,15 @@ def test_bars_say_what_is_left_on_a_terminal(watched, monkeypatch, capsys):
     clock = Clock()
     monkeypatch.setattr(bars, "Pace", lambda: Pace(clock))
     monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
     with bars.bars("loading") as progress:
         bars.plan(progress, {"measuring": 1.0, "sections": 3.0})
         progress("measuring", 0, 100)
-        clock.now += 10
+        clock.now += 8
         progress("measuring", 1, 100)
     shown = capsys.readouterr().err
-    assert "1 of 100, about 16 minutes left" in shown
-    assert "about 1.1 hours left in all" in shown
+    assert "1 of 100, about 13 minutes left" in shown
+    assert "about 53 minutes left in all" in shown
 
 
 # --- colours and widths ---

@@ -184,16 +184,6 @@ def test_names_are_lower_case_words(fruits, name):
         fruits.register(name)
 
 
-def test_a_list_of_everything_searches_the_packages_once(monkeypatch):
-    searches, found = [], registry_module.importlib.metadata.entry_points
-    monkeypatch.setattr(
-        registry_module.importlib.metadata, "entry_points", lambda **only: searches.append(only) or found(**only)
-    )
-    registry_module._entry_points.cache_clear()
-    assert all(registry.names() for registry in registry_module.KINDS.values())
-    assert len(searches) == 1
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 from tests.conftest import make_sinklm, make_tokenizer
 
 import sinklab
@@ -49,16 +48,6 @@ def test_a_stream_ends_after_a_whole_number_of_tokens(model):
         sinklab.stream(model, IDS, max_new_tokens=2.5)
     with pytest.raises(ConfigurationError, match="max_new_tokens 0 must be 1 or more"):
         sinklab.stream(model, IDS, max_new_tokens=0)
-
-
-def test_registers_go_into_a_model_of_pictures():
-    with pytest.raises(InputError, match="'org/vit' is the name of a model; load it first"):
-        sinklab.add_registers("org/vit", {})
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16
-    )
-    with pytest.raises(ConfigurationError, match="`neurons` is of int; expected numbers by names of linear maps"):
-        sinklab.add_registers(transformers.ViTModel(config), 1)
 
 
 def test_a_table_may_be_named_by_its_path(tmp_path):

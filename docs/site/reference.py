@@ -25,7 +25,7 @@ TYPES = (
     "sinklab.corpora.base.Corpus",
     "sinklab.corpora.base.Encoder",
     "sinklab.models.language_model.SinkLM",
-    "sinklab.models.model_config.SinkLMConfig",
+    "sinklab.models.block.SinkLMConfig",
     "sinklab.models.loading.LoadedModel",
     "sinklab.policies.base.Policy",
     "sinklab.results.metric.Metric",

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sinklab.attention.statistics.of_tensors import attention_statistics
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model, wrap_model
-    from sinklab.models.registers import add_registers
     from sinklab.probes.sink_rate import SinkRate
     from sinklab.streaming.cache import PolicyCache, SinkCache
     from sinklab.streaming.chat import Chat
@@ -46,7 +45,6 @@ _HOMES = {
     "SinkCallback": "sinklab.training.callback",
     "SinkRate": "sinklab.probes.sink_rate",
     "Stream": "sinklab.streaming.stream",
-    "add_registers": "sinklab.models.registers",
     "attach": "sinklab.models.attach",
     "attend": "sinklab.attention.session",
     "attend_returned": "sinklab.attention.returned",
@@ -77,7 +75,6 @@ __all__ = [
     "SinkRate",
     "Stream",
     "__version__",
-    "add_registers",
     "attach",
     "attend",
     "attend_returned",

@@ -5,7 +5,7 @@ import torch
 from tests.conftest import make_sinklm
 from transformers import BertConfig, BertForMaskedLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.interventions.mean_head import MeanHead
 from sinklab.sinks import find_sinks
 from sinklab.studies.causes.samples import token_samples

@@ -136,16 +136,16 @@ def test_memory_is_linear(length):
 
 
 BAD = {
-    "no tensor": (lambda q, k: ([1], k), {}, r"`q` is a list; expected a torch tensor \(batch, heads, queries, width\)"),
-    "three axes": (lambda q, k: (q, k[0]), {}, r"`k` has shape \(2, 70, 16\); expected \(batch, kv_heads, keys, width\)"),
-    "nothing": (lambda q, k: (q[:, :, :0], k), {}, r"`q` has shape \(2, 4, 0, 16\), which holds nothing"),
-    "integers": (lambda q, k: (q, k.long()), {}, r"`k` is torch\.int64; expected a floating-point dtype"),
+    "no tensor": (lambda q, k: ([1], k), {}, r"`q` is list; expected a floating-point tensor \(batch, heads"),
+    "three axes": (lambda q, k: (q, k[0]), {}, r"`k` is torch\.float64 \(2, 70, 16\); expected a floating-point tensor \(batch"),
+    "nothing": (lambda q, k: (q[:, :, :0], k), {}, r"`q` is torch\.float64 \(2, 4, 0, 16\); expected .* each at least 1"),
+    "integers": (lambda q, k: (q, k.long()), {}, r"`k` is torch\.int64 .*; expected a floating-point tensor"),
     "dtypes": (lambda q, k: (q, k.float()), {}, r"has dtype torch\.float64 and `k` torch\.float32; .*k\.to\(dtype=q\.dtype\)"),
     "devices": (lambda q, k: (q, k.to("meta")), {}, r"`q` has device cpu and `k` meta; .*k\.to\(device=q\.device\)"),
     "NaN": (lambda q, k: (q, k.where(k < 5, torch.nan)), {}, r"`k` has NaN or infinities in \d+ of 4480 numbers"),
-    "widths": (lambda q, k: (q, k[..., :8]), {}, r"`q` has 16 numbers a head and `k` 8; expected the same"),
-    "samples": (lambda q, k: (q, k[:1]), {}, r"`q` has 2 samples and `k` 1; expected the same"),
-    "heads": (lambda q, k: (q[:, :3], k), {}, r"`q` has 3 heads and `k` 2; expected a multiple"),
+    "widths": (lambda q, k: (q, k[..., :8]), {}, r"\(2, 4, 70, 16\) and `k` \(2, 2, 70, 8\), .*width must be the same"),
+    "samples": (lambda q, k: (q, k[:1]), {}, r"\(2, 4, 70, 16\) and `k` \(1, 2, 70, 16\), .*batch and width must be the same"),
+    "heads": (lambda q, k: (q[:, :3], k), {}, r"\(2, 3, 70, 16\) and `k` \(2, 2, 70, 16\), .*or a multiple"),
     "later queries": (lambda q, k: (q, k[:, :, :60]), {}, r"`q` has 70 queries and `k` 60 keys; causal attention"),
     "mask of numbers": (lambda q, k: (q, k), {"mask": torch.ones(2, 70)}, r"`mask` is torch\.float32 \(2, 70\) on cpu"),
     "mask of a shape": (

@@ -370,7 +370,7 @@ def test_nothing_is_captured_where_flex_attention_runs(operation, device, dtype,
 
 def test_an_export_inside_a_session_is_refused():
     model = make_sinklm()
-    with pytest.raises(SessionError, match=r"self_attn is being exported, .*outside of"), attend(model, probes=[SinkRate()]):
+    with pytest.raises(SessionError, match=r"self_attn is being exported or .*outside of"), attend(model, probes=[SinkRate()]):
         torch.export.export(model, (IDS,), strict=False)
     exported = torch.export.export(model, (IDS,), strict=False).module()
     assert torch.allclose(exported(IDS).logits, model(IDS).logits, atol=1e-6)
@@ -432,7 +432,7 @@ def test_a_session_that_is_over_holds_no_cache_and_goes_through_pickle():
 def test_rows_under_vmap_are_refused():
     """Of a batched tensor no number can be read."""
     model, tokens = make_sinklm(), torch.randint(0, 60, (2, 12))
-    refused = pytest.raises(SessionError, match=r"runs under torch\.vmap, .*give the model the rows as a batch")
+    refused = pytest.raises(SessionError, match=r"runs under torch\.vmap, .*outside of")
     with torch.no_grad(), refused, attend(model, [SinkRate()]):
         torch.vmap(lambda ids: model(input_ids=ids[None], use_cache=False).logits)(tokens)
 

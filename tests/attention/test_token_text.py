@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.conftest import real
 
-from sinklab.attention.token_text import token_text
+from sinklab.attention.maps import token_text
 
 
 class Llama:

@@ -105,16 +105,6 @@ def test_pairs_are_entries_of_the_whole(rule: Visibility, queries: torch.Tensor,
     assert torch.equal(rule.pairs(queries, keys), whole[:, :, queries[:, None], keys])
 
 
-@pytest.mark.parametrize("rule", [Causal(), Causal(3), Window(4), Window(4, 2)], ids=str)
-def test_simple_rules_know_their_states(rule: Visibility) -> None:
-    """Answering "some" everywhere would be correct and useless: these rules answer exactly."""
-    for start in range(0, 12, 3):
-        for first in range(0, 20, 4):
-            tile = (start, start + 3, first, first + 4)
-            block = rule.block(*tile)
-            assert rule.state(*tile) == ("all" if block.all() else "some" if block.any() else "none")
-
-
 @settings(max_examples=100, deadline=None)
 @given(rules(), st.integers(1, 13), st.integers(1, 21))
 def test_tiles_cover_every_visible_pair_once(rule: Visibility, rows: int, columns: int) -> None:
@@ -128,20 +118,6 @@ def test_tiles_cover_every_visible_pair_once(rule: Visibility, rows: int, column
             assert rule.block(tile.query_start, tile.query_stop, tile.key_start, tile.key_stop).all()
     assert covered.max() <= 1
     assert (covered.bool() | ~rule.block(0, 12, 0, 20).any(dim=0).any(dim=0)).all()
-
-
-def test_causal_tiles_leave_the_hidden_half_out() -> None:
-    """Of 4096² pairs the diagonal and below are visible; tiles of 512 halved at the diagonal compute 10 % more than that."""
-    tiles = plan_tiles(Causal(), 4096, 4096, 512, 1024)
-    computed = sum((t.query_stop - t.query_start) * (t.key_stop - t.key_start) for t in tiles)
-    assert computed < 1.11 * 4096 * 4097 / 2
-    assert any(t.whole and t.key_stop - t.key_start > 512 for t in tiles)
-
-
-def test_rules_are_values() -> None:
-    assert Causal(3) == Causal(3) != Causal(4)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Causal().offset = 1  # type: ignore[misc]
 
 
 LENGTH = 700

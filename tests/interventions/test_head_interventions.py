@@ -373,7 +373,7 @@ def test_a_layer_that_runs_several_times_is_edited_in_the_turn_that_is_named(tok
         model(input_ids=tokens)
     assert [bool((call.head_outputs[:, :, 0] == 0).all()) for call in by_name.calls] == [False, True, False]
     with (
-        pytest.raises(ConfigurationError, match="no attention module 3"),
+        pytest.raises(ConfigurationError, match="module 3 did not run"),
         attend(model, interventions=[ZeroHead(heads={3: (0,)})]),
     ):
         model(input_ids=tokens)

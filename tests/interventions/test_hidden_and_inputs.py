@@ -407,8 +407,7 @@ def test_a_layer_that_runs_several_times_is_shown_and_edited_run_by_run():
 
 
 @pytest.mark.parametrize("name", ["CLIP", "Siglip"])
-def test_tokens_of_models_of_two_towers_are_edited_and_known(name):
-    """CLIP names no embeddings of its own, SigLIP those of its pictures: the vocabulary is that of the text's side."""
+def test_tokens_of_models_of_two_towers_are_edited(name):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     eyes, words = {**sizes, "image_size": 16, "patch_size": 8}, {**sizes, "vocab_size": 40, "max_position_embeddings": 8}
     configs = {"text_config": {**words, "eos_token_id": 2}, "vision_config": eyes}
@@ -420,11 +419,6 @@ def test_tokens_of_models_of_two_towers_are_edited_and_known(name):
             after = model(**inputs).text_embeds
         assert torch.equal(after, model(**{**inputs, "input_ids": torch.tensor([[1, 5, 39, 7, 2]])}).text_embeds)
         assert not torch.equal(after, before)
-        with (
-            pytest.raises(ConfigurationError, match="'replace_token': the model has no token 40; expected 0 to 39"),
-            attend(model, interventions=[ReplaceToken(place=2, token=40)]),
-        ):
-            model(**inputs)
 
 
 def test_errors_of_hidden_interventions(llama):
@@ -432,9 +426,6 @@ def test_errors_of_hidden_interventions(llama):
         run(llama, SetActivation(channels=(32,)), input_ids=IDS)
     with pytest.raises(ConfigurationError, match="'set_activation': layers must be a list, also of one, got 1"):
         run(llama, SetActivation(channels=(3,), layers=1), input_ids=IDS)
-    for one in (ReplaceToken(place=2, token=999), InsertBos(token=-1), RandomPrefix(vocab_size=10**6, count=8)):
-        with pytest.raises(ConfigurationError, match=rf"'{one.name}': the model has no token -?\d+; expected 0 to "):
-            run(llama, one, input_ids=IDS)
     with pytest.raises(ConfigurationError, match=r"the model has no layer 2; expected -1 \(embeddings\) to 1"):
         run(llama, SetActivation(channels=(3,), layers=(2,)), input_ids=IDS)
     with pytest.raises(ConfigurationError, match="'null' is no place in the hidden states"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -19,12 +17,9 @@ from tests.jobs.conftest import cells_of
 from tests.training.conftest import short
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs import driver, ray_cluster
-from sinklab.jobs.cell import read_plan
+from sinklab.jobs import ray_cluster
 from sinklab.jobs.driver import run_sweep
-from sinklab.jobs.grid import make_cells
 from sinklab.results.table import read_run, read_table
-from sinklab_claims.reproduce.store import open_store
 
 MEMORY = 80 * 2**20
 """Object store of a node in bytes, near the least that Ray takes; no cell puts anything there."""
@@ -61,7 +56,7 @@ def numbers(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["metric"] != "tokens_per_second"].drop(columns="run_id").reset_index(drop=True)
 
 
-def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run, monkeypatch):
+def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
     """One start of a cluster for all of this, which takes longer than the rest."""
     changes = ("training.steps=80", "training.save_every=20", "training.log_every=20", "watch.every=40")
     folder = tmp_path / "sweep"
@@ -85,22 +80,10 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run, 
     (name,) = killed
     assert read_run(folder / name)["resumed"][0]["from"].startswith("checkpoint-")
 
-    with pytest.raises(
-        ConfigurationError, match=r"takes 3 CPUs \(training.threads\) and 0 GPUs, and no node has them: .* has 1 "
-    ):
+    with pytest.raises(ConfigurationError, match=r"takes 3 CPUs \(training.threads\) and 0 GPUs, and no node has them"):
         run_sweep(short(text), {"threads": [3]}, tmp_path / "wide", ray=cluster, cache=cache, progress=False)
     with pytest.raises(ConfigurationError, match=r"Ray must know how many threads it takes; set training\.threads"):
         run_sweep(short(text), {"threads": [None]}, tmp_path / "open", ray=cluster, cache=cache, progress=False)
-
-    import ray
-
-    ray.init(address=cluster, log_to_driver=False)
-    stranger = dataclasses.replace(read_plan(folder), sweep_id="another")
-    with pytest.raises(InputError, match=r"node .* does not see the sweep in .*; all nodes need the same directory"):
-        ray_cluster._require_shared(ray, stranger, [node for node in ray.nodes() if node["Alive"]][:1])
-    monkeypatch.setattr(ray_cluster, "ANSWER", 0.0)
-    with pytest.raises(InputError, match="has not begun a task within 0 seconds: it is busy or out of reach"):
-        ray_cluster._require_shared(ray, stranger, [node for node in ray.nodes() if node["Alive"]][:1])
 
 
 def test_a_worker_leaves_to_ray_what_may_pass(tmp_path, monkeypatch):
@@ -123,39 +106,3 @@ def test_without_ray_the_sweep_says_what_to_install(text, tmp_path, monkeypatch)
     with pytest.raises(ConfigurationError, match=r"`ray` needs Ray, which is not installed; try: pip install 'sinklab\[ray\]'"):
         run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", progress=False)
     assert not (tmp_path / "sweep").exists()
-
-
-@pytest.fixture
-def silent_address():
-    """An address at which nobody listens, and nobody else can."""
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{closed.getsockname()[1]}"
-
-
-@pytest.mark.parametrize(
-    ("from_where", "said"), [("variable", "which RAY_ADDRESS names"), ("file", "where Ray has started one before")]
-)
-def test_a_cluster_that_has_gone_is_refused_before_anything_is_prepared(
-    text, cache, tmp_path, monkeypatch, silent_address, from_where, said
-):
-    """Ray would try for minutes to reach what RAY_ADDRESS, or the file of the last cluster, names."""
-    pytest.importorskip("ray")
-    if from_where == "variable":
-        monkeypatch.setenv("RAY_ADDRESS", silent_address)
-    else:
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
-        monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
-        monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda temp_dir: silent_address)
-    monkeypatch.setattr("ray.init", mock.Mock(side_effect=AssertionError("Ray was asked")))
-    monkeypatch.setattr(driver, "prepare_texts", mock.Mock(side_effect=AssertionError("texts were encoded")))
-    port = silent_address.rpartition(":")[2]
-    with pytest.raises(
-        ConfigurationError,
-        match=rf"`ray` auto: no Ray cluster answers at [0-9.]+:{port}, {said} \(.*refused.*\); start one with",
-    ):
-        run_sweep(short(text), {"lr": [1e-3]}, tmp_path / "sweep", ray="auto", cache=cache, progress=False)
-    assert not (tmp_path / "sweep").exists()
-    cells = make_cells(short(text), {"lr": [1e-3]}, None, ())
-    with pytest.raises(ConfigurationError, match="no Ray cluster answers"):
-        open_store(tmp_path / "store", {cell.name: cell for cell in cells}, cache, ray="auto", progress=False)

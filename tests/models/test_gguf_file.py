@@ -138,9 +138,7 @@ def test_a_file_of_a_repository_is_fetched_alone(file, tmp_path, monkeypatch):
     assert (loaded.revision, loaded.gguf["file"], repository.fetched) == ("c0ffee", "a.gguf", ["q4/a.gguf"])
     with pytest.raises(InputError, match=r"repository org/model has no c\.gguf; it holds b\.gguf"):
         load_model("org/model/c.gguf")
-    with pytest.raises(
-        InputError, match=r"holds 1 GGUF files and no model\.safetensors; name one: org/model/b\.gguf"
-    ):
+    with pytest.raises(InputError, match=r"holds 1 GGUF files and no model\.safetensors; name one: org/model/b\.gguf"):
         load_model("org/model")
 
 
@@ -182,9 +180,7 @@ def test_a_type_that_nobody_unpacks(file, number):
         at = data.index(entry) + len(entry)
         return data[:at] + number.to_bytes(4, "little") + data[at + 4 :]
 
-    with pytest.raises(
-        UnsupportedModelError, match=rf"token_embd\.weight as type {number}, which gguf [\d.]+ cannot unpack"
-    ):
+    with pytest.raises(UnsupportedModelError, match=rf"token_embd\.weight as type {number}, which gguf [\d.]+ cannot unpack"):
         read_gguf(damaged(file, change))
 
 
@@ -215,9 +211,7 @@ def test_a_model_that_would_be_another_one(made, error, says, tmp_path):
 def test_without_the_package(file, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
-    with pytest.raises(
-        ConfigurationError, match=r"package gguf, which is not installed: pip install 'sinklab\[gguf\]'"
-    ):
+    with pytest.raises(ConfigurationError, match=r"package gguf, which is not installed: pip install 'sinklab\[gguf\]'"):
         load_model(file)
 
 

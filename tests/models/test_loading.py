@@ -14,12 +14,12 @@ from tests.models.adapted import Adapted
 from torch import nn
 
 from sinklab import SinkCache, measure, show
+from sinklab.attention.anatomy import unwrapped
 from sinklab.attention.modules import out_of_peft
 from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import hash_weights, load_model, num_parameters, wrap_model
-from sinklab.models.wrappers import unwrapped
 
 SMALL = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32}
 TINY = {

@@ -7,7 +7,7 @@ import torch
 from dense_oracle import assert_same, dense_weights, make_call, show, values_of
 
 from sinklab.attention.visibility import Causal, Keys, Window
-from sinklab.probes import _tiles
+from sinklab.probes import _shared
 from sinklab.probes.query_key_angle import QueryKeyAngle
 
 MODULE = "layers.0.self_attn"
@@ -49,7 +49,7 @@ def all_pairs(call):
 @pytest.mark.parametrize("options", [{}, {"lengths": [[6], [3, 5]], "left": True}, {"window": 3}, {"cached": 4}], ids=str)
 @pytest.mark.parametrize("tile", [2, 256])
 def test_against_all_pairs(options, tile, monkeypatch):
-    monkeypatch.setattr(_tiles, "TILE", tile)
+    monkeypatch.setattr(_shared, "TILE", tile)
     torch.manual_seed(0)
     call = make_call(torch.randn(2, 4, 9, 4), torch.randn(2, 2, 9, 4), **options)
     # float32 sums of at most 9 terms; small means come from terms of size one, hence the floor of assert_same
@@ -57,7 +57,7 @@ def test_against_all_pairs(options, tile, monkeypatch):
 
 
 def test_index_rules_over_several_tiles(monkeypatch):
-    monkeypatch.setattr(_tiles, "TILE", 4)
+    monkeypatch.setattr(_shared, "TILE", 4)
     torch.manual_seed(1)
     call = make_call(torch.randn(1, 2, 21, 4), torch.randn(1, 1, 21, 4))
     call.visible = Causal() & Window(9) & Keys(torch.ones(1, 21, dtype=torch.bool))

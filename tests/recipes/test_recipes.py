@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch
@@ -86,14 +85,14 @@ def test_a_python_file_with_a_function(tmp_path):
     ):
         resolve_recipe(str(path))
     with pytest.raises(
-        ConfigurationError, match="must define one function three that returns a PretrainingConfig, and it has none"
+        ConfigurationError, match="must define one function three that returns a PretrainingConfig, and it has one, two"
     ):
         resolve_recipe(f"{path}:three")
     path.write_text("def windowed():\n    return 3\n")
     with pytest.raises(ConfigurationError, match=r"windowed\.py:windowed must return a PretrainingConfig, and returned int"):
         resolve_recipe(str(path))
     path.write_text("import nothing_of_that_name\n")
-    with pytest.raises(InputError, match=r"windowed\.py cannot be imported: ModuleNotFoundError"):
+    with pytest.raises(InputError, match=r"windowed\.py failed: ModuleNotFoundError"):
         resolve_recipe(str(path))
     with pytest.raises(InputError, match="there is no file"):
         resolve_recipe(str(tmp_path / "missing.py"))
@@ -125,9 +124,8 @@ def test_a_python_file_with_an_operation(tmp_path, monkeypatch):
     path.write_text(WITH_AN_OPERATION)
     assert resolve_recipe(str(path)).model.operation == {"name": "of_a_recipe"}
     path.write_text("raise ValueError\n")
-    with pytest.raises(InputError, match="cannot be imported: ValueError"):
+    with pytest.raises(InputError, match="failed: ValueError"):
         resolve_recipe(str(path))
-    assert "sinklab_recipe_windowed" not in sys.modules
 
 
 def test_the_record_of_a_run_or_a_written_configuration(tmp_path):

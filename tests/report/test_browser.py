@@ -15,11 +15,10 @@ import pytest
 from synthetic import HOSTILE, write_audit
 
 from sinklab.report.heads import Received, Shown, head_view
-from sinklab.report.index import write_index
 from sinklab.report.maps import Maps
 from sinklab.results.blocks import percent
 from sinklab.results.table import read_table, write_table
-from sinklab.studies.audit.compare import write_comparison
+from sinklab.studies.audit.compare import Comparison
 from sinklab.studies.audit.folder import read_audit
 from sinklab.studies.audit.page import PAGE_BUDGET, write_report
 
@@ -416,27 +415,12 @@ def test_32_by_32_heads(browser: Any, tmp_path: Path) -> None:
 
 def test_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
     other = write_audit(tmp_path / "b", model="embedded:sigmoid", operation="sigmoid", layers=6, heads=2, sink_position=None)
-    visit = Visit(browser, write_comparison([folder, other], tmp_path / "compare.html"))
+    visit = Visit(browser, Comparison([folder, other]).write(tmp_path / "compare.html"))
     assert visit.page.locator(".cell").count() == 12 + 12
     assert visit.page.locator("#figures svg").count() == 9
     assert "embedded:sigmoid: There is no sink" in visit.page.text_content("#verdict")
     visit.page.click("#theme")
     visit.check_quiet()
-    visit.context.close()
-
-
-def test_the_index_names_metrics_of_two_definitions(browser: Any, tmp_path: Path) -> None:
-    for name, version in (("one", 1), ("two", 2)):
-        write_audit(tmp_path / name, layers=2, heads=2, seq_len=16)
-        table = read_table(tmp_path / name / "table.parquet")
-        table.loc[table["metric"] == "entropy", "version"] = version
-        write_table(table, tmp_path / name / "table.parquet")
-    visit = Visit(browser, write_index(tmp_path)[0])
-    for row in visit.page.locator("table.index tbody tr").all():
-        row.locator("input").check()
-    (note,) = visit.page.locator("#compare-host .warning").all_text_contents()
-    assert note == "These runs differ in the definition of entropy (versions 1 and 2): such numbers do not compare."
-    assert visit.said == []
     visit.context.close()
 
 
@@ -464,50 +448,6 @@ def test_every_head_has_an_address_of_its_own(browser: Any, folder: Path, tmp_pa
         assert title.text_content() == name
     assert visit.said == []
     visit.context.close()
-
-
-def test_index(browser: Any, tmp_path: Path) -> None:
-    for name, operation in (("one", "softmax"), ("two", "sigmoid")):
-        write_audit(tmp_path / name, layers=2, heads=2, seq_len=16)
-        (tmp_path / name / "report.html").write_text("<p>")
-        for file in ("run.json", "summary.json"):
-            record = json.loads((tmp_path / name / file).read_text())
-            record |= {"operation": operation} if file == "summary.json" else {"config": {**record["config"], "seed": name}}
-            (tmp_path / name / file).write_text(json.dumps(record))
-    page_path, runs = write_index(tmp_path)
-    visit = Visit(browser, page_path)
-    page = visit.page
-    rows = page.locator("table.index tbody tr")
-    assert rows.count() == 2
-    names = page.locator(".pages a")
-    assert names.count() == 2
-    # The name of a page stands on one line.
-    assert names.evaluate_all("links => links.map(a => a.getClientRects().length)") == [1, 1]
-    assert all(box["height"] < 30 for box in (name.bounding_box() for name in names.all()))
-    page.fill("#filter", "seed=two")
-    assert page.locator("table.index tbody tr:visible").count() == 1
-    assert page.text_content("#shown") == "1 of 2 shown"
-    page.fill("#filter", "")
-    for row in rows.all():
-        row.locator("input").check()
-    differing = page.locator("#compare-host table").first
-    assert differing.locator("tbody th").all_text_contents() == ["seed"]
-    assert set(differing.locator("tbody td").all_text_contents()) == {"one", "two"}
-    numbers = page.locator("#compare-host table").nth(1).locator("tbody th").all_text_contents()
-    shared = set(runs[0].numbers) & set(runs[1].numbers)
-    assert {name.partition(" (")[0] for name in numbers} == shared
-    assert page.locator("#compare-host .warning").count() == 0
-    page.click("table.index th[data-sort=text] button")
-    first = rows.first.locator(".where").first.text_content()
-    page.click("table.index th[data-sort=text] button")
-    assert {first, rows.first.locator(".where").first.text_content()} == {"one", "two"}
-    assert "run=one" in page.url
-    page.reload()
-    page.wait_for_selector("html[data-ready]", timeout=60_000)
-    assert page.locator("table.index :checked").count() == 2
-    page.click("#untick")
-    assert page.is_visible("#compare-hint")
-    assert visit.said == []
 
 
 def test_a_position_that_too_few_queries_see_makes_no_head_a_sink(browser, tmp_path):

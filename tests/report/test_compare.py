@@ -11,7 +11,7 @@ from synthetic import HOSTILE, a_condition, a_part, a_place, sinks_found, write_
 from sinklab.errors import ConfigurationError
 from sinklab.results.record import to_json
 from sinklab.results.table import read_run
-from sinklab.studies.audit.compare import comparison_table, comparison_warning, format_comparison, write_comparison
+from sinklab.studies.audit.compare import Comparison
 from sinklab.studies.audit.folder import read_audit
 from sinklab.studies.audit.page import layer_figures
 
@@ -29,7 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
-    table = comparison_table(folders)
+    table = Comparison(folders).table
     assert list(table.columns) == ["embedded:softmax", "embedded:sigmoid"]
     summary = read_run(folders[0], "summary.json")
     softmax, sigmoid = table["embedded:softmax"], table["embedded:sigmoid"]
@@ -57,7 +57,7 @@ def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
 def test_rows_of_one_audit_stand_where_they_stand_there(tmp_path: Path) -> None:
     """A gate of the second, beside what it belongs to, and nothing in other columns."""
     gated = write_audit(tmp_path / "gated", model="gated", layers=2, heads=2, gate=0.25)
-    table = comparison_table([write_audit(tmp_path / "plain", model="plain", layers=2, heads=2), gated])
+    table = Comparison([write_audit(tmp_path / "plain", model="plain", layers=2, heads=2), gated]).table
     row = "gate (mean factor on a head's output)"
     assert [table[name][row] for name in ("plain", "gated")] == [None, 0.25]
     rows = list(table.index)
@@ -66,8 +66,8 @@ def test_rows_of_one_audit_stand_where_they_stand_there(tmp_path: Path) -> None:
 
 def test_without_any_loss_there_is_no_row_of_losses(tmp_path: Path) -> None:
     none = [write_audit(tmp_path / name, model=name, layers=2, summary={"loss": None}) for name in "ab"]
-    assert not [row for row in comparison_table(none).index if row.startswith("loss (nats")]
-    table = comparison_table([none[0], write_audit(tmp_path / "c", model="c", layers=2)])
+    assert not [row for row in Comparison(none).table.index if row.startswith("loss (nats")]
+    table = Comparison([none[0], write_audit(tmp_path / "c", model="c", layers=2)]).table
     assert list(table.loc["loss (nats per token)"]) == [None, 3.2134]
 
 
@@ -77,11 +77,11 @@ def test_texts_of_other_revisions_show_what_differs(tmp_path: Path) -> None:
     folders = []
     for name, revision in zip("abc", revisions, strict=True):
         folders.append(write_audit(tmp_path / name, model=name, layers=2, run={"corpus": {"revision": revision}}))
-    warning = comparison_warning(folders)
+    warning = Comparison(folders).warning
     assert f"({revisions[0]})" in warning
     assert f"({revisions[1]})" in warning
     assert "(sha256-a1b2c3d4)" in warning
-    assert list(comparison_table(folders).loc["setting: revision of the corpus"]) == [*revisions[:2], "sha256-a1b2c3d4"]
+    assert list(Comparison(folders).table.loc["setting: revision of the corpus"]) == [*revisions[:2], "sha256-a1b2c3d4"]
 
 
 def test_a_token_is_named_where_most_samples_have_it(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_token_is_named_where_most_samples_have_it(tmp_path: Path) -> None:
         write_audit(tmp_path / f"{at}", model=f"{at}", layers=2, summary={"sinks": to_json(found["sinks"])})
         for at, found in enumerate(places)
     ]
-    table = comparison_table(folders)
+    table = Comparison(folders).table
     assert list(table.loc["strongest sink: token"]) == ["<s>", None]
 
 
@@ -100,7 +100,7 @@ def test_sinks_that_are_no_positions_are_counted_as_sinks(tmp_path: Path) -> Non
     sinks = to_json(sinks_found([corners, stop], 4)["sinks"])
     folders = [write_audit(tmp_path / "a", model="a", layers=2)]
     folders.append(write_audit(tmp_path / "b", model="b", layers=2, summary={"sinks": sinks}))
-    table = comparison_table(folders)
+    table = Comparison(folders).table
     assert list(table.loc["sinks"]) == [1, 2]
     assert table["b"]["strongest sink: position"] == "the corner patches"
 
@@ -111,7 +111,7 @@ def test_an_audit_on_an_artificial_text_has_rates_with_and_without_bos(corpus: s
     rates = [(corpus, 0, 10.0), (corpus, 1, 25.0), (other, 0, 4.0)]  # as an audit with --bos none gives them
     conditions = [to_json(a_condition(*rate)) for rate in rates]
     folders = [write_audit(tmp_path / name, model=name, layers=2, summary={"conditions": conditions}) for name in "ab"]
-    table = comparison_table(folders)
+    table = Comparison(folders).table
     words = {"random_tokens": "random tokens", "repeated_token": "one token repeated"}
     for name in "ab":
         numbers = table[name]
@@ -130,35 +130,35 @@ def test_what_was_not_measured_is_none_and_a_dash(tmp_path: Path, folders: list[
         omit={"entropy", "sink_rate"},
         summary={"conditions": [to_json(a_condition("x", 1, 1.0))]},
     )
-    table = comparison_table([folders[0], bare])
+    compared = Comparison([folders[0], bare])
     for row in ("entropy (nats)", "BOS sensitivity (percentage points)", "first-four share, first_four_share (%)"):
-        assert table["bare"][row] is None
-        assert format_comparison(table)["bare"][row] == "–"
+        assert compared.table["bare"][row] is None
+        assert compared.as_text()["bare"][row] == "–"
 
 
 def test_models_of_one_name_are_told_apart(folders: list[Path]) -> None:
-    names = list(comparison_table([folders[0], folders[0]]).columns)
+    names = list(Comparison([folders[0], folders[0]]).table.columns)
     assert names == ["embedded:softmax · a (1)", "embedded:softmax · a (2)"]
 
 
 def test_one_is_not_a_comparison(folders: list[Path]) -> None:
     with pytest.raises(ConfigurationError, match="needs two or more output directories of audits; got 1"):
-        comparison_table(folders[:1])
+        Comparison(folders[:1]).table
 
 
 def test_page(folders: list[Path], tmp_path: Path) -> None:
-    path = write_comparison(folders, tmp_path / "compare.html")
+    path = Comparison(folders).write(tmp_path / "compare.html")
     text = path.read_text(encoding="utf-8")
     for folder in folders:
         assert read_audit(folder).found.finding.replace("“<s>”", "“&lt;s&gt;”") in text
     assert "are not comparable" not in text
-    assert path.read_bytes() == write_comparison(folders, tmp_path / "again.html").read_bytes()
+    assert path.read_bytes() == Comparison(folders).write(tmp_path / "again.html").read_bytes()
 
 
 def test_an_encoder_decoder_is_one_audit(folders: list[Path], tmp_path: Path) -> None:
     parts = {"parts": [a_part(part) for part in ("encoder", "decoder")]}
     both = write_audit(tmp_path / "t5", model="t5", layers=2, heads=2, seq_len=16, summary=parts)
-    text = write_comparison([folders[0], both], tmp_path / "compare.html").read_text(encoding="utf-8")
+    text = Comparison([folders[0], both]).write(tmp_path / "compare.html").read_text(encoding="utf-8")
     assert "t5, encoder" in text
     assert "t5, decoder" in text
     assert "<h1>2 audits side by side</h1>" in text
@@ -170,7 +170,7 @@ def test_no_two_columns_look_alike(folders: list[Path], tmp_path: Path) -> None:
     audits = [("", read_audit(folders[0]).views[0])] * 32
     series = layer_figures(audits)[0]["series"]
     assert len({(line["kind"], line.get("round")) for line in series}) == len(series) == 30
-    text = write_comparison([folders[0]] * 32, tmp_path / "compare.html").read_text(encoding="utf-8")
+    text = Comparison([folders[0]] * 32).write(tmp_path / "compare.html").read_text(encoding="utf-8")
     looks = re.findall(r'<i class="swatch ([^"]*)" aria-hidden="true"></i>', text)
     assert len(set(looks)) == len(looks) == 30
     style = text.split("</style>")[0]
@@ -181,7 +181,7 @@ def test_no_two_columns_look_alike(folders: list[Path], tmp_path: Path) -> None:
 def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> None:
     config = read_run(folders[0])["config"] | {"threshold": 0.5, "seq_len": 32}
     other = write_audit(tmp_path / "d", model="other", layers=2, run={"config": config})
-    text = write_comparison([folders[0], other], tmp_path / "compare.html").read_text(encoding="utf-8")
+    text = Comparison([folders[0], other]).write(tmp_path / "compare.html").read_text(encoding="utf-8")
     assert "These audits differ in threshold and seq_len: their rates are not comparable as they stand." in text
 
 
@@ -206,13 +206,13 @@ def test_pictures_have_conditions_and_positions_of_their_own(folders: list[Path]
         )
         for length, changes in ((17, {"seq_len": 17}), (21, {"seq_len": 21}), (1021, {"seq_len": 1021, "threshold": 0.5}))
     ]
-    table = comparison_table(audits[:2])
+    table = Comparison(audits[:2]).table
     assert not [row for row in table.index if "random tokens" in row or "repeated" in row]
     assert table["17"]["sink rate at position 0, noise (%)"] == 14.0
     assert table["21"]["sink rate at position 0, one grey (%)"] == 34.0
-    assert "17 and 21 positions" in comparison_warning(audits[:2])
-    assert "threshold" not in comparison_warning(audits[:2])
-    said = comparison_warning(audits)
+    assert "17 and 21 positions" in Comparison(audits[:2]).warning
+    assert "threshold" not in Comparison(audits[:2]).warning
+    said = Comparison(audits).warning
     assert "17, 21 and 1,021 positions" in said
     assert "differ in threshold" in said
 
@@ -227,8 +227,8 @@ def test_a_bos_that_one_tokenizer_added_and_the_other_did_not_is_a_difference(fo
         )
         for count, name in enumerate("ab")
     ]  # fmt: skip
-    assert "These audits differ in bos" in comparison_warning(audits)
-    assert list(comparison_table(audits).loc["setting: bos"]) == ["none", "in front"]
+    assert "These audits differ in bos" in Comparison(audits).warning
+    assert list(Comparison(audits).table.loc["setting: bos"]) == ["none", "in front"]
 
 
 def test_numbers_of_two_definitions_are_said_not_to_compare(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_numbers_of_two_definitions_are_said_not_to_compare(tmp_path: Path) -> N
         )
         for name, of in versions.items()
     ]  # fmt: skip
-    assert "gu2024 (versions 1 and 2)" in comparison_warning(audits)
+    assert "gu2024 (versions 1 and 2)" in Comparison(audits).warning
 
 
 def test_other_texts_are_said_whatever_they_are_called(folders: list[Path], tmp_path: Path) -> None:
@@ -253,10 +253,10 @@ def test_other_texts_are_said_whatever_they_are_called(folders: list[Path], tmp_
         write_audit(tmp_path / name, model=name, layers=2, run={"config": config, "corpus": {"revision": f"sha256-{digest}"}})
         for name, digest in (("one", "0123456789ab"), ("two", "ba9876543210"))
     )
-    warning = comparison_warning([a, b])
+    warning = Comparison([a, b]).warning
     assert "text.txt (sha256-01234567) and text.txt (sha256-ba987654)" in warning
-    assert warning in write_comparison([a, b], tmp_path / "compare.html").read_text(encoding="utf-8")
-    assert comparison_warning([a, a]) == ""
+    assert warning in Comparison([a, b]).write(tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert Comparison([a, a]).warning == ""
 
 
 def test_one_file_that_was_read_in_two_ways_is_two_texts(tmp_path: Path) -> None:
@@ -270,15 +270,15 @@ def test_one_file_that_was_read_in_two_ways_is_two_texts(tmp_path: Path) -> None
         for name, read in (("file", corpus), ("lines", lines), ("column", column))
     ]
     names = ["x.txt", "x.txt as records", 'x.txt as hub_dataset:text_column="other"']
-    assert list(comparison_table(audits).loc["setting: corpus"]) == names
-    assert "These audits read different texts: x.txt (sha256-01234567) and x.txt as records" in comparison_warning(audits[:2])
-    assert comparison_warning([audits[0], audits[0]]) == ""
+    assert list(Comparison(audits).table.loc["setting: corpus"]) == names
+    assert "These audits read different texts: x.txt (sha256-01234567) and x.txt as records" in Comparison(audits[:2]).warning
+    assert Comparison([audits[0], audits[0]]).warning == ""
 
 
 def test_losses_of_other_tokenizers_compare_per_byte(tmp_path: Path) -> None:
     audits = [write_audit(tmp_path / name, model=name, layers=2, run={"token_sha256": name * 64}) for name in "ab"]
-    assert "bits per byte" in comparison_warning(audits)
-    assert comparison_warning([audits[0], audits[0]]) == ""
+    assert "bits per byte" in Comparison(audits).warning
+    assert Comparison([audits[0], audits[0]]).warning == ""
 
 
 def certificate(*heads: tuple[float, float | None], normalized: bool = True, **changes: object) -> dict:
@@ -315,7 +315,7 @@ def certified(tmp_path: Path) -> list[Path]:
 
 
 def test_certificates_are_side_by_side(certified: list[Path]) -> None:
-    table = comparison_table(certified)
+    table = Comparison(certified).table
     rows = table[table.index.str.startswith("certificate: ")]
     first, second, refused, without = (rows[name].tolist() for name in rows.columns)
     # Needed, over the four heads known: 0.01, 0.1, 0.4, 0.72; of those with a sink 0.1, 0.4, 0.72; gaps half the weights.
@@ -337,6 +337,6 @@ def test_certificates_are_side_by_side(certified: list[Path]) -> None:
 
 def test_hostile_names_are_inert(tmp_path: Path) -> None:
     folders = [write_audit(tmp_path / name, layers=2, seq_len=8, hostile=True) for name in ("a", "b")]
-    text = write_comparison(folders, tmp_path / "compare.html").read_text(encoding="utf-8")
+    text = Comparison(folders).write(tmp_path / "compare.html").read_text(encoding="utf-8")
     assert HOSTILE not in text
     assert "<img" not in text

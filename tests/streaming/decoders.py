@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.base import SlotPolicy
 from sinklab.streaming.cache import SinkCache

@@ -12,7 +12,7 @@ from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, SlowLayer, gap, t
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow

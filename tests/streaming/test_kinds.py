@@ -38,7 +38,7 @@ from tests.streaming.decoders import (
     text,
 )
 
-from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.blocks import Blocks
 from sinklab.policies.pinned import Pinned

@@ -356,9 +356,7 @@ def test_documents_that_do_not_see_each_other_are_measured_like_rows_of_their_ow
 
 
 def test_documents_with_no_token_beyond_the_window_are_refused():
-    with pytest.raises(
-        ConfigurationError, match=r"the longest document in the first 16 probe rows has 12 tokens.*watch\.window"
-    ):
+    with pytest.raises(ConfigurationError, match=r"the longest text in the first 16 probe rows has 12 tokens.*watch\.window"):
         SinkCallback(TextRows(ROWS, torch.arange(12).repeat(6, 2)), window=11)
 
 
@@ -523,21 +521,18 @@ def test_a_model_that_computes_no_numbers_is_written_down_as_such(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "why"),
+    "model",
     [
-        (BertForMaskedLM(BertConfig(**SMALL)), "sees later tokens"),
-        (BertModel(BertConfig(**SMALL)), "has no head that predicts tokens"),
-        (BertForSequenceClassification(BertConfig(**SMALL)), "names classes"),
-        (
-            T5ForConditionalGeneration(T5Config(vocab_size=300, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)),
-            "reads a",
-        ),
+        BertForMaskedLM(BertConfig(**SMALL)),
+        BertModel(BertConfig(**SMALL)),
+        BertForSequenceClassification(BertConfig(**SMALL)),
+        T5ForConditionalGeneration(T5Config(vocab_size=300, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)),
     ],
     ids=["masked", "no head", "classes", "two sides"],
 )
-def test_a_model_that_predicts_no_next_token_is_refused(model, why):
+def test_a_model_that_predicts_no_next_token_is_refused(model):
     """Its next-token loss would be written down as that of any other: of a masked model, of tokens that it sees."""
-    with pytest.raises(UnsupportedModelError, match=f"next-token losses, and {type(model).__name__} {why}"):
+    with pytest.raises(UnsupportedModelError, match=f"next-token losses, and {type(model).__name__} has none"):
         measure_sinks(model.eval(), ROWS, window=8)
     callback = SinkCallback(ROWS, window=8)
     with pytest.raises(UnsupportedModelError):
@@ -562,9 +557,9 @@ def test_a_measurement_that_fails_for_another_reason_is_an_error(monkeypatch):
     ("arguments", "said"),
     [
         ({"rows": ROWS.float()}, r"rows must be int64 \(rows, seq_len\), got torch.float32 \(6, 24\)"),
-        ({"rows": ROWS[:0]}, "rows has no row; give at least one"),
+        ({"rows": ROWS[:0]}, r"rows must be int64 \(rows, seq_len\), got torch.int64 \(0, 24\)"),
         ({"every": 0}, "every 0 must be 1 or more: steps between measurements"),
-        ({"window": 23}, "window 23 leaves no token beyond it: rows have 24 tokens; pass window=11, at most 22, or longer"),
+        ({"window": 23}, "window 23 leaves no token beyond it: the longest text .* has 24 tokens; lower the window"),
         ({"threshold": 1.0}, r"threshold 1.0 must be in \[0, 1\)"),
     ],
 )

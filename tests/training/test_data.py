@@ -453,7 +453,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_half(tmp_path, corpus, l
         try:
             prepare_data(configuration(), cache)
         except InputError as error:
-            os._exit(0 if f"no space left for the encoded text in {cache}, and nothing of it was kept" in str(error) else 2)
+            os._exit(0 if f"the encoded text could not be written to {cache}: File too large" in str(error) else 2)
         os._exit(3)
 
     assert in_processes(full) == [0]

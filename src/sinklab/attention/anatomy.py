@@ -1,4 +1,4 @@
-"""Anatomy of a model: its attention modules, the layers round them, and the maps from heads back to the residual stream."""
+"""Anatomy of a model: what others put round it, its attention modules, the kinds of its layers, and the maps behind its heads."""
 
 from __future__ import annotations
 
@@ -6,18 +6,34 @@ import functools
 import inspect
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.call import Part
-from sinklab.attention.modules import linear_map, named_modules, plain_module, weight_of
+from sinklab.attention.modules import linear_map, named_modules, out_of_peft, out_of_torch, plain_module, weight_of
 from sinklab.errors import InputError
 
-__all__ = ["Anatomy", "model_inside", "off_seam_modules", "on_seam_modules", "require_module"]
+__all__ = [
+    "EMPTY_KINDS",
+    "HYBRID",
+    "RECURRENT_KINDS",
+    "Anatomy",
+    "attending_layers",
+    "layers_without_attention",
+    "model_inside",
+    "off_seam_modules",
+    "on_seam_modules",
+    "require_module",
+    "tokenizer_inside",
+    "transformers_model",
+    "unwrapped",
+    "uses_returned",
+]
 
 OUTPUT_NAMES = (
     "o_proj",
@@ -204,11 +220,7 @@ class Anatomy:
         return between if called else ""
 
     def _layer(self, name: str) -> str | None:
-        """The member of the innermost list round a module, but for lists of the sublayers of one layer (T5).
-
-        Such a list stands in a member of another and holds several modules, no two of one class; stages (Swin) and groups
-        (ALBERT) hold layers.
-        """
+        """The member of the innermost list round a module, but for lists of the sublayers of one layer (T5)."""
         parts = name.split(".")
         inside = [end for end in range(len(parts), 0, -1) if isinstance(self._owner(parts, end), nn.ModuleList)]
         for end in inside:
@@ -237,6 +249,11 @@ def off_seam_modules(model: nn.Module) -> list[str]:
     return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
 
 
+def uses_returned(model: nn.Module) -> bool:
+    """Whether none of a model's attention goes through the attention interface and some is computed in its own code."""
+    return not on_seam_modules(model) and bool(off_seam_modules(model))
+
+
 def _uses_table(cls: type) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in _source(cls.forward) if hasattr(cls, "forward") else False
 
@@ -254,3 +271,63 @@ def _source(obj: Callable[..., object] | type) -> str:
         return inspect.getsource(inspect.unwrap(obj) if not isinstance(obj, type) else obj)
     except (OSError, TypeError):
         return ""
+
+
+def unwrapped(model: Any) -> Any:
+    """The model itself: out of ``torch.compile``, DataParallel, DistributedDataParallel, PEFT and sentence-transformers."""
+    model = out_of_torch(model)
+    inner = _out_of_sentences(out_of_peft(model))
+    return model if inner is model else unwrapped(inner)
+
+
+def transformers_model(model: object) -> PreTrainedModel:
+    """The model of transformers itself, out of what others put round it, for what can be done with no other.
+
+    Raises:
+        InputError: no module of torch, or one that is no model of transformers and holds none where one is looked for.
+    """
+    require_module(model)
+    found = unwrapped(model)
+    if not isinstance(found, PreTrainedModel):
+        raise InputError(f"{type(found).__name__} is no model of transformers; give {model_inside(found)}")
+    return found
+
+
+def tokenizer_inside(model: Any) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that a model of sentence-transformers holds beside the model of transformers; ``None`` of others."""
+    model = out_of_torch(model)
+    tokenizer = None if _out_of_sentences(model) is model else getattr(model, "tokenizer", None)
+    return tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
+
+
+def _out_of_sentences(model: Any) -> Any:
+    """The model of transformers in front of what sentence-transformers makes of its hidden states; another as it is."""
+    inner = getattr(model, "transformers_model", None)
+    return inner if isinstance(inner, PreTrainedModel) else model
+
+
+RECURRENT_KINDS = frozenset({"linear_attention", "conv"})
+"""Names of layers that sum a text up in a state of fixed size: linear attention of all kinds, and short convolutions."""
+
+EMPTY_KINDS = frozenset({"mlp", "moe"})
+"""Names of layers of a feed-forward block alone."""
+
+WITHOUT_ATTENTION = RECURRENT_KINDS | EMPTY_KINDS
+
+HYBRID = "hybrid"
+"""Name of layers that attend and do linear attention, side by side."""
+
+
+def layers_without_attention(config: PreTrainedConfig) -> dict[str, int]:
+    """How many layers have no attention weights, by their kind in ``config.layer_types``; empty where the config names none."""
+    return dict(sorted(Counter(kind for kind in _kinds(config) if kind in WITHOUT_ATTENTION).items()))
+
+
+def attending_layers(config: PreTrainedConfig) -> tuple[list[int], int]:
+    """Numbers of the layers that have attention weights, and how many layers the config names the kind of, 0 where of none."""
+    kinds = _kinds(config)
+    return [number for number, kind in enumerate(kinds) if kind not in WITHOUT_ATTENTION], len(kinds)
+
+
+def _kinds(config: PreTrainedConfig) -> list[str]:
+    return list(getattr(config.get_text_config(decoder=True), "layer_types", None) or [])

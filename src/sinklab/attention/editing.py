@@ -9,10 +9,9 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.call import AttentionCall, LayerOutput, Site, run_of
+from sinklab.attention.call import AttentionCall, LayerOutput, Site
 from sinklab.attention.intervention import (
     HeadIntervention,
     HiddenIntervention,
@@ -124,81 +123,50 @@ def merged_call(call: AttentionCall, parts: Parts) -> AttentionCall:
             f"{call.site.module}: an intervention on some of its heads may not change the operation or its bias"
         )
     changed: dict[str, Any] = {}
-    for fields, merge in _MERGED:
-        if differs(*fields):
-            changed |= merge(call, parts)
+    if differs("visible"):
+        rules = [(heads, after.visible) for heads, _, after in parts]
+        changed["visible"] = ByHead(call.visible, rules, call.num_heads)
+    if differs("queries", "scaling"):
+        changed["queries"] = _written(call.queries.clone(), parts, lambda one: one.queries * (one.scaling / call.scaling))
+    if differs("keys", "values"):  # query heads that shared them may not do so any more
+        for name in ("keys", "values"):
+            whole = repeat_groups(getattr(call, name), call.groups).clone()
+            changed[name] = _written(whole, parts, lambda one, name=name: repeat_groups(getattr(one, name), one.groups))
+    if differs("softcap"):
+        assert call.softcap is not None
+        whole = call.queries.new_ones(1, call.num_heads, 1, 1, dtype=torch.float64) * call.softcap
+        changed["softcap"] = _written(whole, parts, lambda one: torch.as_tensor(one.softcap, dtype=torch.float64))
+    if differs("bias"):
+        # A copy of the size of the scores; only interventions that add to scores of some heads alone come here.
+        shape = (call.queries.shape[0], call.num_heads, call.q_len, call.kv_len)
+        whole = call.queries.new_zeros(shape) if call.bias is None else call.bias.expand(shape).clone()
+        changed["bias"] = _written(whole, parts, lambda one: one.bias)
+    if differs("sink_scores"):
+        changed["sink_scores"] = _merged_sink_scores(call, parts)
+    if differs("null_value"):
+        size = (call.num_heads, call.values.shape[-1])
+        whole = call.values.new_zeros(size) if call.null_value is None else call.null_value.expand(size).clone()
+        changed["null_value"] = _written(whole[None], parts, lambda one: one.null_value)[0]
     return dataclasses.replace(call, **changed)
 
 
-def _merged_visible(call: AttentionCall, parts: Parts) -> dict[str, object]:
-    return {"visible": ByHead(call.visible, [(heads, after.visible) for heads, _, after in parts], call.num_heads)}
-
-
-def _merged_queries(call: AttentionCall, parts: Parts) -> dict[str, object]:
-    queries = call.queries.clone()
+def _written(whole: Tensor, parts: Parts, of: Callable[[AttentionCall], Tensor | None], missing: float = 0.0) -> Tensor:
+    """What every part has of a field, written over its heads in ``(batch or 1, num_heads, …)``."""
     for heads, _, after in parts:
-        queries[:, heads] = (after.queries * (after.scaling / call.scaling)).to(queries.dtype)
-    return {"queries": queries}
+        value = of(after)
+        whole[:, heads] = missing if value is None else value.to(whole.device, whole.dtype)
+    return whole
 
 
-def _merged_keys_and_values(call: AttentionCall, parts: Parts) -> dict[str, object]:
-    # Query heads that shared keys and values may not do so any more.
-    keys, values = repeat_groups(call.keys, call.groups).clone(), repeat_groups(call.values, call.groups).clone()
-    for heads, _, after in parts:
-        keys[:, heads] = repeat_groups(after.keys, after.groups).to(keys.dtype)
-        values[:, heads] = repeat_groups(after.values, after.groups).to(values.dtype)
-    return {"keys": keys, "values": values}
-
-
-def _merged_softcap(call: AttentionCall, parts: Parts) -> dict[str, object]:
-    assert call.softcap is not None
-    softcap = call.queries.new_ones(1, call.num_heads, 1, 1, dtype=torch.float64) * call.softcap
-    for heads, _, after in parts:
-        softcap[:, heads] = torch.as_tensor(after.softcap, dtype=softcap.dtype, device=softcap.device)
-    return {"softcap": softcap}
-
-
-def _merged_bias(call: AttentionCall, parts: Parts) -> dict[str, object]:
-    # A copy of the size of the scores; only interventions that add to scores of some heads alone come here.
-    shape = (call.queries.shape[0], call.num_heads, call.q_len, call.kv_len)
-    bias = call.queries.new_zeros(shape) if call.bias is None else call.bias.expand(shape).clone()
-    for heads, _, after in parts:
-        bias[:, heads] = 0.0 if after.bias is None else after.bias.to(bias.dtype)
-    return {"bias": bias}
-
-
-def _merged_sink_scores(call: AttentionCall, parts: Parts) -> dict[str, object]:
-    calls = (call, *(after for _, _, after in parts))
-    shapes = [each.sink_scores.shape for each in calls if each.sink_scores is not None]
+def _merged_sink_scores(call: AttentionCall, parts: Parts) -> Tensor:
+    shapes = [one.sink_scores.shape for one in (call, *(after for _, _, after in parts)) if one.sink_scores is not None]
     shape = (max((shape[0] for shape in shapes), default=1), call.num_heads, max((shape[2] for shape in shapes), default=1))
     dtype = torch.promote_types(call.queries.dtype, torch.float32)
     if call.sink_scores is None:
-        sinks = call.queries.new_full(shape, NO_NULL, dtype=dtype)
+        whole = call.queries.new_full(shape, NO_NULL, dtype=dtype)
     else:
-        sinks = call.sink_scores.expand(shape).to(dtype, copy=True)
-    for heads, _, after in parts:
-        sinks[:, heads] = NO_NULL if after.sink_scores is None else after.sink_scores.to(dtype)
-    return {"sink_scores": sinks}
-
-
-def _merged_null_value(call: AttentionCall, parts: Parts) -> dict[str, object]:
-    shape = (call.num_heads, call.values.shape[-1])
-    null_value = call.values.new_zeros(shape) if call.null_value is None else call.null_value.expand(shape).clone()
-    for heads, _, after in parts:
-        null_value[heads] = 0.0 if after.null_value is None else after.null_value.to(null_value.dtype)
-    return {"null_value": null_value}
-
-
-_MERGED: tuple[tuple[tuple[str, ...], Callable[[AttentionCall, Parts], dict[str, object]]], ...] = (
-    (("visible",), _merged_visible),
-    (("queries", "scaling"), _merged_queries),
-    (("keys", "values"), _merged_keys_and_values),
-    (("softcap",), _merged_softcap),
-    (("bias",), _merged_bias),
-    (("sink_scores",), _merged_sink_scores),
-    (("null_value",), _merged_null_value),
-)
-"""Fields of a call that the heads of one call can differ in, and what makes those of one call of them."""
+        whole = call.sink_scores.expand(shape).to(dtype, copy=True)
+    return _written(whole, parts, lambda one: one.sink_scores, NO_NULL)
 
 
 @dataclasses.dataclass(eq=False)
@@ -241,7 +209,6 @@ class Editing:
         self._of_heads = [edit for edit in active if isinstance(edit, HeadIntervention)]
         self.of_hidden = [edit for edit in active if isinstance(edit, HiddenIntervention)]
         self.of_inputs = [edit for edit in active if isinstance(edit, InputIntervention)]
-        _require_modules(self._of_heads, anatomy)
         _require_positions(active)
         _require_layers(self.of_hidden, anatomy)
 
@@ -349,7 +316,6 @@ class Editing:
                     "say which tokens are meant (tokens='decoder_input_ids')"
                 )
             inputs = dict(edit.edit_inputs(cast(ModelInputs, dict(inputs))))  # the model's own names of its arguments
-            _require_known(model, edit, inputs[edit.tokens])
         unknown = sorted(set(inputs) - before - set(signature.parameters))
         if unknown:
             # A model would ignore it among its other keywords, and nothing would be edited.
@@ -378,20 +344,6 @@ def _require_lists(edit: Intervention) -> None:
             )
     if isinstance(edit, HiddenIntervention) and edit.layers is not None and not isinstance(edit.layers, Collection):
         raise ConfigurationError(f"intervention {edit.name!r}: layers must be a list, also of one, got {edit.layers!r}")
-
-
-def _require_modules(edits: Sequence[HeadIntervention], anatomy: Anatomy) -> None:
-    """Refuse heads of a module that the model has not."""
-    known = list(anatomy.attention)
-    # A module that stands for several layers (ALBERT) has several numbers, and names with the number of the run.
-    most = max(len(known), anatomy.depth)
-    for edit in edits:
-        for module in edit.heads or ():
-            if run_of(module)[0] not in known if isinstance(module, str) else not 0 <= module < most:
-                raise ConfigurationError(
-                    f"intervention {edit.name!r}: the model has no attention module {module!r}; it has "
-                    f"{len(known)}: {', '.join(known[:3])}{', …' if len(known) > 3 else ''}"
-                )
 
 
 def _require_positions(edits: Sequence[Intervention]) -> None:
@@ -423,27 +375,6 @@ def _require_layers(edits: Sequence[HiddenIntervention], anatomy: Anatomy) -> No
             raise ConfigurationError(
                 f"intervention {edit.name!r}: the model has no layer {wrong[0]}; expected -1 (embeddings) to {layers - 1}"
             )
-
-
-def _require_known(model: nn.Module, edit: InputIntervention, tokens: object) -> None:
-    """Refuse ids that the model has no embedding for, which a GPU answers with an error of its own."""
-    number = _number_of_tokens(model) if isinstance(model, PreTrainedModel) else None
-    if number is None or not isinstance(tokens, Tensor) or not tokens.numel():
-        return
-    least, most = (int(end) for end in tokens.aminmax())
-    if least < 0 or most >= number:
-        raise ConfigurationError(
-            f"intervention {edit.name!r}: the model has no token {least if least < 0 else most}; expected 0 to {number - 1}"
-        )
-
-
-def _number_of_tokens(model: PreTrainedModel) -> int | None:
-    """Rows of the table of token embeddings; models of two towers, such as CLIP, name none, or the patches of pictures."""
-    try:
-        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    except NotImplementedError:
-        rows = None
-    return rows if rows is not None else getattr(model.config.get_text_config(), "vocab_size", None)
 
 
 def _is_about(edit: HiddenIntervention, layer: int) -> bool:

@@ -18,7 +18,7 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import LayerOutput, Site, run_name
 from sinklab.attention.editing import Editing
 from sinklab.attention.forward import Forward
-from sinklab.attention.forward_arguments import given_cache, returned_cache
+from sinklab.attention.host_arguments import given_cache, returned_cache
 from sinklab.errors import SessionError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -167,11 +167,7 @@ class ModelHooks:
         return site
 
     def _layer_site(self, name: str, index: int) -> Site:
-        """A layer as a site, by its place among all layers.
-
-        Where layers run several times in one forward (ALBERT), a run of one: named as runs of attention modules are, and
-        numbered in the order of the first forward.
-        """
+        """A layer as a site, by its place among all layers."""
         run = self.now.layer_runs[name] - 1
         label, index = (run_name(name, run), len(self._layers)) if run >= 0 else (name, index)
         if label not in self._layers:

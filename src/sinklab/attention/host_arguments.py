@@ -1,28 +1,35 @@
-"""What the arguments mean with which a model of transformers calls an attention function: keywords, mask, sink logits.
-
-Nothing here calls or wraps such a function; that is :mod:`sinklab.attention.seam`.
-"""
+"""What arguments mean: those of a model's forward, and those with which it calls an attention function."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Mapping
-from typing import TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
+from transformers.masking_utils import create_causal_mask
 
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.errors import UnsupportedModelError
 
 __all__ = [
+    "CACHE",
     "IN_THE_MASK",
     "KEYWORDS",
     "FurtherKeywords",
     "Keywords",
+    "cache_argument",
+    "given_cache",
+    "lean_arguments",
     "read_mask",
     "read_sink_scores",
     "require_readable",
+    "returned_cache",
+    "takes_cache",
     "unknown_keywords",
 ]
 
@@ -170,16 +177,7 @@ def _hidden(mask: Tensor) -> Tensor:
 
 
 def _one_step_lower(mask: Tensor, hidden: Tensor) -> Tensor:
-    """Where an additive mask is lower than elsewhere by one number that hides, boolean in the shape of the mask.
-
-    A bias has many values, and the lowest of them come step by step (ALiBi, however long the text) or are small (T5). A mask
-    adds 0 or one number. That can be seen where nothing else is added, and where what else is added is the same for all rows of
-    the batch: Swin adds its bias to all windows of a picture, and -100 in those that the shift has put together.
-
-    Args:
-        mask: additive, 4-D.
-        hidden: where it is known to hide; these are left out.
-    """
+    """Where an additive mask is lower than elsewhere by one number that hides, boolean in the shape of the mask."""
     known = mask.detach().to(torch.promote_types(mask.dtype, torch.float32)).masked_fill(hidden, -math.inf)
     # The sum of bias and number is rounded in the dtype of the mask, by half of its eps times the sum at most, up or down.
     eps = torch.finfo(mask.dtype).eps if mask.is_floating_point() else 0.0
@@ -204,3 +202,53 @@ def read_sink_scores(keywords: FurtherKeywords) -> Tensor | None:
         return vector.detach().reshape(1, -1, 1)
     full = keywords.get("sinks")
     return None if full is None else full.detach().squeeze(-1)  # (batch, num_heads, q_len, 1): it depends on the query
+
+
+OLD: Final = "past_key_values"
+
+CACHE: Final = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else OLD
+"""The name in the installed transformers: of the argument, and of the field of a model's output."""
+
+
+def cache_argument(model: nn.Module, cache: Cache | None) -> dict[str, Cache | None]:
+    """The cache as a keyword argument of a model, by the name that its forward has for it."""
+    return {_name(type(model).forward): cache}
+
+
+def takes_cache(model: nn.Module) -> bool:
+    """Whether the forward of a model has a cache among its arguments, by either name."""
+    return not {CACHE, OLD}.isdisjoint(inspect.signature(model.forward).parameters)
+
+
+def given_cache(arguments: Mapping[str, object]) -> Cache | None:
+    """The cache among the keyword arguments of a forward, by either name; ``None`` without."""
+    cache = arguments.get(CACHE)
+    return cast("Cache | None", arguments.get(OLD) if cache is None else cache)
+
+
+def returned_cache(output: object) -> Cache | None:
+    """The cache in the output of a model; ``None`` without."""
+    return getattr(output, CACHE, None)
+
+
+@functools.cache
+def _name(forward: Callable[..., object]) -> str:
+    parameters = inspect.signature(forward).parameters
+    return OLD if OLD in parameters and CACHE not in parameters else CACHE  # code that comes with a checkpoint has the old one
+
+
+def lean_arguments(model: nn.Module, arguments: Mapping[str, Any], *, logits: bool = False) -> dict[str, Any]:
+    """The arguments of a forward, with what a model would keep or compute for nobody switched off where its forward lets one.
+
+    A cache holds the keys and values of every layer, and the logits of a large vocabulary are the largest tensor there is.
+
+    Args:
+        arguments: of the forward; what they say themselves stays as it is.
+        logits: whether the logits of all tokens are read; if not, those of the last one are made. With ``labels`` all are.
+    """
+    known, lean = inspect.signature(model.forward).parameters, dict[str, Any]()
+    if "use_cache" in known and given_cache(arguments) is None:
+        lean["use_cache"] = False
+    if "logits_to_keep" in known and not logits and "labels" not in arguments:
+        lean["logits_to_keep"] = 1
+    return lean | dict(arguments)

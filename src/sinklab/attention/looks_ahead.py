@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from sinklab.attention.anatomy import off_seam_modules, on_seam_modules
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.modules import input_device
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend

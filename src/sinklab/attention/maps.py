@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from sinklab.errors import SessionError
 from sinklab.results.metric import Metric, Row
 from sinklab.results.requirements import require_whole
 
-__all__ = ["AttentionMaps"]
+__all__ = ["AttentionMaps", "Decoder", "token_text"]
 
 _LEAST = 1e-12
 """Of which the logarithm is shown in place of that of 0."""
@@ -202,3 +202,31 @@ def _widen(maps: Tensor, shape: list[int], fill: float) -> Tensor:
     """Filled up to a number of heads, rows and columns."""
     margins = [margin for axis in (3, 2, 1) for margin in (0, shape[axis - 1] - maps.shape[axis])]
     return torch.nn.functional.pad(maps, margins, value=fill)
+
+
+SPACE = "▁"
+"""How SentencePiece writes a space."""
+
+
+class Decoder(Protocol):
+    """What makes text of token ids: a tokenizer of transformers."""
+
+    def decode(self, token_ids: list[int], /) -> str | list[str]:
+        """The text of some ids."""
+        ...
+
+
+def token_text(tokenizer: Decoder | None, token: int) -> str:
+    """A token as text; its number without a tokenizer.
+
+    Alone, the space in front of a word (``▁``) and a byte that is a space decode to nothing, since decoding takes away the
+    space in front of a text: these are given as the vocabulary writes them. A word keeps the space in front of it, which
+    tells it from the same letters inside of a word.
+    """
+    if tokenizer is None:
+        return str(token)
+    text, pieces = str(tokenizer.decode([token])), getattr(tokenizer, "convert_ids_to_tokens", None)
+    if pieces is None:
+        return text
+    piece = str(pieces(token))
+    return f" {text}" if text and piece.startswith(SPACE) and not text.startswith(" ") else text or piece

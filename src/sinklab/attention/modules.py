@@ -165,11 +165,7 @@ def _inside_torch(module: nn.Module) -> nn.Module | None:
 
 
 def _inside_peft(module: Any) -> nn.Module | None:
-    """What a module of PEFT holds that runs in its place; ``None`` of an adapter and of what is none.
-
-    It is the model in a PEFT model, in a mixed one and in a tuner (``LoraModel``), and of a module that is trained as a whole
-    (``modules_to_save``) the copy that is active.
-    """
+    """What a module of PEFT holds that runs in its place; ``None`` of an adapter and of what is none."""
     if not of_peft(module):
         return None
     if hasattr(type(module), "get_base_model"):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.seam import MaskRecord
 from sinklab.attention.visibility import Dense, Visibility
 from sinklab.errors import InputError
+
+if TYPE_CHECKING:
+    from sinklab.attention.seam import MaskRecord
 
 __all__ = ["Positions", "by_position", "read_positions"]
 
@@ -127,15 +130,7 @@ def _count(tokens: Tensor | None, batch: int, start: int, length: int, device: t
 
 
 def _seen(mask: Tensor, batch: int, *, alone: bool) -> Tensor | None:
-    """Keys that some query sees, boolean ``(batch, kv_len)``; ``None`` where all are.
-
-    In a mask that the caller made, a token that no query sees, not even its own, is padding: nothing else says so there.
-
-    Args:
-        alone: so is one that sees itself and is seen by itself, and nothing else, beside others that are not alone: whoever
-            hides padding on the left leaves it itself, since a softmax over nothing is not a number. A document of one token
-            looks alike, and its only weight is one. And so are those in front that see everything; see :func:`_filled`.
-    """
+    """Keys that some query sees, boolean ``(batch, kv_len)``; ``None`` where all are."""
     pairs = mask.any(dim=1)
     seen = pairs.any(dim=1)
     if alone and pairs.shape[1] > 1:
@@ -146,13 +141,7 @@ def _seen(mask: Tensor, batch: int, *, alone: bool) -> Tensor | None:
 
 
 def _filled(pairs: Tensor) -> Tensor:
-    """Tokens in front that see everything and that only such see, boolean ``(batch or 1, length)``; none where rows look ahead.
-
-    It is how transformers writes padding on the left: a query that is hidden from all keys is given all of them.
-
-    Args:
-        pairs: boolean ``(batch or 1, length, length)``, true where some head sees.
-    """
+    """Tokens in front that see everything and that only such see, boolean ``(batch or 1, length)``."""
     front = pairs.all(dim=2).long().cumprod(dim=1).bool()
     behind = pairs & ~front[:, :, None]
     causal = ~behind.triu(1).flatten(1).any(dim=1, keepdim=True)
@@ -193,12 +182,7 @@ def _documents(
 
 
 def _kept_apart(mask: Tensor, batch: int, tokens: Tensor | None) -> Positions | None:
-    """Positions in documents that no query looks out of or into; ``None`` where every row is one document.
-
-    Args:
-        mask: boolean ``(batch or 1, heads or 1, length, length)``, true where visible.
-        tokens: boolean ``(batch, length)``, false for padding; ``None`` without any.
-    """
+    """Positions in documents that no query looks out of or into; ``None`` where every row is one document."""
     seen = mask.any(dim=1).expand(batch, -1, -1)
     length = seen.shape[-1]
     index = torch.arange(length, device=seen.device)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from sinklab.attention import seam
-from sinklab.attention.anatomy import Anatomy, off_seam_modules, on_seam_modules
+from sinklab.attention.anatomy import Anatomy, off_seam_modules, uses_returned
 from sinklab.attention.call import AttentionCall, Site, Statistics, run_name, run_of
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.modules import named_modules
@@ -45,7 +45,6 @@ __all__ = [
     "reach",
     "row_tolerance",
     "unavailable",
-    "uses_returned",
 ]
 
 RowSums: TypeAlias = Literal["one", "null_mass", "any"]
@@ -264,11 +263,6 @@ _HINTS = {
     "sum": ", and not to 1: is the model in training mode (dropout)? Call model.eval()",
 }
 """What follows the words of a :class:`~sinklab.attention.returned.Fault`, by kind."""
-
-
-def uses_returned(model: nn.Module) -> bool:
-    """Whether none of a model's attention goes through the attention interface and some is computed in its own code."""
-    return not on_seam_modules(model) and bool(off_seam_modules(model))
 
 
 def unavailable(probe: Probe | type[Probe]) -> str:

@@ -18,13 +18,12 @@ from sinklab.attention.editing import Editing
 from sinklab.attention.forward import describe_call
 from sinklab.attention.hooks import ModelHooks
 from sinklab.attention.intervention import Intervention, described
-from sinklab.attention.maps import AttentionMaps
+from sinklab.attention.maps import AttentionMaps, Decoder, token_text
 from sinklab.attention.modules import has_all_heads, out_of_torch
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe, named_twice
 from sinklab.attention.statistics.columns import LogSumExpCapture, column_statistics
-from sinklab.attention.token_text import Decoder, token_text
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
 from sinklab.results.naming import counted, front_names
@@ -390,23 +389,17 @@ class Session:
 
 
 def _require_numbers(name: str, query: Tensor) -> None:
-    """Refuse a call whose tensors hold no numbers to measure, or hold them a second time."""
+    """Refuse a call whose tensors hold no numbers, or hold them a second time."""
     if torch._C._current_graph_task_id() != -1:
         raise SessionError(f"{name} was called while gradients are recomputed; switch gradient checkpointing off to measure")
-    if torch.compiler.is_exporting():
-        raise SessionError(f"{name} is being exported, which has no numbers to measure; export outside of attend()")
-    if torch._C._functorch.is_batchedtensor(query):
+    if torch.compiler.is_exporting() or torch._C._functorch.is_batchedtensor(query):
         raise SessionError(
-            f"{name} runs under torch.vmap, which shows no number of a single row; give the model the rows as a batch, or "
-            "call vmap outside of attend()"
+            f"{name} is being exported or runs under torch.vmap, which shows no numbers; do so outside of attend()"
         )
 
 
 def _may_give_log_sum_exp(native: seam.Native, module: nn.Module, query: Tensor, mask: object) -> bool:
-    """Whether the function that a module calls may run a kernel that :class:`LogSumExpCapture` knows.
-
-    Under the capture nothing is compiled, and FlexAttention as written holds all scores: where it runs, nothing is captured.
-    """
+    """Whether the function that a module calls may run a kernel that :class:`LogSumExpCapture` knows."""
     if getattr(native, "__name__", "") == "flex_attention_forward":
         return False
     if not hasattr(native, "_sinklab_operation"):

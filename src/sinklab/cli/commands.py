@@ -78,10 +78,6 @@ COMMANDS = {
         "sinklab.studies.export.export:export",
         "Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.",
     ),
-    "index": Command(
-        "sinklab.cli.pages:index",
-        "Make one page over all runs below a folder, to filter and compare them, and to watch trainings.",
-    ),
     "list": Command("sinklab.cli.catalogue:list_", "List all names that the command line takes, with a sentence on each."),
     "measure": Command(
         "sinklab.studies.measure.measure:measure", "Run chosen probes over a model. With --json: one row of the table per line."

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import TextIO
 
-from cyclopts import CycloptsError, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from sinklab.errors import SinklabError
 from sinklab.results.folder import system_error
@@ -38,16 +38,6 @@ INTERRUPTED = 130
 """128 + SIGINT, as shells expect."""
 TERMINATED = 143
 """128 + SIGTERM."""
-
-SAME_THING = (
-    ("--samples", "--texts", "--documents", "--items", "--num-samples", "--limit"),
-    ("--seq-len", "--tokens", "--length", "--max-length", "--context"),
-    ("--out", "--output", "--output-dir"),
-    ("--corpus", "--dataset", "--data"),
-    ("--model", "--models"),
-    ("--seed", "--seeds"),
-)
-"""What options are called that ask for the same of different commands, or in other software; spelling tells none of them."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -133,7 +123,7 @@ def explain(error: Exception, names: Mapping[str, str] | None = None) -> str | N
         return explain(error.__cause__)
     if isinstance(error, CycloptsError):
         chain = " ".join(("sinklab", *(error.command_chain or ())))
-        said = _missing(error) or _called_otherwise(error) or _too_many(error) or _one_line(str(error))
+        said = _missing(error) or _too_many(error) or _one_line(str(error))
         return f"{said} (see {chain} --help)"
     number = system_error(error)
     if number is not None:
@@ -164,16 +154,6 @@ def _of_memory(error: Exception, names: Mapping[str, str] | None) -> str:
 def _has_option(option: str, names: Mapping[str, str] | None) -> bool:
     """Whether the command has an option; of an unknown command it is taken to have it."""
     return names is None or option in names.values()
-
-
-def _called_otherwise(error: CycloptsError) -> str | None:
-    """An option that this command has under the word of another one. ``None`` for other errors."""
-    if not isinstance(error, UnknownOptionError):
-        return None
-    option = (error.token.keyword or error.token.value).partition("=")[0]
-    known = {name for argument in error.argument_collection for name in argument.names}
-    meant = [word for words in SAME_THING if option in words for word in words if word in known]
-    return f"Unknown option: {option}. Did you mean {meant[0]}?" if meant else None
 
 
 def _missing(error: CycloptsError) -> str | None:

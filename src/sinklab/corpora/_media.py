@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import random
 import warnings
-import wave
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -127,29 +126,24 @@ def read_wav(path: Path) -> tuple[np.ndarray, int]:
         raise InputError(
             f"{path} is {path.suffix.lower() or 'no'} sound, and wav is read: ffmpeg -i {path.name} {path.stem}.wav"
         )
+    from scipy.io import wavfile
+
     try:
-        with wave.open(str(path), "rb") as file:
-            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            raw = file.readframes(file.getnframes())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)  # of chunks beside the sound, and of a file cut short
+            rate, sound = wavfile.read(path)
     except FileNotFoundError:
         raise InputError(f"there is no recording {path}") from None
-    except (wave.Error, EOFError, OSError) as error:
-        raise InputError(
-            f"{path} cannot be read as an uncompressed wav file: {error or 'it ends too soon'}; convert it: ffmpeg"
-        ) from error
-    whole = len(raw) // (channels * width) * channels * width
-    if not whole or rate < 1:
+    except Exception as error:
+        raise InputError(f"{path} cannot be read as an uncompressed wav file: {error}; convert it: ffmpeg") from error
+    if not sound.size or rate < 1:
         raise InputError(f"{path} holds no sound; take it out")
-    return _decoded(raw[:whole], width).reshape(-1, channels).mean(1).astype(np.float32), rate
-
-
-def _decoded(raw: bytes, width: int) -> np.ndarray:
-    """Little-endian numbers of 1 to 4 bytes as float64 in [-1, 1); those of one byte are unsigned."""
-    if width == 1:
-        return (np.frombuffer(raw, np.uint8).astype(np.float64) - 128.0) / 128.0
-    padded = np.zeros((len(raw) // width, 4), np.uint8)
-    padded[:, 4 - width :] = np.frombuffer(raw, np.uint8).reshape(-1, width)
-    return padded.view("<i4")[:, 0].astype(np.float64) / 2.0**31
+    of_numbers = sound.astype(np.float64)
+    if sound.dtype == np.uint8:
+        of_numbers = (of_numbers - 128.0) / 128.0
+    elif sound.dtype.kind == "i":
+        of_numbers /= 2.0 ** (8 * sound.dtype.itemsize - 1)  # of 24 bits the upper ones of 32
+    return of_numbers.reshape(len(sound), -1).mean(1).astype(np.float32), rate
 
 
 def resampled(wave_in: np.ndarray, rate: int, wanted: int) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import io
 import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -23,7 +22,6 @@ __all__ = [
     "Reading",
     "corpus_record",
     "count_repeats",
-    "lines_of",
     "read_samples",
     "token_runs",
     "written_corpus",
@@ -193,11 +191,6 @@ def _reads_as(path: str) -> str | None:
         return kind_of_spec(path)
     except SinklabError:
         return None
-
-
-def lines_of(text: str) -> list[str]:
-    """Lines as files have them. ``str.splitlines`` also ends one at U+2028, U+0085 and form feeds, which a text may hold."""
-    return io.StringIO(text, newline=None).read().split("\n")
 
 
 RUN = 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -38,6 +39,7 @@ __all__ = [
     "hash_tokens",
     "held_out_keys",
     "is_held_out",
+    "lines_of",
 ]
 
 Split = Literal["train", "held_out"]
@@ -208,6 +210,10 @@ class Corpus(abc.ABC):
         """Of a corpus of sound: recordings of exactly ``length`` numbers at ``rate`` a second, endless or finite."""
         raise InputError(f"corpus {self.label!r} holds no recordings")
 
+    def pairs(self, seed: int) -> Iterator[tuple[str, str]]:
+        """Of a corpus of pairs: sources with their targets, none of them empty, in an order drawn from the seed."""
+        raise InputError(f"corpus {self.label!r} holds no pairs")
+
     def documents(self, split: Split) -> Iterator[str]:
         """Optional: every text of a split, whole and one at a time, in a fixed order; what pre-training reads.
 
@@ -309,6 +315,11 @@ def _leading_ids(encoder: Encoder, text: str, length: int) -> tuple[list[int], s
         if size >= len(text):
             return None
         size *= 4
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines as files have them. ``str.splitlines`` also ends one at U+2028, U+0085 and form feeds, which a text may hold."""
+    return io.StringIO(text, newline=None).read().split("\n")
 
 
 def drawable_ids(encoder: Encoder) -> list[int]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from sinklab.corpora._reading import lines_of
-from sinklab.corpora.base import Corpus, Encoder, Identity
+import pandas as pd
+
+from sinklab.corpora.base import Corpus, Encoder, Identity, lines_of
 from sinklab.corpora.hub_dataset import HubDataset
 from sinklab.corpora.samples import Kind
+from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 
@@ -38,7 +39,7 @@ class Pairs(Corpus):
         subset, revision, split: of a dataset.
 
     Raises:
-        InputError: the file is missing, empty or not UTF-8, or a pair is incomplete; the message names the line.
+        InputError: the file is missing, empty or not UTF-8, or a pair is incomplete; the message says which.
     """
 
     kinds: ClassVar[frozenset[Kind]] = frozenset({"pairs"})
@@ -59,20 +60,11 @@ class Pairs(Corpus):
         if self.path.suffix.lower() not in _FILES:
             self._dataset = HubDataset(path, subset=subset, revision=revision, train_split=split)
             return
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            raise InputError(f"there is no file of pairs {self.path}") from None
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be read as a file of pairs: {error.strerror or error}") from None
-        self._sha256 = hashlib.sha256(content).hexdigest()
-        try:
-            text = content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{self.path} is not UTF-8 text: byte {content[error.start]:#04x} at {error.start}") from None
-        self._pairs = list(self._read(text, _FILES[self.path.suffix.lower()]))
+        content = TextFile(self.path)
+        self._identity = content.identity
+        self._pairs = list(self._read(content.text, _FILES[self.path.suffix.lower()]))
         if not self._pairs:
-            raise InputError(f"{self.path} is empty: it holds no pair in its {len(content)} bytes")
+            raise InputError(f"{self.path} is empty: it holds no pair")
 
     @property
     def label(self) -> str:
@@ -82,7 +74,7 @@ class Pairs(Corpus):
     def identity(self) -> Identity:
         if self._dataset is not None:
             return self._dataset.identity
-        return Identity(source=self.path.name, revision=f"sha256-{self._sha256}", licence="the user's own")
+        return self._identity
 
     def rows(self, encoder: Encoder, length: int, seed: int) -> Iterator[list[int]]:
         raise ConfigurationError(
@@ -90,7 +82,6 @@ class Pairs(Corpus):
         )
 
     def pairs(self, seed: int) -> Iterator[tuple[str, str]]:
-        """Sources with their targets, none of them empty, in an order drawn from the seed."""
         generator = random.Random(seed)
         if self._dataset is None:
             yield from generator.sample(self._pairs, len(self._pairs))
@@ -99,55 +90,39 @@ class Pairs(Corpus):
             yield self._pair(row, f"dataset {self.label}, pair {number}")
 
     def _read(self, text: str, between: str) -> Iterator[tuple[str, str]]:
-        if not between:
-            for number, line in enumerate(lines_of(text), start=1):
-                if line.strip():
-                    yield self._pair(self._object(line, number), f"{self.path} line {number}")
-            return
+        for number, row in enumerate(self._objects(text) if not between else self._table(text, between), start=1):
+            yield self._pair(row, f"{self.path} pair {number}")
+
+    def _objects(self, text: str) -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(lines_of(text), start=1):
+            if line.strip():
+                try:
+                    yield {**json.loads(line)}
+                except (ValueError, TypeError) as error:
+                    raise InputError(f"{self.path} line {number} is no JSON object: {str(error)[:100]}") from None
+
+    def _table(self, text: str, between: str) -> list[dict[str, Any]]:
+        """Rows by the names above them, or of two columns without names the source and the target."""
         # In a TSV a quotation mark is a letter like any other.
-        lines = io.StringIO(text, newline="")
-        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if between == "\t" else csv.reader(lines)
-        names: list[str] | None = None
+        quoting = csv.QUOTE_NONE if between == "\t" else csv.QUOTE_MINIMAL
+        options: dict[str, Any] = {"sep": between, "header": None, "dtype": str, "keep_default_na": False, "quoting": quoting}
         try:
-            for number, row in enumerate(reader, start=1):
-                if not any(cell.strip() for cell in row):
-                    continue
-                if names is None:
-                    header = self._header(row)
-                    named = {self.source, self.target} <= set(header)
-                    names = header if named else self._unnamed(row, number)
-                    if named:
-                        continue
-                if len(row) != len(names):
-                    raise InputError(f"{self.path} line {number} has {len(row)} columns; expected {len(names)}")
-                yield self._pair(dict(zip(names, row, strict=True)), f"{self.path} line {number}")
-        except csv.Error as error:
-            raise InputError(f"{self.path} line {reader.line_num} cannot be read as a row: {error}") from None
-
-    def _header(self, row: Sequence[str]) -> list[str]:
-        """Names of columns; one that is spelt with other capitals is the one that is asked for, unless that is there too."""
-        header = [cell.strip() for cell in row]  # some write a space behind the comma
-        asked = {name.casefold(): name for name in (self.source, self.target) if name not in header}
-        return [asked.get(name.casefold(), name) for name in header]
-
-    def _unnamed(self, row: Sequence[str], number: int) -> list[str]:
-        if len(row) != 2 or (self.source, self.target) != ("source", "target"):
+            table = pd.read_csv(io.StringIO(text), **options)
+        except pd.errors.EmptyDataError:
+            return []
+        except pd.errors.ParserError as error:
+            raise InputError(f"{self.path} cannot be read as a table: {str(error).strip()}") from None
+        first = [str(cell).strip() for cell in table.iloc[0]]  # some write a space behind the comma
+        asked = {name.casefold(): name for name in (self.source, self.target) if name not in first}
+        header = [asked.get(name.casefold(), name) for name in first]
+        named = {self.source, self.target} <= {*header}
+        if not named and (len(header) != 2 or (self.source, self.target) != ("source", "target")):
             raise InputError(
-                f"{self.path} line {number} has {len(row)} columns, {', '.join(row)[:80]!r}, and none named {self.source!r} "
-                f"and {self.target!r}; give two columns, or their names as source and target of the corpus"
+                f"{self.path} has {len(header)} columns, {', '.join(first)[:80]!r}, and none named {self.source!r} and "
+                f"{self.target!r}; give two columns, or their names as source and target of the corpus"
             )
-        return ["source", "target"]
-
-    def _object(self, line: str, number: int) -> dict[str, object]:
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{self.path} line {number} is not JSON: {str(error)[:100]}") from None
-        if not isinstance(entry, dict):
-            raise InputError(
-                f"{self.path} line {number} is no JSON object; expected one with {self.source!r} and {self.target!r}"
-            )
-        return entry
+        table.columns = pd.Index(header if named else ["source", "target"])
+        return table.iloc[int(named) :].to_dict("records")
 
     def _pair(self, row: dict[str, object], where: str) -> tuple[str, str]:
         found = []

@@ -7,8 +7,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from sinklab.corpora._reading import lines_of
-from sinklab.corpora.base import Encoder, Identity, Split, TextCorpus, hash_order, held_out_keys
+from sinklab.corpora.base import Encoder, Identity, Split, TextCorpus, hash_order, held_out_keys, lines_of
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import InputError
 from sinklab.registry import corpora

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import functools
 import hashlib
 import math
@@ -17,14 +16,6 @@ from sinklab.errors import InputError
 from sinklab.registry import corpora
 
 __all__ = ["TextFile"]
-
-MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",  # begins as that of UTF-16 does
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-"""Byte-order marks of other encodings, and their names as iconv takes them."""
 
 LONG_LINE = 1000
 """Characters from one start of a passage inside of a line to the next; a text without line breaks is one line."""
@@ -68,15 +59,9 @@ class TextFile(TextCorpus):
         try:
             self.text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            marked = next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
-            if marked is not None:
-                raise InputError(
-                    f"{self.path} is not UTF-8 text but {marked}, as its byte-order mark says; convert it: "
-                    f"iconv -f {marked} -t UTF-8 {self.path.name} > utf8.txt"
-                ) from None
             raise InputError(
                 f"{self.path} is not UTF-8 text: byte {content[error.start]:#04x} at offset {error.start}; if it is text in "
-                f"another encoding, convert it: iconv -f LATIN1 -t UTF-8 {self.path.name} > utf8.txt"
+                f"another encoding, convert it: iconv -f LATIN1 (or UTF-16) -t UTF-8 {self.path.name} > utf8.txt"
             ) from None
         if not self.text.strip():
             raise InputError(f"{self.path} is empty: it holds no text in its {len(content)} bytes")
@@ -84,7 +69,7 @@ class TextFile(TextCorpus):
 
     @functools.cached_property
     def body(self) -> str:
-        """The text; of a book of Project Gutenberg without what stands before its first paragraph of prose and behind its end."""
+        """The text; of a book of Project Gutenberg from its first paragraph of prose to its end."""
         book = BOOK.search(self.text)
         if book is None:
             return self.text

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sinklab.attention.forward_arguments import given_cache
+from sinklab.attention.host_arguments import given_cache
 from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from sinklab.attention.forward_arguments import given_cache
+from sinklab.attention.host_arguments import given_cache
 from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import cached_tokens, names_beside, token_positions

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from sinklab.results.folder import FolderLock, check_place, from_outside, is_par
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 from sinklab.training import progress as training_progress
-from sinklab.training.config import PretrainingConfig, check_read
+from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.process import chosen_device, chosen_dtype, compiles, default_cache
 from sinklab.training.train import require_same_config
@@ -79,9 +77,6 @@ def _gpus(plan: SweepPlan) -> list[str]:
 
 
 CACHE = "cache"
-
-AUTO = "auto"
-"""The ``training.dtype`` that every machine reads in its own way."""
 
 
 def run_sweep(
@@ -140,21 +135,11 @@ def run_sweep(
     if (jobs is not None and jobs < 1) or retries < 0:
         raise ConfigurationError(f"`jobs` must be at least 1 and `retries` at least 0, got {jobs} and {retries}")
     cells = {cell.name: cell for cell in make_cells(config, grid, seeds, changes)}
-    if not resume:
-        check_read([cell.config for cell in cells.values()])
-    if ray is not None:
-        from sinklab.jobs.ray_cluster import import_ray, require_cluster
-
-        import_ray()
     out = out.expanduser().absolute()
     with FolderLock(out):
-        planned = _planned_dtype(out)
-        cells, dtype = _in_one_dtype(cells, planned)
+        check_machine(cells, ray)
+        cells, dtype = _in_one_dtype(cells, out)
         earlier = _earlier(out, cells, resume)
-        if ray is None:
-            check_machine(cells)
-        elif earlier is None or any(earlier.outcome(name) is None for name in cells):
-            require_cluster(ray)  # before texts are encoded, which may take long, and anything is written
         cache = (cache or (out / CACHE if ray is not None else default_cache())).expanduser().absolute()
         texts = prepare_texts(cells, cache, progress)
         if earlier is not None:
@@ -162,27 +147,18 @@ def run_sweep(
         plan = SweepPlan(out, earlier.sweep_id if earlier else new_run_id(), cells, texts, cache)
         varied = {path: list(values) for path, values in grid.items()}
         plan.write(recipe=config.name, grid=varied, seeds=seeds and list(seeds), dtype=dtype)
-        if progress and dtype is not None and (planned is not None or ray is not None):  # perhaps not what suits this machine
-            print(f"training.dtype is {dtype} in all cells, as the sweep was planned", file=sys.stderr)
         errors: dict[str, str] = {}
-        with _noting_what_is_kept(plan, resume):
+        try:
             try:
                 errors = run_waiting(plan, jobs=jobs, retries=retries, ray=ray, progress=progress)
             finally:
                 result = _collect(plan, errors)
+        except BaseException as stop:
+            if from_outside(stop) and any((plan.folder / name).exists() for name in plan.cells):
+                how = "the same command goes on from there" if resume else "go on with `resume`"
+                stop.add_note(f"what was trained is kept in {plan.folder}: {how}")
+            raise
     return result
-
-
-@contextmanager
-def _noting_what_is_kept(plan: SweepPlan, resume: bool) -> Iterator[None]:
-    """Say to whom stops a sweep where its cells are, and how to go on."""
-    try:
-        yield
-    except BaseException as stop:
-        if from_outside(stop) and any((plan.folder / name).exists() for name in plan.cells):
-            how = "the same command goes on from there" if resume else "go on with `resume`"
-            stop.add_note(f"what was trained is kept in {plan.folder}: {how}")
-        raise
 
 
 def run_waiting(
@@ -253,49 +229,31 @@ def _texts_of_begun(
     return read
 
 
-def _planned_dtype(out: Path) -> str | None:
-    """What ``auto`` stands for in the sweep in a folder; ``None`` where it stands for nothing yet."""
-    if not (out / PLAN).is_file():
-        return None
-    plan = read_run(out, PLAN)
-    if not any((out / str(cell.get("name"))).exists() for cell in plan.get("cells", [])):
-        return None  # planned, and refused before any cell had begun
-    planned = plan.get("dtype")
-    return None if planned is None else str(planned)
+def _with_dtype(cell: Cell, dtype: str) -> Cell:
+    return dataclasses.replace(cell, config=with_overrides(cell.config, [f"training.dtype={dtype}"]))
 
 
-def _in_one_dtype(cells: Mapping[str, Cell], planned: str | None) -> tuple[dict[str, Cell], str | None]:
-    """The cells with one dtype by name where they leave it to the machine, and that dtype; ``None`` where none does."""
-    open_cells = [cell for cell in cells.values() if cell.config.training.dtype == AUTO]
-    if not open_cells:
-        return dict(cells), planned
-    dtype = planned
-    if dtype is None:
-        here = {_dtype_here(cell) for cell in open_cells}
+def _in_one_dtype(cells: Mapping[str, Cell], out: Path) -> tuple[dict[str, Cell], str | None]:
+    """Cells that leave their dtype to the machine with the one that the sweep was planned with, else the one of this machine."""
+    left_open = [cell for cell in cells.values() if cell.config.training.dtype == "auto"]
+    dtype = read_run(out, PLAN).get("dtype") if (out / PLAN).is_file() else None
+    if left_open and dtype is None:
         # Cells for several devices have float32 where not all of these have instructions for bfloat16.
-        dtype = here.pop() if len(here) == 1 else "float32"
-    changed = {
-        cell.name: dataclasses.replace(cell, config=with_overrides(cell.config, [f"training.dtype={dtype}"]))
-        for cell in open_cells
-    }
-    return {name: changed.get(name, cell) for name, cell in cells.items()}, dtype
+        dtype = min((chosen_dtype(cell.config) for cell in left_open), key=("float32", "bfloat16").index)
+    return {**cells, **{cell.name: _with_dtype(cell, dtype) for cell in left_open if dtype is not None}}, dtype
 
 
-def _dtype_here(cell: Cell) -> str:
-    try:
-        return chosen_dtype(cell.config)
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"cell {cell.name}: {error}, or name training.dtype, which auto leaves to the device"
-        ) from None
-
-
-def check_machine(cells: Mapping[str, Cell]) -> None:
-    """Refuse what this machine cannot do in some cell.
+def check_machine(cells: Mapping[str, Cell], ray: str | None) -> None:
+    """Refuse, before anything is prepared, what this machine cannot do in some cell.
 
     Raises:
-        ConfigurationError: a device or a compiler that is not here, with the name of the cell.
+        ConfigurationError: a device or a compiler that is not here, with the name of the cell; Ray, which is not installed.
     """
+    if ray is not None:
+        from sinklab.jobs.ray_cluster import import_ray
+
+        import_ray()
+        return
     for cell in cells.values():
         try:
             compiles(cell.config)  # looks for the device too

@@ -24,8 +24,7 @@ from typing import TypeAlias
 
 import torch
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from sinklab.errors import SinklabError
 from sinklab.results.progress import is_quiet, is_watched
@@ -34,17 +33,25 @@ __all__ = ["REFUSED", "Watch", "last_line", "lasts", "run_processes", "serve", "
 
 
 class Watch:
-    """Counts cells and shows nothing; the other kinds show.
+    """Counts cells and says what becomes of them: a line each, below a bar where there is one.
 
     Args:
         cells: of the whole sweep.
         earlier: of these, ended before.
+        say: shows a sentence.
+        draw: shows how many have ended, in words too, and which run.
     """
 
-    def __init__(self, cells: int, earlier: int) -> None:
-        self.cells, self.ended_cells, self.failed = cells, 0, 0
-        self.earlier = earlier
+    def __init__(
+        self,
+        cells: int,
+        earlier: int,
+        say: Callable[[str], None] = lambda text: None,
+        draw: Callable[[int, str], None] = lambda ended, text: None,
+    ) -> None:
+        self.cells, self.earlier, self.ended_cells, self.failed = cells, earlier, 0, 0
         self.running: list[str] = []
+        self.note, self._draw = say, draw
         self._begun = time.monotonic()
 
     def started(self, name: str) -> None:
@@ -66,9 +73,9 @@ class Watch:
 
     def tick(self, newest: Callable[[str], str]) -> None:
         """Called a few times a second; ``newest`` gives the last line that a cell printed."""
-
-    def note(self, text: str) -> None:
-        """A sentence about something that happened once."""
+        done, failed = self.earlier + self.ended_cells, f", {self.failed} failed" if self.failed else ""
+        lines = [f"{done}/{self.cells}, {len(self.running)} running{failed}  {self._left()}"]
+        self._draw(done, "\n".join([*lines, *(f"  {name}  {newest(name)}" for name in self.running)]))
 
     def _left(self) -> str:
         left = self.cells - self.earlier - self.ended_cells
@@ -78,56 +85,23 @@ class Watch:
         return f"{datetime.timedelta(seconds=round(seconds))} left"
 
 
-class Lines(Watch):
-    """A line per event."""
-
-    def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-
-class Bars(Watch):
-    """A bar of the cells, and below it what each running one printed last."""
-
-    def __init__(self, cells: int, earlier: int, bars: Progress) -> None:
-        super().__init__(cells, earlier)
-        self._bars = bars
-        self._all = bars.add_task("cells", total=cells, completed=earlier, text="")
-        self._tasks: dict[str, TaskID] = {}
-
-    def tick(self, newest: Callable[[str], str]) -> None:
-        for name in [name for name in self._tasks if name not in self.running]:
-            self._bars.remove_task(self._tasks.pop(name))
-        for name in self.running:
-            if name not in self._tasks:
-                self._tasks[name] = self._bars.add_task(f"  {escape(name)}", total=None, text="")
-            self._bars.update(self._tasks[name], text=escape(newest(name)))
-        failed = f", {self.failed} failed" if self.failed else ""
-        self._bars.update(
-            self._all,
-            completed=self.earlier + self.ended_cells,
-            text=f"{self.earlier + self.ended_cells}/{self.cells}, {len(self.running)} running{failed}  {self._left()}",
-        )
-
-    def note(self, text: str) -> None:
-        self._bars.console.print(text, markup=False, highlight=False)
-
-
 @contextmanager
 def watching(cells: int, earlier: int, *, wanted: bool = True) -> Iterator[Watch]:
     """The watch for where stderr goes; closed when the block ends."""
     if not wanted or is_quiet():
         yield Watch(cells, earlier)
     elif not is_watched():
-        yield Lines(cells, earlier)
+        yield Watch(cells, earlier, lambda text: print(text, file=sys.stderr, flush=True))
     else:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-        )
+        columns = (TextColumn("cells"), BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
         with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bars:
-            yield Bars(cells, earlier, bars)
+            task = bars.add_task("", total=cells, completed=earlier)
+            yield Watch(
+                cells,
+                earlier,
+                lambda text: bars.console.print(text, markup=False, highlight=False),
+                lambda done, text: bars.update(task, completed=done, description=text),
+            )
 
 
 REFUSED = 2

@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
-import socket
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TypedDict
 
-from sinklab.errors import ConfigurationError, InputError, SinklabError
-from sinklab.jobs.cell import PLAN, SweepPlan, read_plan, run_cell
+from sinklab.errors import ConfigurationError, SinklabError
+from sinklab.jobs.cell import SweepPlan, read_plan, run_cell
 from sinklab.jobs.processes import Watch, last_line, lasts
-from sinklab.results.table import read_run
-from sinklab.results.version import __version__
 
-__all__ = ["import_ray", "require_cluster", "run_ray"]
+__all__ = ["import_ray", "run_ray"]
 
 GRACE = 120.0
 """Seconds that the cells have, when the sweep is interrupted, for the step at hand and a checkpoint."""
-
-ANSWER = 180.0
-"""Seconds that a node has to start Python, import sinklab and look for the output directory."""
-
-
-class Node(TypedDict):
-    """What Ray says of a node, as far as we ask."""
-
-    Alive: bool
-    NodeID: str
-    NodeManagerHostname: str
-    Resources: dict[str, float]
 
 
 def import_ray() -> ModuleType:
@@ -52,49 +35,6 @@ def import_ray() -> ModuleType:
     return ray
 
 
-def require_cluster(address: str) -> None:
-    """Refuse an address at which no cluster listens, at once and before anything is prepared.
-
-    Ray itself finds a cluster that has gone at the address that it has left in a file, or that ``RAY_ADDRESS`` names, and tries
-    for minutes to reach it.
-
-    Args:
-        address: as for :func:`run_ray`; of no meaning in a process that is connected already.
-
-    Raises:
-        ConfigurationError: Ray is not installed, it knows of no cluster, or none answers.
-    """
-    if import_ray().is_initialized():
-        return
-    place = address
-    try:
-        place = _place(address)
-        host, _, port = place.rpartition(":")
-        if host and "://" not in place:
-            socket.create_connection((host, int(port)), timeout=10).close()
-    except (OSError, ValueError) as error:
-        raise _refusal(address, place, error) from None
-
-
-def _place(address: str) -> str:
-    """Where Ray would look for a cluster: ``host:port``, or the address as it is."""
-    said = (os.environ.get("RAY_ADDRESS") or address) if address == "auto" else address
-    if said != "auto":
-        return said
-    services = importlib.import_module("ray._private.services")
-    find = getattr(services, "canonicalize_bootstrap_address", None)  # no part of its interface, and perhaps not there
-    return said if find is None else str(find(said))
-
-
-def _refusal(address: str, place: str, error: Exception) -> ConfigurationError:
-    why = "which RAY_ADDRESS names" if os.environ.get("RAY_ADDRESS") else "where Ray has started one before"
-    where = "" if place == address else f" at {place}, {why}"
-    return ConfigurationError(
-        f"`ray` {address}: no Ray cluster answers{where} ({' '.join(str(error).split())}); start one with 'ray start --head', "
-        "or leave out `ray` to run the cells on this machine"
-    )
-
-
 def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int, watch: Watch) -> dict[str, str]:
     """Run cells of a plan on a cluster, and give the errors of those that failed.
 
@@ -107,7 +47,6 @@ def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int
 
     Raises:
         ConfigurationError: Ray is not installed, no cluster answers, or no node is large enough for a cell.
-        InputError: a node that does not see the output directory, or has another sinklab.
         KeyboardInterrupt: after the running cells have stopped, each with a checkpoint.
     """
     ray = import_ray()
@@ -115,9 +54,7 @@ def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int
     if not connected:
         _connect(ray, address)
     try:
-        resources = {name: _resources(ray, plan, name) for name in names}
-        _require_shared(ray, plan, _fitting_nodes(ray, resources))
-        return _run(ray, plan, resources, retries, watch)
+        return _run(ray, plan, {name: _resources(ray, plan, name) for name in names}, retries, watch)
     finally:
         if not connected:
             ray.shutdown()
@@ -135,12 +72,14 @@ def _own_handler() -> Iterator[None]:
 
 
 def _connect(ray: ModuleType, address: str) -> None:
-    require_cluster(address)
     try:
         with _own_handler():
             ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ValueError, RuntimeError) as error:
-        raise _refusal(address, address, error) from None
+        raise ConfigurationError(
+            f"`ray` {address}: no Ray cluster answers ({' '.join(str(error).split())}); start one with 'ray start --head', or "
+            "leave out `ray` to run the cells on this machine"
+        ) from None
 
 
 def _run(ray: ModuleType, plan: SweepPlan, resources: dict[str, dict[str, int]], retries: int, watch: Watch) -> dict[str, str]:
@@ -219,71 +158,17 @@ def _sentence(error: BaseException) -> str:
 
 
 def _resources(ray: ModuleType, plan: SweepPlan, name: str) -> dict[str, int]:
+    """What a task takes, of which some node must have enough: Ray would wait for one for ever."""
     training = plan.cells[name].config.training
-    cluster = ray.cluster_resources()
-    gpu = training.device == "cuda" or (training.device == "auto" and cluster.get("GPU", 0) >= 1)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpu = training.device == "cuda" or (training.device == "auto" and any(node.get("GPU", 0) >= 1 for node in nodes))
     if training.threads is None:
         raise ConfigurationError(f"cell {name}: Ray must know how many threads it takes; set training.threads")
-    return {"num_cpus": training.threads, "num_gpus": int(gpu)}
-
-
-def _fitting_nodes(ray: ModuleType, resources: dict[str, dict[str, int]]) -> list[Node]:
-    """Nodes that may get a cell."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-
-    def fits(node: Node, needs: dict[str, int]) -> bool:
-        has = node["Resources"]
-        return has.get("CPU", 0) >= needs["num_cpus"] and has.get("GPU", 0) >= needs["num_gpus"]
-
-    for name, needs in resources.items():
-        if not any(fits(node, needs) for node in nodes):
-            sizes = ", ".join(
-                f"{node['NodeManagerHostname']} has {node['Resources'].get('CPU', 0):g} and {node['Resources'].get('GPU', 0):g}"
-                for node in nodes
-            )
-            raise ConfigurationError(
-                f"cell {name} takes {needs['num_cpus']} CPUs (training.threads) and {needs['num_gpus']} GPUs, and no node has "
-                f"them: {sizes}"
-            )
-    return [node for node in nodes if any(fits(node, needs) for needs in resources.values())]
-
-
-def _require_shared(ray: ModuleType, plan: SweepPlan, nodes: list[Node]) -> None:
-    """Have every node look for the plan before any of them gets a cell."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    look = ray.remote(num_cpus=0, max_retries=0)(_look)
-    answers = {
-        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(str(plan.folder)): (
-            node["NodeManagerHostname"]
+    if not any(node.get("CPU", 0) >= training.threads and node.get("GPU", 0) >= gpu for node in nodes):
+        raise ConfigurationError(
+            f"cell {name} takes {training.threads} CPUs (training.threads) and {int(gpu)} GPUs, and no node has them"
         )
-        for node in nodes
-    }
-    for reference, host in answers.items():
-        try:
-            version, sweep_id = ray.get(reference, timeout=ANSWER)
-        except ray.exceptions.GetTimeoutError:
-            raise InputError(
-                f"node {host} has not begun a task within {ANSWER:.0f} seconds: it is busy or out of reach; see `ray status`"
-            ) from None
-        except ray.exceptions.RayError as error:
-            raise InputError(
-                f"node {host} cannot run sinklab: {_reason(error)}; install sinklab {__version__} for the Python of its Ray"
-            ) from None
-        if version != __version__:
-            raise InputError(f"node {host} has sinklab {version} and this machine {__version__}; install the same on all nodes")
-        if sweep_id != plan.sweep_id:
-            raise InputError(
-                f"node {host} does not see the sweep in {plan.folder}; all nodes need the same directory under the same path"
-            )
-
-
-def _look(folder: str) -> tuple[str, str | None]:
-    """Version of sinklab here, and identity of the sweep in the folder as this machine sees it."""
-    try:
-        return __version__, read_run(Path(folder), PLAN).get("sweep_id")
-    except InputError:
-        return __version__, None
+    return {"num_cpus": training.threads, "num_gpus": int(gpu)}
 
 
 def _size(path: Path) -> int:

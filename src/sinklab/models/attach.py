@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -19,7 +18,14 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import model_inside, off_seam_modules, on_seam_modules, require_module
+from sinklab.attention.anatomy import (
+    model_inside,
+    off_seam_modules,
+    on_seam_modules,
+    require_module,
+    transformers_model,
+    unwrapped,
+)
 from sinklab.attention.modules import bare_parts, input_device, named_modules, of_peft
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, OperationState, bind
 from sinklab.attention.paths.table import set_attention_path
@@ -28,7 +34,6 @@ from sinklab.models.checkpoint import first_line, weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.models.quiet import without_bars
 from sinklab.models.tokenizer import load_tokenizer
-from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.registry import operations
 from sinklab.results.progress import warn
 
@@ -68,8 +73,7 @@ def attach(
     Of a gate that starts half open a warning says so: a pre-trained model loses half of its attention outputs at once, which
     ``initial_bias`` of ``gated`` and ``opening`` of ``gated_heads`` spare it.
 
-    Attached to a part (the text tower of CLIP) it is kept with that part: ``save_model`` refuses the whole, and a warning says
-    what ``save_pretrained`` of the whole leaves out.
+    Attached to a part (the text tower of CLIP) it is kept with that part, and ``save_model`` refuses the whole.
 
     Learned parameters appear as ``<attention module>.operation_state.<name>``, in the dtype of the model (``model.dtype``, as
     those of a SinkLM), and belong to ``model.parameters()``, so make the optimiser afterwards. Save with :func:`save_model`;
@@ -132,7 +136,6 @@ def _attached(
                 module.register_forward_pre_hook(_keep_layer_input, with_kwargs=True)
                 module.register_forward_hook(_drop_layer_input, always_call=True)
     setattr(model.config, CONFIG_FIELD, {"operation": chosen.to_dict(), "heads": _written(shapes)})
-    model.register_state_dict_pre_hook(_warn_of_a_part)
     set_attention_path(model, path)
     return model
 
@@ -212,16 +215,6 @@ def _of_a_part(model: PreTrainedModel, path: str, recorded: Mapping[str, Any]) -
         f"{type(model).__name__} does not say: it would be loaded as softmax. Save the part by itself, "
         f"save_model(model.{path}, …), or attach the operation to the whole model (`example` has what all of it reads)"
     )
-
-
-def _warn_of_a_part(part: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Warn where ``save_pretrained`` of a whole, which only the call stack shows, drops the operation of this part."""
-    recorded, frame = getattr(getattr(part, "config", None), CONFIG_FIELD, None), inspect.currentframe()
-    while frame is not None and frame.f_code is not PreTrainedModel.save_pretrained.__code__:
-        frame = frame.f_back
-    whole = None if frame is None else frame.f_locals["self"]
-    if prefix and recorded is not None and whole is not None and getattr(whole.config, CONFIG_FIELD, None) is None:
-        warn(f"save_pretrained: {_of_a_part(whole, prefix.rstrip('.'), recorded)}")
 
 
 def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:

@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
@@ -56,9 +55,6 @@ ADAPTER = "adapter_model.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DISTRIBUTED = "shard-[0-9]*-model-*.safetensors"
 """Shards of a distributed checkpoint, which transformers prefers to the weights that are hashed and checked here."""
-
-VARIANT = re.compile(r"model\.([\w-]+)\.safetensors|model\.safetensors\.index\.([\w-]+)\.json")
-"""Weights, or the index of shards, that ``from_pretrained`` reads with a ``variant``."""
 
 BUSY = 429
 """HTTP status of a server that has had too many requests."""
@@ -176,29 +172,20 @@ def _refusal(error: Exception, name: str, revision: str | None) -> str:
     known = f"{_meant(name)}models that need no download: {', '.join(embedded_names())}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, GatedRepoError):
-        return (
-            f"{name} is gated on the hub: accept its terms there ({constants.ENDPOINT}/{name}), then run: hf auth login. Where "
-            "that is done already, the owner has not let you in yet"
-        )
+        return f"{name} is gated on the hub: accept its terms there ({constants.ENDPOINT}/{name}), then run: hf auth login"
     if isinstance(error, RevisionNotFoundError):
         return f"the hub repository {name} has no revision {revision!r}"
     if isinstance(error, RepositoryNotFoundError):
-        return (
-            f"{name!r} is neither a local directory nor a public hub repository; check the spelling, or log in if it is "
-            f"private (hf auth login); {known}"
-        )
-    if isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
-        return (
-            f"{name!r} is not a local directory and not in the hub cache, and HF_HUB_OFFLINE is set; unset it, or run "
-            f"'hf download {name}' where there is a network and give the directory; {known}"
-        )
-    if status is not None and isinstance(error, HfHubHTTPError):
-        what = "asks to wait" if status == BUSY else "answered with an error"
-        return f"{name!r} could not be fetched: the hub {what} (HTTP {status}); try again later, or give a directory; {known}"
-    return (
-        f"{name!r} is not a local directory, not in the hub cache and could not be fetched from the hub (offline?); "
-        f"check the network, or run 'hf download {name}' where there is one and give the directory; {known}"
-    )
+        why, way_out = "neither a local directory nor a public hub repository", "check the spelling, or run: hf auth login"
+    elif isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
+        why, way_out = "not a local directory and not in the hub cache, and HF_HUB_OFFLINE is set", "unset it"
+    elif status is not None:
+        why = f"not fetched: the hub {'asks to wait' if status == BUSY else 'answered with an error'} (HTTP {status})"
+        way_out = "try again later"
+    else:
+        why = "not a local directory, not in the hub cache and could not be fetched from the hub (offline?)"
+        way_out = f"run 'hf download {name}' where there is a network and give the directory"
+    return f"{name!r} is {why}; {way_out}; {known}"
 
 
 def _meant(name: str) -> str:
@@ -271,35 +258,19 @@ def weight_files(folder: Path, name: str) -> list[Path]:
                 f"{name} is incomplete: {len(missing)} of {len(files)} weight files are missing, first {missing[0]}"
             )
     else:
-        there = {path.name for path in folder.iterdir()} | _on_hub(name, folder)
-        _require_no_other_name(there, name)
-        if pickles := sorted(file for file in there for pattern in PICKLES if Path(file).match(pattern)):
+        there = sorted({path.name for path in folder.iterdir()} | _on_hub(name, folder))
+        others = [file for file in there if re.fullmatch(r".*\.safetensors(\.index\..*json)?", file)]
+        pickles = [file for file in there for pattern in PICKLES if Path(file).match(pattern)]
+        if pickles and not others:
             raise InputError(
                 f"{name} has only pickled weights ({', '.join(pickles)}), and unpickling can run any code, so "
                 'sinklab reads safetensors only. Convert them once, if you trust their author: python -c "from '
                 f"transformers import AutoModelForCausalLM as M; M.from_pretrained('{name}').save_pretrained('converted')\""
             )
-        raise InputError(f"{name} has no weights: expected {WEIGHTS} (or its index and shards)")
+        what = f"what is there is {', '.join(others)}: rename it if it is what you mean" if others else "there is none"
+        raise InputError(f"{name} has no {WEIGHTS} and no index of shards; {what}")
     read_headers(files)
     return files
-
-
-def _require_no_other_name(there: Collection[str], name: str) -> None:
-    """Refuse weights that are there under another name than that of the weights of a model, such as a variant."""
-    weights = re.compile(r".*\.safetensors(\.index\..*json)?")
-    found = sorted(file for file in there if weights.fullmatch(file))
-    if not found:
-        return
-    listed = ", ".join(found)
-    variants = (VARIANT.fullmatch(file) for file in found)
-    variant = next((match[1] or match[2] for match in variants if match), None)
-    way_out = (
-        "rename the file in a copy of the directory if these are the weights of the model"
-        if variant is None
-        else f'save the variant that you mean as a checkpoint of its own: python -c "from transformers import '
-        f"AutoModelForCausalLM as M; M.from_pretrained('{name}', variant='{variant}').save_pretrained('{variant}')\""
-    )
-    raise InputError(f"{name} has no {WEIGHTS} and no index of shards; what is there is {listed}: {way_out}")
 
 
 def _shards(index: Path) -> list[str]:
@@ -441,29 +412,11 @@ def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, Ten
     """
     if getattr(model.config, "quantization_config", None) is not None:
         return
-    odd = {key: header for key, header in headers.items() if header.dtype not in NUMBERS}
-    if not odd:
-        return
-    weights = [key for key, tensor in _tensors(model) if tensor.is_floating_point() or tensor.is_complex()]
-    others = {key for key, tensor in _tensors(model)} - set(weights)
-    ends = {_end(key) for key in weights}
-    for key, header in odd.items():
-        if any(_same(key, other) for other in others):
-            continue
-        if any(_same(key, weight) for weight in weights if _end(weight) == _end(key)) or (
-            key.endswith(".weight") and _end(key) in ends
-        ):
+    weights = [key for key, tensor in model.named_parameters(remove_duplicate=False) if tensor.is_floating_point()]
+    for key, header in headers.items():
+        if header.dtype not in NUMBERS and any(_same(key, weight) for weight in weights):
             scales = "without a quantization_config that says how" if header.dtype.startswith("F8") else "which is no weight"
             raise InputError(f"{name} holds {key} in {header.dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}")
-
-
-def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
-
-
-def _end(key: str) -> str:
-    return ".".join(key.split(".")[-2:])
 
 
 def _same(one: str, other: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from itertools import islice
 
@@ -12,19 +13,38 @@ from transformers import PreTrainedModel
 
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import HELD, Corpus, Encoder
-from sinklab.corpora.pairs import Pairs
-from sinklab.corpora.python_manual import PythonManual
 from sinklab.corpora.samples import Kind, Samples
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.checkpoint import first_line
-from sinklab.models.loading import LoadedModel
+from sinklab.models.loading import LoadedModel, num_parameters
 from sinklab.models.losses import IGNORED, hide_tokens, is_two_sided, loss_kind
-from sinklab.models.media import draw_pictures, draw_recordings, reading_part
 from sinklab.models.positions import require_positions
-from sinklab.models.tokenizer import kind_of
+from sinklab.models.tokenizer import kind_of, load_processor
 from sinklab.results.naming import counted
 
 __all__ = ["AUTO", "default_corpus", "draw_pairs", "draw_samples", "reading_part", "shifted"]
+
+
+def reading_part(loaded: LoadedModel) -> LoadedModel:
+    """The part of a model that reads pictures or sound: the tower of pictures beside that of texts, the encoder of two sides.
+
+    A model without such a part is given back as it is.
+    """
+    model = loaded.model
+    parameters = inspect.signature(model.forward).parameters
+    part: object = None
+    if {"input_ids", "pixel_values"} <= parameters.keys() and not model.can_generate():
+        part = getattr(model, "vision_model", None)
+    elif kind_of(model) == "audio" and "decoder_input_ids" in parameters:
+        part = model.get_encoder()
+    if not isinstance(part, PreTrainedModel) or kind_of(part) not in ("image", "audio"):
+        return loaded
+    processor = loaded.processor
+    if processor is None and loaded.source is not None:
+        processor = load_processor(loaded.source, loaded.name, kind_of(part), False)
+    return dataclasses.replace(
+        loaded, model=part, tokenizer=None, encoder=Encoder(0), processor=processor, num_parameters=num_parameters(part)
+    )
 
 
 def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
@@ -42,7 +62,7 @@ def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: in
         ConfigurationError: no token to begin a target with, or to pad with; ``bos`` of a model without such a token.
         InputError: fewer pairs than asked for; a model without a tokenizer.
     """
-    if isinstance(corpus, Pairs):
+    if "pairs" in corpus.kinds:
         return _drawn_pairs(loaded, corpus, seq_len, samples, seed, bos)
     return _halves(loaded, corpus, seq_len, samples, seed, bos)
 
@@ -64,7 +84,7 @@ def _halves(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, see
     )  # fmt: skip
 
 
-def _drawn_pairs(loaded: LoadedModel, corpus: Pairs, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
+def _drawn_pairs(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
     """Pairs of a corpus, cut and padded."""
     pairs = list(islice(corpus.pairs(seed), samples))
     if len(pairs) < samples:
@@ -170,8 +190,11 @@ def default_corpus(loaded: LoadedModel) -> Corpus:
     A model that was made to talk, as its chat template says, reads prose.
     """
     kind = kind_of(loaded.model)
-    if kind == "text" and getattr(loaded.tokenizer, "chat_template", None) and PythonManual.is_there():
-        return PythonManual()
+    if kind == "text" and getattr(loaded.tokenizer, "chat_template", None):
+        from sinklab.corpora.python_manual import PythonManual
+
+        if PythonManual.is_there():
+            return PythonManual()
     return resolve_corpus(DEFAULTS[kind])
 
 
@@ -197,9 +220,11 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
             f"{type(loaded.model).__name__} reads {HELD[kind]}, and corpus {corpus.label!r} holds {held}; give "
             f"{advice.get(kind, 'a text file, a folder of texts, or python_source')}"
         )
-    if kind == "image":
-        return draw_pictures(loaded, corpus, samples=samples, seed=seed)
-    if kind == "audio":
+    if kind != "text":
+        from sinklab.models.media import draw_pictures, draw_recordings
+
+        if kind == "image":
+            return draw_pictures(loaded, corpus, samples=samples, seed=seed)
         return draw_recordings(loaded, corpus, seq_len=seq_len, samples=samples, seed=seed)
     require_positions(loaded.model, seq_len)
     if two_sided:

@@ -11,13 +11,12 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMi
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from sinklab.attention.forward_arguments import CACHE
+from sinklab.attention.host_arguments import CACHE
 from sinklab.attention.operation import OperationState
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.models.block import NORMS, Norm, SinkLMLayer
+from sinklab.models.block import NORMS, Norm, SinkLMConfig, SinkLMLayer
 from sinklab.models.masking import Layout, fold_bias, lay_out, make_mask
-from sinklab.models.model_config import SinkLMConfig
 from sinklab.positions.base import PositionScheme
 from sinklab.registry import operations, positions
 

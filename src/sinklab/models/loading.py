@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
-from sinklab.attention.anatomy import model_inside
+from sinklab.attention.anatomy import model_inside, tokenizer_inside, unwrapped, uses_returned
 from sinklab.attention.modules import bare_parts, core_module, held, input_device, weights_of
-from sinklab.attention.returned import uses_returned
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
@@ -43,9 +42,8 @@ from sinklab.models.gguf_file import parsed_once, read_gguf, unpacked
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
 from sinklab.models.quiet import only_errors, without_bars
-from sinklab.models.spread import DeviceMap, MaxMemory, Spread, read_spread, skeleton_of
+from sinklab.models.spread import MaxMemory, read_spread
 from sinklab.models.tokenizer import Processor, kind_of, load_processor, load_tokenizer
-from sinklab.models.wrappers import tokenizer_inside, unwrapped
 from sinklab.registry import operations
 from sinklab.results.progress import is_quiet
 
@@ -123,7 +121,7 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
-    device_map: DeviceMap | None = None,
+    device_map: str | None = None,
     max_memory: MaxMemory | None = None,
     offload_folder: Path | str | None = None,
 ) -> LoadedModel:
@@ -142,10 +140,9 @@ def load_model(
         revision: branch, tag or commit of a hub repository.
         trust_remote_code: run model code that comes with the checkpoint.
         attn_implementation: ``eager``, ``sdpa``, …, or ``sinklab_<operation>``; the model's own choice if ``None``.
-        device_map: spread the model over devices, main memory and disk: ``"auto"``, or the place of every module; in place of
-            ``device``. Computed by accelerate, see docs/measure.md#models-bigger-than-one-device.
-        max_memory: the most that each place may hold, with a device map that is worked out: ``{0: "20GiB", "cpu": "64GiB"}`` or
-            ``"0=20GiB,cpu=64GiB"``.
+        device_map: spread the model over devices, main memory and disk, in place of ``device``: ``"auto"``, ``"balanced"``,
+            ``"balanced_low_0"`` or ``"sequential"``; see docs/measure.md#models-bigger-than-one-device.
+        max_memory: the most that each place may hold: ``{0: "20GiB", "cpu": "64GiB"}`` or ``"0=20GiB,cpu=64GiB"``.
         offload_folder: directory for weights that go to the disk in another form than the checkpoint's.
 
     Raises:
@@ -170,12 +167,14 @@ def load_model(
         headers = read_headers(files) if gguf is None else {}
         if spread.options and getattr(config, CONFIG_FIELD, None) is not None:
             raise UnsupportedModelError(f"{name} has an operation attached, which goes to one device; load it with `device`")
-        options: dict[str, object] = {"gguf_file": gguf.path.name, **unpacked()} if gguf else {}
+        options = dict(spread.options)
+        if gguf is not None:
+            options |= {"gguf_file": gguf.path.name, **unpacked()}
         if attn_implementation:
             options["attn_implementation"] = attn_implementation
         if trust_remote_code:
             options["trust_remote_code"] = True
-        model = _build(folder, name, config, _dtype(dtype, spread.device, config, files), options, spread)
+        model = _build(folder, name, config, _dtype(dtype, spread.device, config, files), options)
         if gguf is not None:
             require_all_read(name, model, gguf)
         tokenizer = load_tokenizer(folder, name, trust_remote_code, gguf)
@@ -294,8 +293,7 @@ def _build(
     name: str,
     config: PreTrainedConfig,
     dtype: torch.dtype,
-    options: dict[str, object],
-    spread: Spread,
+    options: Mapping[str, object],
 ) -> PreTrainedModel:
     """The model with its weights, after checking that every weight was there."""
     cls = _model_class(config, name, "trust_remote_code" in options)
@@ -304,8 +302,6 @@ def _build(
     quiet = only_errors() if noisy else contextlib.nullcontext()
     try:
         with quiet, without_bars():
-            if spread.options:
-                options = options | spread.options_for(name, skeleton_of(cls, config))
             model, report = cls.from_pretrained(
                 folder,
                 config=config,

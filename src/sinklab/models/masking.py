@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig
 from transformers.masking_utils import create_causal_mask
 
-from sinklab.attention.forward_arguments import CACHE
+from sinklab.attention.host_arguments import CACHE
 from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
@@ -13,43 +11,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.corpora.base import Corpus, Encoder, Picture, Recording
+from sinklab.corpora.base import Corpus, Picture, Recording
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import first_line
-from sinklab.models.loading import LoadedModel, num_parameters
+from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import class_targets
 from sinklab.models.positions import positions_of
-from sinklab.models.tokenizer import PROCESSOR_FILES, Processor, kind_of, load_processor
+from sinklab.models.tokenizer import PROCESSOR_FILES, Processor, kind_of
 
-__all__ = ["draw_pictures", "draw_recordings", "has_own_length", "reading_part"]
+__all__ = ["draw_pictures", "draw_recordings", "has_own_length"]
 
 EDGE = 224
 """Edge of made-up pictures where neither model nor processor says how large theirs are."""
 
 Medium = TypeVar("Medium", Picture, Recording)
-
-
-def reading_part(loaded: LoadedModel) -> LoadedModel:
-    """The part of a model that reads pictures or sound: the tower of pictures beside that of texts, the encoder of two sides.
-
-    A model without such a part is given back as it is.
-    """
-    model = loaded.model
-    parameters = inspect.signature(model.forward).parameters
-    part: object = None
-    if {"input_ids", "pixel_values"} <= parameters.keys() and not model.can_generate():
-        part = getattr(model, "vision_model", None)
-    elif kind_of(model) == "audio" and "decoder_input_ids" in parameters:
-        part = model.get_encoder()
-    if not isinstance(part, PreTrainedModel) or kind_of(part) not in ("image", "audio"):
-        return loaded
-    processor = loaded.processor
-    if processor is None and loaded.source is not None:
-        processor = load_processor(loaded.source, loaded.name, kind_of(part), False)
-    return dataclasses.replace(
-        loaded, model=part, tokenizer=None, encoder=Encoder(0), processor=processor, num_parameters=num_parameters(part)
-    )
 
 
 def draw_pictures(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: int) -> Samples:

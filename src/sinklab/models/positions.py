@@ -21,7 +21,6 @@ from sinklab.results.naming import counted
 from sinklab.sinks.short_rows import even_share, from_tokens_on, short_rows_warning
 
 __all__ = [
-    "REGISTERS",
     "Positions",
     "grid_of",
     "learned_positions",
@@ -34,9 +33,6 @@ __all__ = [
     "short_text_warning",
     "trained_length",
 ]
-
-REGISTERS = "_added_registers"
-"""Attribute of a model: how many tokens :func:`~sinklab.models.registers.add_registers` has added to it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +112,7 @@ def grid_of(model: PreTrainedModel, arguments: Mapping[str, Tensor]) -> tuple[in
 
 def _front(model: PreTrainedModel, number: int) -> tuple[str, ...] | None:
     """Names of the tokens before the patches; ``None`` where the configuration does not account for their number."""
-    registers = int(getattr(model.config, "num_register_tokens", 0) or 0) + int(getattr(model, REGISTERS, 0))
+    registers = int(getattr(model.config, "num_register_tokens", 0) or 0)
     own = {0: (), 1: ("[CLS]",), 2: ("[CLS]", "[DIST]")}.get(number - registers)
     return None if own is None else (*own, *(f"register {register}" for register in range(registers)))
 

@@ -9,7 +9,7 @@ import torch
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import weights_of_keys
 from sinklab.attention.probe import by_head, filled
-from sinklab.probes._of_sink import SinkProbe
+from sinklab.probes._shared import SinkProbe
 from sinklab.registry import probes
 from sinklab.results.metric import Metric
 

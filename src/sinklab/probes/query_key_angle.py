@@ -11,7 +11,7 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Means, Probe, require_same
-from sinklab.probes._tiles import visible_tiles
+from sinklab.probes._shared import visible_tiles
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 

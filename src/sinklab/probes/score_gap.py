@@ -10,8 +10,7 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import scores_of_keys, weights_of_keys
 from sinklab.attention.probe import by_head, filled
-from sinklab.probes._of_sink import SinkProbe
-from sinklab.probes._tiles import keys_seen
+from sinklab.probes._shared import SinkProbe, keys_seen
 from sinklab.registry import probes
 from sinklab.results.metric import Metric
 

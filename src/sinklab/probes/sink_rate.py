@@ -12,7 +12,7 @@ from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.operation import SHARE_OF_ROW, is_largest, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Means, Probe, by_head, filled, require_same
-from sinklab.probes._growing import NOTHING, EndedColumns, GrowingColumns
+from sinklab.probes._shared import NOTHING, EndedColumns, GrowingColumns
 from sinklab.registry import probes
 from sinklab.results.intervals import TIE, just_above, require_threshold
 from sinklab.results.metric import Metric, Row

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
-from sinklab.probes._cache_norm import CacheNorm
+from sinklab.probes._shared import CacheNorm
 from sinklab.registry import probes
 from sinklab.results.metric import Metric
 

@@ -1,153 +1,72 @@
-"""The runs below a folder, of every command, as an index shows them: finding, numbers, curves, and whether it is at work."""
+"""What the folder of a run says of it, whatever command made it: finding, settings, numbers, and whether it has ended."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from sinklab.errors import SinklabError
 from sinklab.results.folder import in_use
 from sinklab.results.naming import counted
-from sinklab.results.run import SETTINGS, STORE, Progress, silent
 from sinklab.results.table import read_run, read_table
 
-__all__ = ["MOST_NUMBERS", "MOST_POINTS", "IndexedRun", "finding_of", "index_run", "read_runs"]
+__all__ = ["MOST_NUMBERS", "FinishedRun", "finding_of", "run_of"]
 
 MOST_NUMBERS = 300
-"""Numbers of a whole model that an index keeps of one run, in the order of its table."""
-
-MOST_POINTS = 120
-"""Steps of a curve that an index keeps: evenly spaced ones, the first and the last among them."""
-
-INSIDE = {STORE, "checkpoints", "model", "measured", "logs"}
-"""Folders that belong to a run and hold no run of their own."""
-
-CURVES = ("train_loss", "held_out_loss", "gu2024", "sink_loss_gap", "gradient_norm", "entropy")
-"""Metrics whose course over training is drawn, in this order."""
+"""Numbers of a whole model that are kept of one run, in the order of its table."""
 
 
 @dataclasses.dataclass(frozen=True)
-class IndexedRun:
-    """One run in an index.
+class FinishedRun:
+    """What the files of one run say of it.
 
     Attributes:
-        folder: its directory, relative to the indexed one, with ``/``; ``"."`` is that one itself.
         kind: the command that made it; ``"?"`` where no file says.
-        status: ``finished``, ``running``, ``waiting``, ``diverged``, ``failed``, ``stopped``, or ``unreadable``.
+        status: ``finished``, ``running``, ``waiting``, ``diverged``, ``failed`` or ``stopped``.
         model: name of the model, of the recipe that was trained, or of the claim.
-        operation: attention operation; empty where none is recorded.
-        finding: what it found, in a sentence or two; of an unreadable run what is wrong with it.
-        created: when it began, ISO 8601 in UTC; empty where that is not known.
-        seconds: wall time; ``None`` where it is not known.
-        pages: names of its pages and pictures, pages first.
+        finding: what it found, in a sentence or two.
         settings: every setting by its dotted name, as text.
-        tokens: hash of the texts that were read; empty where none is recorded. Losses of other texts do not compare.
+        tokens: hash of the texts that were read; empty where none is recorded.
         numbers: numbers of the whole model at the last step, each with its unit; where a table has several seeds their
             mean, or the largest or least of them, as the metric declares. Those of a table about several models, or several
             operations, have these in their names.
-        curves: metric to steps and values.
-        versions: metric to the version of its definition, or versions; numbers of two do not compare.
     """
 
-    folder: str
     kind: str
     status: str
     model: str
-    operation: str
     finding: str
-    created: str = ""
-    seconds: float | None = None
-    pages: tuple[str, ...] = ()
-    settings: dict[str, str] = dataclasses.field(default_factory=dict)
-    tokens: str = ""
-    numbers: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
-    curves: dict[str, tuple[list[int], list[float]]] = dataclasses.field(default_factory=dict)
-    versions: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def number(self, *names: str) -> float | None:
-        """The first of these numbers that the run has."""
-        return next((self.numbers[name][0] for name in names if name in self.numbers), None)
+    settings: dict[str, str]
+    tokens: str
+    numbers: dict[str, tuple[float, str]]
 
 
-def read_runs(folder: Path, *, progress: Progress = silent) -> list[IndexedRun]:
-    """Every run below a folder, newest first; those without a time come last.
+def run_of(folder: Path) -> FinishedRun:
+    """The run in a folder.
 
-    Hidden folders, symbolic links to folders, and what belongs to a run (its store, its model, its checkpoints) are not
-    searched. A run that cannot be read is part of the list and says why.
-
-    Args:
-        folder: where to look.
-        progress: called for every run.
+    Raises:
+        InputError, ResultError: its files are missing, or are not what their names say.
     """
-    places = list(_places(folder))
-    runs = []
-    for done, place in enumerate(places):
-        runs.append(_read(place, folder))
-        progress("runs", done + 1, len(places))
-    return sorted(runs, key=lambda run: (run.created, run.folder), reverse=True)
-
-
-def index_run(folder: Path) -> IndexedRun:
-    """The run in a folder, as :func:`read_runs` gives it; runs below it are not looked for."""
-    return _read(folder, folder)
-
-
-def _places(folder: Path) -> Iterator[Path]:
-    """Folders that hold a run, or the settings of one that has not ended."""
-    for path, folders, files in os.walk(folder):
-        if "run.json" in files or (STORE in folders and (Path(path) / STORE / SETTINGS).is_file()):
-            yield Path(path)
-        folders[:] = sorted(name for name in folders if name not in INSIDE and not name.startswith("."))
-
-
-def _read(place: Path, root: Path) -> IndexedRun:
-    name = place.relative_to(root).as_posix()
-    try:
-        if not (place / "run.json").is_file():
-            return _unfinished(place, name)
-        record = read_run(place)
-        summary = read_run(place, "summary.json") if (place / "summary.json").is_file() else {}
-        table = read_table(place / "table.parquet") if (place / "table.parquet").is_file() else None
-    except (SinklabError, OSError) as error:
-        return IndexedRun(name, "?", "unreadable", "", "", " ".join(str(error).split()))
-    model, config = record.get("model"), record.get("config")
+    record = read_run(folder)
+    summary = read_run(folder, "summary.json") if (folder / "summary.json").is_file() else {}
+    table = read_table(folder / "table.parquet") if (folder / "table.parquet").is_file() else None
+    model = record.get("model")
     facts: Mapping[str, object] = model if isinstance(model, dict) else {}
     names = (record.get("claim"), facts.get("name"), record.get("name"), summary.get("model"), _only(table, "model"))
-    operations = (facts.get("operation"), summary.get("operation"), _only(table, "operation"))
     computed = {"model.revision": facts.get("revision"), "dtype": record.get("dtype"), "seeds": record.get("seeds")}
-    settings = _flat(config) | {name: _text(value) for name, value in computed.items() if value is not None}
-    pages = sorted(path.name for path in place.iterdir() if path.suffix in (".html", ".png") and not path.name.startswith("."))
-    return IndexedRun(
-        folder=name,
+    return FinishedRun(
         kind=str(record.get("kind", "?")),
-        status=_status(record, place),
-        model=_first(names),
-        operation=_first(operations),
+        status=_status(record, folder),
+        model=next((str(name) for name in names if name), ""),
         finding=finding_of(record, summary),
-        created=_created(record),
-        seconds=_seconds(record),
-        pages=tuple(sorted(pages, key=lambda page: not page.endswith(".html"))),
-        settings=settings,
+        settings=_flat(record.get("config")) | {name: _text(value) for name, value in computed.items() if value is not None},
         tokens=_text(record["token_sha256"]) if record.get("token_sha256") else "",
         numbers=_numbers(table, summary, record.get("extremes")),
-        curves={} if table is None else _curves(table),
-        versions={} if table is None else _versions(table),
     )
-
-
-def _unfinished(place: Path, name: str) -> IndexedRun:
-    """A run that keeps what it has computed, and has not come to its end."""
-    plan = read_run(place / STORE, SETTINGS)
-    status = "running" if in_use(place) else "stopped"
-    said = "At work." if status == "running" else "Not finished; the same command with --resume goes on with it."
-    return IndexedRun(name, str(plan.get("kind", "?")), status, "", "", said, settings=_flat(plan.get("settings")))
 
 
 def _status(record: Mapping[str, object], place: Path) -> str:
@@ -156,33 +75,10 @@ def _status(record: Mapping[str, object], place: Path) -> str:
     return "stopped" if status == "running" and not in_use(place) else status
 
 
-def _created(record: Mapping[str, object]) -> str:
-    created = record.get("created")
-    if isinstance(created, str):
-        return created
-    stamp = str(record.get("run_id", "")).partition("-")[0]
-    try:
-        return datetime.datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC).isoformat()
-    except ValueError:
-        return ""
-
-
-def _seconds(record: Mapping[str, object]) -> float | None:
-    value = record.get("wall_seconds", record.get("seconds"))
-    try:
-        return None if value is None else float(str(value))
-    except ValueError:
-        return None
-
-
 def _only(table: pd.DataFrame | None, column: str) -> str:
     """What all rows have in a column; empty if there is nothing, or more than one thing."""
     values = [] if table is None else table[column].dropna().unique()
     return str(values[0]) if len(values) == 1 else ""
-
-
-def _first(values: tuple[object, ...]) -> str:
-    return next((str(value) for value in values if value), "")
 
 
 def _flat(settings: object, prefix: str = "") -> dict[str, str]:
@@ -250,27 +146,6 @@ def _telling(rows: pd.DataFrame) -> list[str]:
     several = [name for name in ("model", "operation") if rows[name].nunique() > 1]
     # Variants of a claim are named after what they are, which says the operation too.
     return several[:1] if several and rows.groupby(several[:1], dropna=False)["operation"].nunique().max() <= 1 else several
-
-
-def _versions(table: pd.DataFrame) -> dict[str, str]:
-    """The version of every metric's definition, where the table says it."""
-    known = table[["metric", "version"]].dropna().drop_duplicates().sort_values("version")
-    return {str(name): " and ".join(map(str, of)) for name, of in known.groupby("metric", observed=True)["version"]}
-
-
-def _curves(table: pd.DataFrame) -> dict[str, tuple[list[int], list[float]]]:
-    """The course over training of every metric of :data:`CURVES` that was measured at two steps or more."""
-    rows = _whole(table)
-    rows = rows[rows["step"].notna() & rows["intervention"].isna() & rows["policy"].isna()]
-    curves = {}
-    for metric in CURVES:
-        means = rows[rows["metric"] == metric].groupby("step")["value"].mean()
-        means = means[np.isfinite(means.to_numpy(np.float64))]
-        if len(means) > 1:
-            chosen = np.unique(np.linspace(0, len(means) - 1, min(len(means), MOST_POINTS)).round().astype(int))
-            points = means.iloc[chosen]
-            curves[metric] = ([int(step) for step in points.index], [float(value) for value in points])
-    return curves
 
 
 _SENTENCES = ("finding", "text", "recommendation", "sentence")

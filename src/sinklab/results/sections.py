@@ -1,6 +1,6 @@
-"""Sections: studies that an audit can include, each known from the ``show.py`` of its folder, without torch.
+"""Sections: studies that an audit can include, each known from the package that is its folder, which imports nothing of it.
 
-``SECTION = Section("origin", …)`` in ``studies/<study>/show.py`` is all that a new section needs: it becomes an option of
+``SECTION = Section("origin", …)`` in ``studies/<study>/__init__.py`` is all that a new section needs: it becomes an option of
 ``sinklab audit``, a key of its summary, a part of its page and of what the terminal shows.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +61,10 @@ class Section:
         title: heading on the page.
         lead: one or two sentences below it: what was done.
         help: of the option.
-        found: dataclass that the study fills.
-        show: blocks of what was found.
-        measure: ``"module:function"``, imported when the section is asked for; it takes a :class:`Context`, gives what stands
-            in the summary and the rows. Where the model has no such thing, the first is ``{"refused": why}``.
+        found: the dataclass that the study fills, ``"module:name"``; this and the next two are imported when they are needed.
+        show: the function that gives the blocks of what was found.
+        measure: the function that takes a :class:`Context` and gives what stands in the summary, and the rows. Where the model
+            has no such thing, the first is ``{"refused": why}``.
         text_only: why only models of text have it; empty where pictures and sound have it too.
         default: whether an audit includes it unless told otherwise.
         cost: how long it takes beside the main condition of an audit, for what is said to be left; 0 where that is unknown.
@@ -74,8 +74,8 @@ class Section:
     title: str
     lead: str
     help: str
-    found: type
-    show: Callable[[Any], Iterable[Block]]
+    found: str
+    show: str
     measure: str
     text_only: str = ""
     default: bool = False
@@ -83,8 +83,7 @@ class Section:
 
     def measured(self, context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
         """The entry of the summary, and the rows of the table."""
-        module, _, function = self.measure.partition(":")
-        found: tuple[dict[str, Any], pd.DataFrame] = getattr(importlib.import_module(module), function)(context)
+        found: tuple[dict[str, Any], pd.DataFrame] = _named(self.measure)(context)
         return found
 
     def blocks(self, entry: Mapping[str, Any], where: object = "summary.json") -> list[Block]:
@@ -95,14 +94,18 @@ class Section:
         """
         if "refused" in entry:
             return [Say(str(entry["refused"]), small=True)]
-        return list(self.show(from_json(self.found, entry, f"{where}: {self.name}")))
+        return list(_named(self.show)(from_json(_named(self.found), entry, f"{where}: {self.name}")))
+
+
+def _named(place: str) -> Any:
+    """What ``"module:name"`` names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @functools.cache
 def sections() -> dict[str, Section]:
     """Every section by its name, in alphabetical order of the studies' folders."""
-    modules = (
-        importlib.import_module(f"sinklab.studies.{path.parent.name}.show") for path in sorted(STUDIES.glob("*/show.py"))
-    )
-    found = (getattr(module, "SECTION", None) for module in modules)
-    return {section.name: section for section in found if isinstance(section, Section)}
+    studies = [path.parent.name for path in sorted(STUDIES.glob("*/__init__.py")) if "SECTION" in path.read_text("utf-8")]
+    found = [_named(f"sinklab.studies.{study}:SECTION") for study in studies]
+    return {section.name: section for section in found}

@@ -21,6 +21,9 @@ __all__ = ["PIPE_WIDTH", "fitted", "print_blocks", "terminal"]
 PIPE_WIDTH = 200
 """Columns of output that does not go to a terminal; long lines are for the reader's tools to wrap."""
 
+NO_BREAK = "\ue000"
+"""Stands for a space between a number and its unit until lines are broken."""
+
 COLOURS = ("yellow", "magenta", "green", "cyan", "blue", "white")
 """Of the kinds of a map of heads, in the order of its legend."""
 
@@ -39,8 +42,11 @@ def print_blocks(parts: Iterable[Block | RenderableType]) -> None:
     console = _Printer(file=sys.stdout, highlight=False, width=None if watched else PIPE_WIDTH)
     for part in parts:
         for drawn in terminal([part]) if isinstance(part, Block) else [part]:
-            for piece in fitted(drawn, console):
-                console.print(piece, soft_wrap=not watched and not isinstance(piece, Table))
+            with console.capture() as captured:
+                for piece in fitted(drawn, console):
+                    console.print(piece, soft_wrap=not watched and not isinstance(piece, Table))
+            lines = captured.get().replace(NO_BREAK, " ").split("\n")
+            sys.stdout.write("\n".join(line.rstrip(" ") for line in lines))
 
 
 def terminal(blocks: Iterable[Block]) -> Iterator[RenderableType]:
@@ -61,8 +67,8 @@ def terminal(blocks: Iterable[Block]) -> Iterator[RenderableType]:
 
 
 def _plain(text: str) -> str:
-    # Nobody who searches for "16 %" types the narrow space of pages.
-    return text.replace("\u202f", " ")
+    # Nobody who searches for "16 %" types the narrow space of pages; rich would break a line at any space.
+    return text.replace("\u202f", NO_BREAK)
 
 
 def _facts(block: Facts) -> Table:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.anatomy import model_inside, require_module
 from sinklab.attention.call import PARTS, AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import scores_of_keys, stands_on_no_key, weights_of_keys
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.modules import out_of_torch
 from sinklab.attention.operation import repeat_groups, row_share

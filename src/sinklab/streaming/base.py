@@ -9,7 +9,7 @@ import pandas as pd
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.token_text import token_text
+from sinklab.attention.maps import token_text
 from sinklab.policies.base import Policy
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.table import Table

@@ -29,7 +29,7 @@ from transformers import EncoderDecoderCache, PreTrainedModel
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.forward_arguments import given_cache
+from sinklab.attention.host_arguments import given_cache
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.table import StaticStep, Step

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.forward_arguments import takes_cache
+from sinklab.attention.anatomy import EMPTY_KINDS, HYBRID, RECURRENT_KINDS, transformers_model, unwrapped
+from sinklab.attention.host_arguments import takes_cache
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS
 from sinklab.models.positions import trained_length
-from sinklab.models.wrappers import transformers_model, unwrapped
 from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.policies.window import Window
 from sinklab.registry import policies

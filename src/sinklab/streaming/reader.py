@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.losses import is_causal_lm

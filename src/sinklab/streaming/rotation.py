@@ -26,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import input_device
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, state_of
 from sinklab.errors import UnsupportedModelError

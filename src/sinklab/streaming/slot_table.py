@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.anatomy import HYBRID, RECURRENT_KINDS
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.layer_kinds import HYBRID, RECURRENT_KINDS
 from sinklab.policies.base import SlotPolicy
 from sinklab.results.requirements import require_memory
 from sinklab.streaming.rotation import Rotation

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer
 
-from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.anatomy import EMPTY_KINDS, HYBRID, RECURRENT_KINDS, layers_without_attention
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import held, input_device
 from sinklab.errors import ConfigurationError
-from sinklab.models.layer_kinds import EMPTY_KINDS, HYBRID, RECURRENT_KINDS, layers_without_attention
 
 __all__ = [
     "columns_of",

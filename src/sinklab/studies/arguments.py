@@ -49,12 +49,11 @@ if TYPE_CHECKING:
 
     _Model: TypeAlias = str | LoadedModel | PreTrainedModel
     _Corpus: TypeAlias = str | Corpus
-    _DeviceMap: TypeAlias = str | Mapping[str, str | int]
     _MaxMemory: TypeAlias = str | Mapping[str | int, str | int]
     _Seeds: TypeAlias = str | Sequence[int]
     _Operations: TypeAlias = str | Sequence[str | Mapping[str, object] | Operation]
 else:
-    _Model = _Corpus = _DeviceMap = _MaxMemory = _Seeds = _Operations = str
+    _Model = _Corpus = _MaxMemory = _Seeds = _Operations = str
 
 __all__ = [
     "SEQ_LEN",
@@ -128,8 +127,7 @@ Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weigh
 Device = Annotated[str, Doc("auto (CUDA if available), cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str, Doc("auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")]
 DeviceMap = Annotated[
-    _DeviceMap | None,
-    Doc("Instead of a device: auto spreads the model over devices, memory and disk; or JSON as for accelerate."),
+    str | None, Doc("Instead of a device: auto, balanced, balanced_low_0 or sequential, over devices, memory and disk.")
 ]
 MaxMemory = Annotated[_MaxMemory | None, Doc("With --device-map auto, the limit for each device: 0=20GiB,cpu=64GiB.")]
 OffloadFolder = Annotated[

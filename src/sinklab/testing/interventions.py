@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
-from sinklab.attention.forward_arguments import cache_argument, returned_cache
+from sinklab.attention.host_arguments import cache_argument, returned_cache
 from sinklab.attention.intervention import HeadIntervention, Heads, HiddenIntervention, InputIntervention, Intervention
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend

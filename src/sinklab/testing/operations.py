@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from sinklab.attention.forward_arguments import cache_argument, returned_cache
+from sinklab.attention.host_arguments import cache_argument, returned_cache
 from sinklab.attention.operation import HeadShape, Inputs, Operation, repeat_groups
 from sinklab.attention.paths.table import PATHS, compute, obstacle
 from sinklab.errors import ContractError, SinklabError

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.errors import ContractError, SinklabError
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.policies.full import Full

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.anatomy import unwrapped
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.models.losses import loss_kind
-from sinklab.models.wrappers import unwrapped
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
@@ -168,23 +168,16 @@ class SinkCallback(TrainerCallback):
         trainer: Trainer | None = None,
     ) -> None:
         rows = TextRows.of(rows)
-        for name, tensor in (("rows", rows.ids), ("position_ids", rows.position_ids)):
-            if tensor is not None and (tensor.ndim != 2 or tensor.dtype != torch.int64 or tensor.shape != rows.ids.shape):
-                raise ConfigurationError(f"{name} must be int64 (rows, seq_len), got {tensor.dtype} {tuple(tensor.shape)}")
-        if not len(rows.ids):
-            raise ConfigurationError("rows has no row; give at least one, of the text that the sinks are to be watched on")
+        if rows.ids.ndim != 2 or rows.ids.dtype != torch.int64 or not len(rows.ids):
+            raise ConfigurationError(f"rows must be int64 (rows, seq_len), got {rows.ids.dtype} {tuple(rows.ids.shape)}")
         require_whole("every", every, 1, ": steps between measurements")
         require_whole("window", window, 1)
-        if (most := rows.ids.shape[1] - 2) < window:
-            shorter = f"pass window={max(1, most // 2)}, at most {most}, or longer rows" if most > 0 else "pass longer rows"
+        positions = rows.position_ids
+        longest = rows.ids.shape[1] if positions is None else int(positions[:READOUT_ROWS].max()) + 1
+        if longest < window + 2:
             raise ConfigurationError(
-                f"window {window} leaves no token beyond it: rows have {rows.ids.shape[1]} tokens; {shorter}"
-            )
-        longest = None if rows.position_ids is None else int(rows.position_ids[:READOUT_ROWS].max()) + 1
-        if longest is not None and longest < window + 2:
-            raise ConfigurationError(
-                f"window {window} leaves no token beyond it: the longest document in the first {READOUT_ROWS} probe rows has "
-                f"{longest} tokens, and documents do not see each other; lower the window (watch.window)"
+                f"window {window} leaves no token beyond it: the longest text in the first {READOUT_ROWS} probe rows has "
+                f"{longest} tokens; lower the window (watch.window)"
             )
         SinkRate(threshold=threshold)  # refuses a threshold outside [0, 1)
         self.rows, self.every, self.threshold, self.window, self.trainer = rows, every, threshold, window, trainer
@@ -355,21 +348,12 @@ def measure_sinks(
 
 def _require_next_token(model: PreTrainedModel) -> None:
     kind, two_sided = loss_kind(model), bool(getattr(model.config, "is_encoder_decoder", False))
-    if kind == "next token" or (kind is None and not two_sided and _has_head(model) and not looks_ahead(model)):
+    has_head = model.get_output_embeddings() is not None
+    if kind == "next token" or (kind is None and not two_sided and has_head and not looks_ahead(model)):
         return
-    if two_sided:
-        why = "reads a source beside its text"
-    elif kind == "class":
-        why = "names classes"
-    else:
-        why = "sees later tokens" if _has_head(model) else "has no head that predicts tokens"
     raise UnsupportedModelError(
-        f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} {why}"
+        f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} has none"
     )
-
-
-def _has_head(model: PreTrainedModel) -> bool:
-    return model.get_output_embeddings() is not None
 
 
 def _measured(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +26,6 @@ __all__ = [
     "ScheduleConfig",
     "TrainingConfig",
     "WatchConfig",
-    "check_read",
     "resolve_recipe",
 ]
 
@@ -217,44 +216,6 @@ class PretrainingConfig(Section):
         return self
 
 
-_READ = {
-    ("optimizer", "betas"): ("adamw", "adam", "muon"),
-    ("optimizer", "eps"): ("adamw", "adam", "rmsprop", "muon"),
-    ("optimizer", "momentum"): ("sgd", "rmsprop", "muon"),
-    ("optimizer", "muon_learning_rate"): ("muon",),
-    ("schedule", "decay_steps"): ("warmup_stable_decay",),
-    ("schedule", "min_ratio"): ("cosine", "warmup_stable_decay"),
-}
-"""Fields that not every optimiser or schedule reads, and those that do."""
-
-
-def check_read(configs: Sequence[PretrainingConfig]) -> None:
-    """Refuse a field that was changed and that no run of several reads, since what else is chosen has no use for it.
-
-    Of runs that are compared, as over optimisers, one may read what the others do not. It is asked where runs are begun, and
-    not of every configuration: those of earlier runs must go on to be read.
-
-    Raises:
-        ConfigurationError: there is one.
-    """
-    for (part, field), readers in _READ.items():
-        sections = [getattr(config, part) for config in configs]
-        default = type(sections[0]).model_fields[field].default
-        changed = next((each for each in sections if getattr(each, field) != default), None)
-        if changed is not None and not any(each.name in readers for each in sections):
-            said = f"{' and '.join(filter(None, (', '.join(readers[:-1]), readers[-1])))} read{'s' * (len(readers) == 1)} it"
-            raise ConfigurationError(
-                f"{part}.{field} {getattr(changed, field)} has no effect with {part}.name {changed.name}: {said}; leave it at "
-                f"{default}, or set {part}.name"
-            )
-    data = [config.data for config in configs]
-    token = DataConfig.model_fields["fixed_token"].default
-    if all(each.fixed_position is None for each in data) and any(each.fixed_token != token for each in data):
-        raise ConfigurationError(
-            "data.fixed_token has no effect without data.fixed_position, the position at which it stands; set both"
-        )
-
-
 def resolve_recipe(name: str | os.PathLike[str] | PretrainingConfig) -> PretrainingConfig:
     """The configuration that ``name`` stands for.
 
@@ -282,45 +243,29 @@ def resolve_recipe(name: str | os.PathLike[str] | PretrainingConfig) -> Pretrain
 def _from_python(path: Path, wanted: str) -> PretrainingConfig:
     if not path.is_file():
         raise InputError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"sinklab_recipe_{path.stem}", path)
-    assert spec is not None  # the suffix is .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # as import does: dataclasses and types that are texts are looked up there
+    module = types.ModuleType(f"sinklab_recipe_{path.stem}")
+    sys.modules[module.__name__] = module  # as import does: dataclasses and types that are texts are looked up there
     try:
-        spec.loader.exec_module(module)
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        functions = {
+            name: value
+            for name, value in vars(module).items()
+            if inspect.isfunction(value)
+            and value.__module__ == module.__name__
+            and not name.startswith("_")
+            and _callable_bare(value)
+        }
+        name = wanted or (path.stem if path.stem in functions or len(functions) != 1 else next(iter(functions)))
+        if name in functions:
+            return _checked(functions[name], f"{path}:{name}")
+    except SinklabError:
+        raise
     except (Exception, SystemExit) as error:  # whatever a user's file does
-        del sys.modules[spec.name]
-        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    functions = {
-        name: value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-        and _callable_bare(value)
-    }
-    if wanted:
-        functions = {name: value for name, value in functions.items() if name == wanted}
-    elif path.stem in functions:
-        functions = {path.stem: functions[path.stem]}
-    if len(functions) != 1:
-        number = f"it has {', '.join(functions)}" if functions else "it has none"
-        raise ConfigurationError(
-            f"{path} must define one function {wanted or 'without parameters'} that returns a PretrainingConfig, and {number}; "
-            f"name one of several as {path}:function"
-        )
-    ((name, function),) = functions.items()
-
-    def call() -> object:
-        try:
-            return function()
-        except SinklabError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise InputError(f"{path}:{name} failed: {type(error).__name__}: {error}") from error
-
-    return _checked(call, f"{path}:{name}")
+        raise InputError(f"{path} failed: {type(error).__name__}: {error}") from error
+    raise ConfigurationError(
+        f"{path} must define one function {wanted or 'without parameters'} that returns a PretrainingConfig, and it has "
+        f"{', '.join(functions) or 'none'}; name one of several as {path}:function"
+    )
 
 
 def _callable_bare(function: Callable[..., object]) -> bool:

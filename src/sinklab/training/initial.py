@@ -18,7 +18,7 @@ from sinklab.models.architecture import Architecture
 from sinklab.models.block import SinkLMLayer
 from sinklab.models.checkpoint import hash_files, locate, read_config, weight_files
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.training.checkpoints import PREFIX, usable
+from sinklab.training.checkpoints import PREFIX, newest
 from sinklab.training.config import PretrainingConfig
 
 __all__ = ["build_model", "load_weights", "weights_folder"]
@@ -68,13 +68,13 @@ def weights_folder(source: Path) -> Path:
         return folder
     if (folder / "model" / "config.json").is_file():
         return folder / "model"
-    newest, _ = usable(folder / "checkpoints")
-    if newest is None:
+    checkpoint = newest(folder / "checkpoints")
+    if checkpoint is None:
         raise InputError(
             f"{source} holds no weights: expected config.json and model.safetensors there, or the output directory of a run "
             f"with model/ or checkpoints/{PREFIX}N"
         )
-    return newest
+    return checkpoint
 
 
 def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:

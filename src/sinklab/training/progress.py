@@ -16,78 +16,50 @@ __all__ = ["Display", "display"]
 
 
 class Display:
-    """Shows nothing; the other kinds build on it.
+    """A bar with the newest numbers behind it, a line per record, or nothing.
 
     Args:
         steps: of the whole run.
-    """
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def note(self, text: str) -> None:
-        """A sentence about something that happened once."""
-
-    def preparing(self, stage: str, done: int, total: int) -> None:
-        """The data are being read; the signature of ``prepare_data``'s progress."""
-
-    def step(self, step: int) -> None:
-        """A step is done."""
-
-    def record(self, step: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
-        """Loss and speed since the last record."""
-
-    def result(self, step: int, numbers: dict[str, float]) -> None:
-        """Numbers of an evaluation or a measurement."""
-
-
-class Lines(Display):
-    """A line per record."""
-
-    def note(self, text: str) -> None:
-        self._print(text)
-
-    def record(self, step: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
-        self._print(
-            f"step {step}/{self.steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {_clock(seconds_left)} left"
-        )
-
-    def result(self, step: int, numbers: dict[str, float]) -> None:
-        self._print(f"step {step}/{self.steps}  " + "  ".join(_number(name, value) for name, value in numbers.items()))
-
-    def _print(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-
-class Bar(Display):
-    """A bar with the newest numbers behind it, on a terminal or below the cell of a notebook.
-
-    Args:
-        steps: of the whole run.
+        say: shows a sentence; without it nothing is shown.
         draw: shows what is done: stage, how much of it, of how much, and the numbers.
-        say: shows a sentence.
     """
 
-    def __init__(self, steps: int, draw: Callable[[str, int, int, str], None], say: Callable[[str], None]) -> None:
-        super().__init__(steps)
-        self._draw, self._say = draw, say
+    def __init__(
+        self, steps: int, say: Callable[[str], None] | None = None, draw: Callable[[str, int, int, str], None] | None = None
+    ) -> None:
+        self.steps, self._say, self._draw = steps, say, draw
         self._numbers: dict[str, str] = {}
 
     def note(self, text: str) -> None:
-        self._say(text)
+        """A sentence about something that happened once."""
+        if self._say is not None:
+            self._say(text)
 
     def preparing(self, stage: str, done: int, total: int) -> None:
-        self._draw(stage, done, total, "")
+        """The data are being read; the signature of ``prepare_data``'s progress."""
+        if self._draw is not None:
+            self._draw(stage, done, total, "")
 
     def step(self, step: int) -> None:
-        self._draw("training", step, self.steps, "  ".join(self._numbers.values()))
+        """A step is done."""
+        if self._draw is not None:
+            self._draw("training", step, self.steps, "  ".join(self._numbers.values()))
 
     def record(self, step: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
-        speed, left = f"{tokens_per_second:,.0f} tokens/s", f"{_clock(seconds_left)} left"
-        self._numbers |= {"loss": f"loss {loss:.3f}", "speed": speed, "left": left}
+        """Loss and speed since the last record."""
+        left = datetime.timedelta(seconds=round(seconds_left))
+        self._show(step, {"loss": f"loss {loss:.4f}", "speed": f"{tokens_per_second:,.0f} tokens/s", "left": f"{left} left"})
 
     def result(self, step: int, numbers: dict[str, float]) -> None:
-        self._numbers |= {name: _number(name, value) for name, value in numbers.items()}
+        """Numbers of an evaluation or a measurement."""
+        texts = {name: f"{name.replace('_', ' ')} {value:.3g}" for name, value in numbers.items()}
+        self._show(step, {name: f"{text} %" if name.startswith("sink_rate") else text for name, text in texts.items()})
+
+    def _show(self, step: int, texts: dict[str, str]) -> None:
+        if self._draw is not None:
+            self._numbers |= texts
+        else:
+            self.note("  ".join([f"step {step}/{self.steps}", *texts.values()]))
 
 
 @contextmanager
@@ -98,11 +70,11 @@ def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
     elif in_notebook():
         cell = Cell()
         try:
-            yield Bar(steps, cell, print)
+            yield Display(steps, print, cell)
         finally:
             cell.close()
     elif not is_watched():
-        yield Lines(steps)
+        yield Display(steps, lambda text: print(text, file=sys.stderr, flush=True))
     else:
         numbers = TextColumn("{task.fields[numbers]}")
         columns = (
@@ -120,12 +92,4 @@ def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
                     bars.reset(task)  # the clock begins anew
                 bars.update(task, description=stage, completed=done, total=total or None, numbers=words, visible=True)
 
-            yield Bar(steps, draw, lambda text: bars.console.print(text, markup=False, highlight=False))
-
-
-def _clock(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=round(seconds)))
-
-
-def _number(name: str, value: float) -> str:
-    return f"{name.replace('_', ' ')} {value:.3g}" + (" %" if name.startswith("sink_rate") else "")
+            yield Display(steps, lambda text: bars.console.print(text, markup=False, highlight=False), draw)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import math
-import os
-import re
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypedDict
 
@@ -22,6 +19,7 @@ import numpy as np
 from sinklab.errors import InputError
 from sinklab.results.file import flush
 from sinklab.results.folder import FolderLock
+from sinklab.training.checkpoints import writing
 from sinklab.training.tokenizer import Piece
 
 __all__ = ["TokenStream", "cached_folder", "hash_key", "storing", "write_stream"]
@@ -116,30 +114,9 @@ def cached_folder(cache: Path, name: str, build: Callable[[Path], None]) -> Path
     return folder
 
 
-@contextlib.contextmanager
-def storing(cache: Path) -> Iterator[None]:
+def storing(cache: Path) -> contextlib.AbstractContextManager[None]:
     """Errors of writing to the cache, and of nothing else, as one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise _unwritable(cache, error.errno, error) from error
-    except Exception as error:
-        # The tokenizers library raises bare Exception, with the system's number in the text.
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise _unwritable(cache, int(number[1]), error) from error
-
-
-def _unwritable(cache: Path, number: int | None, error: Exception) -> InputError:
-    # EFBIG: a limit on the size of a file, which is what a quota looks like to some processes.
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return InputError(
-            f"no space left for the encoded text in {cache}, and nothing of it was kept; free some, lower data.max_tokens, or "
-            "choose another folder for the cache"
-        )
-    reason = os.strerror(number) if number else str(error)
-    return InputError(f"the cache {cache} cannot be written to: {reason}; choose another folder for it")
+    return writing("the encoded text", cache)
 
 
 def write_stream(

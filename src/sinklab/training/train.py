@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import shutil
 import types
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.language_model import SinkLM
@@ -26,9 +24,10 @@ from sinklab.results.naming import front_warning
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import read_run
 from sinklab.sinks.short_rows import few_queries_warning, short_documents_warning
+from sinklab.training import checkpoints
 from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
 from sinklab.training.callback import PROBES, READOUT, SinkCallback
-from sinklab.training.checkpoints import saved_steps, step_of, usable
+from sinklab.training.checkpoints import step_of
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.initial import build_model, load_weights, weights_folder
@@ -103,28 +102,12 @@ def earlier_run(out: Path, config: PretrainingConfig, init_from: Path | None) ->
     if earlier.get("kind") != "pretrain":
         raise InputError(f"{out} holds no run of pretrain but of {earlier.get('kind')!r}; choose another `out`")
     require_same_config(earlier, config, out)
-    _require_same_sharding(earlier, config, out)
     begun = (earlier.get("init_from") or {}).get("path")
     if init_from is not None and begun != str(weights_folder(init_from)):
         raise ConfigurationError(
             f"{out} was started from {begun or 'its seed'}, not from {init_from}; resume it without `init_from`"
         )
     return earlier
-
-
-def _require_same_sharding(earlier: dict[str, Any], config: PretrainingConfig, out: Path) -> None:
-    """Refuse checkpoints of sharded weights for others and the other way round: their optimiser's state has another form."""
-
-    def sharded(parallel: str, processes: int) -> bool:
-        return parallel == "fsdp" and processes > 1
-
-    before = earlier["config"]["training"]["parallel"], earlier["resolved"]["processes"]
-    now = config.training.parallel, int(os.environ.get("WORLD_SIZE", "1"))
-    if sharded(*before) != sharded(*now) and saved_steps(out / "checkpoints"):
-        raise ConfigurationError(
-            f"the checkpoints in {out} are of training.parallel {before[0]} with {before[1]} processes, and cannot be gone on "
-            f"with under {now[0]} with {now[1]}; start from its weights with `init_from`"
-        )
 
 
 def require_same_text(earlier: dict[str, Any] | None, data: PreparedData, out: Path) -> None:
@@ -263,9 +246,7 @@ def _prepare(
     screen: Display,
 ) -> Prepared:
     """Read the text, build or load the model, and take down all that is known before the first step."""
-    checkpoint, passed_over = usable(out / "checkpoints") if earlier is not None else (None, [])
-    for sentence in passed_over:
-        screen.note(sentence)
+    checkpoint = checkpoints.newest(out / "checkpoints") if earlier is not None else None
     if earlier is not None:
         screen.note(f"going on from {checkpoint.name}" if checkpoint else "no whole checkpoint yet: beginning again")
         before, dtype = earlier["resolved"]["dtype"], chosen_dtype(config)
@@ -299,7 +280,7 @@ def _prepare(
         config.watch.samples, config.watch.seq_len, config.watch.bos, front=config.model.tokens_in_front
     )
     prepared = Prepared(config, out, arguments, data, model, probe_rows, checkpoint, table, record, screen)
-    _take_down(prepared, start, passed_over)
+    _take_down(prepared, start)
     return prepared
 
 
@@ -342,11 +323,7 @@ def _train(run: Prepared) -> Result:
     trainer.add_callback(sinks)
     bookkeeper.trainer, bookkeeper.sinks = trainer, sinks
     try:
-        tokens = arguments.per_device_train_batch_size * config.model.max_position_embeddings
-        on_cpu = next(run.model.parameters()).device.type == "cpu"
-        faster = fast_float32(linear_sizes(run.model, tokens)) if on_cpu else contextlib.nullcontext(False)
-        with stoppable(bookkeeper, alone=arguments.world_size == 1), faster as handed_over:
-            record.update(float32_products="oneDNN" if handed_over else "default")
+        with stoppable(bookkeeper, alone=arguments.world_size == 1):
             trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         steps = trainer.state.global_step
         status = _status(config, steps, diverged=bookkeeper.diverged)
@@ -385,7 +362,7 @@ def _warning(config: PretrainingConfig, probe_rows: TextRows) -> str:
     return " ".join(filter(None, (few, front_warning(config.model.operation["name"], config.model.tokens_in_front))))
 
 
-def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[str]) -> None:
+def _take_down(run: Prepared, start: dict[str, Any] | None) -> None:
     """Fill the record with everything that is known before the first step."""
     config, arguments, data, model = run.config, run.arguments, run.data, run.model
     training = config.training
@@ -394,8 +371,8 @@ def _take_down(run: Prepared, start: dict[str, Any] | None, passed_over: list[st
     facts = environment(types.SimpleNamespace(device=arguments.device, dtype=loaded.dtype))
     tokens_per_step = training.batch_size * config.model.max_position_embeddings
     resumed = run.record.fields.get("resumed", [])
-    if run.checkpoint is not None or passed_over:
-        stretch = {"from": run.checkpoint.name if run.checkpoint else None, "passed_over": passed_over}
+    if run.checkpoint is not None:
+        stretch = {"from": run.checkpoint.name}
         before = run.record.fields["resolved"]["dtype"]
         resumed = [*resumed, stretch if before == chosen_dtype(config) else {**stretch, "dtype_before": before}]
     run.record.fields.pop("error", None)

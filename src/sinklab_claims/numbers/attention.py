@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.operation import SHARE_OF_ROW, row_share
 from sinklab.attention.probe import Means, Probe, Watcher, by_head, filled
 from sinklab.attention.session import attend

@@ -28,7 +28,6 @@ from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan
 from sinklab.jobs.driver import check_machine, prepare_texts, run_waiting
 from sinklab.jobs.grid import Cell, short_label
 from sinklab.jobs.processes import Watch, run_processes, serve
-from sinklab.jobs.ray_cluster import require_cluster
 from sinklab.models.loading import load_model
 from sinklab.registry import read_outs
 from sinklab.results.folder import FolderLock, from_outside
@@ -144,9 +143,7 @@ def open_store(folder: Path, cells: Mapping[str, Cell], cache: Path, *, ray: str
         earlier = read_plan(folder) if (folder / PLAN).is_file() else None
         known = {} if earlier is None else earlier.cells
         new = {name: cell for name, cell in cells.items() if name not in known}
-        check_machine(new)
-        if new and ray is not None:
-            require_cluster(ray)  # before texts are encoded, which may take long
+        check_machine(new, ray)
         texts = prepare_texts(new, cache, progress)
         if earlier is not None:
             _require_text_of_begun(earlier, new, texts)

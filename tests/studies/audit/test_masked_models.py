@@ -13,7 +13,7 @@ from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.models.losses import IGNORED
 from sinklab.sinks import find_sinks
-from sinklab.studies.audit.compare import comparison_table
+from sinklab.studies.audit.compare import Comparison
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
@@ -133,7 +133,7 @@ def test_a_tokenizer_without_a_mask_token_gives_no_loss_and_says_so(text):
 
 def test_a_masked_loss_is_never_ranked_with_another(result, checkpoint, text, tmp_path):
     decoder = audit(str(checkpoint), corpus=str(text), seq_len=24, samples=8, cache=False, out=tmp_path / "decoder")
-    table = comparison_table([result.folder, decoder.folder])
+    table = Comparison([result.folder, decoder.folder]).table
     assert table.loc["loss (nats per hidden token)"].notna().tolist() == [True, False]
     assert table.loc["loss (nats per token)"].notna().tolist() == [False, True]
 

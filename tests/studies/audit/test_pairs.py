@@ -20,7 +20,7 @@ from sinklab.models.loading import LoadedModel, wrap_model
 from sinklab.models.losses import IGNORED
 from sinklab.models.positions import short_target_warning
 from sinklab.sinks import find_sinks
-from sinklab.studies.audit.compare import comparison_findings, comparison_table, write_comparison
+from sinklab.studies.audit.compare import Comparison
 from sinklab.studies.audit.folder import read_audit
 from sinklab.studies.audit.page import head_data
 
@@ -214,15 +214,15 @@ def test_a_dataset_of_two_columns_holds_pairs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.tsv", "one\ttwo\tthree\n", r"a\.tsv line 1 has 3 columns, 'one, two, three', and none named 'source' and 'target'"),
-        ("a.tsv", "alone\n", r"line 1 has 1 columns, 'alone', and none named"),
-        ("a.tsv", "a\tb\nc\t \n", r"line 2: the target is empty; a pair needs both texts"),
-        ("a.tsv", "a\tb\nc\td\te\n", r"line 2 has 3 columns; expected 2"),
-        ("a.tsv", "\n", r"a\.tsv is empty: it holds no pair"),
-        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "c"}\n', r"line 2 has no 'target'; it has 'source'"),
+        ("a.tsv", "one\ttwo\tthree\n", r"a\.tsv has 3 columns, 'one, two, three', and none named 'source' and 'target'"),
+        ("a.tsv", "alone\n", r"has 1 columns, 'alone', and none named"),
+        ("a.tsv", "a\tb\nc\t \n", r"pair 2: the target is empty; a pair needs both texts"),
+        ("a.tsv", "a\tb\nc\td\te\n", r"cannot be read as a table: .*Expected 2 fields in line 2, saw 3"),
+        ("a.tsv", "\n", r"a\.tsv is empty: it holds no text"),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "c"}\n', r"pair 2 has no 'target'; it has 'source'"),
         ("a.jsonl", '{"source": "a", "target": "b"}\n[1]\n', r"line 2 is no JSON object"),
-        ("a.jsonl", '{"source": "a", "target": "b"}\n{"so', r"line 2 is not JSON"),
-        ("a.jsonl", '{"source": "a", "target": 7}\n', r"line 1: 'target' is int, not text"),
+        ("a.jsonl", '{"source": "a", "target": "b"}\n{"so', r"line 2 is no JSON object"),
+        ("a.jsonl", '{"source": "a", "target": 7}\n', r"pair 1: 'target' is int, not text"),
     ],
 )
 def test_a_pair_that_is_none_is_named_by_its_line(tmp_path, name, content, says):
@@ -312,14 +312,14 @@ def test_sinks_of_a_part_are_found_from_python():
 
 def test_parts_are_compared_as_models_are(result, tsv, tmp_path):
     other = audit(bart(sink=None), corpus=str(tsv), seq_len=LENGTH, samples=16, cache=False, out=tmp_path / "plain")
-    table = comparison_table([result.folder, other.folder])
+    table = Comparison([result.folder, other.folder]).table
     assert len(table.columns) == 6
     heads = table.loc["strongest sink: heads"]
     assert [heads[name] for name in heads.index if "cross" in name] == ["1 of 2", "0 of 2"]
-    said = comparison_findings([result.folder, other.folder])
+    said = Comparison([result.folder, other.folder]).findings
     assert [line.partition(": ")[0] for line in said] == list(table.columns)
     assert list(compare([result.folder, other.folder]).display({}))  # what the terminal shows
-    page = write_comparison([result.folder, other.folder], tmp_path / "both.html").read_text(encoding="utf-8")
+    page = Comparison([result.folder, other.folder]).write(tmp_path / "both.html").read_text(encoding="utf-8")
     assert page.count('class="one"') == 6
 
 

@@ -85,7 +85,8 @@ def test_the_card_of_a_comparison(runs, checkpoint):
     assert printed.startswith("## Attention sinks\n\n")
     for entry in summary["policies"]:
         assert f"{entry['loss']:.3f}" in printed
-    assert str(checkpoint.parent) not in printed  # where it lay on this machine is nobody's business
+    # Where it lay on this machine is nobody's business; the command would make nothing again without it.
+    assert str(checkpoint.parent) not in printed.replace(printed.split("```")[1], "")
 
 
 def test_the_card_of_an_audit(runs):
@@ -123,8 +124,8 @@ def test_the_hub_reads_the_metadata(runs, checkpoint, kind):
 def test_the_command_makes_the_run_again(runs, checkpoint, tmp_path, monkeypatch, kind):
     block = run("card", runs / kind).stdout.split("```")[1]
     words = shlex.split(block.removeprefix("console\n"))
-    assert words[:3] == ["sinklab", kind, checkpoint.name]
-    monkeypatch.chdir(checkpoint.parent)
+    assert words[:3] == ["sinklab", kind, str(checkpoint)]
+    monkeypatch.chdir(tmp_path)
     run(*words[1:], "--out", tmp_path / "again")
     before, after = (read_run(folder / kind if folder is runs else folder / "again") for folder in (runs, tmp_path))
     assert after["token_sha256"] == before["token_sha256"]
@@ -134,8 +135,8 @@ def test_the_command_makes_the_run_again(runs, checkpoint, tmp_path, monkeypatch
     assert [entry["loss"] for entry in first.get("policies", ())] == [entry["loss"] for entry in second.get("policies", ())]
 
 
-def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
-    """A row and metrics for each task, on what it was measured, and a line that measures the same without the folders."""
+def test_the_card_of_depend(checkpoint, tmp_path):
+    """A row and metrics for each task, on what it was measured, and a line that measures the same."""
     book = tmp_path / "book.txt"
     book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
     tasks = f"long_text:contexts=[1.0,2.0],corpus={book},passkey:distances=[]"
@@ -153,16 +154,13 @@ def test_the_card_of_depend(checkpoint, tmp_path, monkeypatch):
     assert values["long_text under 0+70, nats per token"] == scores["0+70"]
     assert plain(long_text["sentence"]) in text
     assert f"{long_text['difference']['mean']:+z.3f} [".replace("-", "\u2212") in text.replace("\\[", "[")
-    assert str(tmp_path) not in text
     words = shlex.split(text.split("```")[1].removeprefix("console\n"))
-    assert words[:3] == ["sinklab", "depend", checkpoint.name]
-    (tmp_path / checkpoint.name).symlink_to(checkpoint)
-    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path) not in text.replace(text.split("```")[1], "")
     run(*words[1:], "--out", tmp_path / "again")
-    assert read_run(tmp_path / "again", "summary.json") == {**first, "model": checkpoint.name}
+    assert read_run(tmp_path / "again", "summary.json") == first
 
 
-def test_the_command_has_the_corpus_of_all_tasks(checkpoint, tmp_path, monkeypatch):
+def test_the_command_has_the_corpus_of_all_tasks(checkpoint, tmp_path):
     """And a name with a space and a comma in it, which a shell and a list of tasks could divide."""
     book = tmp_path / "my, book.txt"
     book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
@@ -170,22 +168,17 @@ def test_the_command_has_the_corpus_of_all_tasks(checkpoint, tmp_path, monkeypat
     tasks = ["--task", "long_text:contexts=[1.0,2.0],passkey:distances=[]"]
     run("depend", checkpoint, *tasks, "--corpus", book, *settings, "--out", tmp_path / "first")
     text = run("card", tmp_path / "first").stdout
-    assert str(tmp_path) not in text
     words = shlex.split(text.split("```")[1].removeprefix("console\n"))
-    (tmp_path / checkpoint.name).symlink_to(checkpoint)
-    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path) not in text.replace(text.split("```")[1], "")
     run(*words[1:], "--out", tmp_path / "again")
-    first = read_run(tmp_path / "first", "summary.json")
-    assert read_run(tmp_path / "again", "summary.json") == {**first, "model": checkpoint.name}
+    assert read_run(tmp_path / "again", "summary.json") == read_run(tmp_path / "first", "summary.json")
 
 
-def test_the_command_measures_what_the_comparison_did_and_no_more(checkpoint, tmp_path, monkeypatch):
+def test_the_command_measures_what_the_comparison_did_and_no_more(checkpoint, tmp_path):
     """By default some policies are taken at the largest size alone."""
     sizes = ["--corpus", "random_tokens", "--tokens", "100", "--documents", "2", "--window", "8,20", "--sinks", "0,1"]
     run("cache", checkpoint, *sizes, "--export", "llama.cpp", "--out", tmp_path / "first")
     words = shlex.split(run("card", tmp_path / "first").stdout.split("```")[1].removeprefix("console\n"))
-    (tmp_path / checkpoint.name).symlink_to(checkpoint)
-    monkeypatch.chdir(tmp_path)
     run(*words[1:], "--out", tmp_path / "again")
     first, again = (read_run(tmp_path / name, "summary.json") for name in ("first", "again"))
     assert [entry["label"] for entry in again["policies"]] == [entry["label"] for entry in first["policies"]]
@@ -226,14 +219,13 @@ def test_the_command_names_the_corpus_as_it_was_read(checkpoint, tmp_path, monke
     (tmp_path / "lines.txt").write_text("\n".join(lines))
     rows = [{"text": line, "other": line[::-1]} for line in lines]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / checkpoint.name).symlink_to(checkpoint)
     hashes = set()
     specs = ["lines.txt", "records:path={}/lines.txt", "bigrams:of={}/lines.txt", "{}/rows.jsonl:text_column=other"]
     for number, spec in enumerate(spec.format(tmp_path) for spec in specs):
         monkeypatch.chdir(tmp_path)
         run("measure", checkpoint, *MEASURE, "--corpus", spec, "--out", tmp_path / f"first{number}")
         text = run("card", tmp_path / f"first{number}").stdout
-        assert str(tmp_path) not in text
+        assert str(tmp_path) not in text.replace(text.split("```")[1], "")
         words = shlex.split(text.split("```")[1].removeprefix("console\n"))
         run(*words[1:], "--out", tmp_path / f"again{number}")
         first, again = (read_run(tmp_path / f"{name}{number}") for name in ("first", "again"))
@@ -249,7 +241,7 @@ def test_domains_are_named_as_they_were_read(checkpoint, tmp_path):
     run("causes", checkpoint, *settings, "--sink", "0", "--corpus", domains, "--out", tmp_path / "causes")
     card = run("card", tmp_path / "causes").stdout
     words = shlex.split(card.split("```")[1].removeprefix("console\n"))
-    assert '--domains=records:path="lines.txt",random_tokens' in words
+    assert f'--domains=records:path="{tmp_path}/lines.txt",random_tokens' in words
     # The option counts the texts of each domain, and the summary all of them.
     assert "--texts=12" in words
     record, summary = (read_run(tmp_path / "causes", file) for file in ("run.json", "summary.json"))

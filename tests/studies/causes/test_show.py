@@ -17,10 +17,11 @@ from sinklab.results.intervals import Interval
 from sinklab.results.record import from_json, to_json
 from sinklab.results.table import write_json
 from sinklab.studies.audit.page import write_report
+from sinklab.studies.causes import SECTION
 from sinklab.studies.causes.found import LABELS as GIVEN
 from sinklab.studies.causes.found import Causes, Refused, Spread
 from sinklab.studies.causes.readout import NextToken
-from sinklab.studies.causes.show import LABELS, SECTION, SHOWN, _spread, show
+from sinklab.studies.causes.show import LABELS, SHOWN, _spread, show
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from tests.architectures.zoo import ZOO, batch_of, model_of
 from sinklab import attend, from_weights
 from sinklab.attention.session import table_of
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.probes._of_sink import SinkProbe
+from sinklab.probes._shared import SinkProbe
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.key_norm import KeyNorm
 from sinklab.registry import probes

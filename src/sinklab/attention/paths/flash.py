@@ -254,10 +254,7 @@ def _cudnn_usable(device: torch.device, dtype: torch.dtype, head_dim: int) -> bo
 @torch.compiler.disable  # some versions of the compiler watch what the function above calls, too
 @functools.cache
 def _cudnn_agrees(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether cuDNN's outputs, log-sum-exp and gradients with a null term are those of FlashAttention; tried once per process.
-
-    Its gradients take the log-sum-exp and the outputs that they are handed, which nothing promises of a version not seen yet.
-    """
+    """Whether cuDNN's outputs, log-sum-exp and gradients with a null term are those of FlashAttention."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability(device) < (9, 0):
         return False
     with torch.no_grad(), _disable_current_modes():  # a session counts the kernels that run in it

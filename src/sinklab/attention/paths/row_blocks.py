@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.attention.matmul_precision import fast_float32
 from sinklab.attention.operation import Operation
 from sinklab.attention.paths.row_kernel import RowKernel, Rows
 from sinklab.errors import ConfigurationError
@@ -190,13 +188,7 @@ _room = _Room()
 
 
 class _Work:
-    """Buffers for one block, and the steps that forward and backward share.
-
-    Products are of the dtype of the inputs, everything else is float32 (or float64): a bfloat16 product is rounded to bfloat16,
-    as it is on the plain path, but elementwise functions are slower in bfloat16 than with a conversion on either side.
-
-    A matrix is ``(num_kv_heads, rows, columns)``, the rows of the query heads of a group following one another.
-    """
+    """Buffers for one block, and the steps that forward and backward share."""
 
     def __init__(self, kernel: RowKernel, plan: RowPlan, queries: Tensor, scaling: float) -> None:
         self.kernel, self.plan, self.scaling = kernel, plan, scaling
@@ -253,13 +245,7 @@ class _Work:
     def weigh(
         self, queries: Tensor, keys: Tensor, null_scores: Tensor | None, part: HeadSlices, block: Block
     ) -> tuple[Tensor, Tensor, Tensor, Rows]:
-        """Scores and scratch as the kernel left them, weights divided by their factor, and the rows.
-
-        Args:
-            queries: rows of the block, ``(num_kv_heads, rows, head_dim)``.
-            keys: its keys, ``(num_kv_heads, keys, head_dim)``.
-            null_scores: ``(num_heads, q_len)`` or ``None``.
-        """
+        """Scores and scratch as the kernel left them, weights divided by their factor, and the rows."""
         kernel = self.kernel
         scores = self.widened("scores", self.product("scores", queries, keys.mT, self.scaling * kernel.unit))
         heads, rows = part.heads.stop - part.heads.start, block.rows.stop - block.rows.start
@@ -279,15 +265,6 @@ class _Work:
         )
         weights = kernel.weigh(scores.flatten(0, 1), scratch.flatten(0, 1), rows_of_block)
         return scores, scratch, weights.view(scores.shape), rows_of_block
-
-
-def _fast_products(queries: Tensor, values: Tensor, plan: RowPlan) -> contextlib.AbstractContextManager[bool]:
-    if queries.dtype != torch.float32 or queries.device.type != "cpu":
-        return contextlib.nullcontext(False)
-    # Lengths are rounded up to powers of two: one comparison serves a whole range of them.
-    rows, keys = (2 ** (length - 1).bit_length() for length in (plan.rows, plan.kv_len))
-    dims = {queries.shape[3], values.shape[3]}
-    return fast_float32([size for dim in dims for size in ((dim, rows, keys), (keys, rows, dim), (rows, keys, dim))])
 
 
 # --- forward -----------------------------------------------------------------------------------------------------------------
@@ -321,17 +298,16 @@ def row_attention(
     outputs, null_mass = _empty(queries, values, null_scores)
     plan = RowPlan(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
     work = _Work(_kernel(operation), plan, queries, scaling)
-    with _fast_products(queries, values, plan):
-        for sample in range(queries.shape[0]):
-            for part, block, _, _, value, (_, _, weights, rows) in work.blocks(sample, queries, keys, values, null_scores):
-                result = work.product("result", work.narrowed("weights", weights), value)
-                target = outputs[sample, part.heads, block.rows]
-                if rows.factor is None:
-                    target.copy_(result.view(target.shape))
-                else:
-                    torch.mul(result.view(target.shape), rows.factor.view(*target.shape[:2], 1), out=target)
-                if rows.null_mass is not None:
-                    null_mass[sample, part.heads, block.rows] = rows.null_mass.view(target.shape[:2])
+    for sample in range(queries.shape[0]):
+        for part, block, _, _, value, (_, _, weights, rows) in work.blocks(sample, queries, keys, values, null_scores):
+            result = work.product("result", work.narrowed("weights", weights), value)
+            target = outputs[sample, part.heads, block.rows]
+            if rows.factor is None:
+                target.copy_(result.view(target.shape))
+            else:
+                torch.mul(result.view(target.shape), rows.factor.view(*target.shape[:2], 1), out=target)
+            if rows.null_mass is not None:
+                null_mass[sample, part.heads, block.rows] = rows.null_mass.view(target.shape[:2])
     return outputs, null_mass
 
 
@@ -370,35 +346,32 @@ def _row_attention_backward(
     plan = RowPlan(queries, keys, visible, causal, torch.promote_types(queries.dtype, torch.float32))
     work = _Work(_kernel(operation), plan, queries, scaling)
     kernel = work.kernel
-    with _fast_products(queries, values, plan):
-        for sample in range(queries.shape[0]):
-            key_sum, value_sum = (
-                torch.zeros(tensor.shape[1:], dtype=work.wide, device=work.device) for tensor in (keys, values)
-            )
-            for part, block, query, key, value, weighed in work.blocks(sample, queries, keys, values, null_scores):
-                scores, scratch, weights, rows = weighed
-                upstream = work.rows_of("upstream", output_gradient[sample], part, block)
+    for sample in range(queries.shape[0]):
+        key_sum, value_sum = (torch.zeros(tensor.shape[1:], dtype=work.wide, device=work.device) for tensor in (keys, values))
+        for part, block, query, key, value, weighed in work.blocks(sample, queries, keys, values, null_scores):
+            scores, scratch, weights, rows = weighed
+            upstream = work.rows_of("upstream", output_gradient[sample], part, block)
+            if rows.factor is not None:
+                upstream.copy_(upstream * rows.factor.view(*upstream.shape[:2], 1))
+            work.accumulate(value_sum[part.kv_heads, block.keys], work.narrowed("weights", weights).mT, upstream)
+            gradient = work.widened("gradient", work.product("gradient", upstream, value.mT))
+            if kernel.needs_term:
+                # Not <output, its gradient>: that is the same but for roundings, and those of the gradient must cancel.
+                rows.term = torch.mul(weights, gradient, out=scratch).sum(dim=2).view(-1, 1)
+                if rows.null_mass is not None:
+                    # The null is one more term of the softmax, and its mass has the gradient of the null mass.
+                    target = null_score_gradient[sample, part.heads, block.rows]
+                    null_upstream = null_gradient[sample, part.heads, block.rows].reshape(-1, 1)
+                    rows.term += rows.null_mass * null_upstream
+                    target.copy_((rows.null_mass * (null_upstream - rows.term)).view(target.shape))
                 if rows.factor is not None:
-                    upstream.copy_(upstream * rows.factor.view(*upstream.shape[:2], 1))
-                work.accumulate(value_sum[part.kv_heads, block.keys], work.narrowed("weights", weights).mT, upstream)
-                gradient = work.widened("gradient", work.product("gradient", upstream, value.mT))
-                if kernel.needs_term:
-                    # Not <output, its gradient>: that is the same but for roundings, and those of the gradient must cancel.
-                    rows.term = torch.mul(weights, gradient, out=scratch).sum(dim=2).view(-1, 1)
-                    if rows.null_mass is not None:
-                        # The null is one more term of the softmax, and its mass has the gradient of the null mass.
-                        target = null_score_gradient[sample, part.heads, block.rows]
-                        null_upstream = null_gradient[sample, part.heads, block.rows].reshape(-1, 1)
-                        rows.term += rows.null_mass * null_upstream
-                        target.copy_((rows.null_mass * (null_upstream - rows.term)).view(target.shape))
-                    if rows.factor is not None:
-                        rows.term *= rows.factor
-                kernel.differentiate(scores.flatten(0, 1), gradient.flatten(0, 1), scratch.flatten(0, 1), rows)
-                gradient = work.narrowed("gradient", gradient)
-                target = query_gradient[sample, part.heads, block.rows]
-                target.copy_(work.product("result", gradient, key, scaling).view(target.shape))
-                work.accumulate(key_sum[part.kv_heads, block.keys], gradient.mT, query)
-            key_gradient[sample], value_gradient[sample] = key_sum.mul_(scaling), value_sum
+                    rows.term *= rows.factor
+            kernel.differentiate(scores.flatten(0, 1), gradient.flatten(0, 1), scratch.flatten(0, 1), rows)
+            gradient = work.narrowed("gradient", gradient)
+            target = query_gradient[sample, part.heads, block.rows]
+            target.copy_(work.product("result", gradient, key, scaling).view(target.shape))
+            work.accumulate(key_sum[part.kv_heads, block.keys], gradient.mT, query)
+        key_gradient[sample], value_gradient[sample] = key_sum.mul_(scaling), value_sum
     return gradients
 
 

@@ -24,7 +24,6 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.probe import NEEDS
 from sinklab.attention.statistics.blocked import blocked_statistics
 from sinklab.attention.statistics.fused import LargeScoresError, fused_statistics
-from sinklab.attention.statistics.on_gpu import gpu_is_exact, gpu_obstacle, gpu_statistics
 from sinklab.errors import ConfigurationError
 
 __all__ = ["LogSumExpCapture", "Method", "column_statistics"]
@@ -155,6 +154,8 @@ def column_statistics(
                     raise
                 method = "blocked"
         if method == "triton":
+            from sinklab.attention.statistics.on_gpu import gpu_statistics
+
             return gpu_statistics(call, needs, num_buckets)
         return blocked_statistics(call, needs, num_buckets)
 
@@ -165,6 +166,8 @@ def _choose(call: AttentionCall) -> Method:
     if device == "cpu" and call.q_len * call.kv_len > _FEW_PAIRS and _obstacle(call, "fused") is None:
         return "fused"
     if device == "cuda" and call.kv_len > _SHORT:
+        from sinklab.attention.statistics.on_gpu import gpu_is_exact
+
         kind = call.queries.device, call.queries.dtype, call.queries.shape[3]
         if _obstacle(call, "triton") is None and gpu_is_exact(*kind):
             return "triton"
@@ -183,4 +186,8 @@ def _obstacle(call: AttentionCall, method: str) -> str | None:
         return "the scores are soft-capped"
     if call.bias is not None:
         return "the scores carry a bias"
-    return gpu_obstacle(call) if method == "triton" else None
+    if method != "triton":
+        return None
+    from sinklab.attention.statistics.on_gpu import gpu_obstacle
+
+    return gpu_obstacle(call)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.matmul_precision import fast_float32
 from sinklab.attention.operation import leaves_digits
 from sinklab.attention.statistics.blocked import bucket_starts, plan_tiles, visible_counts
 from sinklab.errors import ConfigurationError
@@ -78,7 +77,6 @@ class _SecondPass:
             self.maximum = self._zeros(*heads, call.q_len)
         if "scores" in needs:
             self.score_sum = self._zeros(*heads, call.q_len)
-        self.sizes = [(call.queries.shape[3] + 1, min(rows, call.q_len), min(columns, call.kv_len))]
         self.powers = self._empty(rows * columns)
         self.tile = self._empty(rows * columns) if "entropy" in needs else None
         # Rows that are padding or see no key: their features are blanked and their weights come out as exact zeros.
@@ -164,10 +162,7 @@ class _SecondPass:
     def _tiles(
         self, queries: dict[Pair, Tensor], keys: dict[Pair, Tensor]
     ) -> Iterator[tuple[Pair, slice, slice, Tensor | None, Tensor]]:
-        """Every visible tile of every head: its place, mask and ``log2`` weights, in a buffer that the next one overwrites.
-
-        Heads go innermost, so that a mask is built once per tile and not once per tile and head.
-        """
+        """Every visible tile of every head: its place, mask and ``log2`` weights, in a buffer that the next one overwrites."""
         for tile in self.plan:
             corners = (tile.query_start, tile.query_stop, tile.key_start, tile.key_stop)
             masks = None if tile.whole else _Masks(self.call.visible.block(*corners), self.dtype)
@@ -178,8 +173,7 @@ class _SecondPass:
                 mask = None if masks is None else masks.of(*pair)
                 if mask is not None and mask.ndim == 0:
                     continue
-                with fast_float32(self.sizes):  # and not what follows: vector products are slower under it
-                    torch.mm(features[rows], keys[pair][columns].t(), out=powers)
+                torch.mm(features[rows], keys[pair][columns].t(), out=powers)
                 if mask is not None:
                     powers.add_(mask)
                 yield pair, rows, columns, mask, powers
@@ -263,10 +257,7 @@ class _SecondPass:
 
 
 class _Masks:
-    """What is added to a partly visible tile: 0 where visible, the logarithm of 0 where hidden.
-
-    Made once per distinct mask. Adding is several times as fast as a masked fill.
-    """
+    """What is added to a partly visible tile: 0 where visible, the logarithm of 0 where hidden."""
 
     def __init__(self, block: Tensor, dtype: torch.dtype) -> None:
         self.block, self.dtype = block, dtype

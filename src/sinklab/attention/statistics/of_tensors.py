@@ -94,34 +94,22 @@ def attention_statistics(
 
 
 def _check_tensors(q: Tensor, k: Tensor) -> None:
-    for name, tensor, axes in (("q", q, "(batch, heads, queries, width)"), ("k", k, "(batch, kv_heads, keys, width)")):
-        if not isinstance(tensor, Tensor):
-            raise InputError(f"`{name}` is a {type(tensor).__name__}; expected a torch tensor {axes}")
-        if tensor.ndim != 4:
-            raise InputError(f"`{name}` has shape {tuple(tensor.shape)}; expected {axes}; put the axes that are missing to 1")
-        if not tensor.numel():
-            raise InputError(f"`{name}` has shape {tuple(tensor.shape)}, which holds nothing; expected {axes}, all at least 1")
-        if not tensor.is_floating_point():
-            raise InputError(f"`{name}` is {tensor.dtype}; expected a floating-point dtype: convert it with {name}.float()")
-    if q.device != k.device or q.dtype != k.dtype:
-        what = "device" if q.device != k.device else "dtype"
-        raise InputError(
-            f"`q` has {what} {getattr(q, what)} and `k` {getattr(k, what)}; expected the same: use k.to({what}=q.{what})"
-        )
     for name, tensor in (("q", q), ("k", k)):
-        if not bool(torch.isfinite(tensor).all()):
-            bad = int((~torch.isfinite(tensor)).sum())
-            raise InputError(f"`{name}` has NaN or infinities in {bad} of {tensor.numel()} numbers; expected finite ones")
-    for axis, what in ((0, "samples"), (3, "numbers a head")):
-        if q.shape[axis] != k.shape[axis]:
+        if not isinstance(tensor, Tensor) or tensor.ndim != 4 or not tensor.numel() or not tensor.is_floating_point():
+            found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise InputError(
-                f"`q` has {q.shape[axis]} {what} and `k` {k.shape[axis]}; expected the same: {tuple(q.shape)} and "
-                f"{tuple(k.shape)} are read as (batch, heads, length, width)"
+                f"`{name}` is {found}; expected a floating-point tensor (batch, heads, length, width), each at least 1"
             )
-    if q.shape[1] % k.shape[1]:
+    for what in ("device", "dtype"):
+        if getattr(q, what) != getattr(k, what):
+            raise InputError(f"`q` has {what} {getattr(q, what)} and `k` {getattr(k, what)}; use k.to({what}=q.{what})")
+    for name, tensor in (("q", q), ("k", k)):
+        if bad := int((~torch.isfinite(tensor)).sum()):
+            raise InputError(f"`{name}` has NaN or infinities in {bad} of {tensor.numel()} numbers; expected finite ones")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
         raise InputError(
-            f"`q` has {q.shape[1]} heads and `k` {k.shape[1]}; expected a multiple, as grouped queries have: "
-            f"{tuple(q.shape)} and {tuple(k.shape)} are read as (batch, heads, length, width)"
+            f"`q` has shape {tuple(q.shape)} and `k` {tuple(k.shape)}, read as (batch, heads, length, width): batch and width "
+            "must be the same, and the heads of `q` as many as those of `k` or a multiple, as grouped queries have"
         )
 
 

@@ -214,10 +214,8 @@
     return inside.length > 1 ? inside : [low, high];
   }
   // Where there are more audits than colours, the colours come again, each time with another dash (r1, r2, … of the style).
-  const COLOURS = 6, LOOKS = 30;
   const look = (s) => `k-${s.kind}${s.round ? ` r${s.round}` : ""}`;
   const swatchOf = (s) => el("i", { class: `swatch ${look(s)}`, "aria-hidden": "true" });
-  const lookOf = (i) => ({ kind: `audit${i % COLOURS}`, round: Math.floor(i / COLOURS) });
   // figure: {title, axis, across, caption?, labels, series: [{name, kind, y, round?}], keys?: false where another legend has them, log?, threshold?, area?, tip?: i => text, height?, zoom?: not from 0,
   // xs?: where the labels stand on the axis, and points that are null are passed over}
   function chart(host, figure) {
@@ -943,104 +941,6 @@
     figures($("figures"), data.figures, data.audits.filter((audit) => audit.kind));
   }
 
-  // ---------------------------------------------------------------- the index of runs
-  const COURSES = {
-    train_loss: ["Training loss", "nats per token"], held_out_loss: ["Loss on held-out text", "nats per token"],
-    gu2024: ["Sink rate at the first position", "percent of heads and samples"], sink_loss_gap: ["What the sink is worth", "nats per token"],
-    gradient_norm: ["Norm of the gradient", "norm"], entropy: ["Entropy of attention", "nats"],
-  };
-  async function index() {
-    const body = document.querySelector("table.index tbody"), rows = [...body.rows];
-    const box = (row) => row.querySelector("input"), runOf = (row) => data.runs[row.dataset.run];
-    const haystack = new Map(rows.map((row) => [row, `${row.textContent} ${Object.entries(runOf(row).settings).map(([name, value]) => `${name}=${value}`).join(" ")}`.toLowerCase()]));
-    // Filter and ticks stand in the address, so that they outlive a reload and can be passed on.
-    const asked = new URLSearchParams(location.hash.slice(1));
-    $("filter").value = asked.get("filter") ?? "";
-    for (const name of ["kind", "status"]) $(name).value = [...$(name).options].some((option) => option.value === asked.get(name)) ? asked.get(name) : "";
-    const wanted = new Set(asked.getAll("run"));
-    for (const row of rows) box(row).checked = wanted.has(runOf(row).folder);
-
-    function keep() {
-      const parameters = new URLSearchParams();
-      for (const name of ["filter", "kind", "status"]) if ($(name).value) parameters.set(name, $(name).value);
-      for (const row of rows) if (box(row).checked) parameters.append("run", runOf(row).folder);
-      location.replace(`#${parameters}`);
-    }
-    function filter() {
-      const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-      for (const row of rows) {
-        const run = runOf(row);
-        row.hidden = !(words.every((word) => haystack.get(row).includes(word)) && [run.kind, ""].includes($("kind").value) && [run.status, ""].includes($("status").value));
-      }
-      const seen = rows.filter((row) => !row.hidden).length;
-      $("shown").textContent = seen === rows.length ? "" : `${seen} of ${rows.length} shown`;
-    }
-    const headings = [...document.querySelectorAll("table.index th[data-sort]")];
-    for (const heading of headings) {
-      heading.querySelector("button").addEventListener("click", () => {
-        const down = heading.getAttribute("aria-sort") === "ascending", column = heading.cellIndex, numeric = heading.dataset.sort === "number";
-        for (const other of headings) other.setAttribute("aria-sort", other === heading ? (down ? "descending" : "ascending") : "none");
-        const key = (row) => (numeric ? Number(row.cells[column].dataset.value || NaN) : row.cells[column].textContent.trim());
-        const order = (one, two) => (numeric ? (Number.isNaN(one) || Number.isNaN(two) ? Number.isNaN(one) - Number.isNaN(two) : (one - two) * (down ? -1 : 1)) : one.localeCompare(two) * (down ? -1 : 1));
-        body.append(...[...rows].sort((one, two) => order(key(one), key(two))));
-      });
-    }
-    function sideBySide() {
-      const runs = rows.filter((row) => box(row).checked).map(runOf);
-      $("untick").hidden = !runs.length;
-      const host = $("compare-host");
-      host.replaceChildren();
-      $("figures").replaceChildren();
-      $("compare-hint").hidden = runs.length > 0;
-      if (!runs.length) return;
-      const names = runs.map((run) => (runs.filter((other) => other.name === run.name).length > 1 ? run.folder : run.name));
-      const swatch = (i) => (i < LOOKS ? swatchOf(lookOf(i)) : null);
-      const grid = (lines) => el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "compare" },
-        el("thead", {}, el("tr", {}, el("td"), ...names.map((name, i) => el("th", { scope: "col" }, swatch(i), name)))),
-        el("tbody", {}, ...lines.map(([name, values]) => el("tr", {}, el("th", { scope: "row", text: name }), ...values.map((value) => el("td", { text: value })))))));
-      const texts = new Set(runs.map((run) => run.tokens).filter(Boolean));
-      if (texts.size > 1) host.append(el("p", { class: "missing warning", role: "note", text: "These runs read different texts: their losses and rates do not compare as they stand." }));
-      const versionsOf = (metric) => [...new Set(runs.map((run) => run.versions[metric]).filter(Boolean))];
-      const redefined = [...new Set(runs.flatMap((run) => Object.keys(run.versions)))].filter((metric) => versionsOf(metric).length > 1);
-      if (redefined.length) host.append(el("p", { class: "missing warning", role: "note", text: `These runs differ in the definition of ${redefined.map((metric) => `${metric} (versions ${versionsOf(metric).sort().join(" and ")})`).join(", ")}: such numbers do not compare.` }));
-      if (runs.length > LOOKS) host.append(el("p", { class: "missing", role: "note", text: `Only the first ${LOOKS} of these ${runs.length} runs have lines in the figures: more would look alike. Untick some to see others.` }));
-      const union = (of) => [...new Set(runs.flatMap((run) => Object.keys(run[of])))];
-      if (runs.length > 1) {
-        const alike = runs.every((run) => run.kind === runs[0].kind);
-        const differing = union("settings").filter((name) => new Set(runs.map((run) => run.settings[name])).size > 1 && (alike || runs.every((run) => name in run.settings)));
-        host.append(el("h3", { text: alike ? "Settings that differ" : "Settings of all of them that differ" }));
-        host.append(differing.length ? grid(differing.map((name) => [name, runs.map((run) => run.settings[name] ?? "–")])) : el("p", { class: "hint", text: "None." }));
-      }
-      const line = (name) => {
-        const unit = runs.find((run) => name in run.numbers).numbers[name][1];
-        return [unit && unit !== "1" ? `${name} (${unit})` : name, runs.map((run) => fmt(run.numbers[name]?.[0]))];
-      };
-      const has = (name) => runs.filter((run) => name in run.numbers).length, known = union("numbers");
-      const shared = known.filter((name) => has(name) > 1 || runs.length === 1), single = known.filter((name) => has(name) === 1 && runs.length > 1);
-      if (shared.length) host.append(el("h3", { text: "Numbers of the whole model" }), grid(shared.map(line)));
-      if (single.length) host.append(el("details", {}, el("summary", { text: `${plural(single.length, "number")} of one of them only` }), grid(single.map(line))));
-      if (!known.length) host.append(el("p", { class: "hint", text: "No numbers of a whole model are kept." }));
-      const drawn = [];
-      for (const [metric, [title, axis]] of Object.entries(COURSES)) {
-        const with_ = runs.map((run, i) => [run.curves[metric], i]).slice(0, LOOKS).filter(([curve]) => curve);
-        if (!with_.length) continue;
-        const xs = [...new Set(with_.flatMap(([curve]) => curve[0]))].sort((one, two) => one - two);
-        drawn.push({
-          title, axis, across: "training step", xs, labels: xs, zoom: metric.endsWith("loss"), tip: (i) => `step ${xs[i]}`,
-          series: with_.map(([[steps, values], i]) => ({ name: names[i], ...lookOf(i), y: xs.map((step) => values[steps.indexOf(step)] ?? null) })),
-        });
-      }
-      const shown = new Set(drawn.flatMap((figure) => figure.series.map((line) => line.name)));
-      figures($("figures"), drawn, names.slice(0, LOOKS).map((name, i) => ({ name, ...lookOf(i) })).filter((line) => shown.has(line.name)));
-    }
-    $("filter").addEventListener("input", () => { filter(); keep(); });
-    for (const name of ["kind", "status"]) $(name).addEventListener("change", () => { filter(); keep(); });
-    body.addEventListener("change", () => { sideBySide(); keep(); });
-    $("untick").addEventListener("click", () => { for (const row of rows) box(row).checked = false; sideBySide(); keep(); });
-    filter();
-    sideBySide();
-  }
-
   makeRamps();
   repaint();
   // The frame of a notebook's cell is as high as its page, which a frame of another origin does not let it be.
@@ -1051,7 +951,7 @@
     if (frame) new ResizeObserver(() => { frame.style.height = `${Math.min(1400, document.body.scrollHeight + 4)}px`; }).observe(document.body);
   }
 
-  const pages = { report, compare: comparison, heads: headsPage, index };
+  const pages = { report, compare: comparison, heads: headsPage };
   const nothing = async () => {}; // other pages have nothing that a script draws
   (pages[data.page] ?? nothing)().then(
     () => { repaint(); root.dataset.ready = "true"; },

@@ -16,7 +16,7 @@ from sinklab.registry import spelled
 from sinklab.report.pack import round_matrix
 from sinklab.report.page import render
 from sinklab.results.blocks import Bar, Grid, names, number, percent
-from sinklab.results.file import check_file, write_file
+from sinklab.results.file import write_file
 from sinklab.results.html import html
 from sinklab.results.intervals import just_above
 from sinklab.results.naming import display_token
@@ -24,7 +24,7 @@ from sinklab.studies.audit.folder import Audit, View, read_audit
 from sinklab.studies.audit.found import bos_words, condition_name, loss_unit
 from sinklab.studies.audit.page import DEFINITIONS, LOOKS, head_rates, layer_figures, look_of
 
-__all__ = ["comparison_findings", "comparison_table", "comparison_warning", "format_comparison", "write_comparison"]
+__all__ = ["Comparison"]
 
 _PERCENT = " (%)"
 """Rows whose name ends so are percentages."""
@@ -49,106 +49,84 @@ Column = tuple[str, Audit, View]
 """Name of a model, or of a part of it; its audit; and its numbers."""
 
 
-def comparison_table(folders: Sequence[Path]) -> pd.DataFrame:
-    """What two or more audits found: one column per audit, one row per number.
+class Comparison:
+    """What two or more audits found, side by side; of an encoder–decoder each part by itself, since it has sinks of its own.
 
     Args:
         folders: output directories of audits.
 
-    Returns:
-        A table of objects: ``float``, ``int``, ``str``, or ``None`` for what was not measured. Columns are the models' names,
-        with the folder's where two are alike; rows whose name ends in ``(%)`` are percentages, others name their unit.
-        :func:`format_comparison` turns it into text.
+    Attributes:
+        table: of objects, ``float``, ``int``, ``str``, or ``None`` for what was not measured: one column per audit, called as its
+            model, with the folder's name where two are alike; one row per number, whose unit its name says: ``(%)``.
+        findings: the finding of every column in a sentence, its name in front.
+        warning: what keeps the audits from being compared: other texts, settings, or definitions; empty if nothing does.
 
     Raises:
         ConfigurationError: fewer than two folders.
         InputError, ResultError: a folder is not the output directory of an audit.
     """
-    return _table(_read(folders))
 
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._columns = _read(folders)
+        self._count = len(folders)
+        self.table = _table(self._columns)
+        self.findings = [f"{name}: {view.found.finding}" for name, _, view in self._columns]
+        self.warning = _warning([audit for _, audit, _ in self._columns])
 
-def format_comparison(table: pd.DataFrame) -> pd.DataFrame:
-    """The same table as text: three significant digits, percentages with one or two decimals, an en dash for ``None``."""
-    return pd.DataFrame(
-        {name: [_write(row, value) for row, value in zip(table.index, table[name], strict=True)] for name in table.columns},
-        index=table.index,
-    )
-
-
-def comparison_findings(folders: Sequence[Path]) -> list[str]:
-    """The finding of every column of the table in a sentence, its name in front.
-
-    Raises:
-        ConfigurationError, InputError, ResultError: as :func:`comparison_table`.
-    """
-    return _findings(_read(folders))
-
-
-def comparison_warning(folders: Sequence[Path]) -> str:
-    """What keeps audits from being compared: other texts, settings, or definitions; empty if nothing does.
-
-    Raises:
-        ConfigurationError, InputError, ResultError: as :func:`comparison_table`.
-    """
-    return _warning([audit for _, audit, _ in _read(folders)])
-
-
-def write_comparison(folders: Sequence[Path], path: Path, *, overwrite: bool = False) -> Path:
-    """Write one HTML page that shows audits side by side; whole or not at all, and without a need for any network.
-
-    Args:
-        folders: output directories of audits.
-        path: the page to write.
-        overwrite: replace a file that is there.
-
-    Returns:
-        ``path``.
-
-    Raises:
-        ConfigurationError: fewer than two folders.
-        InputError, ResultError: a folder is not the output directory of an audit, or what is at the path is not replaced
-            (:func:`~sinklab.results.file.check_file`).
-    """
-    path = Path(path)
-    check_file(path, overwrite, "path")
-    columns = _read(folders)
-    table = format_comparison(_table(columns))
-    headings = ["", *table.columns]
-    context = {
-        "names": list(table.columns),
-        "looks": [look_of(index) for index in range(LOOKS)],
-        "count": len(folders),  # an encoder–decoder has a column for each part, and is one audit
-        "sentences": _findings(columns),
-        "warning": _warning([audit for _, audit, _ in columns]),
-        "numbers": html([Grid(headings, [[row, *table.loc[row]] for row in table.index])]),
-        "conditions": html([Grid(headings, _conditions(columns))]),
-    }
-    figures = layer_figures([(name, view) for name, _, view in columns])
-    data: dict[str, Any] = {"page": "compare", "figures": figures, "audits": []}
-    for index, (name, audit, view) in enumerate(columns):
-        main, column = view.found.main, view.found.column or 0
-        rates = view.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
-        shown: Any = None if rates is None or column >= rates.shape[-1] else round_matrix(rates[..., column])
-        if main is not None and main.kind != "position":
-            shown = head_rates(view.numbers, main)
-        data["audits"].append(
-            {
-                "name": name,
-                **look_of(index),
-                "grid": [{"layer": row.layer, "module": row.module, "label": row.label} for row in view.numbers.grid],
-                "heads": view.numbers.num_heads,
-                "position": column,
-                "place": main.name if main is not None else "position 0",
-                "rates": shown,
-            }
+    def as_text(self) -> pd.DataFrame:
+        """The table as text: three significant digits, percentages with one or two decimals, an en dash for ``None``."""
+        rows = self.table.index
+        return pd.DataFrame(
+            {name: [_write(row, value) for row, value in self.table[name].items()] for name in self.table.columns}, index=rows
         )
-    page = render("compare.html.j2", context, data, {})
-    write_file(path, lambda temporary: temporary.write_text(page, encoding="utf-8"), overwrite=overwrite, name="path")
-    return path
+
+    def write(self, path: Path, *, overwrite: bool = False) -> Path:
+        """Write one HTML page, whole or not at all, and without a need for any network; its path is given back.
+
+        Raises:
+            InputError: what is at the path is not replaced (:func:`~sinklab.results.file.check_file`).
+        """
+        path, columns, table = Path(path), self._columns, self.as_text()
+        headings = ["", *table.columns]
+        context = {
+            "names": list(table.columns),
+            "looks": [look_of(index) for index in range(LOOKS)],
+            "count": self._count,  # an encoder–decoder has a column for each part, and is one audit
+            "sentences": self.findings,
+            "warning": self.warning,
+            "numbers": html([Grid(headings, [[row, *table.loc[row]] for row in table.index])]),
+            "conditions": html([Grid(headings, _conditions(columns))]),
+        }
+        data = {
+            "page": "compare",
+            "figures": layer_figures([(name, view) for name, _, view in columns]),
+            "audits": [_heads_of(index, *column) for index, column in enumerate(columns)],
+        }
+        page = render("compare.html.j2", context, data, {})
+        write_file(path, lambda temporary: temporary.write_text(page, encoding="utf-8"), overwrite=overwrite, name="path")
+        return path
+
+
+def _heads_of(index: int, name: str, audit: Audit, view: View) -> dict[str, Any]:
+    """What the script draws the heads of a column from."""
+    main, column = view.found.main, view.found.column or 0
+    rates = view.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
+    shown: Any = None if rates is None or column >= rates.shape[-1] else round_matrix(rates[..., column])
+    if main is not None and main.kind != "position":
+        shown = head_rates(view.numbers, main)
+    return {
+        "name": name,
+        **look_of(index),
+        "grid": [{"layer": row.layer, "module": row.module, "label": row.label} for row in view.numbers.grid],
+        "heads": view.numbers.num_heads,
+        "position": column,
+        "place": main.name if main is not None else "position 0",
+        "rates": shown,
+    }
 
 
 def _read(folders: Sequence[Path]) -> list[Column]:
-    """Audits with names that differ; of an encoder–decoder each part by itself, since it has sinks of its own."""
+    """Audits with names that differ, each part of an encoder–decoder by itself."""
     if len(folders) < 2:
         raise ConfigurationError(f"a comparison needs two or more output directories of audits; got {len(folders)}")
     audits = [read_audit(Path(folder)) for folder in folders]
@@ -168,10 +146,6 @@ def _read(folders: Sequence[Path]) -> list[Column]:
         for name, audit in zip(called, audits, strict=True)
         for view in audit.views
     ]
-
-
-def _findings(columns: Sequence[Column]) -> list[str]:
-    return [f"{name}: {view.found.finding}" for name, _, view in columns]
 
 
 def _table(columns: Sequence[Column]) -> pd.DataFrame:

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import PARTS, AttentionCall, LayerOutput, Part, Statistics
-from sinklab.attention.maps import AttentionMaps
+from sinklab.attention.maps import AttentionMaps, token_text
 from sinklab.attention.probe import OfPart, Probe, Watcher
 from sinklab.attention.session import Session
-from sinklab.attention.token_text import token_text
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import corpus_record, read_samples
 from sinklab.corpora.base import HELD, Corpus
@@ -28,7 +27,7 @@ from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_two_sided, loss_kind
 from sinklab.models.tokenizer import kind_of
-from sinklab.probes._of_sink import SinkProbe
+from sinklab.probes._shared import SinkProbe
 from sinklab.registry import probes as probe_registry
 from sinklab.report.maps import PICTURES_FILE
 from sinklab.results.blocks import names

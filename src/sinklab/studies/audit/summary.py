@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from sinklab.attention.anatomy import attending_layers, layers_without_attention
 from sinklab.attention.call import Part
 from sinklab.corpora import _reading
 from sinklab.corpora.samples import Samples
-from sinklab.models.layer_kinds import attending_layers, layers_without_attention
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
 from sinklab.models.positions import length_warnings

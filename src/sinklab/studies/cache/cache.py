@@ -74,6 +74,7 @@ def compare_policies(
     from sinklab.results.table import make_table
     from sinklab.streaming.limits import length_known
     from sinklab.streaming.quantized import read_bits
+    from sinklab.studies.cache import SECTION
     from sinklab.studies.cache.comparison import compared, require_next_token
     from sinklab.studies.cache.found import quantized_rows
     from sinklab.studies.cache.plan import (
@@ -85,7 +86,7 @@ def compare_policies(
         long_texts,
     )
     from sinklab.studies.cache.rounding import quantized_caches, require_quantized
-    from sinklab.studies.cache.show import SECTION, write_page
+    from sinklab.studies.cache.show import write_page
     from sinklab.studies.export.chosen import FOLDER, advised_exports, checked_engines, require_advice, write_exports
     from sinklab.studies.measure.probing import uses_bos
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.token_text import token_text
+from sinklab.attention.maps import token_text
 from sinklab.corpora.base import PASSAGES_IN_VAIN, Corpus, Encoder, TextCorpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.corpora.text_folder import TextFolder

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.forward_arguments import cache_argument
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import input_device
 from sinklab.attention.session import Session
 from sinklab.models.loading import LoadedModel

@@ -8,11 +8,11 @@ from pathlib import Path
 from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Say, interval, names, number
 from sinklab.results.intervals import LEAST_PARTS, rare_cost
 from sinklab.results.naming import counted
-from sinklab.results.sections import Section
+from sinklab.studies.cache import SECTION
 from sinklab.studies.cache.found import Comparison, Difference, PolicyEntry, QuantizedEntry
 from sinklab.studies.export.found import INTEGER_MARGIN, show_exports
 
-__all__ = ["SECTION", "must_stay_whole", "recommended", "show", "show_quantized", "write_page"]
+__all__ = ["must_stay_whole", "recommended", "show", "show_quantized", "write_page"]
 
 
 def show(found: Comparison) -> Iterator[Block]:
@@ -183,20 +183,6 @@ def must_stay_whole(entries: list[QuantizedEntry], kind: str) -> str:
         return f"{kind}: no token must stay in full precision; {change}."
     places = f"position{'s' if len(fewest.positions) > 1 else ''} {names(list(map(str, fewest.positions)))}"
     return f"{kind}: keep {places} ({fewest.whole}) in full precision; {change}."
-
-
-SECTION = Section(
-    name="cache",
-    title="Which cache policy",
-    lead="Long texts read under policies that hold the same number of tokens: what a window loses without the sinks, and with "
-    "them, against one computed anew for every token and against keeping everything.",
-    help="Also read a few long texts under cache policies: what a window loses without the sinks, and with them.",
-    found=Comparison,
-    show=show,
-    measure="sinklab.studies.cache.comparison:policies_section",
-    text_only="a cache holds what a decoder has read of a text",
-    default=True,
-)
 
 
 def write_page(folder: Path) -> Path:

@@ -18,7 +18,7 @@ from sinklab.studies.arguments import command
 from sinklab.studies.card.reproduction import command_of, public_name
 
 if TYPE_CHECKING:
-    from sinklab.report.runs import IndexedRun
+    from sinklab.report.runs import FinishedRun
     from sinklab.studies.card.numbers import CardNumber
 
 __all__ = ["Card", "card", "card_of", "front_matter"]
@@ -85,11 +85,11 @@ def card_of(folder: Path) -> Card:
     Raises:
         InputError: no finished run there, or one that says nothing about a model.
     """
-    from sinklab.report.runs import index_run
+    from sinklab.report.runs import run_of
     from sinklab.results.table import read_run
     from sinklab.studies.card.numbers import metrics_of_run
 
-    record, run = read_run(folder), index_run(folder)
+    record, run = read_run(folder), run_of(folder)
     summary = read_run(folder, "summary.json") if (folder / "summary.json").is_file() else {}
     kind, model = run.kind, public_name(run.model)
     if kind in NO_MODEL:
@@ -99,7 +99,7 @@ def card_of(folder: Path) -> Card:
     shown = list(_blocks(kind, summary, run, record))
     if not model or not shown:
         raise InputError(f"{folder} is a run of {kind} that says nothing about a model as a whole, so there is no card of it")
-    line = command_of(record, summary, model)
+    line = command_of(record, summary, run.model)
     blocks = [Heading("Attention sinks"), *shown, Heading("How to reproduce", 3)]
     fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 3)
     again = f"{fence}console\n{line}\n{fence}\n\n" if line else ""
@@ -110,7 +110,7 @@ def card_of(folder: Path) -> Card:
     return Card(model, kind, _task(kind, summary), corpus, text, numbers)
 
 
-def _blocks(kind: str, summary: Mapping[str, Any], run: IndexedRun, record: Mapping[str, Any]) -> Iterator[Block]:
+def _blocks(kind: str, summary: Mapping[str, Any], run: FinishedRun, record: Mapping[str, Any]) -> Iterator[Block]:
     """What the study itself shows; of others the finding and the numbers of the whole model."""
     if kind in sections():
         yield from sections()[kind].blocks(summary)
@@ -179,7 +179,7 @@ def _corpus(record: Mapping[str, Any]) -> str:
     return str(named or (data.get("corpus") if isinstance(data, dict) else None) or ", ".join(listed))
 
 
-def _made(record: Mapping[str, Any], summary: Mapping[str, Any], run: IndexedRun) -> Iterator[tuple[str, str]]:
+def _made(record: Mapping[str, Any], summary: Mapping[str, Any], run: FinishedRun) -> Iterator[tuple[str, str]]:
     """Identities: versions, weights, texts, run."""
     versions, hardware = record.get("versions") or {}, record.get("hardware") or {}
     commit = f" ({str(record['commit'])[:12]})" if record.get("commit") else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sinklab.registry import spelled
-from sinklab.report.runs import IndexedRun
+from sinklab.report.runs import FinishedRun
 from sinklab.studies.card.reproduction import probe_settings, public_spec
 
 __all__ = ["CardNumber", "metrics_of_run"]
@@ -35,7 +35,7 @@ class CardNumber:
     unit: str
 
 
-def metrics_of_run(kind: str, record: Summary, summary: Summary, run: IndexedRun) -> list[CardNumber]:
+def metrics_of_run(kind: str, record: Summary, summary: Summary, run: FinishedRun) -> list[CardNumber]:
     """The numbers of a run; those of its table where its command is not known here."""
     if kind in KINDS:
         return list(KINDS[kind](record, summary))

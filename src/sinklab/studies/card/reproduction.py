@@ -25,9 +25,6 @@ FUNCTIONS = {
 }
 """Commands about one model whose record has all that makes the run again."""
 
-TEXTS = ("corpus", "domains")
-"""Options that name corpora."""
-
 OWN_INPUTS = ("inputs", "own inputs")
 """What stands in the place of a corpus where a run was given inputs from Python."""
 
@@ -36,10 +33,10 @@ ELSEWHERE = {"causes": {"positions": "seq_len"}}
 
 
 def command_of(record: Mapping[str, object], summary: Mapping[str, object], model: str) -> str:
-    """The line, or an empty text for commands that this is not known of.
+    """The line, with models and texts as they were named, or an empty text for commands that this is not known of.
 
     Args:
-        model: name of the model as :func:`public_name` gives it.
+        model: as the run has it: a path, or a name on the hub.
     """
     kind = str(record.get("kind"))
     if kind == "pretrain":
@@ -111,13 +108,12 @@ def _option(name: str, value: object) -> list[str]:
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
     if isinstance(value, list):
-        return [f"--{option}={','.join(public_spec(str(spec)) for spec in value)}"]
-    text = str(value)
-    return [f"--{option}={public_name(text)}" if "/" in text and name not in TEXTS else f"--{option}={text}"]
+        return [f"--{option}={','.join(map(str, value))}"]
+    return [f"--{option}={value}"]
 
 
 def _texts(record: Mapping[str, object], named: str) -> list[str | None] | None:
-    """What the corpora of a run are written as, without the folders of the machine; ``None`` for what no line can name."""
+    """What the corpora of a run are written as; ``None`` for what no line can name."""
     corpus, domains = record.get("corpus"), record.get("domains")
     if corpus is None and domains is None:
         return [None] if named in OWN_INPUTS else None
@@ -139,7 +135,7 @@ def _written(settings: object) -> str | None:
     """A corpus as it is typed: a name or path by itself, or with settings."""
     if not isinstance(settings, dict):
         return None
-    return public_name(str(settings["name"])) if len(settings) == 1 else public_spec(spelled(settings))
+    return str(settings["name"]) if len(settings) == 1 else spelled(settings)
 
 
 def public_spec(text: str) -> str:

@@ -95,14 +95,14 @@ def find_causes(
     from torch import nn
     from transformers import PreTrainedModel
 
+    from sinklab.attention.anatomy import unwrapped
     from sinklab.models.loading import LoadedModel, require_as_it_is
-    from sinklab.models.wrappers import unwrapped
     from sinklab.report.page import write_blocks_page
     from sinklab.results.record import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
+    from sinklab.studies.causes import SECTION
     from sinklab.studies.causes.measurement import examine, facts_of
-    from sinklab.studies.causes.show import SECTION
     from sinklab.studies.causes.texts import Texts, texts_of_budget
     from sinklab.studies.measure.probing import uses_bos
 

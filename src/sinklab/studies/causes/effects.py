@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend

@@ -11,7 +11,6 @@ several times in one forward of the model (ALBERT), all that is said of modules 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,6 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.editing import Editing, edited_outputs, of_heads
 from sinklab.attention.intervention import HeadIntervention
-from sinklab.attention.matmul_precision import fast_float32, linear_sizes
 from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError
 from sinklab.results.run import Progress, silent
@@ -89,7 +87,7 @@ def measure_effects(
         done += number
         progress("effects", done, total)
 
-    with torch.no_grad(), _fast_products(model, samples):
+    with torch.no_grad():
         plan = _make_plan(model, samples, readout, variants, heads)
         for start, part in samples.parts(batch_size):
             rows = slice(start, start + len(part))
@@ -111,13 +109,6 @@ def measure_effects(
         loss[:, plan.slow], divergence[:, plan.slow], clean_loss = slow.loss, slow.divergence, slow.clean_loss
     names = [variant.name for variant in variants]
     return Effects(names, list(heads), samples.domain_names, loss, divergence, clean_loss, readout.unit, plan.record)
-
-
-def _fast_products(model: nn.Module, samples: Samples) -> contextlib.AbstractContextManager[bool]:
-    weight = next(model.parameters(), None)
-    if weight is None or weight.device.type != "cpu" or weight.dtype != torch.float32:
-        return contextlib.nullcontext(False)
-    return fast_float32(linear_sizes(model, samples.domains.numel()))
 
 
 @dataclasses.dataclass(eq=False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import Site
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.intervention import HeadIntervention, Intervention, Place
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from sinklab.attention.anatomy import attending_layers
 from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, SinklabError, UnsupportedModelError
-from sinklab.models.layer_kinds import attending_layers
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, loss_kind
 from sinklab.models.positions import length_warning

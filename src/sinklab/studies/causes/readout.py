@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.losses import LossKind, cross_entropies, loss_kind, tokens_at_once
 from sinklab.studies.causes.samples import Samples

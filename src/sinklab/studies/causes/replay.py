@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, Site, Statistics, run_name, run_of
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.modules import held
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend

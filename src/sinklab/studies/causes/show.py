@@ -8,7 +8,6 @@ from typing import Any
 
 from sinklab.results.blocks import Bar, Block, Curves, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
 from sinklab.results.intervals import Interval
-from sinklab.results.sections import Section
 from sinklab.studies.causes.found import (
     Causes,
     ExaminedGroup,
@@ -22,7 +21,7 @@ from sinklab.studies.causes.found import (
     ThreeMetrics,
 )  # fmt: skip
 
-__all__ = ["SECTION", "show"]
+__all__ = ["show"]
 
 LABELS: dict[str, tuple[str, str]] = {
     "semantic": ("S", "silencing it costs loss, and so does its output on another text"),
@@ -278,16 +277,3 @@ def _name(entry: Labelled) -> str:
 def _words(head: ExaminedHead) -> str:
     of = ", ".join(f"{label} on {domain}" for domain, label in head.domains.items()) if len(head.domains) > 1 else ""
     return f"Layer {head.layer}, head {head.head}: {head.label}{f' ({of})' * bool(of)}"
-
-
-SECTION = Section(
-    name="causes",
-    title="What the sink is for",
-    lead="Each head was edited alone and the loss measured again: with all of its attention on the sink, with the sink hidden, "
-    "with an output of zero, and with its output on another text. The change of the loss shows what the head does.",
-    help="Find out what every head does with the sink, by interventions (docs/explain.md); takes a minute or more.",
-    found=Causes,
-    show=show,
-    measure="sinklab.studies.causes.measurement:causes_section",
-    text_only="it is made for models with a loss of tokens",
-)

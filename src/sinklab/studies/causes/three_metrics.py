@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics, run_of
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.probe import Watcher, documents_of
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError

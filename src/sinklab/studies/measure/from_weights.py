@@ -19,7 +19,7 @@ from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal, Dense, Everything, Visibility, Window
 from sinklab.configuration import check_numbers
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.probes._of_sink import SinkProbe
+from sinklab.probes._shared import SinkProbe
 from sinklab.registry import probes as registry
 from sinklab.results.naming import counted
 from sinklab.results.progress import warn

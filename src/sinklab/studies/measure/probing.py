@@ -12,18 +12,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.anatomy import uses_returned
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.modules import has_all_heads, input_device, placement_of
 from sinklab.attention.operation import Operation
 from sinklab.attention.probe import Probe, named_twice
-from sinklab.attention.returned import attend_returned, bytes_of_weights, unavailable, uses_returned
 from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import HELD, Encoder
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel, opened
 from sinklab.models.losses import IGNORED, cross_entropies, is_two_sided
-from sinklab.models.media import has_own_length
 from sinklab.registry import probes as probe_registry
 from sinklab.results.metric import metrics_of
 from sinklab.results.requirements import in_units, require_memory
@@ -149,7 +148,11 @@ def require_length(loaded: LoadedModel, drawn: Samples, seq_len: int) -> None:
     Raises:
         ConfigurationError: it is neither the default nor what they have.
     """
-    if seq_len not in (SEQ_LEN, drawn.positions) and has_own_length(loaded):
+    if seq_len in (SEQ_LEN, drawn.positions) or drawn.tokens is not None:
+        return
+    from sinklab.models.media import has_own_length
+
+    if has_own_length(loaded):
         have = "positions of their own" if drawn.positions is None else f"{drawn.positions:,} positions each"
         whose = f"{type(loaded.model).__name__}, whose {HELD[drawn.kind]} have {have}"
         raise ConfigurationError(f"`seq_len` {seq_len} has no effect on {whose}; leave it out")
@@ -224,20 +227,28 @@ def sample_losses(model: PreTrainedModel, samples: Samples) -> Tensor:
 
 def looking_at(model: PreTrainedModel, probes: Sequence[Probe] = ()) -> AbstractContextManager[Session]:
     """A session on the model; of the second tier (:mod:`sinklab.attention.returned`) if its attention is its own code."""
-    return attend_returned(model, probes) if uses_returned(model) else attend(model, probes)
+    if not uses_returned(model):
+        return attend(model, probes)
+    from sinklab.attention.returned import attend_returned
+
+    return attend_returned(model, probes)
 
 
 def not_measured(model: PreTrainedModel) -> dict[str, str]:
     """Registered probes that the tier of a model does not serve, each with what it reads; none on the attention interface."""
-    return (
-        {name: words for name in probe_registry if (words := unavailable(probe_registry[name]))} if uses_returned(model) else {}
-    )
+    if not uses_returned(model):
+        return {}
+    from sinklab.attention.returned import unavailable
+
+    return {name: words for name in probe_registry if (words := unavailable(probe_registry[name]))}
 
 
 def _room_for_weights(
     model: PreTrainedModel, samples: Samples, batch_size: int | None, size: int, stage: str
 ) -> tuple[int, str]:
     """Samples of a batch whose weights a model can return at once, and the stage with the memory that they take."""
+    from sinklab.attention.returned import bytes_of_weights
+
     positions = samples.positions or UNKNOWN_POSITIONS
     one = bytes_of_weights(model, 1, positions)
     size = min(len(samples), batch_size or max(1, min(size, WEIGHTS_AT_ONCE // one)))

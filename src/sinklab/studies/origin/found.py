@@ -10,7 +10,7 @@ from typing import Literal
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
 
-__all__ = ["Channel", "Edited", "HeadWeight", "Norms", "Origin", "Origins", "RegistersFound", "Unit", "Weight", "origin_rows"]
+__all__ = ["Channel", "Death", "Edited", "HeadWeight", "Norms", "Origin", "Origins", "Unit", "origin_rows"]
 
 NORM_RATIO = Metric(
     "place_norm_ratio",
@@ -43,24 +43,11 @@ PLACE_WEIGHT = Metric(
     range=(0.0, 1.0),
 )
 ORIGIN_LOSS = Metric("origin_loss_change", "nats", "Mean over samples of the change of their mean loss under the edit.")
-REGISTER_WEIGHT = Metric(
-    "register_weight",
-    "weight",
-    "Mean over samples, the queries that are no register and the heads behind the origin of the weight on all added registers "
-    "together.",
-    range=(0.0, 1.0),
-)
-DIVERGENCE = Metric(
-    "class_divergence",
-    "nats",
-    "Mean over samples of the KL divergence of the class probabilities from those of the model as it is.",
-    range=(0.0, float("inf")),
-)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a neuron, head or neuron of an expert writes: along the mean write, in its own direction, into the first channel."""
+    """What a neuron or head writes: along the mean write, in its own direction, into the first channel."""
 
     unit: int
     name: str
@@ -80,26 +67,8 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class Weight:
-    """A part of a parameter that stands behind a unit, such as ``[:, 233]``, and its largest entry by size.
-
-    ``times_median``: its norm over that of the median part; ``rank``: how many entries of the parameter are as large.
-    """
-
-    unit: int
-    parameter: str
-    part: str
-    role: Literal["writes", "reads"]
-    norm: float
-    times_median: float | None
-    channel: int
-    value: float
-    rank: int
-
-
-@dataclass(frozen=True)
 class Edited:
-    """What one edit does on ``units``, ``controls`` (random units, mean over draws), ``write``, ``channels`` or ``registers``:
+    """What one edit does on ``units``, ``controls`` (random units, one draw a sample), ``write`` or ``channels``:
     change of the loss in nats, weight of its own heads, largest over median size, and shares kept of these two."""
 
     edit: str
@@ -121,6 +90,16 @@ class Norms:
 
 
 @dataclass(frozen=True)
+class Death:
+    """The write that takes half of the norm at the place away again: its block, what it is, the norm before and behind it."""
+
+    block: int
+    sublayer: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class HeadWeight:
     """What one head gives to the place: as the model is, if attention were uniform, and under edits by their names.
 
@@ -139,20 +118,13 @@ class HeadWeight:
 
 
 @dataclass(frozen=True)
-class RegistersFound:
-    """What moving the neurons' activations to added tokens does to heads and to classes, and silencing alone to classes."""
-
-    number: int
-    weight: float | None
-    divergence: Interval | None
-    silenced: Interval | None
-
-
-@dataclass(frozen=True)
 class Origin:
-    """Where one sink, or a spike that is no sink of its own, is born; ``None`` where that is not known.
+    """Where one sink, or a spike that is no sink of its own, is born, once or again; ``None`` where that is not known.
 
     Attributes:
+        birth, births: which birth of the place this is, from 1, and of how many.
+        last: block whose heads are the last to read what is born here, where the place is born again; ``None`` elsewhere.
+        death: what writes it away again, up to the next birth.
         by: ``norm`` where it jumps at a write, ``pull`` where a write makes the scores of its key, or ``none``.
         before, after, peak: norm over that of other tokens, before and behind the write, and at most.
         pull, pull_lost: how far its scores stand above the others, and by how much they fall without the write.
@@ -167,11 +139,15 @@ class Origin:
     kind: str
     positions: list[int]
     description: str
+    birth: int
+    births: int
     by: Literal["norm", "pull", "none"]
     stage: int | None
     block: int | None
     module: str | None
     sublayer: str | None
+    last: int | None
+    death: Death | None
     before: float
     after: float
     peak: float
@@ -187,7 +163,6 @@ class Origin:
     unit_kind: str | None
     num_units: int | None
     units: list[Unit]
-    weights: list[Weight]
     weight: float | None
     uniform: float | None
     weight_by_block: list[float | None]
@@ -195,7 +170,6 @@ class Origin:
     spiked: bool
     edits: list[Edited]
     heads: list[HeadWeight]
-    registers: RegistersFound | None = None
     verdict: str = ""
 
     def edit(self, on: str, name: str) -> Edited | None:
@@ -226,9 +200,6 @@ def origin_rows(origin: Origin, heads: Sequence[tuple[str, int, int, float]], sa
         samples: that have the place.
     """
     common: Coordinates = {"probe": "origin", "sink": origin.place, "count": samples}
-    for number, (place, others) in enumerate(zip(origin.norms.place, origin.norms.others, strict=True)):
-        if others and math.isfinite(place):
-            yield {**common, "metric": NORM_RATIO, "value": place / others, "layer": number - 1}
     if origin.block is not None:
         # Units and channels are neither heads nor positions, whose columns others count.
         at: Coordinates = {**common, "layer": origin.block}
@@ -237,23 +208,21 @@ def origin_rows(origin: Origin, heads: Sequence[tuple[str, int, int, float]], sa
         for channel in origin.channels:
             named = f"{origin.module}, channel {channel.channel}"
             yield {**at, "metric": CHANNEL_WRITE, "value": channel.value, "module": named}
-    for module, layer, head, weight in heads:
-        if math.isfinite(weight):
-            cell: Coordinates = {**common, "module": module, "layer": layer, "head": head}
-            yield {**cell, "metric": PLACE_WEIGHT, "value": weight}
-    yield {**common, "metric": SPIKE, "value": origin.spike}
+    if origin.birth == 1:
+        for number, (place, others) in enumerate(zip(origin.norms.place, origin.norms.others, strict=True)):
+            if others and math.isfinite(place):
+                yield {**common, "metric": NORM_RATIO, "value": place / others, "layer": number - 1}
+        for module, layer, head, weight in heads:
+            if math.isfinite(weight):
+                cell: Coordinates = {**common, "module": module, "layer": layer, "head": head}
+                yield {**cell, "metric": PLACE_WEIGHT, "value": weight}
+    which = f"birth {origin.birth}: " if origin.births > 1 else ""
+    yield {**common, **({"intervention": f"{which}as it is"} if which else {}), "metric": SPIKE, "value": origin.spike}
     for edit in origin.edits:
-        edited: Coordinates = {**common, "intervention": f"{edit.on}: {edit.edit}"}
+        edited: Coordinates = {**common, "intervention": f"{which}{edit.on}: {edit.edit}"}
         yield {**edited, "metric": SPIKE, "value": edit.spike}
         if edit.weight is not None:
             yield {**edited, "metric": PLACE_WEIGHT, "value": edit.weight}
         if edit.loss is not None:
             for metric, value in zip((ORIGIN_LOSS, *map(ORIGIN_LOSS.bound, ("low", "high"))), astuple(edit.loss), strict=True):
                 yield {**edited, "metric": metric, "value": value}
-    if (registers := origin.registers) is not None:
-        moved: Coordinates = {**common, "intervention": "registers: moved"}
-        if registers.weight is not None:
-            yield {**moved, "metric": REGISTER_WEIGHT, "value": registers.weight}
-        for name, divergence in (("registers: moved", registers.divergence), ("units: zero", registers.silenced)):
-            if divergence is not None:
-                yield {**common, "intervention": name, "metric": DIVERGENCE, "value": divergence.mean}

@@ -16,7 +16,6 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
 from sinklab.models.losses import guess_warning, is_two_sided
 from sinklab.models.positions import length_warnings
-from sinklab.models.registers import require_pictures
 from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 from sinklab.results.metric import Row
 from sinklab.results.naming import head_numbering
@@ -26,27 +25,17 @@ from sinklab.results.sections import Context
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments
-from sinklab.studies.origin.ablation import (
-    MODES,
-    Edit,
-    Measured,
-    Moved,
-    clean_losses,
-    measure_registers,
-    new_values,
-    read_columns,
-    run_edits,
-)
-from sinklab.studies.origin.decomposition import Decomposition, Linear, Writer, decompose, writer_of
-from sinklab.studies.origin.found import Edited, HeadWeight, Norms, Origin, Origins, RegistersFound, origin_rows
-from sinklab.studies.origin.show import finding
+from sinklab.studies.origin.ablation import MODES, Edit, Measured, clean_losses, joined, new_values, read_columns, run_edits
+from sinklab.studies.origin.decomposition import Decomposition, Writer, decompose, writer_of
+from sinklab.studies.origin.found import Death, Edited, HeadWeight, Norms, Origin, Origins, origin_rows
+from sinklab.studies.origin.show import finding, story
 from sinklab.studies.origin.structure import Structure, Sublayer, find_structure
 from sinklab.studies.origin.tracing import (
     Birth,
     HeadsByModule,
     OriginSetting,
     Place,
-    birth_of,
+    births_of,
     mean_over,
     measure_growth,
     own_heads,
@@ -72,7 +61,7 @@ ROWS_AT_ONCE = 64
 
 MOST_CONTROLS = 1000
 
-IN_AUDIT = 32
+IN_AUDIT = 16
 """Samples of an audit that its section on origins is measured on."""
 
 
@@ -82,54 +71,46 @@ def locate_origins(
     sinks: Sinks,
     *,
     controls: int = 5,
-    registers: int = 0,
     batch_size: int = ROWS_AT_ONCE,
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[Origins, list[Row]]:
-    """Find the origin of every sink, and of every spike that is no sink of its own; with the rows of the long table.
+    """Find every birth of every sink, and of every spike that is no sink of its own; with the rows of the long table.
 
     Args:
         samples: two or more, of any kind that the model reads.
         sinks: that were found on samples like these.
-        controls: draws of random units for each edit.
-        registers: tokens that are added to a model of pictures, to move to them what neurons write; 0 for none.
+        controls: draws of random units for each edit; every sample is edited with one of them.
         batch_size: samples a forward.
         seed: of the units drawn as controls and of the samples drawn from.
 
     Raises:
-        ConfigurationError: fewer than two samples, no draw of controls, or a negative number of registers.
+        ConfigurationError: fewer than two samples, or no draw of controls.
         InputError: samples with nothing but sinks and spikes.
-        UnsupportedModelError: a model whose blocks cannot be followed, or that can have no registers; the message says why.
+        UnsupportedModelError: a model whose blocks cannot be followed; the message says why.
     """
-    require_settings(len(samples), controls, batch_size, registers)
-    if registers:
-        require_pictures(model)
+    require_settings(len(samples), controls, batch_size)
     if is_two_sided(model):
         raise UnsupportedModelError(
             f"{type(model).__name__} has an encoder and a decoder, and an origin is followed along one residual stream; give "
             "the encoder by itself (model.get_encoder())"
         )
-
-    def forward(batch: Samples) -> object:
-        return model(**forward_arguments(model, batch, full_logits=True))
-
-    structure = find_structure(model, lambda: forward(samples.take(slice(0, 2))))
     progress("norms by block", 0, 1)
-    growth, total = measure_growth(model, structure, samples, forward, batch_size), len(samples)
-    everywhere = OriginSetting(
-        model, structure, samples, forward, growth, growth.positions >= 0, batch_size, controls, seed, progress, registers
-    )
+    few = samples.take(slice(0, 2))
+    structure = find_structure(model, lambda: model(**forward_arguments(model, few, full_logits=False)))
+    growth, total = measure_growth(model, structure, samples, batch_size), len(samples)
+    progress("norms by block", 1, 1)
+    everywhere = OriginSetting(model, structure, samples, growth, growth.positions >= 0, batch_size, controls, seed, progress)
     having = {sink.name: int(everywhere.tokens_at(Place((sink,))).any(1).sum()) for sink in sinks.sinks if sink.kind != "null"}
     followed = [sink for sink in sinks.sinks if having.get(sink.name, 0) > 1]
     spikes = spike_places(growth, followed, samples.names)
     setting = everywhere.without(Place((*followed, *spikes)))
     origins, rows, loss, partly = list[Origin](), list[Row](), torch.full((1,), float("nan")), list[str]()
-    for place, birth in _groups(setting, followed[:PLACES], spikes):
+    for place, births in _groups(setting, followed[:PLACES], spikes):
         if (count := int(setting.tokens_at(place).any(1).sum())) < total:
             partly.append(f"Of {total} samples {count} have {place.name}; its numbers are those of these samples.")
-        origin, own, loss = _origin(setting, place, birth)
-        origins.append(origin)
+        born, own, loss = _origins(setting, place, births)
+        origins += born
         rows += own
     if origins and len(loss) < total:  # samples that lack the place have a loss, too
         loss = clean_losses(setting)
@@ -146,12 +127,7 @@ def locate_origins(
         *partly,
         *filter(None, [guess_warning(model, mean_loss), *length_warnings(model, samples, None)]),
     ]
-    notes += [
-        f"What makes {origin.place} stand out is not traced to neurons of one write, so nothing is moved to registers."
-        for origin in origins
-        if registers and origin.registers is None
-    ]
-    text = origins[0].verdict if origins else notes[0]
+    text = (story(origins[: origins[0].births]) or origins[0].verdict) if origins else notes[0]
     found = Origins(total, growth.positions.shape[1], len(structure.blocks), mean_loss, controls, seed, origins, notes, text)
     return found, rows
 
@@ -170,7 +146,7 @@ def origin_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
     return to_json(found), table
 
 
-def require_settings(samples: int, controls: int, batch_size: int | None, registers: int = 0) -> None:
+def require_settings(samples: int, controls: int, batch_size: int | None) -> None:
     """Refuse numbers that no measurement can be made with, before a model is loaded.
 
     Raises:
@@ -182,21 +158,20 @@ def require_settings(samples: int, controls: int, batch_size: int | None, regist
         raise ConfigurationError(f"`controls` {controls} must be 1 to {MOST_CONTROLS:,}: draws of random units")
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"`batch_size` must be at least 1, got {batch_size}")
-    if registers < 0:
-        raise ConfigurationError(f"`registers` {registers} must be 0 or more: tokens that are added")
 
 
-def _groups(setting: OriginSetting, sinks: Sequence[Sink], spikes: Sequence[Sink]) -> list[tuple[Place, Birth]]:
-    """Sinks that jump at one write together, and spikes likewise; a sink that does not jump stands by itself."""
+def _groups(setting: OriginSetting, sinks: Sequence[Sink], spikes: Sequence[Sink]) -> list[tuple[Place, list[Birth]]]:
+    """Sinks that jump at the same writes together, and spikes likewise; a sink that does not jump stands by itself."""
 
-    def born(place: Place) -> Birth:
-        return birth_of(setting.growth, setting.tokens_at(place), setting.others)
+    def born(place: Place) -> list[Birth]:
+        return births_of(setting.growth, setting.tokens_at(place), setting.others)
 
     groups: dict[tuple[object, ...], list[Sink]] = {}
     for spike, listed in ((False, sinks), (True, spikes)):
         for number, sink in enumerate(listed):
-            birth = born(Place((sink,)))
-            groups.setdefault((spike, birth.stage) if birth.jumps else (spike, "alone", number), []).append(sink)
+            births = born(Place((sink,)))
+            stages = tuple(birth.stage for birth in births)
+            groups.setdefault((spike, stages) if births[0].jumps else (spike, "alone", number), []).append(sink)
     places = [Place(tuple(members), spike=bool(key[0])) for key, members in groups.items()]
     return [(place, born(place)) for place in places]
 
@@ -223,45 +198,77 @@ def _numbering(origin: Origin) -> list[str]:
     return list(filter(None, [head_numbering(attending, len(origin.weight_by_block), "block")]))
 
 
-def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[Origin, list[Row], Tensor]:
-    """Everything about one place in the samples that have it, its rows, and the losses of the model as it is there."""
+def _origins(setting: OriginSetting, place: Place, births: Sequence[Birth]) -> tuple[list[Origin], list[Row], Tensor]:
+    """Everything about the births of a place in the samples that have it, its rows, and the losses of the model as it is."""
     at = setting.tokens_at(place)
     if not bool(at.any(1).all()):  # a token that samples lack
         rows = torch.nonzero(at.any(1))[:, 0]
         setting, at = setting.having(rows), at[rows]
-    clean = run_edits(setting, [Edit("as it is")], at, {}, f"{place.name}: as it is")[0]
-    sublayer, pull, pull_lost, by = _write_behind(setting, at, clean, place, birth)
+    clean = run_edits(setting, [Edit("as it is")], at, f"{place.name}: as it is")[0]
+    sublayer, pull, pull_lost, by = _write_behind(setting, at, clean, place, births[0])
+    if by != "norm":
+        births = births[:1]
+    origins = list[Origin]()
+    for number, birth in enumerate(births):
+        if by == "norm":
+            sublayer = setting.structure.sublayers[birth.stage - 1] if birth.stage else None
+        origin = _birth(setting, place, at, clean, birth, sublayer, (number + 1, len(births)), against_others=by == "pull")
+        origin = dataclasses.replace(origin, by=by, pull=pull, pull_lost=pull_lost)
+        if sublayer is None and by != "norm":
+            origin = dataclasses.replace(origin, stage=None, sublayer="embeddings" if by == "pull" else None)
+        origins.append(dataclasses.replace(origin, verdict=finding(origin)))
+    every_head = [
+        (label, clean.layers[label], head, weight)
+        for label, values in clean.weights.items()
+        for head, weight in enumerate(values.nanmean(0).tolist())
+    ]
+    return origins, [row for one in origins for row in origin_rows(one, every_head, len(setting.samples))], clean.loss
+
+
+def _birth(
+    setting: OriginSetting, place: Place, at: Tensor, clean: Measured, birth: Birth, sublayer: Sublayer | None,
+    number: tuple[int, int], *, against_others: bool,
+) -> Origin:  # fmt: skip
+    """One birth of a place: what writes it, which heads look at it, and what goes without it."""
     block = None if sublayer is None else setting.structure.blocks[sublayer.block]
-    own = own_heads(setting, clean.weights, -1 if block is None else block.number)
     behind = 0 if block is None else block.number
-    spike_block = behind + int(clean.spikes[:, behind:].mean(0).argmax())  # behind the origin, with the largest spike
+    last = len(setting.structure.blocks) - 1
+    if birth.until is not None:
+        last = setting.structure.sublayers[birth.until - 1].block
+    own = own_heads(setting, clean.weights, -1 if block is None else block.number, last)
+    # The block behind the origin with the largest spike; the block of the next birth leaves that one.
+    blocks = slice(behind, last + (birth.until is None))
+    spike_block = behind + int(clean.spikes[:, blocks].mean(0).argmax())
     writer: Writer | None = None
     split: Decomposition | None = None
-    edits, measured, moved = list[Edit](), list[Measured](), None
+    edits, measured = list[Edit](), list[Measured]()
     if sublayer is not None and block is not None:
         heads = clean.weights.get(f"{sublayer.attention}#{block.call}" if block.call else str(sublayer.attention))
         writer = writer_of(setting.model, sublayer, None if heads is None else heads.shape[1])
-        split = decompose(setting, sublayer, writer, at, against_others=by == "pull")
+        split = decompose(setting, sublayer, writer, at, against_others=against_others)
         edits = list(_edits(setting, at, sublayer, writer, split))
+        said = f"{place.name}: edits" + (f" of birth {number[0]} of {number[1]}" if number[1] > 1 else "")
         if edits:
-            measured = run_edits(setting, edits, at, {sublayer.stage: writer}, f"{place.name}: edits")
-        if setting.registers and split.parts and isinstance(writer, Linear) and writer.kind == "neuron":
-            moved = measure_registers(setting, at, writer, [part.unit for part in split.parts])
-    origin = Origin(
+            measured = run_edits(setting, edits, at, said, clean)
+    return Origin(
         place=place.name,
         kind="spike" if place.spike else "sink",
         positions=place.positions,
         description=place.sinks[0].describe() if len(place.sinks) == 1 else place.name,
-        by=by,
-        stage=sublayer.stage if sublayer is not None else birth.stage if by == "norm" else None,
+        birth=number[0],
+        births=number[1],
+        by="norm",
+        stage=sublayer.stage if sublayer is not None else birth.stage,
         block=None if sublayer is None else sublayer.block,
         module=None if block is None else block.name,
-        sublayer=sublayer.kind if sublayer is not None else None if by == "none" else "embeddings",
+        sublayer=sublayer.kind if sublayer is not None else "embeddings",
+        last=None if birth.until is None else last,
+        death=_death(setting, at, birth),
         before=birth.before,
         after=birth.after,
         peak=birth.peak,
-        pull=pull,
-        pull_lost=pull_lost,
+        pull=None,
+        pull_lost=None,
         norms=Norms(*(setting.growth.means(mask, blocks=True).nanmean(0).tolist() for mask in (at, setting.others))),
         norm=None if split is None else split.norm,
         rest=None if split is None else split.rest,
@@ -272,28 +279,22 @@ def _origin(setting: OriginSetting, place: Place, birth: Birth) -> tuple[Origin,
         unit_kind=None if writer is None else writer.kind,
         num_units=None if writer is None else writer.units,
         units=[] if split is None else split.parts,
-        weights=[]
-        if writer is None or split is None
-        else [weight for part in split.parts for weight in writer.weights(part.unit)],
         weight=_known(mean_over(clean.weights, own).nanmean()),
         uniform=_known(mean_over(clean.uniform, own).nanmean()),
         weight_by_block=_by_block(setting, clean),
         spike=float(clean.spikes[:, spike_block].mean()),
         spiked=birth.jumps and 2 * int(clean.spiked[:, spike_block].sum()) >= len(clean.spiked),
-        edits=list(_outcomes(clean, own, spike_block, edits, measured, moved)),
+        edits=list(_outcomes(clean, own, slice(spike_block, blocks.stop), edits, measured)),
         heads=_heads(clean, own, edits, measured),
-        registers=None if moved is None else RegistersFound(
-            setting.registers, _known(mean_over(moved.on_registers, own).nanmean()), _interval(moved.divergence),
-            _interval(moved.silenced),
-        ),
-    )  # fmt: skip
-    origin = dataclasses.replace(origin, verdict=finding(origin))
-    every_head = [
-        (label, clean.layers[label], head, weight)
-        for label, values in clean.weights.items()
-        for head, weight in enumerate(values.nanmean(0).tolist())
-    ]
-    return origin, list(origin_rows(origin, every_head, len(setting.samples))), clean.loss
+    )
+
+
+def _death(setting: OriginSetting, at: Tensor, birth: Birth) -> Death | None:
+    """The write that takes half of the norm away again."""
+    if birth.death is None:
+        return None
+    sublayer, norms = setting.structure.sublayers[birth.death - 1], setting.growth.means(at).nanmean(0)
+    return Death(sublayer.block, sublayer.kind, float(norms[birth.death - 1]), float(norms[birth.death]))
 
 
 def _write_behind(
@@ -332,7 +333,7 @@ def _strongest_write(
     mean = float(before.mean())
     if not edits or len(rows) < 2:
         return None, mean, None
-    measured = run_edits(setting.having(rows), edits, at[rows], {}, f"{place.name}: every write taken away")
+    measured = run_edits(setting.having(rows), edits, at[rows], f"{place.name}: every write taken away")
     best, lost, enough = _most_lost([before - mean_over(seen.pulls, chosen) for seen in measured], mean)
     return (sublayers[best] if enough else None), mean, lost
 
@@ -369,19 +370,20 @@ def _edits(
 
 
 def _edits_of_units(setting: OriginSetting, at: Tensor, sublayer: Sublayer, writer: Writer, units: list[int]) -> Iterator[Edit]:
-    """Edits of the units, and of as many random ones where the writer has so many besides."""
-    generator = torch.Generator().manual_seed(setting.seed)
+    """Edits of the units, and of as many random ones where the writer has so many besides: every sample under one draw."""
+    generator, total = torch.Generator().manual_seed(setting.seed), len(setting.samples)
     pool = torch.tensor([unit for unit in range(writer.units) if unit not in set(units)])
-    draws = [pool[torch.randperm(len(pool), generator=generator)[: len(units)]] for _ in range(setting.controls)]
+    draws = [pool[torch.randperm(len(pool), generator=generator)[: len(units)]] for _ in range(min(setting.controls, total))]
     enough = len(pool) >= len(units)
     columns = [writer.columns(group) for group in (units, *(draw.tolist() for draw in draws if enough))]
-    clean = read_columns(setting, sublayer, writer, torch.cat(columns)).split([len(own) for own in columns], dim=2)
+    clean = read_columns(setting, sublayer, torch.cat(columns)).split([len(own) for own in columns], dim=2)
     for mode, what in MODES.items():
         for number, (own, values) in enumerate(zip(columns, clean, strict=True)):
             if number and mode == "constant":  # random units are edited in the other ways
                 continue
-            new = new_values(mode, values, at, setting.others, generator)
-            yield Edit(mode, "controls" if number else "units", what, stage=sublayer.stage, columns=own, values=new)
+            new, mine = new_values(mode, values, at, setting.others, generator), range(number - 1, total, len(draws))
+            on, samples = ("controls", mine) if number else ("units", None)
+            yield Edit(mode, on, what, stage=sublayer.stage, columns=own, values=new, samples=samples)
 
 
 def _by_block(setting: OriginSetting, clean: Measured) -> list[float | None]:
@@ -394,25 +396,26 @@ def _by_block(setting: OriginSetting, clean: Measured) -> list[float | None]:
 
 
 def _outcomes(
-    clean: Measured, own: HeadsByModule, block: int, edits: Sequence[Edit], measured: Sequence[Measured], moved: Moved | None
+    clean: Measured, own: HeadsByModule, blocks: slice, edits: Sequence[Edit], measured: Sequence[Measured]
 ) -> Iterator[Edited]:
-    """What every edit does; draws of random units are averaged before the interval is taken."""
-    kinds: dict[tuple[str, str, str], list[Measured | Moved]] = {}
-    for edit, seen in zip(edits, measured, strict=True):
-        kinds.setdefault((edit.on, edit.name, edit.what), []).append(seen)
-    if moved is not None:
-        kinds["registers", "moved", "the largest activation of all tokens at every register, and 0 at every patch"] = [moved]
+    """What every edit does; draws of random units, of some samples each, are one."""
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for number, edit in enumerate(edits):
+        kinds.setdefault((edit.on, edit.name, edit.what), []).append(number)
     uniform, as_it_is = mean_over(clean.uniform, own), mean_over(clean.weights, own)
-    for (on, name, what), runs in kinds.items():
-        weight = torch.stack([mean_over(run.weights, own) for run in runs]).mean(0)
-        spike = torch.stack([run.spikes[:, block:].amax(1) for run in runs]).mean(0)
+    for (on, name, what), numbers in kinds.items():
+        run = measured[numbers[0]]
+        if len(numbers) > 1:
+            samples = torch.cat([torch.tensor(list(edits[number].samples or ())) for number in numbers])
+            run = joined([measured[number] for number in numbers], samples.argsort())
+        weight, spike = mean_over(run.weights, own), run.spikes[:, blocks].amax(1)
         yield Edited(
             name, on, what,
-            loss=_interval(torch.stack([run.loss for run in runs]).mean(0) - clean.loss),
+            loss=_interval(run.loss - clean.loss),
             weight=_known(weight.nanmean()),
             weight_kept=_kept(weight, as_it_is, uniform),
             spike=float(spike.mean()),
-            spike_kept=_share(spike, clean.spikes[:, block]),
+            spike_kept=_share(spike, clean.spikes[:, blocks.start]),
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""find_origin(): where a sink is born: block and sublayer, channels, the neurons or heads that write it, the weights."""
+"""find_origin(): where a sink is born, once or again: block and sublayer, channels, the neurons or heads that write it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def find_origin(
     *,
     corpus: CorpusOfModel = "auto",
     seq_len: SeqLen = SEQ_LEN,
-    samples: Samples = 32,
+    samples: Samples = 16,
     threshold: Threshold = 0.3,
     controls: int = 5,
-    registers: int = 0,
     inputs: Shown | Tensor | Mapping[str, Tensor] | None = None,
     sinks: Sinks | None = None,
     seed: Seed = 0,
@@ -51,18 +50,16 @@ def find_origin(
 ) -> Result:
     """Find where each sink is born, what writes it, and what disappears without it: attention, spike, loss.
 
-    Covers every sink, and every position whose norm stands out although no head has a sink there. Reports the block and
-    sublayer in which its norm jumps (or from which its key's scores come), the channels that carry it, the neurons, heads or
-    experts that write them and how much of it, and the weights behind these. The units are then silenced, set to the mean of
-    other positions and resampled, compared with as many random units of the same layer.
+    Covers every sink, and every position whose norm stands out although no head has a sink there. Reports each block and
+    sublayer in which its norm jumps (or from which its key's scores come), what writes it away again, the channels that carry
+    it, the neurons or heads that write them and how much of it, and which heads look at it. The units are then silenced, set
+    to the mean of other positions and resampled, compared with as many random units of the same layer.
     docs/explain.md#where-a-sink-is-born has the definitions and their limits.
 
     embedded:softmax takes some 20 seconds of one core.
 
     Args:
         controls: Number of random draws of as many units of the same layer.
-        registers: Tokens to add to a model of pictures, which receive what its neurons write at spikes; attention, spike and
-            outputs are measured with them too.
         inputs: samples of your own instead of a corpus: token ids (samples, seq_len), what a tokenizer returns, or Samples of
             any kind that the model reads.
         sinks: what find_sinks found on samples like these; they are searched for otherwise.
@@ -74,10 +71,9 @@ def find_origin(
     Examples:
         sinklab origin embedded:softmax
         sinklab origin ORG/MODEL --corpus notes.txt --samples 64 --out build/origin
-        sinklab origin ./my-vit --corpus photographs/ --registers 4
         sinklab origin ./my-checkpoint --controls 10 --json
     """
-    from sinklab.attention.token_text import token_text
+    from sinklab.attention.maps import token_text
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
@@ -87,16 +83,16 @@ def find_origin(
     from sinklab.sinks import find_sinks
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.measure.probing import as_samples, require_length, require_one_place, uses_bos
+    from sinklab.studies.origin import SECTION
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, locate_origins, require_settings
-    from sinklab.studies.origin.show import SECTION, write_page
+    from sinklab.studies.origin.show import write_page
 
     settings = {
         "seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos, "controls": controls,
-        "registers": registers,
     }  # fmt: skip
     require_sinks(sinks)
     inputs = None if inputs is None else as_samples(inputs)
-    require_settings(samples if inputs is None else len(inputs), controls, batch_size, registers)
+    require_settings(samples if inputs is None else len(inputs), controls, batch_size)
     with Run("origin", **vars(output), settings=settings) as run:
         named_corpus = None if corpus == AUTO or inputs is not None else resolve_corpus(corpus)
         loaded = loading.open(model)
@@ -120,7 +116,7 @@ def find_origin(
                 decode=None if tokenizer is None else lambda token: token_text(tokenizer, token),
             )  # fmt: skip
         found, rows = locate_origins(
-            loaded.model, inputs, sinks, controls=controls, registers=registers, batch_size=batch_size or ROWS_AT_ONCE,
+            loaded.model, inputs, sinks, controls=controls, batch_size=batch_size or ROWS_AT_ONCE,
             seed=seed, progress=run.progress,
         )  # fmt: skip
         facts = {"model": loaded.name, "revision": loaded.revision, "operation": loaded.operation, **constants}

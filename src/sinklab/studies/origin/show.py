@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sinklab.results.blocks import Bar, Block, Cell, Curves, Facts, Grid, Heading, Say, interval, names, number
+from sinklab.results.blocks import Bar, Block, Cell, Curves, Facts, Grid, Heading, HeadMap, Say, interval, names, number
 from sinklab.results.intervals import Interval
 from sinklab.results.naming import counted
-from sinklab.results.sections import Section
+from sinklab.studies.origin import SECTION
 from sinklab.studies.origin.found import Edited, HeadWeight, Origin, Origins
 
-__all__ = ["SECTION", "finding", "grade", "show", "write_page"]
+__all__ = ["finding", "grade", "show", "story", "write_page"]
 
 GONE, STAYS = 0.25, 0.5
 """Share of a spike, or of a sink's weight above a uniform one, up to which it is gone, and from which on it stays."""
 
 _SUBLAYERS = {"attention": "attention", "cross-attention": "cross-attention", "mlp": "MLP", "block": "as a whole"}
 _VERBS = {"gone": "goes", "weakened": "weakens", "stays": "stays", "open": "may go or stay"}
-_ON = {"units": "{units}", "controls": "random", "write": "the whole write", "channels": "channels", "registers": "registers"}
+_ON = {"units": "{units}", "controls": "random", "write": "the whole write", "channels": "channels"}
 
 
 def show(found: Origins) -> Iterator[Block]:
-    """Each place with its finding, its norms, its edits, and what is behind them."""
+    """Each place with its births, and each of these with its finding, its edits, and what is behind them."""
     for origin in found.origins:
-        yield Heading(f"{origin.kind.capitalize()} at {origin.description}", 3)
+        if origin.birth == 1:
+            yield Heading(f"{origin.kind.capitalize()} at {origin.description}", 3)
+            yield from _place([one for one in found.origins if one.place == origin.place])
+        else:
+            yield Heading(f"Born again in block {origin.block}", 4)
         yield Say(origin.verdict)
         yield Facts(list(_facts(origin)))
-        stages = range(-1, len(origin.norms.place) - 1)
-        norms = {origin.place: origin.norms.place, "other tokens": origin.norms.others}
-        yield Curves("Norm by block", norms, stages, "block; −1 is what enters the first", logarithmic=True, mark=origin.block)
         if origin.edits:
             yield Grid(["Edit", "Loss, nats", "Weight", "kept", "Spike", "kept"], list(_edits(origin)))
         if origin.units:
@@ -42,15 +43,6 @@ def show(found: Origins) -> Iterator[Block]:
             ],
             f"Heads that look at it, the {sum(head.own for head in origin.heads)} that are counted first", folded=True,
         )  # fmt: skip
-        if origin.weights:
-            yield Grid(
-                ["Part of a parameter", "Role", "Norm", "Times the median", "Largest entry", "Its channel", "Its rank"],
-                [
-                    [f"{one.parameter}{one.part}", one.role, one.norm, one.times_median, one.value, one.channel, one.rank]
-                    for one in origin.weights
-                ],
-                "The weights behind it", folded=True, text=2,
-            )  # fmt: skip
     for note in found.notes:
         yield Say(note, small=True)
     if found.origins:
@@ -58,9 +50,37 @@ def show(found: Origins) -> Iterator[Block]:
         yield Say(
             f"{counted(found.samples, 'sample')}. Loss: change{unchanged}, with 95 % interval. Weight: mean over the heads "
             "behind the origin that give the place at least half as much as the strongest of them; kept: of what exceeds "
-            "uniform attention. Spike: largest over median size of a state. Random: as many units of the same sublayer, mean "
-            f"of {counted(found.controls, 'draw')}.", small=True,
+            "uniform attention. Spike: largest over median size of a state. Random: as many units of the same sublayer, "
+            f"{counted(found.controls, 'draw')}, one a sample.", small=True,
         )  # fmt: skip
+
+
+def _place(births: Sequence[Origin]) -> Iterator[Block]:
+    """Of a place its norms, and of one that is born again who rests on which birth."""
+    origin = births[0]
+    if len(births) > 1:
+        yield Say(story(births))
+        cells, legend = {}, list[tuple[str, str, int, str]]()
+        for letter, kind, one in zip("ABCDEFGH", ("dormant", "broadcast", "switch", "constant") * 2, births, strict=False):
+            own = [head for head in one.heads if head.own]
+            words = f"rests on block {one.block}"
+            cells |= {(head.layer, head.head): (letter, kind, f"{_head(head)} {words}") for head in own}
+            legend.append((kind, letter, len(own), words))
+        yield HeadMap("Which birth a head rests on", cells, legend)
+    stages = range(-1, len(origin.norms.place) - 1)
+    norms = {origin.place: origin.norms.place, "other tokens": origin.norms.others}
+    yield Curves("Norm by block", norms, stages, "block; −1 is what enters the first", logarithmic=True, mark=origin.block)
+
+
+def story(births: Sequence[Origin]) -> str:
+    """Of a place that is born more than once, in which blocks, and the heads of which layers rest on each; else nothing."""
+    if len(births) < 2:
+        return ""
+    parts = []
+    for one in births:
+        own = [head.layer for head in one.heads if head.own]
+        parts.append(f"block {one.block} ({len(own)} heads of layers {min(own)}–{max(own)})" if own else f"block {one.block}")
+    return f"The {births[0].kind} at {births[0].place} is born {len(births)} times: {names(parts, 4)}."
 
 
 def finding(origin: Origin) -> str:
@@ -71,7 +91,8 @@ def finding(origin: Origin) -> str:
 def _birth(origin: Origin) -> str:
     there = f"block {origin.block}, {_SUBLAYERS.get(origin.sublayer or '', '')}"
     if origin.by == "norm":
-        return "Its embedding stands out before the first block" if origin.block is None else f"Born in {there}"
+        again = "Born" if origin.birth == 1 else "Born again"
+        return "Its embedding stands out before the first block" if origin.block is None else f"{again} in {there}"
     if origin.by == "pull":
         what = "No jump of its norm where it matters"
         return f"{what}; its pull is in its embedding" if origin.block is None else f"{what}; its pull is born in {there}"
@@ -82,8 +103,10 @@ def _written(origin: Origin) -> str:
     if origin.norm is None or not origin.units:
         return "the write is not split into units" if origin.not_split else ""
     share = sum(unit.along for unit in origin.units) / origin.norm if origin.norm else 0.0
-    verb = "writes" if len(origin.units) == 1 else "write"
-    return f"{counted(len(origin.units), str(origin.unit_kind))} {verb} {100 * share:.0f} %"
+    verb, called = "writes" if len(origin.units) == 1 else "write", counted(len(origin.units), str(origin.unit_kind))
+    if len(origin.units) < 4:
+        called = f"{origin.unit_kind}{'s' * (len(origin.units) > 1)} {names([str(unit.unit) for unit in origin.units])}"
+    return f"{called} {verb} {100 * share:.0f} %"
 
 
 def _parting(origin: Origin) -> str:
@@ -94,8 +117,11 @@ def _parting(origin: Origin) -> str:
     said = [f"the spike {_VERBS[grade(edit.spike_kept)]}"] if origin.spiked else []
     if origin.kind == "sink" and edit.weight_kept is not None:
         lost, kept, unknown = heads_that_lose(origin)
-        differ = f" in {len(lost)} of {len(lost + kept + unknown)} heads" if lost and kept else ""
-        said.append(f"the sink {'goes' if differ else _VERBS[grade(edit.weight_kept)]}{differ}")
+        does = _VERBS[grade(edit.weight_kept)]
+        if lost and kept:  # what covers most heads is said
+            does, most = ("stays", kept) if len(kept) > len(lost) else ("goes", lost)
+            does = f"{does} in {len(most)} of {len(lost + kept + unknown)} heads"
+        said.append(f"the sink {does}")
     return f"silenced, {' and '.join(said)}" if said else ""
 
 
@@ -122,6 +148,9 @@ def heads_that_lose(origin: Origin) -> tuple[list[HeadWeight], list[HeadWeight],
 def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
     change = f"{number(origin.before)} to {number(origin.after)} times that of other tokens"
     yield "norm", change if origin.by == "norm" else f"at most {number(origin.peak)} times that of other tokens"
+    if (death := origin.death) is not None:
+        there = f"block {death.block}, {_SUBLAYERS.get(death.sublayer, '')}"
+        yield "gone", f"{there} takes the norm from {number(death.before)} to {number(death.after)}"
     if origin.pull is not None:
         lacking = "" if origin.pull_lost is None else f"; {interval(origin.pull_lost, 2)} of it is lost without the write"
         yield "pull", f"{number(origin.pull)} above other scores{lacking}"
@@ -144,9 +173,6 @@ def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
             if heads:
                 yield label, f"{names(list(map(_change, heads)))}{how}"
                 how = ""
-    if (moved := origin.registers) is not None:
-        classes = f"; classes move by {interval(moved.divergence, 4, '')} nats (silenced {interval(moved.silenced, 4, '')})"
-        yield "registers", f"take {number(moved.weight, 2)} of the attention{classes if moved.divergence else ''}"
 
 
 def _head(head: HeadWeight) -> str:
@@ -180,18 +206,6 @@ def _edits(origin: Origin) -> Iterator[list[Cell]]:
 def _effects(origin: Origin, edit: Edited) -> list[Cell]:
     spike: list[Cell] = [edit.spike, interval(edit.spike_kept, 2, "")] if origin.spiked else [None, None]
     return [interval(edit.loss, 3), number(edit.weight, 2), interval(edit.weight_kept, 2, ""), *spike]
-
-
-SECTION = Section(
-    name="origin",
-    title="Where the sink is born",
-    lead="Which block and sublayer makes the place stand out, which neurons or heads write it, and what goes when these are "
-    "silenced. A spike in the hidden state and a sink in the attention are two things; they may have one origin or two.",
-    help="Find out where the sinks are born, and what depends on that (docs/explain.md).",
-    found=Origins,
-    show=show,
-    measure="sinklab.studies.origin.measurement:origin_section",
-)
 
 
 def write_page(folder: Path) -> Path:

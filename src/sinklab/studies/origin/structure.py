@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.modules import linear_map, named_modules
+from sinklab.attention.modules import linear_map, named_modules, submodule
 from sinklab.errors import UnsupportedModelError
 
-__all__ = ["Block", "Structure", "Sublayer", "Tap", "find_structure", "hooked", "is_experts", "is_linear"]
+__all__ = ["Block", "Structure", "Sublayer", "Tap", "find_structure", "hooked", "passing"]
 
 Kind = Literal["attention", "cross-attention", "mlp", "block"]
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -41,7 +41,7 @@ class Sublayer:
         kind: what it is; ``block`` for all that a block adds, where that could not be accounted for.
         source: qualified name of the module whose output, times ``scale``, is added; of a whole block the block itself.
         scale: constant factor, 1 in nearly all models.
-        writer: qualified name of the linear map, or of the experts of a mixture, that the source's output is a rescaling of.
+        writer: qualified name of the linear map that the source's output is a rescaling of.
         norm: module that the sum goes through before the next sublayer or the end of the block (post-norm), if any.
         turn: which call of the source within the block it is, from 0: one dropout may serve two sublayers.
         attention: qualified name of the attention module, of a sublayer of attention.
@@ -60,12 +60,17 @@ class Sublayer:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One call of a block: the ``call``-th, from 0, of a module that is called again where layers share weights (ALBERT)."""
+    """One call of a block: the ``call``-th, from 0, of a module that is called again where layers share weights (ALBERT).
+
+    Attributes:
+        returns: whether it gives the hidden states alone, as they are or in a tuple, or more than these.
+    """
 
     number: int
     module: str
     call: int
     sublayers: tuple[Sublayer, ...]
+    returns: Literal["tensor", "tuple", "more"] = "more"
 
     @property
     def split(self) -> bool:
@@ -104,9 +109,6 @@ class Tap:
     def activations(self, sublayer: Sublayer, values: Tensor) -> Tensor | None:
         """What is given to the linear map of a sublayer, ``(batch, length, units)``; other values if they are to be others."""
 
-    def routed(self, sublayer: Sublayer, arguments: tuple[Tensor, Tensor, Tensor], output: Tensor) -> Tensor | None:
-        """What the experts of a sublayer are given (tokens, chosen experts, their weights) and what they return."""
-
     def write(self, sublayer: Sublayer, values: Tensor) -> Tensor | None:
         """A write; other values if they are to be others."""
 
@@ -135,6 +137,37 @@ def hooked(register: Callable[[list[RemovableHandle]], None]) -> Iterator[None]:
             handle.remove()
 
 
+@contextlib.contextmanager
+def passing(model: nn.Module, structure: Structure, first: int, last: int, entering: Tensor) -> Iterator[None]:
+    """Run the blocks ``first`` to ``last`` alone, as if ``entering`` had come out of those in front; the others pass on what
+    they are given. Of models whose blocks return nothing besides (``Block.returns``).
+    """
+    numbers: dict[str, list[Block]] = {}
+    for block in structure.blocks:
+        numbers.setdefault(block.module, []).append(block)
+    calls = Counter[str]()
+
+    def forward(name: str, whole: Callable[..., object], *args: object, **kwargs: object) -> object:
+        block = numbers[name][calls[name] % len(numbers[name])]
+        calls[name] += 1
+        if first <= block.number <= last:
+            return whole(*args, **kwargs)
+        hidden = entering if block.number < first else args[0] if args else kwargs["hidden_states"]
+        return (hidden,) if block.returns == "tuple" else hidden
+
+    modules = {name: submodule(model, name) for name in numbers}
+    own = {name: vars(module).get("forward") for name, module in modules.items()}  # of hooks that move weights between devices
+    try:
+        for name, module in modules.items():
+            module.forward = functools.partial(forward, name, module.forward)
+        yield
+    finally:
+        for name, module in modules.items():
+            vars(module).pop("forward", None)
+            if own[name] is not None:
+                module.forward = own[name]
+
+
 class _Forward:
     """Where a forward is, block by block and module by module; its methods are the hooks that show it to a tap."""
 
@@ -156,10 +189,7 @@ class _Forward:
         for name in blocks:
             handles.append(modules[name].register_forward_pre_hook(functools.partial(self._enter, name), with_kwargs=True))
         for name in dict.fromkeys(sublayer.writer for sublayer in self._sublayers if sublayer.writer is not None):
-            if is_experts(modules[name]):
-                handles.append(modules[name].register_forward_hook(functools.partial(self._experts, name), with_kwargs=True))
-            else:
-                handles.append(modules[name].register_forward_pre_hook(functools.partial(self._writer, name)))
+            handles.append(modules[name].register_forward_pre_hook(functools.partial(self._writer, name)))
         for name in dict.fromkeys(sublayer.source for sublayer in self._split):
             handles.append(modules[name].register_forward_hook(functools.partial(self._source, name)))
         for name in dict.fromkeys(sublayer.norm for sublayer in self._sublayers if sublayer.norm is not None):
@@ -199,15 +229,6 @@ class _Forward:
             return None
         new = self._tap.activations(sublayer, args[0])
         return None if new is None else (new, *args[1:])
-
-    def _experts(
-        self, name: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
-    ) -> object:
-        sublayer = self._at(self._writers, name)
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if sublayer is None or len(tensors) != 3:
-            return None
-        return _replaced(output, self._tap.routed(sublayer, (tensors[0], tensors[1], tensors[2]), _first(output)))
 
     def _at(self, sublayers: dict[tuple[int, str], Sublayer], name: str) -> Sublayer | None:
         return sublayers.get((self._inside[-1], name)) if self._inside else None
@@ -268,7 +289,9 @@ def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure
         steps = [] if result is None else _account(hidden, result, events, anatomy)
         steps = steps or [Sublayer(number, stage, "block", name)]
         sublayers = tuple(dataclasses.replace(step, block=number, stage=stage + index) for index, step in enumerate(steps))
-        blocks.append(Block(number, name, calls[name], sublayers))
+        alone = isinstance(output, tuple) and len(output) == 1
+        returns: Literal["tensor", "tuple", "more"] = "tensor" if isinstance(output, Tensor) else "tuple" if alone else "more"
+        blocks.append(Block(number, name, calls[name], sublayers, returns))
         calls[name] += 1
 
     def register(handles: list[RemovableHandle]) -> None:
@@ -388,14 +411,11 @@ def _sublayer(index: int, before: int, scale: float, events: list[_Event], anato
     writer: str | None = None
     for event in reversed(events[before + 1 : index + 1]):
         module = anatomy.modules[event.name]
-        if event.returned is None or not (is_linear(module) or is_experts(module)):
+        if event.returned is None or not _is_linear(module):
             continue
         if _rescaled(event.returned, source.returned):
             writer = event.name
             break
-    if writer is None:  # of experts and what stands beside them (shared experts) the experts are split
-        mixture = [event.name for event in events[: index + 1] if is_experts(anatomy.modules[event.name])]
-        writer = next((name for name in reversed(mixture) if name.startswith(f"{source.name}.")), None)
     ran = {event.name for event in events}
     related = (name for name in anatomy.attention if name in ran and _related(name, source.name))
     near = projections.get(writer or "") or next(related, None)
@@ -408,16 +428,10 @@ def _related(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
-def is_linear(module: nn.Module) -> bool:
+def _is_linear(module: nn.Module) -> bool:
     """Whether it is a linear map with its weights as floating-point numbers, whatever adapters are put round it."""
     core = linear_map(module)
     return core is not None and core.weight.is_floating_point()
-
-
-def is_experts(module: nn.Module) -> bool:
-    """Whether it is the experts of a mixture as two parameters with a row for every expert."""
-    down, up = (getattr(module, name, None) for name in ("down_proj", "gate_up_proj"))
-    return isinstance(down, nn.Parameter) and isinstance(up, nn.Parameter) and down.ndim == up.ndim == 3
 
 
 def _rescaled(write: Tensor, source: Tensor) -> bool:

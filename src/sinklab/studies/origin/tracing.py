@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -18,7 +20,8 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import InputError, UnsupportedModelError
 from sinklab.results.progress import Progress
 from sinklab.sinks import Sink
-from sinklab.studies.origin.structure import Structure, Sublayer, Tap
+from sinklab.studies.measure.probing import forward_arguments
+from sinklab.studies.origin.structure import Structure, Sublayer, Tap, passing
 
 __all__ = [
     "Birth",
@@ -27,7 +30,7 @@ __all__ = [
     "OriginSetting",
     "Place",
     "PlaceWeights",
-    "birth_of",
+    "births_of",
     "largest_over_median",
     "mean_over",
     "measure_growth",
@@ -43,6 +46,9 @@ SPIKE_TIMES = 4.0
 
 STRONG = 0.5
 """Share of the largest weight that a head behind the origin gives a place, from which on a head is one of its own."""
+
+MEMORY = 2**30
+"""Bytes of states that are kept, so that blocks in front of an edit are not run again; with more they are."""
 
 HeadsByModule: TypeAlias = Mapping[str, Tensor]
 """Numbers of some heads, int64 ``(heads,)``, by the label of their attention module."""
@@ -90,12 +96,14 @@ class Growth:
         blocks: float32 ``(samples, blocks + 1, length)``: what enters the first block, and what leaves every block.
         positions: int64 ``(samples, length)``, in the document; -1 for padding.
         tokens: ids of the same shape, -1 where there is none (padding, learned tokens); ``None`` for samples that are no text.
+        entering: what enters every block, ``(samples, length, width)`` each; none where blocks cannot be run from there.
     """
 
     norms: Tensor
     blocks: Tensor
     positions: Tensor
     tokens: Tensor | None
+    entering: Sequence[Tensor] = ()
 
     def means(self, at: Tensor, *, blocks: bool = False) -> Tensor:
         """Mean norm over the tokens of a mask in each sample, ``(samples, stages)`` or at the blocks; NaN where it has none."""
@@ -105,7 +113,8 @@ class Growth:
     def __getitem__(self, rows: Tensor) -> Growth:
         """Of some samples alone."""
         tokens = None if self.tokens is None else self.tokens[rows]
-        return Growth(self.norms[rows], self.blocks[rows], self.positions[rows], tokens)
+        entering = [hidden[rows.to(hidden.device)] for hidden in self.entering]
+        return Growth(self.norms[rows], self.blocks[rows], self.positions[rows], tokens, entering)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,20 +125,36 @@ class OriginSetting:
         others: boolean ``(samples, length)``: tokens that are neither sinks nor spikes.
         batch_size: samples a forward, those under different edits counted.
         controls: draws of random units for each edit.
-        registers: added tokens that what neurons write is moved to; 0 for none.
     """
 
     model: PreTrainedModel
     structure: Structure
     samples: Samples
-    forward: Callable[[Samples], object]
     growth: Growth
     others: Tensor
     batch_size: int
     controls: int
     seed: int
     progress: Progress
-    registers: int = 0
+
+    def forward(self, batch: Samples, *, scored: bool = True) -> object:
+        """Run the model; with the logits of all tokens only where they are scored."""
+        return self.model(**forward_arguments(self.model, batch, full_logits=scored))
+
+    def entered_at(self, block: int, rows: Tensor, last: int | None = None) -> contextlib.AbstractContextManager[None]:
+        """Within it, forwards of some samples begin at a block, where what enters it is known, and end behind ``last``."""
+        if not self.growth.entering:
+            return contextlib.nullcontext()
+        entering = self.growth.entering[block]
+        last = len(self.structure.blocks) - 1 if last is None else last
+        return passing(self.model, self.structure, block, last, entering[rows.to(entering.device)])
+
+    def run(self, tap: Tap, block: int) -> None:
+        """Show a tap one block of the model as it is, batch by batch."""
+        with tap.on(self.model, self.structure):
+            for rows in torch.arange(len(self.samples)).split(self.batch_size):
+                with self.entered_at(block, rows, block):
+                    self.forward(self.samples.take(rows), scored=False)
 
     @property
     def real(self) -> Tensor:
@@ -167,13 +192,15 @@ class OriginSetting:
         return next((block.number for block in blocks), -1)
 
 
-def own_heads(setting: OriginSetting, seen: Mapping[str, Tensor], block: int) -> HeadsByModule:
-    """The heads of the blocks behind one that give a place most; of all blocks where no attention comes behind it.
+def own_heads(setting: OriginSetting, seen: Mapping[str, Tensor], block: int, last: int | None = None) -> HeadsByModule:
+    """The heads behind a block, up to a last one, that give a place most; of all blocks where no attention comes behind it.
 
     Args:
         seen: the weight on the place, ``(samples, heads)``, by attention module.
     """
-    labels = [label for label in seen if setting.block_of(label) > block] or list(seen)
+    blocks = {label: setting.block_of(label) for label in seen}
+    end = len(setting.structure.blocks) if last is None else last
+    labels = [label for label in seen if block < blocks[label] <= end] or list(seen)
     weights = {label: seen[label].nanmean(0).nan_to_num(0.0) for label in labels}
     most = max((float(values.max()) for values in weights.values()), default=0.0)
     heads = {label: torch.nonzero(values >= STRONG * most)[:, 0] for label, values in weights.items()}
@@ -187,8 +214,9 @@ def mean_over(values: Mapping[str, Tensor], heads: HeadsByModule) -> Tensor:
 
 
 class _Norms(Tap):
-    def __init__(self, structure: Structure, samples: Samples) -> None:
-        self.structure, self.samples = structure, samples
+    def __init__(self, structure: Structure, samples: Samples, *, keeps: bool = False) -> None:
+        self.structure, self.samples, self.keeps = structure, samples, keeps
+        self.entering: list[Tensor] = []
         self.positions = torch.zeros(0, 0, dtype=torch.int64)
         self.stages: list[Tensor] = []
         self.blocks: list[Tensor] = []
@@ -196,6 +224,8 @@ class _Norms(Tap):
 
     def enter(self, block: int, hidden: Tensor) -> None:
         self._state = hidden
+        if self.keeps:
+            self.entering.append(hidden.detach().clone())
         if not self.stages:
             self.positions = _positions(self.samples, hidden.shape[1])
             self.stages.append(_norm(hidden))
@@ -233,25 +263,47 @@ def _positions(samples: Samples, length: int) -> Tensor:
 
 
 @torch.no_grad()
-def measure_growth(
-    model: nn.Module, structure: Structure, samples: Samples, forward: Callable[[Samples], object], batch_size: int
-) -> Growth:
-    """Norms of all samples at every stage.
+def measure_growth(model: PreTrainedModel, structure: Structure, samples: Samples, batch_size: int) -> Growth:
+    """Norms of all samples at every stage, and what enters every block, so that nothing in front of an edit runs again.
 
     Raises:
         UnsupportedModelError: blocks that do not have the same positions.
     """
-    parts, ids = [], list[Tensor]()
+    parts, ids = list[_Norms](), list[Tensor]()
+    keeps = all(block.split and block.returns != "more" for block in structure.blocks)
     for batch in samples.batches(batch_size):
-        norms = _Norms(structure, batch)
+        norms = _Norms(structure, batch, keeps=keeps)
         with norms.on(model, structure):
-            forward(batch)
+            model(**forward_arguments(model, batch, full_logits=False))
         if batch.tokens is not None:
             front = norms.positions.shape[1] - batch.tokens.shape[1]
             ids.append(nn.functional.pad(batch.tokens.cpu(), (front, 0), value=-1).masked_fill(norms.positions < 0, -1))
-        parts.append((torch.stack(norms.stages, 1), torch.stack(norms.blocks, 1), norms.positions))
-    stages, blocks, positions = (torch.cat([part[which] for part in parts]) for which in range(3))
-    return Growth(stages, blocks, positions, torch.cat(ids) if ids else None)
+        parts.append(norms)
+        if norms.entering and sum(map(_bytes, norms.entering)) * len(samples) > MEMORY * len(batch):
+            keeps, parts[0].entering = False, []
+    stages, blocks = (
+        torch.cat([torch.stack(part.stages, 1) for part in parts]),
+        torch.cat([torch.stack(part.blocks, 1) for part in parts]),
+    )
+    entering = [torch.cat(states) for states in zip(*(part.entering for part in parts), strict=True)] if keeps else []
+    growth = Growth(stages, blocks, torch.cat([part.positions for part in parts]), torch.cat(ids) if ids else None, entering)
+    return growth if _runs_from_inside(model, structure, samples, growth) else dataclasses.replace(growth, entering=())
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _runs_from_inside(model: PreTrainedModel, structure: Structure, samples: Samples, growth: Growth) -> bool:
+    """Whether two samples come out as they did when the model begins in its middle, and at its last block."""
+    few = samples.take(slice(0, 2))
+    for block in sorted({len(growth.entering) // 2, len(growth.entering) - 1}) if growth.entering else ():
+        again = _Norms(structure, few)
+        with again.on(model, structure), passing(model, structure, block, len(growth.entering), growth.entering[block][:2]):
+            model(**forward_arguments(model, few, full_logits=False))
+        if not torch.allclose(again.blocks[-1], growth.blocks[:2, -1], rtol=1e-3 if model.dtype == torch.float32 else 0.1):
+            return False
+    return bool(growth.entering)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,13 +313,17 @@ class Birth:
     Attributes:
         stage: of the write behind which it has jumped; 0 where it does so before the first block.
         before, after: mean over samples of the norm there over that of other tokens, before and behind it.
-        peak: the largest such ratio of all stages.
+        peak: the largest such ratio up to the next birth.
+        until: stage of the next birth; ``None`` of the last one.
+        death: stage of the write that takes half of the norm away again, up to the next birth; ``None`` where none does.
     """
 
     stage: int
     before: float
     after: float
     peak: float
+    until: int | None = None
+    death: int | None = None
 
     @property
     def jumps(self) -> bool:
@@ -275,21 +331,51 @@ class Birth:
         return self.peak >= LEAST_JUMP
 
 
-def birth_of(growth: Growth, at: Tensor, others: Tensor) -> Birth:
-    """The stage at which the norm at a place grows most against that of other tokens.
+def births_of(growth: Growth, at: Tensor, others: Tensor) -> list[Birth]:
+    """The stages at which the norm at a place grows most against that of other tokens, one for each time that it rises.
 
     Growth is the step of ``ln max(ratio, 1)``, mean over samples: what lies below the other tokens does not count, so that a
-    small embedding that reaches the size of the others has not jumped.
+    small embedding that reaches the size of the others has not jumped. A place whose ratio falls to half and doubles again is
+    born again. One that never doubles has one entry, whose ``jumps`` may be false.
 
     Args:
         at, others: which tokens are the place, and with which they are compared, boolean ``(samples, length)``.
     """
-    ratios = growth.means(at) / growth.means(others)
-    ratios = ratios[~ratios.isnan().any(1)]
-    logs = ratios.clamp_min(1.0).log().mean(0)
-    stage = int(torch.diff(logs, prepend=logs.new_zeros(1)).argmax())
-    means = ratios.mean(0)
-    return Birth(stage, float(means[stage - 1]) if stage else 1.0, float(means[stage]), float(means.max()))
+    own = growth.means(at)
+    ratios = own / growth.means(others)
+    known = ~ratios.isnan().any(1)
+    logs = ratios[known].clamp_min(1.0).log().mean(0)
+    steps, means = torch.diff(logs, prepend=logs.new_zeros(1)), ratios[known].mean(0)
+    falls = torch.diff(own[known].mean(0).log(), prepend=logs.new_zeros(1))
+    rises = _rises(logs.tolist())
+    rises = rises if len(rises) > 1 else [(0, len(logs) - 1)]
+    stages = [first + int(steps[first : peak + 1].argmax()) for first, peak in rises]
+    births = list[Birth]()
+    for number, (stage, until) in enumerate(zip(stages, [*stages[1:], None], strict=True)):
+        peak = float(means[slice(stage if number else 0, until)].max())
+        top = stage + int(means[stage:until].argmax()) + 1
+        fall = falls[top:until]
+        death = top + int(fall.argmin()) if len(fall) and float(fall.min()) <= -math.log(LEAST_JUMP) else None
+        before = float(means[stage - 1]) if stage else 1.0
+        births.append(Birth(stage, before, float(means[stage]), peak, until, death))
+    return births
+
+
+def _rises(levels: Sequence[float]) -> list[tuple[int, int]]:
+    """First index and peak of every rise by ``ln LEAST_JUMP`` from the level before; a fall by as much lies between two."""
+    least, rises, rising = math.log(LEAST_JUMP), list[tuple[int, int]](), True
+    start, low, peak, high = 0, 0.0, 0, 0.0
+    for index, level in enumerate([*levels, -math.inf]):
+        if rising and level > high:
+            peak, high = index, level
+        elif rising and high - low >= least and high - level >= least:
+            rises.append((start, peak))
+            rising, start, low = False, index + 1, level
+        elif not rising and level <= low:
+            start, low = index + 1, level
+        elif not rising and level - low >= least:
+            rising, peak, high = True, index, level
+    return rises
 
 
 def spike_places(growth: Growth, known: Sequence[Sink], names: Sequence[str] | None = None) -> list[Sink]:

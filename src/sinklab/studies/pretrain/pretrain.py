@@ -59,12 +59,10 @@ def pretrain(
     """
     from sinklab.configuration import with_overrides
     from sinklab.training.checkpoints import saved_steps
-    from sinklab.training.config import check_read, resolve_recipe
+    from sinklab.training.config import resolve_recipe
     from sinklab.training.train import is_unfinished, run_training
 
     config = with_overrides(resolve_recipe(recipe), changes or [])
-    if not resume:
-        check_read([config])
     folder = default_out("sinklab-runs", config.name) if out is None else out
     try:
         return run_training(

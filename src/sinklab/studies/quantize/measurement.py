@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.token_text import token_text
+from sinklab.attention.maps import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel

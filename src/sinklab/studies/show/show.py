@@ -54,11 +54,11 @@ def show(
     Raises:
         SinklabError: see the errors of loading and of sessions; a model of sound, for which audits are.
     """
+    from sinklab.attention.anatomy import unwrapped
     from sinklab.attention.maps import AttentionMaps
     from sinklab.models.drawing import reading_part
     from sinklab.models.loading import LoadedModel, opened, require_as_it_is, wrap_model
     from sinklab.models.positions import length_warnings, require_positions
-    from sinklab.models.wrappers import unwrapped
     from sinklab.report.heads import Shown
     from sinklab.results.intervals import require_threshold
     from sinklab.studies.measure.probing import run_probes

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
-from sinklab.attention.forward_arguments import lean_arguments
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.operation import repeat_groups
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sinklab.results.blocks import Block, Grid, Say
-from sinklab.results.sections import Section
 from sinklab.studies.theory.found import LEAST_QUERIES, Certificate, CertifiedHead
 
-__all__ = ["SECTION", "finding", "show"]
+__all__ = ["finding", "show"]
 
 SHOWN = 12
 """Heads that a terminal lists, those with the largest gaps."""
@@ -50,16 +49,3 @@ def finding(found: Certificate) -> str:
 
 def _known(head: CertifiedHead) -> str:
     return f"{head.needed_queries:,} of {head.queries:,}"
-
-
-SECTION = Section(
-    name="certificate",
-    title="Whether the sink is forced",
-    lead="How little could a head write, with any weights on the keys it sees, and how little without the sink? Its values "
-    "alone set both, whatever its queries and keys are.",
-    help="Certify on a few samples which heads could not be silent without their sink (docs/theory.md).",
-    found=Certificate,
-    show=show,
-    measure="sinklab.studies.theory.certified_heads:certified",
-    text_only="it is made for samples of a text",
-)

@@ -1,23 +1,16 @@
-"""The index of runs: what is a run, what is at work, which numbers stand beside each other, and links that lead somewhere."""
+"""What the folder of a run says of it: its finding, and numbers that are those of one condition, sink, model or seed."""
 
 from __future__ import annotations
 
-import html
-import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
-from synthetic import HOSTILE, write_audit
 
-from sinklab.errors import ConfigurationError, InputError
-from sinklab.report.index import write_index
-from sinklab.report.runs import MOST_POINTS, finding_of, read_runs
-from sinklab.results.folder import FolderLock, in_use
+from sinklab.report.runs import finding_of, run_of
+from sinklab.results.folder import in_use
 from sinklab.results.table import append, make_table, write_json, write_table
 
 
@@ -35,27 +28,6 @@ def write_training(folder: Path, *, steps: int = 300, status: str = "finished", 
     return folder
 
 
-def hrefs(page: Path) -> list[str]:
-    return [unquote(html.unescape(href)) for href in re.findall(r'<a href="([^"]*)"', page.read_text(encoding="utf-8"))]
-
-
-def test_what_is_a_run(tmp_path):
-    write_audit(tmp_path / "deep" / "er" / "audit")
-    run = write_training(tmp_path / "train")
-    for inside in ("store", "checkpoints", "model", "measured", "logs", ".train.partial"):
-        write_training(run / inside / "no run of its own")
-    (tmp_path / "link").symlink_to(run)
-    (tmp_path / "empty").mkdir()
-    assert sorted(found.folder for found in read_runs(tmp_path)) == ["deep/er/audit", "train"]
-
-
-def test_newest_first_and_what_has_no_time_last(tmp_path):
-    for name, run_id in (("old", "20250101T000000Z-1"), ("new", "20261122T235959Z-1"), ("odd", "yesterday")):
-        write_training(tmp_path / name, run_id=run_id)
-    assert [run.folder for run in read_runs(tmp_path)] == ["new", "old", "odd"]
-    assert read_runs(tmp_path)[0].created == "2026-11-22T23:59:59+00:00"
-
-
 def test_an_extreme_over_seeds_is_an_extreme(tmp_path):
     """The worst of all runs is not the mean of the worst of each."""
     rows = [
@@ -70,23 +42,8 @@ def test_an_extreme_over_seeds_is_an_extreme(tmp_path):
         tmp_path / "lab" / "run.json",
     )
     write_table(make_table(rows, operation="softmax"), tmp_path / "lab" / "table.parquet")
-    numbers = {name: value for name, (value, _) in read_runs(tmp_path)[0].numbers.items()}
+    numbers = {name: value for name, (value, _) in run_of(tmp_path / "lab").numbers.items()}
     assert numbers == {"max_error": 4.0, "bos_weight_min": 0.125, "steps": 4.5}
-
-
-def test_at_work_is_what_a_process_holds(tmp_path):
-    folder = write_training(tmp_path / "train", status="running")
-    unfinished = tmp_path / "lab" / "store"
-    unfinished.mkdir(parents=True)
-    (unfinished / "settings.json").write_text('{"kind": "trigger", "settings": {"seeds": [0, 1]}}')
-    with FolderLock(folder), FolderLock(unfinished.parent):
-        assert in_use(folder)
-        assert [(run.kind, run.status) for run in read_runs(tmp_path)] == [("pretrain", "running"), ("trigger", "running")]
-    assert not in_use(folder)
-    trained, lab = read_runs(tmp_path)
-    assert (trained.status, lab.status) == ("stopped", "stopped")
-    assert lab.settings == {"seeds": "[0, 1]"}
-    assert "--resume" in lab.finding
 
 
 def test_the_lock_file_of_a_dead_process_holds_nothing(tmp_path):
@@ -94,18 +51,6 @@ def test_the_lock_file_of_a_dead_process_holds_nothing(tmp_path):
     assert subprocess.run([sys.executable, "-c", line, tmp_path / "out"], check=False).returncode == 9
     assert (tmp_path / ".out.lock").is_file()
     assert not in_use(tmp_path / "out")
-
-
-def test_what_cannot_be_read_is_in_the_list_and_says_why(tmp_path):
-    write_training(tmp_path / "good")
-    for name, text in (("cut", '{"kind": "au'), ("list", "[]")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(text)
-    page, runs = write_index(tmp_path)
-    broken = {run.folder: run for run in runs if run.status == "unreadable"}
-    assert set(broken) == {"cut", "list"}
-    assert "not valid JSON" in broken["cut"].finding
-    assert "expected a JSON object, got list" in page.read_text(encoding="utf-8")
 
 
 def test_numbers_of_another_condition_say_so(tmp_path):
@@ -127,7 +72,7 @@ def test_numbers_of_another_condition_say_so(tmp_path):
         {**common, "metric": "loss", "unit": "nats", "value": 2.0, "corpus": "notes", "bos": 1, "policy": "window", "seed": 1},
     ]
     write_table(make_table(rows), folder / "table.parquet")
-    [run] = read_runs(tmp_path)
+    run = run_of(folder)
     assert run.numbers == {
         "gu2024": (7.0, "percent"),
         "gu2024 · 0 BOS": (3.0, "percent"),
@@ -147,7 +92,7 @@ def test_a_number_has_one_name_with_the_sections_of_an_audit_and_without(tmp_pat
         write_json({"kind": "audit", "status": "finished", "config": {}}, tmp_path / name / "run.json")
         write_json({"model": "org/model", "corpus": "book", "bos": 1}, tmp_path / name / "summary.json")
         write_table(append([make_table(rows, **audit), *tables]), tmp_path / name / "table.parquet")  # type: ignore[arg-type]
-        names.append([name for name in read_runs(tmp_path / name)[0].numbers if name.startswith("gu2024")])
+        names.append([name for name in run_of(tmp_path / name).numbers if name.startswith("gu2024")])
     assert names == [["gu2024"], ["gu2024"]]
 
 
@@ -157,23 +102,11 @@ def test_numbers_of_several_sinks_are_told_apart(tmp_path):
     norms = [{"metric": "norm", "value": 2.0, "sink": "[CLS]"}]
     write_json({"kind": "origin", "status": "finished", "config": {}}, tmp_path / "run.json")
     write_table(make_table(spikes + norms, model="org/model", probe="origin", unit="1"), tmp_path / "table.parquet")  # type: ignore[arg-type]
-    assert {name: value for name, (value, _) in read_runs(tmp_path)[0].numbers.items()} == {
+    assert {name: value for name, (value, _) in run_of(tmp_path).numbers.items()} == {
         "spike · corner patches": 900.0,
         "spike · [CLS]": 4.0,
         "norm": 2.0,
     }
-
-
-def test_runs_say_by_which_definition_a_number_was_measured(tmp_path):
-    write_training(tmp_path / "old", steps=2)
-    rows = [{"probe": "training", "metric": "train_loss", "value": 4.0, "step": 1, "unit": "nats", "version": 2}]
-    write_table(make_table(rows), write_training(tmp_path / "new", steps=2) / "table.parquet")
-    page, runs = write_index(tmp_path)
-    assert {run.folder: run.versions for run in runs} == {"old": {"train_loss": "1"}, "new": {"train_loss": "2"}}
-    text = page.read_text(encoding="utf-8")
-    assert '"versions":{"train_loss":"2"}' in text.replace(" ", "")
-    # A model whose sink stands elsewhere has 0 there.
-    assert ">sink rate at the first position (%)<" in text
 
 
 @pytest.mark.parametrize(
@@ -194,68 +127,8 @@ def test_numbers_of_several_models_are_not_averaged(tmp_path, about, names):
         for at, one in enumerate(about) for seed in (0, 1)
     ]  # fmt: skip
     write_table(make_table(rows), folder / "table.parquet")
-    [run] = read_runs(tmp_path)
+    run = run_of(folder)
     assert run.numbers == {f"held_out_loss · {name}": (10.0 * at + 0.5, "nats") for at, name in enumerate(names)}
-    assert run.number("held_out_loss", "loss") is None  # the column of losses: no one's
-
-
-def test_curves_keep_their_ends(tmp_path):
-    write_training(tmp_path / "run", steps=1000)
-    [run] = read_runs(tmp_path)
-    steps, values = run.curves["train_loss"]
-    assert len(steps) == len(values) == MOST_POINTS
-    assert (steps[0], steps[-1]) == (1, 1000)
-    assert values == pytest.approx([5 - step / 1000 for step in steps])
-    assert run.numbers["train_loss"] == (4.0, "nats")
-
-
-def test_every_link_leads_somewhere(tmp_path):
-    write_audit(tmp_path / "runs" / "a b #1 é" / "audit?")
-    (tmp_path / "runs" / "a b #1 é" / "audit?" / "report.html").write_text("<p>")
-    write_training(tmp_path / "runs" / "train")
-    (tmp_path / "elsewhere").mkdir()
-    for out in (None, tmp_path / "elsewhere" / "all.html"):
-        page, _ = write_index(tmp_path / "runs", out)
-        links = hrefs(page)
-        assert len(links) == 3
-        assert all((page.parent / link).exists() for link in links), links
-
-
-def test_hostile_names_stay_text(tmp_path):
-    write_training(tmp_path / "run", name=HOSTILE, status="failed", error=HOSTILE)
-    text = write_index(tmp_path)[0].read_text(encoding="utf-8")
-    assert HOSTILE not in text
-    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
-    assert data["runs"][0]["name"] == HOSTILE
-
-
-@pytest.mark.parametrize(
-    ("prepare", "arguments", "error", "message"),
-    [
-        (None, {}, InputError, "is no directory"),
-        (lambda folder: folder.mkdir(), {}, InputError, "no run is below"),
-        (
-            lambda folder: write_training(folder / "a"),
-            {"refresh": 0.0},
-            ConfigurationError,
-            "`refresh` is 0, expected 1 seconds",
-        ),
-        (lambda folder: write_training(folder / "a"), {"refresh": float("nan")}, ConfigurationError, "`refresh` is nan"),
-    ],
-)
-def test_refused(tmp_path, prepare, arguments, error, message):
-    if prepare is not None:
-        prepare(tmp_path / "runs")
-    with pytest.raises(error, match=message):
-        write_index(tmp_path / "runs", **arguments)
-
-
-def test_a_page_of_somebody_else_stays(tmp_path):
-    write_training(tmp_path / "run")
-    (tmp_path / "index.html").write_text("<p>mine")
-    with pytest.raises(InputError, match="is no page of sinklab"):
-        write_index(tmp_path)
-    assert (tmp_path / "index.html").read_text() == "<p>mine"
 
 
 @pytest.mark.parametrize(
