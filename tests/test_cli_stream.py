@@ -92,13 +92,13 @@ class TestOutput:
 
     def test_a_policy_has_its_settings_behind_a_colon_as_in_other_commands(self, checkpoint):
         line = ("--prompt", PROMPT, "--endless", "--max-new-tokens", 30, "--json")
-        apart = lines(run(checkpoint, *line, "--policy", "blocks", "--set", "block=6", "--sinks", 1))
+        apart = lines(run(checkpoint, *line, "--policy", "blocks:block=6", "--sinks", 1))
         together = lines(run(checkpoint, *line, "--policy", "blocks:block=6,num_sinks=1"))
         assert together[1]["policy"] == apart[1]["policy"] == "1+2×6"
         assert [token["id"] for token in together[0]] == [token["id"] for token in apart[0]]
 
     def test_settings_reach_the_stream(self, checkpoint, loaded):
-        options = ["--policy", "pinned", "--set", "pinned=[0, 3]", "--window", 11, "--temperature", 0.9, "--top-k", 40]
+        options = ["--policy", "pinned:pinned=[0,3]", "--window", 11, "--temperature", 0.9, "--top-k", 40]
         options += ["--top-p", 0.8, "--seed", 7, "--keep", "ab", "--chunk", 5, "--endless", "--max-new-tokens", 20, "--json"]
         tokens, summary = lines(run(checkpoint, "--prompt", PROMPT, *options))
         expected = stream(
@@ -272,12 +272,7 @@ class TestBadInput:
             (["--prompt", "a", "--max-new-tokens", "0"], "--max-new-tokens 0 must be 1 or more; leave it out for no end"),
             (["--prompt", "a", "--sinks", "200"], "policy 200+1020 leaves no room for a window in the 128 tokens"),
             (["--prompt", "a", "--policy", "window", "--sinks", "4"], "policy 'window' has no setting 'num_sinks'"),
-            (["--prompt", "a", "--set", "window"], "--set 'window' is not of the form FIELD=VALUE"),
-            (
-                ["--prompt", "a", "--window", "16", "--set", "window=8"],
-                "window is given twice, by --window and by --set window=",
-            ),
-            (["--prompt", "a", "--set", "window=["], "--set 'window=[': the value cannot be read"),
+            (["--prompt", "a", "--policy", "window:8"], "'window:8' cannot be read; write name or name:setting=value"),
             (["--prompt", "a", "--top-k", "5"], "top_k has no effect at temperature 0"),
             (["--prompt", "a", "--system", "b"], "--system goes with --chat; to pin a text in front of a prompt, use --keep"),
             (["--chat", "--keep", "b"], "--keep goes with a prompt; what a chat keeps is its --system message"),

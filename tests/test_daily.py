@@ -177,6 +177,16 @@ def test_a_line_tells_of_slow_stages_where_there_is_no_terminal(slow, monkeypatc
     assert shown == (["loading: at work", "measuring: 1 of 3"] if slow else [])
 
 
+def test_a_part_of_a_work_is_one_stage_of_its_plan():
+    shown = []
+    part = bars.PartOf(lambda *words: shown.append(words), "cache")
+    part("before the plan", 1, 2)
+    bars.plan(part, {"window": 1.0, "recompute": 3.0})
+    part("window", 5, 5)
+    part("recompute", 1, 2)
+    assert shown == [("before the plan", 1, 2), ("cache", 25, 100), ("window", 5, 5), ("cache", 62, 100), ("recompute", 1, 2)]
+
+
 def test_bars_say_what_is_left_on_a_terminal(watched, monkeypatch, capsys):
     clock = Clock()
     monkeypatch.setattr(bars, "Pace", lambda: Pace(clock))

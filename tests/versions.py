@@ -30,7 +30,6 @@ TESTS = (
     *(
         f"tests/streaming/test_{name}.py"
         for name in (
-            "encoder_decoder_caches",
             "kinds",
             "positions_far",
             "refusals",

@@ -74,7 +74,7 @@ class Entry:
 
 
 ENTRIES = {
-    "audit": Entry((MODEL, *FEW, "--no-cache", *OUT)),
+    "audit": Entry((MODEL, *FEW, "--no-cache", *OUT), ends_well=(signal.SIGINT, signal.SIGTERM)),
     "measure": Entry(("embedded:softmax", "--probe", "sink_rate,entropy", *FEW, *OUT)),
     "cache": Entry(
         (MODEL, "--text", "{inputs}/text.txt", "--tokens", "96", "--documents", "2", "--window", "16", "--sinks", "0,1", *OUT)

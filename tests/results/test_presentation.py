@@ -110,6 +110,16 @@ def test_pages_draw_what_is_there():
     assert html([Curves("nothing", {"a": []}), Marks("nothing", [])]).strip() == ""
 
 
+def test_samples_are_points_with_errors_and_no_line():
+    drawn = str(html([Curves("Loss", {"all": [1.0, 2.0], "some": [None, 1.5]}, errors={"some": [None, 0.25]})]))
+    assert drawn.count("<polyline") == 1
+    assert drawn.count("<circle") == 3
+    (bar,) = re.findall(r'<line class="line [^"]*" x1="([\d.]+)" x2="([\d.]+)" y1="([\d.]+)" y2="([\d.]+)"', drawn)
+    (point,) = re.findall(rf'cx="{bar[0]}" cy="([\d.]+)" r="2.5"><title>some', drawn)
+    assert bar[0] == bar[1]
+    assert float(bar[2]) - float(point) == pytest.approx(float(point) - float(bar[3]), abs=0.11)
+
+
 def test_markup_is_escaped_and_commands_become_code():
     page = str(html([Say("<b> run `sinklab audit x`"), Grid(["<i>"], [["<u>"]]), Facts([("<a>", "<s>")])]))
     assert not re.search(r"<(b|i|u|a|s)>", page)

@@ -366,13 +366,6 @@ def test_a_copy_of_a_cache_is_of_the_same_model():
     assert gap(read(model, more, first), read(model, more, cache)) == 0
 
 
-def test_a_cache_cannot_be_pickled():
-    cache = small(decoder("llama"))
-    with pytest.raises(ConfigurationError, match=r"cannot be pickled; save_state of sinklab\.streaming\.state writes"):
-        pickle.dumps(cache)
-    assert pickle.loads(pickle.dumps(small())).policy == cache.policy  # of no model yet
-
-
 @torch.no_grad()
 def test_rows_reordered_repeated_and_left_out():
     model, tokens = decoder("llama"), text(30, rows=3)

@@ -134,8 +134,8 @@ def read_gguf(path: Path) -> Gguf:
     for tensor in header.tensors:
         packing = _packing(tensor.type)
         if packing is None:
-            version = importlib.metadata.version("gguf")
-            raise UnsupportedModelError(f"{path} holds {tensor.name} as type {tensor.type}, which gguf {version} cannot unpack")
+            package = f"gguf {importlib.metadata.version('gguf')}"
+            raise UnsupportedModelError(f"{path} holds {tensor.name} as type {tensor.type}, which {package} cannot unpack")
         types[packing.name] += 1
         numbers[packing.name] += math.prod(tensor.shape)
         end = max(end, header.start + tensor.offset + math.prod(tensor.shape) // packing.block * packing.bytes)
@@ -144,7 +144,7 @@ def read_gguf(path: Path) -> Gguf:
     known = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
     return Gguf(
         path=path,
-        quantisation=known.get(said.get("general.file_type"), max(numbers, key=numbers.__getitem__, default="none")),
+        quantisation=known.get(said.get("general.file_type", -1), max(numbers, key=numbers.__getitem__, default="none")),
         types=dict(types.most_common()),
         numbers=numbers.total(),
         rows=next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0),
@@ -235,14 +235,14 @@ def parsed_once() -> Iterator[None]:
     """For a ``with`` block transformers parses the header of a file once, and its vocabulary fast.
 
     It asks for config, for weights and for tokenizer anew, and the reader of ``gguf`` takes ten seconds each time for the
-    vocabulary of Gemma 3. Its bar of unpacked tensors is off too.
+    vocabulary of Gemma 3; it asks for the names of tensors once for each module. Its bar of unpacked tensors is off too.
     """
     import gguf
     import numpy as np
     from transformers import modeling_gguf_pytorch_utils as loader
 
-    class Reader(gguf.GGUFReader):  # type: ignore[misc]
-        @property
+    class Reader(gguf.GGUFReader):
+        @property  # type: ignore[override]
         def data(self) -> np.ndarray:
             return self._mapped
 
@@ -254,7 +254,11 @@ def parsed_once() -> Iterator[None]:
             length = np.frombuffer(self._mapped, "<u8", 1, offset)
             return length, np.frombuffer(self._mapped, np.uint8, int(length[0]), offset + 8)
 
-    changed = {(gguf, "GGUFReader"): functools.cache(Reader), (loader, "tqdm"): lambda tensors, **_: tensors}
+    changed: dict[tuple[Any, str], Any] = {
+        (gguf, "GGUFReader"): functools.cache(Reader),
+        (gguf, "get_tensor_name_map"): functools.cache(gguf.get_tensor_name_map),
+        (loader, "tqdm"): lambda tensors, **_: tensors,
+    }
     before = {place: getattr(*place) for place in changed}
     try:
         for place, value in changed.items():

@@ -191,7 +191,7 @@ def load_model(
         num_parameters=num_parameters(model),
         source=folder,
         processor=load_processor(folder, name, kind_of(model), trust_remote_code),
-        gguf=gguf and gguf.record(),
+        gguf=None if gguf is None else gguf.record(),
     )
 
 

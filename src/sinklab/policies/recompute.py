@@ -52,13 +52,16 @@ class Recompute(Policy):
         """Index of the first token of the window in which a token is read."""
         return max(0, (token // self.every + 1) * self.every - self.window - 1)
 
+    def stop(self, token: int) -> int:
+        """Index behind the last token that is read in the window of this one; all that fit share the first window."""
+        return ((token // self.every + 1) if self.first(token) else (self.window + 1) // self.every) * self.every
+
     def computed(self, wanted: Sequence[range]) -> int:
         total = 0
         for span in wanted:
             token = span.start
             while token < span.stop:
-                shared = (token // self.every + 1) if self.first(token) else (self.window + 1) // self.every
-                stop = min(span.stop, shared * self.every)
+                stop = min(span.stop, self.stop(token))
                 total += stop - self.first(token)
                 token = stop
         return total

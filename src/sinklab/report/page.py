@@ -165,6 +165,10 @@ def json_text(data: Mapping[str, object]) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+MOST_ENTRIES = 12
+"""Entries of a list in a record that a page writes out, such as the attention modules; ``run.json`` has all."""
+
+
 def facts_of(run: Mapping[str, object]) -> list[tuple[str, list[tuple[str, str]]]]:
     """How the numbers of a run record were made: groups of names and values."""
     plain = {key: value for key, value in run.items() if not isinstance(value, (dict, list))}
@@ -179,8 +183,11 @@ def facts_of(run: Mapping[str, object]) -> list[tuple[str, list[tuple[str, str]]
 def _flat(value: object, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, dict):
         return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
-    text = ", ".join(map(_entry, value)) if isinstance(value, list) else "–" if value is None else str(value)
-    return [(prefix or "value", text)]
+    if isinstance(value, list):
+        entries = [*map(_entry, value)]
+        listed = entries if len(entries) <= MOST_ENTRIES else [entries[0], "…", entries[-1], f"{len(entries):,} in all"]
+        return [(prefix or "value", ", ".join(listed))]
+    return [(prefix or "value", "–" if value is None else str(value))]
 
 
 def _entry(value: object) -> str:

@@ -18,6 +18,7 @@ __all__ = [
     "FIRST_LINE",
     "Cell",
     "Pace",
+    "PartOf",
     "Progress",
     "SinklabWarning",
     "bars",
@@ -354,25 +355,46 @@ class _Lines:
     def __init__(self, first: str) -> None:
         self._pace = Pace()
         self.plan = self._pace.plan
-        self._stage, self._start = first, time.monotonic()
-        self._due = self._start + FIRST_LINE
+        self._start = self._said = time.monotonic()
+        self._stage, self._began, self._told = first, {first: self._start}, set[str]()
         self._ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="sinklab-progress").start()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         self._pace.update(stage, done, total)
-        if stage != self._stage:
-            self._stage, self._due = stage, time.monotonic() + FIRST_LINE
+        self._began.setdefault(stage, time.monotonic())
+        self._stage = stage
 
     def _watch(self) -> None:
         while not self._ended.wait(FIRST_LINE / 8):
-            now = time.monotonic()
-            if now >= self._due:
-                self._due = now + max(LINE_EVERY, (now - self._start) / 20)
-                stage, pace = self._stage, self._pace
+            now, stage, pace = time.monotonic(), self._stage, self._pace
+            new = stage not in self._told and now - self._began[stage] >= FIRST_LINE
+            if new or now - self._said >= max(LINE_EVERY, (now - self._start) / 20):
+                self._said = now
+                self._told.add(stage)
                 count = f"{stage}: {pace.count(stage) or 'at work'}"
                 say(", ".join(filter(None, (count, pace.words(stage), pace.words_in_all()))))
 
     def close(self) -> None:
         """Say no more."""
         self._ended.set()
+
+
+class PartOf:
+    """The progress of a part of a longer work: its stages are shown, and how much of its plan is done is that of one stage.
+
+    Args:
+        whole: of the work.
+        stage: what the part is called in the plan of the work.
+    """
+
+    def __init__(self, whole: Progress, stage: str) -> None:
+        self._whole, self._stage, self._pace = whole, stage, Pace()
+        self.plan = self._pace.plan
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self._pace.update(stage, done, total)
+        share = self._pace.share()
+        if share is not None:
+            self._whole(self._stage, round(100 * share), 100)
+        self._whole(stage, done, total)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 import torch
@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedModel
 
 from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError
-from sinklab.policies.base import Policy, Positions, SlotPolicy
+from sinklab.policies.base import Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.results.requirements import require_whole
@@ -48,7 +48,7 @@ from sinklab.streaming.limits import (
 from sinklab.streaming.quantized import make_layers, read_bits
 from sinklab.streaming.slot_table import RecurrentTable, SlotTable, WindowedTable
 from sinklab.streaming.table import OrderedStep, OrderedTable, PlannedStep, StaticStep, Step, Table
-from sinklab.streaming.traits import columns_of, decoder_of, has_ordered_bias, has_states, tokens_in_front, tokens_of_prefix
+from sinklab.streaming.traits import columns_of, has_ordered_bias, has_states, tokens_in_front, tokens_of_prefix
 
 __all__ = ["PolicyCache", "SinkCache"]
 
@@ -100,15 +100,10 @@ class PolicyCache(Cache, Planner):
         rebase_at: int | None = None,
         quantized: str | None = None,
     ) -> None:
-        if not isinstance(policy, Policy):
-            raise ConfigurationError(
-                f"`policy` is of {type(policy).__name__}, which is no policy; make one with "
-                "sinklab.registry.policies.make('sink_window'), or let open_reader(model, policy) take its name"
-            )
         if not isinstance(policy, SlotPolicy):
             raise ConfigurationError(
-                f"{type(self).__name__} takes a SlotPolicy, and policy {policy.name!r} is none; open_reader(model, policy) "
-                "picks what a policy needs"
+                f"{type(self).__name__} takes a SlotPolicy, and {getattr(policy, 'name', policy)!r} is none; "
+                "open_reader(model, policy) takes any policy, or its name"
             )
         require_whole("chunk", chunk, 1)
         if quantized is not None:
@@ -185,10 +180,8 @@ class PolicyCache(Cache, Planner):
                 raise ConfigurationError(
                     f"`quantized` is for keys in slots; {type(model).__name__} needs them in the order of the text"
                 )
-            decoder = decoder_of(model)
-            ordered = OrderedTable(policy, input_device(decoder), model)
-            config = decoder.config if model.config.is_encoder_decoder else model.config.get_text_config()
-            self.layers = [OrderedLayer(ordered) for _ in range(config.num_hidden_layers)]
+            ordered = OrderedTable(policy, input_device(model), model)
+            self.layers = [OrderedLayer(ordered) for _ in range(model.config.get_text_config().num_hidden_layers)]
             self._table, self.rebase_at = ordered, sys.maxsize
             return
         rotations, self.chunk, self.rebase_at = fit_limits(
@@ -288,7 +281,7 @@ class PolicyCache(Cache, Planner):
                 "another text"
             )
         table, model = self.table, self.model  # in this order: the table binds a cache to the model that generates
-        if model is None or decoder_of(model) is not module:
+        if model is None or model.base_model is not module:
             raise ConfigurationError(self._belongs())
         if self._unfinished:
             raise ConfigurationError(
@@ -399,20 +392,6 @@ class PolicyCache(Cache, Planner):
         for layer in self.layers:
             layer.move(-steps)
 
-    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, in the forward that was planned for; see :class:`~sinklab.streaming.layer.HeldLayer`.
-
-        Raises:
-            ConfigurationError: no model has planned a forward with this cache, as for cross-attention.
-        """
-        if self._table is None:
-            raise ConfigurationError(
-                f"a {type(self).__name__} was given keys by no model that it belongs to, as those of cross-attention are. "
-                "It holds the self-attention of a decoder: EncoderDecoderCache(SinkCache(…), DynamicCache())"
-            )
-        updated: tuple[Tensor, Tensor] = super().update(*args, **kwargs)
-        return updated
-
     def close(self, output: ModelOutput | None) -> ModelOutput | None:
         """The forward is over; its output with those of the chunks before it in front."""
         if self._table is not None:
@@ -472,14 +451,6 @@ class PolicyCache(Cache, Planner):
         if self.model is not None:
             join(self.model, copied)
         return copied
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        if self._table is not None:
-            raise ConfigurationError(
-                "a cache belongs to its model and cannot be pickled; save_state of sinklab.streaming.state writes what it "
-                "holds, and copy.deepcopy copies it"
-            )
-        return super().__reduce_ex__(protocol)
 
     # --- what transformers asks of a cache -----------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import EncoderDecoderCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy
@@ -33,7 +33,6 @@ from sinklab.attention.host_arguments import given_cache
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.table import StaticStep, Step
-from sinklab.streaming.traits import decoder_of
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -158,11 +157,6 @@ def require_plain(model: PreTrainedModel, module: nn.Module, arguments: Argument
             f"{type(module).__name__} is given a cache and use_cache=False, with which generate() feeds the whole text "
             "again at every step; pass use_cache=True"
         )
-    if model.config.is_encoder_decoder and not isinstance(given_cache(arguments), EncoderDecoderCache):
-        raise ConfigurationError(
-            f"{type(model).__name__} has cross-attention too, whose keys need a cache of their own: pass "
-            "past_key_values=EncoderDecoderCache(SinkCache(…), DynamicCache())"
-        )
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigurationError("a bounded cache is written in place and has no gradient; run under torch.no_grad()")
     if module.training and getattr(model, _RECOMPUTES):
@@ -270,9 +264,7 @@ class _Hooks:
 
 
 def _planner(cache: object) -> Planner | None:
-    """The cache that plans, as it was given or as the cache of a decoder's self-attention."""
-    if isinstance(cache, EncoderDecoderCache):
-        cache = cache.self_attention_cache
+    """The cache, if it is one that plans."""
     return cache if isinstance(cache, Planner) else None
 
 
@@ -289,8 +281,8 @@ def _close(cache: Planner, output: ModelOutput | None) -> ModelOutput | None:
 
 
 def join(model: PreTrainedModel, cache: Planner) -> None:
-    """Let a cache plan the forwards of a model's decoder that it is given to, as long as there is the cache."""
-    decoder = decoder_of(model)
+    """Let a cache plan the forwards of a model, without its head, that it is given to, as long as there is the cache."""
+    decoder = model.base_model
     owners = (getattr(entry, "__self__", None) for entry in decoder._forward_pre_hooks.values())
     hooks = next((owner for owner in owners if isinstance(owner, _Hooks)), None) or _Hooks(decoder)
     hooks.join(decoder, cache)

@@ -78,15 +78,12 @@ def inside(model: object) -> PreTrainedModel:
 def require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
     """Refuse what is not a causal decoder whose every layer can see all that the policy holds."""
     config = model.config.get_text_config()
-    if model.config.is_encoder_decoder and has_ordered_bias(model):
-        return
     kinds = set(getattr(config, "layer_types", None) or [])
     strange = sorted(kinds - {"full_attention", "sliding_attention", HYBRID, *RECURRENT_KINDS, *EMPTY_KINDS})
     front, why = tokens_in_front(model), None
     if model.config.is_encoder_decoder:
         why = (
-            "is an encoder-decoder, and its decoder has other positions than the buckets of distances of T5: learned or "
-            "sinusoidal ones cannot be moved once they are in the cache, and rotary ones are served in decoders alone"
+            "is an encoder-decoder, which writes no longer than its source asks for; a bounded cache is for decoders that go on"
         )
     elif looks_ahead(model):
         why = (

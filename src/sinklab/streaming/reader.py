@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +105,7 @@ class RecomputeReader(Reader):
         requested = self._read + length - keep  # index of the first token whose logits the caller wants
         end, parts = self._read + length, []
         while self._read < end:
-            first, block = policy.first(self._read), self._block_end()
+            first, block = policy.first(self._read), policy.stop(self._read)
             whole = (end - self._read) // policy.every
             if first > 0 and self._read % policy.every == 0 and whole:
                 stop = self._read + whole * policy.every
@@ -122,13 +123,6 @@ class RecomputeReader(Reader):
             self._read = stop
         self._ids = ids[:, -policy.window :].clone()
         return torch.cat(parts, dim=1)[:, -keep:]
-
-    def _block_end(self) -> int:
-        """Index behind the last token that shares the window of the next one; the first window is shared by all that fit."""
-        policy = self.policy
-        if policy.first(self._read):
-            return (self._read // policy.every + 1) * policy.every
-        return (policy.window + 1) // policy.every * policy.every
 
     def _windows(self, ids: Tensor) -> Tensor:
         """Logits of the last ``every`` tokens of every window in ``ids``; ``(batch, windows · every, vocab_size)``."""
@@ -220,6 +214,28 @@ class CacheReader(Reader):
         self._columns += tokens.shape[1]
         return logits[:, -keep:] if keep else logits
 
+    def take_over(self, ids: Tensor, held: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Begin behind tokens ``(batch, length)`` that another cache has read, none of which the policy has evicted by then.
+
+        Args:
+            held: keys at their positions from 0 on, and values, ``(batch, num_kv_heads, length, head_dim)`` of each layer.
+        """
+        cache, (rows, length) = self.cache, ids.shape
+        planned = isinstance(cache, PolicyCache)
+        if planned:
+            cache.table.step = cache.table.plan(length, None)
+            cache.table.note(ids, rows)
+        for number, layer in enumerate(held):
+            cache.layers[number].update(*layer) if planned else cache.update(*layer, number)
+        if planned:
+            cache.table.finish()
+        self._columns += length
+
+    @property
+    def forks(self) -> bool:
+        """Whether rows of the cache may be taken again while a text is read, as for texts with a common beginning."""
+        return not has_states(self.model) and not tokens_of_prefix(self.model)
+
     def _require_positions(self, tokens: Tensor, mask: Tensor | None) -> None:
         """Refuse to read past the end of a table of positions, where a GPU would be lost to the process."""
         read = self._columns + tokens.shape[1] if mask is None else int(mask.sum(dim=1).max())
@@ -275,8 +291,7 @@ def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128,
     made = policies.make(policy)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(
-            f"{type(model).__name__} is an encoder-decoder, whose decoder does not read a text by itself. A cache for it goes "
-            "to generate(), as past_key_values=EncoderDecoderCache(SinkCache(…), DynamicCache())"
+            f"{type(model).__name__} is an encoder-decoder, whose decoder does not read a text by itself"
         )
     if not is_causal_lm(model):
         raise UnsupportedModelError(

@@ -12,7 +12,6 @@ import hashlib
 import json
 import weakref
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,6 @@ from sinklab.errors import ConfigurationError
 __all__ = [
     "columns_of",
     "continues_in_chunks",
-    "decoder_of",
     "fingerprint",
     "fresh_cache",
     "has_ordered_bias",
@@ -75,12 +73,6 @@ def fingerprint(model: PreTrainedModel, *, rounded: bool = False) -> str:
     return digest.hexdigest()[:16]
 
 
-def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The module whose forward is given the cache: the model without its head, or the decoder of an encoder-decoder."""
-    decoder = model.get_decoder() if model.config.is_encoder_decoder else model.base_model
-    return cast(PreTrainedModel, decoder)
-
-
 # --- tokens that are not of the text, or seen both ways -------------------------------------------------------------------
 
 
@@ -113,8 +105,6 @@ def has_ordered_bias(model: PreTrainedModel) -> bool:
     """Whether the scores of a model depend on the order of the keys in its cache."""
     if getattr(getattr(model, "position", None), "biased", False):  # SinkLM
         return True
-    if model.config.is_encoder_decoder:  # the family of T5: buckets of distances, counted in the cache
-        return any(getattr(module, "has_relative_attention_bias", False) for module in decoder_of(model).modules())
     config = model.config.get_text_config()
     # Nothing in a config says so in general: these are the families of transformers that build ALiBi from columns.
     return config.model_type in ("bloom", "mpt") or bool(getattr(config, "alibi", False))

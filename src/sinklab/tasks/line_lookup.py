@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import ConfigurationError
@@ -26,8 +26,8 @@ class LineLookup(Task):
 
     A line is ``line 417: REGISTER_CONTENT is 5802`` with random digits; a question repeats the line up to its content, with
     ``Recall`` in front, and is answered in the stream. The last question of a document, behind more tokens than the budget
-    holds, is the one that is scored: its content is chosen among those of four lines. By the paper accuracy does not fall
-    slowly: it ends where the asked line has left the cache.
+    holds, is the one that is scored: its content is chosen among those of four lines. Documents of an item are one stream and
+    differ in that question. By the paper accuracy does not fall slowly: it ends where the asked line has left the cache.
 
     Args:
         every: lines from one question to the next.
@@ -45,7 +45,7 @@ class LineLookup(Task):
 
     @property
     def identity(self) -> Identity:
-        return Identity(source="generated register lines", revision="2", licence="none")
+        return Identity(source="generated register lines", revision="3", licence="none")
 
     def documents(self, encoder: Encoder, *, budget: int, items: int, seed: int) -> Iterator[Document]:
         line = len(encode(encoder, LINE.format(417, 5802), self.name))
@@ -54,30 +54,32 @@ class LineLookup(Task):
         swept = (round((share * budget - 2 * line) / per_line) for share in self.shares)
         # As many lines as fill the cache before the question, which comes where one is due.
         filled = -(-(budget + 2) // line)
-        for back in sorted({*self.back, *(lines for lines in swept if lines >= 1)}):
-            lines = self.every * -(-max(filled, back + 1, CHOICES) // self.every)
-            if lines > LABELS:
-                raise ConfigurationError(
-                    f"task 'line_lookup' has {LABELS} labels, and a question {back} lines back behind a window of {budget} "
-                    f"takes {lines}; choose a smaller window or a smaller back"
-                )
-            drawn = [
-                self._document(item, back, lines, random.Random(f"line_lookup {seed} {back} {item}")) for item in range(items)
-            ]
-            yield from placed(encoder, drawn)
+        backs = sorted({*self.back, *(lines for lines in swept if lines >= 1)})
+        lines = self.every * -(-max(filled, backs[-1] + 1, CHOICES) // self.every)
+        if lines > LABELS:
+            raise ConfigurationError(
+                f"task 'line_lookup' has {LABELS} labels, and a question {backs[-1]} lines back behind a window of {budget} "
+                f"takes {lines}; choose a smaller window or a smaller back"
+            )
+        drawn = [self._documents(item, backs, lines, random.Random(f"line_lookup {seed} {item}")) for item in range(items)]
+        for of_back in zip(*drawn, strict=True):
+            yield from placed(encoder, of_back)
 
-    def _document(self, item: int, back: int, lines: int, generator: random.Random) -> Document:
+    def _documents(self, item: int, backs: Sequence[int], lines: int, generator: random.Random) -> list[Document]:
+        """One stream, with the last question as far back as each of these."""
         labels, contents = generator.sample(range(LABELS), lines), generator.sample(range(CONTENTS), lines)
         text, begins = "", list[int]()
         for number, (label, content) in enumerate(zip(labels, contents, strict=True), 1):
             begins.append(len(text))
             text += LINE.format(label, content)
+            back = backs[number // self.every % len(backs)]
             if number % self.every == 0 and back < number < lines:
                 text += "Recall " + LINE.format(labels[number - 1 - back], contents[number - 1 - back])
-        asked = lines - 1 - back
-        question = "Recall " + LINE.format(labels[asked], contents[asked]).removesuffix(ANSWER.format(contents[asked]) + "\n")
-        others = generator.sample([number for number in range(lines) if number != asked], CHOICES - 1)
-        return Document(
-            item, 0, text + question, ANSWER.format(contents[asked]),
-            tuple(ANSWER.format(contents[number]) for number in others), fact=begins[asked],
-        )  # fmt: skip
+        documents = []
+        for asked in (lines - 1 - back for back in backs):
+            right = ANSWER.format(contents[asked])
+            question = "Recall " + LINE.format(labels[asked], contents[asked]).removesuffix(f"{right}\n")
+            others = generator.sample([number for number in range(lines) if number != asked], CHOICES - 1)
+            wrong = tuple(ANSWER.format(contents[number]) for number in others)
+            documents.append(Document(item, 0, text + question, right, wrong, fact=begins[asked]))
+        return documents

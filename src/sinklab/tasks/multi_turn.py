@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sinklab.corpora.base import Encoder, Identity
 from sinklab.errors import ConfigurationError
@@ -29,6 +29,7 @@ class MultiTurn(Task):
 
     A name comes again only after all others, so what is asked for was stated once since. The last question of a document,
     behind more tokens than the budget holds, is the one that is scored: among that number and three others of the last turns.
+    Documents of an item are one dialogue and differ in that question.
     Roles are plain words: a model's own template of a chat is not used, so that one text serves all models.
 
     Args:
@@ -49,7 +50,7 @@ class MultiTurn(Task):
 
     @property
     def identity(self) -> Identity:
-        return Identity(source="generated turns of a dialogue", revision="2", licence="none")
+        return Identity(source="generated turns of a dialogue", revision="3", licence="none")
 
     def documents(self, encoder: Encoder, *, budget: int, items: int, seed: int) -> Iterator[Document]:
         turn = len(encode(encoder, STATED.format("Anna", 42), self.name))
@@ -57,25 +58,30 @@ class MultiTurn(Task):
         per_turn = turn + question / self.every
         swept = (round((share * budget - turn - question) / per_turn) for share in self.shares)
         filled = -(-(budget + 2) // turn)
-        for back in sorted({*self.back, *(turns for turns in swept if 1 <= turns < len(NAMES))}):
-            turns = self.every * -(-max(filled, back + 1, CHOICES) // self.every)
-            drawn = [
-                self._document(item, back, turns, random.Random(f"multi_turn {seed} {back} {item}")) for item in range(items)
-            ]
-            yield from placed(encoder, drawn)
+        backs = sorted({*self.back, *(turns for turns in swept if 1 <= turns < len(NAMES))})
+        turns = self.every * -(-max(filled, backs[-1] + 1, CHOICES) // self.every)
+        drawn = [self._documents(item, backs, turns, random.Random(f"multi_turn {seed} {item}")) for item in range(items)]
+        for of_back in zip(*drawn, strict=True):
+            yield from placed(encoder, of_back)
 
-    def _document(self, item: int, back: int, turns: int, generator: random.Random) -> Document:
+    def _documents(self, item: int, backs: Sequence[int], turns: int, generator: random.Random) -> list[Document]:
+        """One dialogue, with the last question as far back as each of these."""
         names, have = generator.sample(NAMES, len(NAMES)), [generator.randrange(100) for _ in range(turns)]
         text, begins = "", list[int]()
         for number in range(1, turns + 1):
             begins.append(len(text))
             text += STATED.format(names[(number - 1) % len(names)], have[number - 1])
-            if number % self.every == 0 and back < number:
+            back = backs[number // self.every % len(backs)]
+            if number % self.every == 0 and back < number < turns:
                 asked = number - 1 - back
-                name, right = names[asked % len(names)], ANSWER.format(have[asked])
-                text += ASKED.format(name, name) + (f"{right}{END}" if number < turns else "")
-        # Among numbers of the last turns, filled up with others where few of them differ.
-        others = [number for number in dict.fromkeys(reversed(have)) if number != have[asked]]
-        others += [number for number in range(100) if number not in others and number != have[asked]]
-        wrong = tuple(map(ANSWER.format, others[: CHOICES - 1]))
-        return Document(item, 0, text, right, wrong, fact=begins[asked])
+                name = names[asked % len(names)]
+                text += ASKED.format(name, name) + ANSWER.format(have[asked]) + END
+        documents = []
+        for asked in (turns - 1 - back for back in backs):
+            name = names[asked % len(names)]
+            # Among numbers of the last turns, filled up with others where few of them differ.
+            others = [number for number in dict.fromkeys((*reversed(have), *range(100))) if number != have[asked]]
+            wrong = tuple(map(ANSWER.format, others[: CHOICES - 1]))
+            context = text + ASKED.format(name, name)
+            documents.append(Document(item, 0, context, ANSWER.format(have[asked]), wrong, fact=begins[asked]))
+        return documents

@@ -349,7 +349,7 @@ def test_an_interruption_behind_the_main_condition_keeps_what_there_is(checkpoin
     assert found["status"] == "stopped"
     assert found["warnings"][-1].startswith("Stopped before its end: without ")
     assert without in found["warnings"][-1]
-    assert read_audit(out).found.status == "stopped"
+    assert (read_audit(out).found.status, read_audit(out).run["stopped_by"]) == ("stopped", "SIGINT")
     assert (out / "report.html").is_file()
 
 

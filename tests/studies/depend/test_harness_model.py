@@ -14,7 +14,7 @@ from tests.studies.depend.induction import InductionReader
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import load_model, wrap_model
-from sinklab.streaming.reader import open_reader
+from sinklab.streaming.reader import CacheReader, open_reader
 
 lm_eval = pytest.importorskip(
     "lm_eval", reason="lm-evaluation-harness is not installed, so nothing here is tested: pip install 'sinklab[evaluation]'"
@@ -25,7 +25,7 @@ from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from sinklab.studies.depend.depend import depend  # noqa: E402
-from sinklab.studies.depend.lm_eval import PolicyLM  # noqa: E402
+from sinklab.studies.depend.lm_eval import Beginnings, PolicyLM  # noqa: E402
 
 NOTHING = {"name": "window", "window": 1}
 
@@ -173,6 +173,43 @@ def test_stops_before_the_stop_text(small):
     stop = whole[3:5]
     (cut,) = lm.generate_until(requests("generate_until", ("def f(x):", {**settings, "until": [stop]})))
     assert cut == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"name": "full"}, {"name": "window", "window": 24}, {"name": "window", "window": 1},
+        {"name": "sink_window", "num_sinks": 4, "window": 20}, {"name": "recompute", "window": 24},
+        {"name": "recompute", "window": 24, "every": 7},
+    ],
+)  # fmt: skip
+def test_what_texts_share_is_read_once_and_scores_are_those_of_each_text_alone(small, policy, monkeypatch):
+    """Against every text from its beginning to its end; sums of up to ten float32 logarithms agree to 1e-3."""
+    monkeypatch.setattr("sinklab.studies.depend.lm_eval.HELD", 300)  # so that there are several groups
+    generator = random.Random(0)
+    beginnings = [[generator.randrange(2, 250) for _ in range(30)] for _ in range(3)]
+    texts = []
+    for beginning in beginnings:
+        for length in (0, 5, 20):
+            context = [*beginning, *(generator.randrange(2, 250) for _ in range(length))]
+            choices = [[generator.randrange(2, 250) for _ in range(size)] for size in (1, 3, 10)]
+            texts += [(context, choice) for choice in (*choices, [*choices[1], 5])]
+    texts += [([7], [8, 9]), (beginnings[0][:12], [9]), texts[0]]
+    lm, read, counted = PolicyLM(small, policy, batch_size=1), CacheReader.read, []
+    slow = [next(iter(lm._score([context], [continuation]))) for context, continuation in texts]
+    monkeypatch.setattr(
+        CacheReader,
+        "read",
+        lambda self, tokens, *rest, **named: (counted.append(tokens.numel()), read(self, tokens, *rest, **named))[1],
+    )
+    shared = Beginnings(20)
+    for given in (None, shared, shared):  # the second time the beginnings are there
+        counted.clear()
+        fast = PolicyLM(small, policy, beginnings=given)._answers(texts)
+        assert [score for score, _ in fast] == pytest.approx([score for score, _ in slow], abs=1e-3)
+        assert [greedy for _, greedy in fast] == [greedy for _, greedy in slow]
+        if policy["name"] != "recompute":
+            assert sum(counted) < sum(len(context) + len(choice) for context, choice in texts) / 1.5
 
 
 def test_bos_is_counted_and_not_doubled(small):

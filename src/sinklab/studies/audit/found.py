@@ -372,6 +372,6 @@ def samples_of(found: AuditFound) -> str:
     return f"{counted(found.samples, 'sample')} of {counted(found.seq_len, 'token' if found.reads_text else 'position')}"
 
 
-def heads_words(places: Sequence[tuple[int, int, str, float]], most: int = 6) -> str:
+def heads_words(places: Sequence[tuple[int, int, str, float]], most: int = 4) -> str:
     """Heads as layer.head, the strongest ones by name."""
     return names([f"{layer}.{head}" for layer, head, *_ in places], most) or number(None)

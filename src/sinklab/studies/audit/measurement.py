@@ -33,7 +33,7 @@ from sinklab.report.maps import PICTURES_FILE
 from sinklab.results.blocks import names
 from sinklab.results.metric import definitions
 from sinklab.results.naming import counted, front_names
-from sinklab.results.progress import plan
+from sinklab.results.progress import PartOf, plan
 from sinklab.results.record import to_json
 from sinklab.results.run import Progress
 from sinklab.results.sections import Context, sections
@@ -127,7 +127,7 @@ def measure_audit(
     identity = check_identity(loaded.model, drawn)
     main = measuring.measure_main(*first, drawn, [name for name in probe_registry if name not in missing], say)
     by_token = {part: finder.by_token(decoder(loaded)) for part, finder in main.finders.items()}
-    conditions, tables, stopped = [main.condition], main.tables, ""
+    conditions, tables, stopped, stopped_by = [main.condition], main.tables, "", None
     shown = drawn.take(slice(MAP_SAMPLES))
     maps = AttentionMaps(MAP_TILES, _longest(drawn) or 0)
     patches = OnPatches() if drawn.grid is not None and drawn.pictures is not None else None
@@ -140,8 +140,8 @@ def measure_audit(
             conditions.append(seen.condition)
             tables += seen.tables
             left.pop(0)
-    except KeyboardInterrupt:
-        stopped = names([*left, *chosen])
+    except KeyboardInterrupt as signal:
+        stopped, stopped_by = names([*left, *chosen]), _signal(signal)
 
     found = summarize(
         loaded, conditions, by_token, drawn, threshold=threshold, reading=reading, normalized=main.session.normalized,
@@ -159,9 +159,10 @@ def measure_audit(
             summary[name] = {"refused": f"not for a model of {HELD[drawn.kind]}: {section.text_only}"}
             continue
         try:
-            summary[name], table = section.measured(context)
-        except KeyboardInterrupt:
-            stopped = names([other for other in chosen if other not in summary])
+            own = dataclasses.replace(context, progress=PartOf(progress, name))
+            summary[name], table = section.measured(own)
+        except KeyboardInterrupt as signal:
+            stopped, stopped_by = names([other for other in chosen if other not in summary]), _signal(signal)
             break
         tables.append(table)
     if stopped:
@@ -174,8 +175,14 @@ def measure_audit(
         "definitions": definitions({probe.name: probe.metrics for probe in (*main.probes, *context.probes)}),
         "checks": checks(main.session, identity),
         "calls": dict(main.session.calls),
+        **({} if stopped_by is None else {"stopped_by": stopped_by}),
     }
     return Audited(summary, append(tables), record, tuple(_arrays(loaded, maps, patches, shown)))
+
+
+def _signal(interrupt: KeyboardInterrupt) -> str:
+    """What the process was sent; the command line raises a kind of its own for SIGTERM."""
+    return "SIGINT" if type(interrupt) is KeyboardInterrupt else "SIGTERM"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

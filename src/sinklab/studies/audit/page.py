@@ -348,7 +348,7 @@ def headline(audit: Audit) -> list[Number]:
     numbers.append(("Loss", None if found.loss is None else number(found.loss, 4), unit))
     if worth := found.front_worth:
         said = f"a token; ± {worth.half:.2f} on {counted(worth.samples, 'text')}"
-        numbers.append((f"{found.bos_name} is worth", f"{worth.gain:.2f} nats", said))
+        numbers.append((f"{found.bos_name} is worth", f"{worth.gain:.2f} nats".replace("-", "−"), said))
     numbers += _of_attention(audit)
     for name, probe, metric, against in (
         ("Largest activation", "massive_activation", "max_to_median", "the median of its layer"),

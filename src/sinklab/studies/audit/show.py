@@ -149,7 +149,7 @@ def sinks_grid(found: AuditFound) -> Grid:
     """Every place of the sinks, with its heads; also those that are nearly sinks."""
     kinds = {
         "sinks": "sink",
-        "followed": "looked at wherever it stands",
+        "followed": "looked at",
         "silent": "only as a share of its row",
         "weak": "in too few samples",
     }

@@ -13,6 +13,7 @@ SECTION = Section(
     found="sinklab.studies.cache.found:Comparison",
     show="sinklab.studies.cache.show:show",
     measure="sinklab.studies.cache.comparison:policies_section",
+    cost=1.3,
     text_only="a cache holds what a decoder has read of a text",
     default=True,
 )

@@ -117,7 +117,7 @@ def policies_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
         found, rows = compared(
             loaded, texts, names=names, budgets=[budget], sinks=sinks, corpus=context.corpus.label, bos=context.bos,
             found=context.sinks, steps=IN_AUDIT["steps"], share=IN_AUDIT["share"],
-            progress=lambda *words: context.progress(*words),  # whose plan is in other units
+            progress=context.progress,
         )  # fmt: skip
     except (ConfigurationError, InputError, UnsupportedModelError) as error:
         return {"refused": str(error)}, make_table([])

@@ -124,9 +124,16 @@ def depend(
         warnings = [window_warning(loaded, largest)]  # each a sentence, or empty
         identity = _identity(loaded, stored=run.out is not None)
         outcomes, records, frames = [], [], []
-        for task in prepared:
+        of_task = len(contenders.policies)
+        for number, task in enumerate(prepared):
+
+            def progress(done: float, number: int = number) -> None:
+                share = round(100 * (number * of_task + done))
+                run.progress("reading, percent of a policy", share, 100 * of_task * len(prepared))
+
+            progress(0)
             warnings += text_warnings(loaded, task, contenders)
-            scored = run_task(loaded, task, contenders, front, run.store, identity, run.progress)
+            scored = run_task(loaded, task, contenders, front, run.store, identity, progress)
             outcomes.append(outcome(task, scored, contenders, level))
             warnings.append(loss_warning(loaded, outcomes[-1]))
             about = {} if task.own is None else {**task.own.settings, "identity": dataclasses.asdict(task.own.identity)}

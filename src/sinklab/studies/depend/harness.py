@@ -9,7 +9,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,11 @@ from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.policies.full import Full
 from sinklab.registry import policies
-from sinklab.results.run import Progress
 from sinklab.results.store import Store
 from sinklab.results.version import __version__
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.found import SCORES
-from sinklab.studies.depend.lm_eval import PolicyLM, TaskManager, datasets, evaluate, harness_task, read_greedy
+from sinklab.studies.depend.lm_eval import Beginnings, PolicyLM, TaskManager, datasets, evaluate, harness_task, read_greedy
 from sinklab.tasks.base import Document, Task
 
 __all__ = ["Prepared", "Scored", "prepare_harness", "prepare_task", "run_task"]
@@ -252,21 +251,23 @@ def run_task(
     bos: int,
     store: Store,
     identity: Mapping[str, object],
-    progress: Progress,
+    progress: Callable[[float], None],
 ) -> Scored:
     """Score the documents under every policy; one that the model refuses is noted, unless the verdict needs it.
 
     Args:
         store: scores of earlier runs are taken from there, and new ones put there.
         identity: what they depend on besides the task and the policy.
+        progress: called with how many of the policies are done.
 
     Raises:
         InputError: a task without a score for each document.
     """
-    scored = Scored()
+    scored, beginnings = Scored(), Beginnings(contenders.budget)
     needed = (contenders.with_sinks, contenders.without, contenders.floor)
     version = importlib.metadata.version("lm_eval")
     for number, (name, policy) in enumerate(contenders.policies.items()):
+        progress(number)
         settings = {
             **identity, "task": prepared.label, "texts": prepared.sha256, "bos": bos, "policy": policies.settings(policy),
             "lm_eval": version,
@@ -276,7 +277,10 @@ def run_task(
             evaluation = stored.record
         else:
             try:
-                evaluation = _evaluate(loaded, prepared, policy, bos)
+                evaluation = _evaluate(
+                    loaded, prepared, policy, bos, beginnings,
+                    lambda done, total, number=number: progress(number + done / total),
+                )  # fmt: skip
             except (ConfigurationError, UnsupportedModelError) as error:
                 if name in needed:
                     raise
@@ -286,13 +290,20 @@ def run_task(
         scored.metric, scored.filter = str(evaluation["metric"]), str(evaluation["filter"])
         scored.scores[name] = np.array(evaluation["scores"])
         scored.bos[name] = evaluation["bos"]
-        progress(prepared.label, number + 1, len(contenders.policies))
     return scored
 
 
-def _evaluate(loaded: LoadedModel, prepared: Prepared, policy: Policy, bos: int) -> dict[str, Any]:
+def _evaluate(
+    loaded: LoadedModel,
+    prepared: Prepared,
+    policy: Policy,
+    bos: int,
+    beginnings: Beginnings | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
     """The scores of all documents under one policy, the names of metric and filter, and what stood in front."""
-    lm = PolicyLM(loaded, policy, bos=bos if loaded.encoder.bos_token_id is not None else None)
+    front = bos if loaded.encoder.bos_token_id is not None else None
+    lm = PolicyLM(loaded, policy, bos=front, progress=progress, beginnings=beginnings)
     with _quiet():
         results = evaluate(lm, task_dict=prepared.tasks, limit=prepared.items, bootstrap_iters=0)
     samples, filters = [], []

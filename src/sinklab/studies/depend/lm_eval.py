@@ -14,21 +14,30 @@ own model class changes nothing and says nothing. Here every request goes throug
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import cross_entropies
-from sinklab.policies.base import PolicySpec
+from sinklab.policies.base import PolicySpec, SlotPolicy
+from sinklab.policies.full import Full
+from sinklab.policies.recompute import Recompute
+from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
-from sinklab.streaming.reader import open_reader
+from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.layer import SlotLayer
+from sinklab.streaming.reader import CacheReader, open_reader
+from sinklab.streaming.slot_table import SlotTable
+from sinklab.streaming.traits import has_states, tokens_in_front, tokens_of_prefix
 from sinklab.studies.measure.probing import opened
 
 if TYPE_CHECKING:
@@ -53,6 +62,27 @@ _HARNESS = (datasets, evaluate, harness_task, TaskManager)
 
 MAX_NEW_TOKENS = 256
 
+HELD = 2**14
+"""Tokens of all texts that are read side by side, in rows of one cache."""
+
+AT_ONCE = 1024
+"""Tokens of one forward: enough for products of full speed, and few enough for a word of progress every second or two."""
+
+AHEAD = 4
+"""Tokens that texts must share from here on to stay in one row: to part them a little earlier takes fewer forwards."""
+
+LOGITS = 2**25
+"""Numbers that the logits of one forward have at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Tokens of request ``owner``: all but the last are read, and those from ``begin`` on are scored."""
+
+    ids: tuple[int, ...]
+    begin: int
+    owner: int
+
 
 class PolicyLM(TemplateLM):
     """A model for ``lm_eval.simple_evaluate`` that sees of every text what a policy lets it see.
@@ -67,8 +97,11 @@ class PolicyLM(TemplateLM):
         bos: how many beginning-of-sequence tokens every text begins with; by default what the tokenizer puts there.
         quantized: ``"int8"`` or ``"int4"``: of the cache; see :func:`~sinklab.streaming.reader.open_reader`.
         tokenizer: of a transformers model that is given as such.
-        batch_size: requests read side by side, padded on the left.
+        batch_size: requests read side by side, padded on the left, where a cache cannot be shared by texts with a common
+            beginning, and to generate.
         chunk: most tokens that the cache takes at once; results do not depend on it.
+        progress: called with the tokens (or texts) of a batch of requests that are read, and how many there are.
+        beginnings: shared by all policies of this model, to read the first tokens of the same texts once.
 
     Raises:
         InputError: a model without a tokenizer.
@@ -85,6 +118,8 @@ class PolicyLM(TemplateLM):
         tokenizer: PreTrainedTokenizerBase | None = None,
         batch_size: int = 8,
         chunk: int = 128,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        beginnings: Beginnings | None = None,
     ) -> None:
         super().__init__()
         loaded = opened(model)
@@ -103,7 +138,10 @@ class PolicyLM(TemplateLM):
         self.bos, self.quantized = bos, quantized
         self.model, self.name, self.batch_size, self.chunk = loaded.model, loaded.name, batch_size, chunk
         self.policy = open_reader(self.model, policy, chunk=chunk, quantized=quantized).policy
+        self.progress, self.beginnings = progress, beginnings
         self._device = loaded.device
+        # Nothing but what a window shows reaches a token: no learned tokens in front, and no state beside the cache.
+        self._sees_windows_only = not (tokens_in_front(self.model) or tokens_of_prefix(self.model) or has_states(self.model))
         self._bos_counts: collections.Counter[int] = collections.Counter()
 
     # --- the tokenizer -------------------------------------------------------------------------------------------------------
@@ -175,15 +213,13 @@ class PolicyLM(TemplateLM):
                     f"the continuation of {text!r} has no token of its own: the tokenizer joins it to the context; begin it "
                     "with a blank"
                 )
-        requests = [(text, self.fronted(context), continuation) for text, context, continuation in requests]
-        answers: dict[int, tuple[float, bool]] = {}
-        for batch in self._batches([context + continuation for _, context, continuation in requests]):
-            texts = [requests[index] for index in batch]
-            for index, answer in zip(batch, self._score([text[1] for text in texts], [text[2] for text in texts]), strict=True):
-                answers[index] = answer
-                if requests[index][0] is not None:
-                    self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
-        return [answers[index] for index in range(len(requests))]
+        texts = [(self.fronted(context), continuation) for _, context, continuation in requests]
+        self._count_bos([context + continuation for context, continuation in texts])
+        answers = self._answers(texts)
+        for (text, _, _), answer in zip(requests, answers, strict=True):
+            if text is not None:
+                self.cache_hook.add_partial("loglikelihood", text, answer)
+        return answers
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Log-likelihood of every continuation and whether greedy decoding would give it; without a bar of its own."""
@@ -209,11 +245,13 @@ class PolicyLM(TemplateLM):
             ConfigurationError: sampling or beams.
         """
         prompts = [self.fronted(self.tok_encode(request.args[0])) for request in requests]
+        self._count_bos(prompts)
         texts: dict[int, str] = {}
         for batch in self._batches(prompts):
             settings = [read_greedy(requests[index].args[1]) for index in batch]
             for index, text in zip(batch, self._generate([prompts[index] for index in batch], settings), strict=True):
                 texts[index] = text
+                self.progress(len(texts), len(prompts))
                 self.cache_hook.add_partial("generate_until", requests[index].args, text)
         return [texts[index] for index in range(len(requests))]
 
@@ -239,14 +277,60 @@ class PolicyLM(TemplateLM):
 
     # --- through the cache ---------------------------------------------------------------------------------------------------
 
+    def _count_bos(self, texts: Sequence[list[int]]) -> None:
+        bos = self.tokenizer.bos_token_id
+        for ids in texts:
+            self._bos_counts[next((n for n, token in enumerate(ids) if token != bos), len(ids))] += 1
+
     def _batches(self, texts: Sequence[list[int]]) -> Iterator[list[int]]:
         """Indices of texts of about the same length, the longest first, so that too little memory shows at once."""
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-        for index in order:
-            bos = self.tokenizer.bos_token_id
-            ids = texts[index]
-            self._bos_counts[next((n for n, token in enumerate(ids) if token != bos), len(ids))] += 1
         yield from (order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size))
+
+    def _answers(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        """Of contexts and continuations; what texts have in common is read once where the cache can be shared."""
+        policy = Full() if isinstance(self.policy, Recompute) else self.policy
+        reader = open_reader(self.model, policy, chunk=self.chunk, quantized=self.quantized)
+        if isinstance(reader, CacheReader) and reader.forks and self.quantized is None:
+            return self._shared(reader, texts)
+        answers: dict[int, tuple[float, bool]] = {}
+        for batch in self._batches([context + continuation for context, continuation in texts]):
+            answers.update(zip(batch, self._score(*zip(*(texts[index] for index in batch), strict=True)), strict=True))
+            self.progress(len(answers), len(texts))
+        return [answers[index] for index in range(len(texts))]
+
+    def _shared(self, reader: CacheReader, texts: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        """As :meth:`_score`, each beginning that several texts have read once: a tree of texts whose branches are rows."""
+        parts = [part for owner, text in enumerate(texts) for part in self._parts(*text, owner)]
+        parts.sort(key=lambda part: part.ids)
+        common = [0, *(_common(one.ids[:-1], two.ids[:-1]) for one, two in pairwise(parts))]
+        total = sum(len(part.ids) - 1 - shared for part, shared in zip(parts, common, strict=True))
+        totals, greedy, done = [0.0] * len(texts), [True] * len(texts), 0
+        for group in _groups(parts, common):
+            rows, column = self.beginnings.begin(reader, group) if self.beginnings else ([group], 0)
+            for tokens, scores in _read_tree(reader, rows, column):
+                done += tokens
+                self.progress(min(done, total), total)
+                for owner, right, best in scores:
+                    totals[owner] += right
+                    greedy[owner] &= best
+            reader.reset()
+        return list(zip(totals, greedy, strict=True))
+
+    def _parts(self, context: list[int], continuation: list[int], owner: int) -> Iterator[_Part]:
+        """What is to be read for one text: windows under recomputation, else as much as its scores depend on."""
+        ids, policy, query = (*context, *continuation), self.policy, len(context) - 1
+        if isinstance(policy, Recompute):
+            while query < len(ids) - 1:
+                first, stop = policy.first(query), min(policy.stop(query), len(ids) - 1)
+                yield _Part(ids[first : stop + 1], query + 1 - first, owner)
+                query = stop
+            return
+        first = 0
+        if isinstance(policy, Window) and self._sees_windows_only:
+            # A layer looks one window farther back than the one above it.
+            first = max(0, query - policy.window * int(self.model.config.get_text_config().num_hidden_layers))
+        yield _Part(ids[first:], query + 1 - first, owner)
 
     def _begin(self, texts: Sequence[list[int]]) -> tuple[Reader, Tensor, Tensor | None]:
         """A reader at its beginning, and the texts padded on the left, with their mask."""
@@ -257,7 +341,8 @@ class PolicyLM(TemplateLM):
         reader = open_reader(self.model, self.policy, chunk=self.chunk, quantized=self.quantized)
         return reader, tokens, None if bool(mask.all()) else mask
 
-    def _score(self, contexts: list[list[int]], continuations: list[list[int]]) -> Iterator[tuple[float, bool]]:
+    def _score(self, contexts: Sequence[list[int]], continuations: Sequence[list[int]]) -> Iterator[tuple[float, bool]]:
+        """The definition: every text from its beginning to its end."""
         whole = [[*context, *text] for context, text in zip(contexts, continuations, strict=True)]
         reader, tokens, mask = self._begin([text[:-1] for text in whole])
         length = tokens.shape[1]
@@ -301,6 +386,126 @@ class PolicyLM(TemplateLM):
         written.append(token)
         text = self.tokenizer.decode(written, skip_special_tokens=True)
         return _cut(text, stops) if len(written) == limit or any(stop in text for stop in stops) else None
+
+
+class Beginnings:
+    """Keys and values of the first tokens of texts, read once for all policies that see everything there.
+
+    Args:
+        length: tokens; with as many, no policy that is compared has evicted one.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._held: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+
+    def begin(self, reader: CacheReader, parts: list[_Part]) -> tuple[list[list[_Part]], int]:
+        """Rows of the reader's cache and the tokens that it holds of each; none where they cannot be shared."""
+        length = self.length
+        if min(part.begin for part in parts) <= length or not self._fits(reader):
+            return [parts], 0
+        rows = [list(members) for _, members in groupby(parts, lambda part: part.ids[:length])]
+        texts = [row[0].ids[:length] for row in rows]
+        unread = [_Part((*text, 0), length + 1, 0) for text in texts if text not in self._held]
+        if unread:
+            full = open_reader(reader.model, Full())
+            assert isinstance(full, CacheReader)
+            collections.deque(_read_tree(full, [unread]), maxlen=0)
+            layers = [layer for layer in full.cache.layers if isinstance(layer, DynamicLayer) and layer.keys.shape[2] == length]
+            if len(layers) < len(full.cache.layers):  # of another kind
+                return [parts], 0
+            for row, part in enumerate(unread):
+                held = [(layer.keys[row], layer.values[row]) for layer in layers]
+                self._held[part.ids[:-1]] = held
+        together = [
+            (torch.stack([keys for keys, _ in layer]), torch.stack([values for _, values in layer]))
+            for layer in zip(*(self._held[text] for text in texts), strict=True)
+        ]
+        reader.take_over(torch.tensor(texts, device=reader.model.device), together)
+        return rows, length
+
+    def _fits(self, reader: CacheReader) -> bool:
+        """Whether a policy shows all of the first tokens, in slots that hold what other caches hold."""
+        cache, policy = reader.cache, reader.policy
+        if not isinstance(cache, PolicyCache):
+            return isinstance(policy, Full)
+        tokens = torch.arange(self.length)
+        return (
+            type(cache.table) is SlotTable
+            and all(type(layer) is SlotLayer for layer in cache.layers)
+            and isinstance(policy, SlotPolicy)
+            and policy.num_slots > self.length
+            and bool((policy.visible(tokens[:, None], tokens) == (tokens[:, None] >= tokens)).all())
+        )
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens at the beginning that two texts share."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _groups(parts: list[_Part], common: Sequence[int]) -> Iterator[list[_Part]]:
+    """Sorted parts that together hold :data:`HELD` tokens at most, cut where neighbours share least."""
+    start = 0
+    while start < len(parts):
+        stop, held = start, 0
+        while stop < len(parts) and (stop == start or held + len(parts[stop].ids) <= HELD):
+            held, stop = held + len(parts[stop].ids), stop + 1
+        if stop < len(parts):
+            stop = min(range(start + (stop - start + 1) // 2, stop + 1), key=lambda cut: common[cut])
+        yield parts[start:stop]
+        start = stop
+
+
+def _read_tree(
+    reader: CacheReader, rows: list[list[_Part]], column: int = 0
+) -> Iterator[tuple[int, list[tuple[int, float, bool]]]]:
+    """Read sorted parts together, a row of the cache for each beginning that differs; after each forward its tokens, and of
+    every token that was scored the owner, its log-likelihood, and whether it was the likeliest.
+
+    Args:
+        rows: the parts of each row of the cache, which has read ``column`` tokens.
+    """
+    device, vocabulary = reader.model.device, reader.model.config.get_text_config().vocab_size
+    while True:
+        going_on = [[part for part in members if len(part.ids) - 1 > column] for members in rows]
+        ahead = slice(column, column + AHEAD)
+        branches = [
+            (row, list(branch))
+            for row, members in enumerate(going_on)
+            for _, branch in groupby(members, lambda part, ahead=ahead: part.ids[:-1][ahead])  # type: ignore[misc]
+        ]
+        if not branches:
+            return
+        parents = [row for row, _ in branches]
+        if column and parents != list(range(len(rows))):
+            reader.cache.reorder_cache(torch.tensor(parents, device=device))
+        rows = [branch for _, branch in branches]
+        # Sorted texts agree as far as the first and the last of them do.
+        stop = column + min(_common(row[0].ids[column:-1], row[-1].ids[column:-1]) for row in rows)
+        stop = min(stop, column + max(1, AT_ONCE // len(rows)))
+        scored = max(column, min(part.begin for row in rows for part in row) - 1)
+        if scored < stop:
+            stop = min(stop, scored + max(1, LOGITS // (len(rows) * vocabulary)))
+        tokens = torch.tensor([row[0].ids[column:stop] for row in rows], device=device)
+        logits = reader.read(tokens, keep=max(1, stop - scored)).float()
+        asked = [
+            (index, at, part.ids[at + 1], part.owner)
+            for index, row in enumerate(rows)
+            for part in row
+            for at in range(max(scored, part.begin - 1), stop)
+        ]
+        scores: list[tuple[int, float, bool]] = []
+        if asked:
+            index, at, target, owners = (list(one) for one in zip(*asked, strict=True))
+            places = torch.tensor(index, device=device), torch.tensor(at, device=device) - scored
+            targets = torch.tensor(target, device=device)
+            right = logits[(*places, targets)].double() - logits.logsumexp(dim=-1).double()[places]
+            best = logits.argmax(dim=-1)[places] == targets
+            scores = list(zip(owners, right.tolist(), best.tolist(), strict=True))
+        column = stop
+        yield tokens.numel(), scores
 
 
 def _cut(text: str, stops: Iterable[str]) -> str:

@@ -207,7 +207,7 @@ def run_probes(
 
 
 def tokens_at_once(model: nn.Module) -> int:
-    """Tokens of a batch: as many as a few seconds of a processor are enough for, and :data:`TOKENS_PER_BATCH` of a small model."""
+    """Tokens of a batch: as many as a few seconds of a processor are enough for, at most :data:`TOKENS_PER_BATCH`."""
     if input_device(model).type != "cpu":
         return TOKENS_PER_BATCH
     weights = sum(parameter.numel() for parameter in model.parameters())

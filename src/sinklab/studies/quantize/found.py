@@ -9,23 +9,17 @@ from typing import Unpack
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 
-__all__ = ["CureFound", "Found", "SchemeFound", "SiteFound", "TokenRise", "WorstChannel", "rows"]
+__all__ = ["BlockFound", "CureFound", "Found", "SchemeFound", "SiteFound", "WorstChannel", "rows"]
 
-SUMMARY_VERSION = 2
+SUMMARY_VERSION = 3
 
 PROBE = "quantize"
 GAP = Metric("quantization_gap", "nats", "Loss of the quantised model less that of the model as it is, over the same samples.")
 SITE_GAP = Metric(
     "quantization_site_gap",
     "nats",
-    "quantization_gap with this linear map, or the residual stream at this place, alone on grids.",
-)
-POSITION_GAP = Metric(
-    "quantization_gap_by_position",
-    "nats",
-    "quantization_gap of the loss that is taken at this position: of the token behind it or, where tokens are hidden or a "
-    "target is written, of the token there.",
-    version=2,  # of masked models every number stood one position too early
+    "quantization_gap with this block, this linear map, or the residual stream at this place, alone on grids; of a few samples "
+    "where these show that it is no tenth of the gap.",
 )
 LEFT = Metric("quantization_gap_left", "nats", "quantization_gap under the scheme with a cure.")
 GAIN = Metric(
@@ -90,12 +84,25 @@ class WorstChannel:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockFound:
+    """What all sites of a block cost with nothing else on grids, in nats, on so many samples."""
+
+    block: str
+    layer: int | None
+    gap: float
+    low: float
+    high: float
+    texts: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SiteFound(WorstChannel):
-    """The same with what it costs alone, in nats."""
+    """A site with what it costs alone, in nats, on so many samples."""
 
     gap: float
     low: float
     high: float
+    texts: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,30 +127,18 @@ class CureFound:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenRise:
-    """A predicted token whose loss rises, in nats."""
-
-    text: int
-    position: int
-    token: str
-    before: float
-    after: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """``summary.json`` of ``sinklab quantize``; sites and cures are there where the first scheme has a gap.
+    """``summary.json`` of ``sinklab quantize``; blocks, sites and cures are there where the first scheme has a gap.
 
     Attributes:
         kind: of the samples: text, pairs, image or audio; ``texts`` counts them.
         loss_of: what is predicted; ``clean_loss`` of the unquantised model.
         quantized_share, float_bytes: share of all parameters that is quantised; bytes of these weights in 16 bits.
-        integer_check: largest difference of integer products from simulated ones over its bound; ``loss_difference`` of the
-            losses. ``None`` where no codes were multiplied.
+        integer_check: largest difference of integer products from simulated ones over its bound; ``None`` without any.
         examined, activation_bits: the scheme that sites and cures are about.
+        blocks, sites: alone on grids; sites of those blocks that carry a tenth of the gap, or may.
         level_of_sites, level_of_cures: of the single intervals, so that all hold together with 95 %.
         sinks: positions of the sinks on the calibration samples; ``None`` with ``sinks_refused`` where they are not known.
-        gap_by_position: ``None`` where no sample has a loss.
         recommended: name of a cure.
         text: what was found, in a sentence.
     """
@@ -166,7 +161,6 @@ class Found:
     quantized_share: float
     float_bytes: int
     integer_check: float | None
-    loss_difference: float | None
     schemes: list[SchemeFound]
     examined: str
     activation_bits: int
@@ -174,10 +168,9 @@ class Found:
     level_of_cures: float
     sinks: list[int] | None
     sinks_refused: str | None
+    blocks: list[BlockFound]
     sites: list[SiteFound]
     largest_spike: WorstChannel | None
-    gap_by_position: list[float | None]
-    tokens_that_rise: list[TokenRise]
     cures: list[CureFound]
     recommended: str | None
     text: str
@@ -197,21 +190,18 @@ def rows(found: Found, channels: Mapping[str, WorstChannel], scored: int) -> Ite
         name = f"{scheme.scheme}{' per token' if scheme.per_token else ''}"
         yield {"probe": PROBE, "metric": LOSS, "value": scheme.loss, "count": scored, "intervention": name}
         yield from _interval(GAP, scheme.gap, scheme.low, scheme.high, intervention=name, count=count)
-    for site in found.sites:
-        at: Coordinates = {"intervention": examined, "module": site.site, "count": count}
-        if site.layer is not None:
-            at["layer"] = site.layer
-        yield from _interval(SITE_GAP, site.gap, site.low, site.high, **at)
+    for one in (*found.blocks, *found.sites):
+        module = one.block if isinstance(one, BlockFound) else one.site
+        at: Coordinates = {"intervention": examined, "module": module, "count": one.texts}
+        if one.layer is not None:
+            at["layer"] = one.layer
+        yield from _interval(SITE_GAP, one.gap, one.low, one.high, **at)
     for key, channel in channels.items():
         at = {"probe": PROBE, "module": key, "count": found.calibration}
         if channel.layer is not None:
             at["layer"] = channel.layer
         yield {**at, "metric": RATIO, "value": channel.range_ratio}
         yield {**at, "metric": CHANNEL, "value": float(channel.channel)}
-    for position, gap in enumerate(found.gap_by_position):
-        if gap is not None:
-            at = {"probe": PROBE, "count": count, "intervention": examined, "query_position": position}
-            yield {**at, "metric": POSITION_GAP, "value": gap}
     for cure in found.cures:
         name = f"{examined}, {cure.cure}"
         for metric, interval in ((LEFT, cure.left), (GAIN, cure.gain)):

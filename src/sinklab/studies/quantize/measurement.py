@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,10 +21,11 @@ from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
 from sinklab.models.positions import length_warnings
 from sinklab.models.tokenizer import kind_of
-from sinklab.results.intervals import CHANCE, Interval, fewest, means_over_items, rare_cost, shortfall
+from sinklab.results.blocks import interval
+from sinklab.results.intervals import CHANCE, Interval, fewest, mean_over_items, means_over_items, rare_cost, shortfall
 from sinklab.results.metric import Row
 from sinklab.results.naming import quote
-from sinklab.results.run import Progress, silent
+from sinklab.results.progress import Progress, plan, say, silent
 from sinklab.sinks import find_sinks
 from sinklab.studies.quantize.cures import (
     Spike,
@@ -35,7 +37,7 @@ from sinklab.studies.quantize.cures import (
     token_bytes,
     tried_cures,
 )
-from sinklab.studies.quantize.found import CureFound, Found, SchemeFound, SiteFound, TokenRise, WorstChannel, rows
+from sinklab.studies.quantize.found import BlockFound, CureFound, Found, SchemeFound, SiteFound, WorstChannel, rows
 from sinklab.studies.quantize.twin import WHOLE_BITS, Range, Scheme, Site, Treatment, Twin
 
 __all__ = ["OWN", "Request", "examine", "judged", "require_loss", "texts_needed"]
@@ -45,11 +47,17 @@ LEVEL = 0.95
 OWN = "class, the model's own answer"
 """What the loss is taken of where samples have no classes: the gap is then about answers that change, right or wrong."""
 
+CALIBRATING, SCHEMES, BLOCKS, SITES, CURES = "calibrating", "schemes", "blocks", "sites", "cures"
+"""Stages."""
+
 CHECKED = 2
 """Calibration samples on which integer and simulated products are compared."""
 
-RISING = 8
-"""Predicted tokens that are listed."""
+FEW = 16
+"""Samples of the first look at a block or a site, which is the last where they show that it carries no tenth of the gap."""
+
+SHARE = 0.1
+"""Of the gap: what carries less is looked at no further."""
 
 NORMAL = statistics.NormalDist().inv_cdf(0.975)
 """Half a 95 % interval in standard errors."""
@@ -174,24 +182,26 @@ class _Examination:
 
     def run(self, loss_of: str, corpus: str, bos: int) -> tuple[Found, list[Row]]:
         request, twin, loaded = self.request, self.twin, self.loaded
-        self.progress("calibrating", 0, 3)
+        first = request.schemes[0]
+        # What each stage costs beside the others: of the later ones, where there is a gap.
+        plan(self.progress, {CALIBRATING: 2, SCHEMES: 2 + 2 * len(request.schemes), BLOCKS: 6, SITES: 6, CURES: 4})
+        self.progress(CALIBRATING, 0, 3)
         ranges = twin.ranges(self.calibration)
         left = twin.keep(ranges)
-        first = request.schemes[0]
         spikes = find_spikes(twin, self.calibration, ranges, first.activations)
-        self.progress("calibrating", 1, 3)
+        self.progress(CALIBRATING, 1, 3)
         sinks, refused = self._sinks()
-        self.progress("calibrating", 2, 3)
+        self.progress(CALIBRATING, 2, 3)
         check = self._check(ranges)
-        self.progress("calibrating", 3, 3)
+        self.progress(CALIBRATING, 3, 3)
+        self.progress(SCHEMES, 0, 1)
         clean = twin.losses(self.samples, None)
         if not bool(clean.isfinite().any(dim=1).all()) or bool(clean.isinf().any()):
             raise MeasurementError(f"{loaded.name}: the loss is not finite without any quantisation, so a gap means nothing")
         self.clean_means = _means(clean)
-        bases, losses = self._bases(ranges)
-        schemes = [self._scheme(base, part) for base, part in zip(bases, losses, strict=True)]
-        difference = self._difference(bases[0], losses[0]) if request.integer and check is not None else None
+        bases, losses, schemes = self._schemes(ranges)
         channels = {key: self._channel(spike, twin.sites[key], sinks) for key, spike in spikes.items()}
+        blocks: list[BlockFound] = []
         sites: list[SiteFound] = []
         cures: list[CureFound] = []
         # A gap that is none or is lost in the noise has no carrier and needs no cure; to look for them finds noise.
@@ -199,12 +209,7 @@ class _Examination:
         levels = [LEVEL, LEVEL]
         if examined:
             keys = list(twin.sites) if first.activations != WHOLE_BITS else [site.key for site in twin.linear]
-            levels[0] = 1 - (1 - LEVEL) / len(keys)
-            intervals = means_over_items(self._scan(bases[0], keys), level=levels[0])
-            sites = [
-                SiteFound(**dataclasses.asdict(channels[key]), gap=gap.mean, low=gap.low, high=gap.high)
-                for key, gap in zip(keys, intervals, strict=True)
-            ]
+            levels[0], blocks, sites = self._carriers(bases[0], schemes[0].gap, keys, channels)
             if first.activations != WHOLE_BITS:
                 cures, levels[1] = self._cures(bases[0], spikes, sinks, losses[0])
         best = best_cure(cures, request.minimal_effect)
@@ -226,7 +231,6 @@ class _Examination:
             quantized_share=twin.share,
             float_bytes=sum(site.width * site.outputs for site in twin.linear) * 2,
             integer_check=check,
-            loss_difference=difference,
             schemes=schemes,
             examined=first.name,
             activation_bits=first.activations,
@@ -234,10 +238,9 @@ class _Examination:
             level_of_cures=levels[1],
             sinks=None if sinks is None else list(sinks),
             sinks_refused=refused,
+            blocks=blocks,
             sites=sites,
             largest_spike=channels[worst.site] if worst.large else None,
-            gap_by_position=_column_means(losses[0] - clean),
-            tokens_that_rise=self._rising(clean, losses[0]) if examined else [],
             cures=cures,
             recommended=None if best is None else best.cure,
             text=self._text(schemes[0], sites, cures, best),
@@ -274,25 +277,24 @@ class _Examination:
         ]
         return max(checked, default=None)
 
-    def _bases(self, ranges: Mapping[str, Range]) -> tuple[list[Treatment], list[Tensor]]:
+    def _schemes(self, ranges: Mapping[str, Range]) -> tuple[list[Treatment], list[Tensor], list[SchemeFound]]:
+        """Treatments, losses and what is found of each scheme, which is said as soon as it is there."""
         bases = [
             Treatment(scheme=scheme, ranges=ranges, per_token=per_token)
             for scheme in self.request.schemes
             for per_token in ((False, True) if scheme.activations != WHOLE_BITS else (False,))
         ]
-        losses = []
-        for number, base in enumerate(bases):
+        losses, found = list[Tensor](), list[SchemeFound]()
+        for base in bases:
+            self.progress(SCHEMES, len(found), len(bases))
             losses.append(self.twin.losses(self.samples, base))
-            self.progress("schemes", number + 1, len(bases))
-        return bases, losses
-
-    def _difference(self, base: Treatment, losses: Tensor) -> float:
-        """Mean loss with integer products less that with simulated ones; codes at a tie may fall to either side, so not 0."""
-        self.twin.integer = False
-        try:
-            return float(np.mean(_means(losses) - _means(self.twin.losses(self.samples, base))))
-        finally:
-            self.twin.integer = True
+            found.append(self._scheme(base, losses[-1]))
+            if self.progress is not silent:
+                one = found[-1]
+                gap = interval(Interval(one.gap, one.low, one.high), places=3)
+                say(f"{one.name}: {gap} nats over {self.clean_means.mean():.3f}, {one.verdict}")
+        self.progress(SCHEMES, len(bases), len(bases))
+        return bases, losses, found
 
     def _scheme(self, base: Treatment, losses: Tensor) -> SchemeFound:
         scheme, gaps = base.scheme, _means(losses) - self.clean_means
@@ -317,14 +319,47 @@ class _Examination:
             weight_bytes=sum(self.twin.weight_bytes(site, scheme.weights) for site in self.twin.linear),
         )
 
-    def _scan(self, base: Treatment, keys: Sequence[str]) -> np.ndarray:
-        """Gaps with one site alone quantised, ``(sites, samples)``."""
-        gaps = []
-        for number, key in enumerate(keys):
-            alone = dataclasses.replace(base, sites=frozenset({key}))
-            gaps.append(_means(self.twin.losses(self.samples, alone)) - self.clean_means)
-            self.progress("one site at a time", number + 1, len(keys))
-        return np.stack(gaps)
+    def _carriers(
+        self, base: Treatment, gap: float, keys: Sequence[str], channels: Mapping[str, WorstChannel]
+    ) -> tuple[float, list[BlockFound], list[SiteFound]]:
+        """The level of the intervals, every block alone on grids, and of those that carry something every site alone."""
+        of_block: dict[str, list[str]] = {}
+        for key in keys:
+            of_block.setdefault(self.twin.sites[key].block, []).append(key)
+        level = 1 - (1 - LEVEL) / (2 * (len(of_block) + len(keys)))  # each is looked at twice at most
+        least = max(self.request.minimal_effect, SHARE * gap)
+        blocks = [
+            BlockFound(block=name, layer=self.twin.sites[of_block[name][0]].layer, **found)
+            for name, found in self._alone(base, of_block, level, least, BLOCKS).items()
+        ]
+        carrying = [key for one in blocks if one.low > 0 and one.high > least for key in of_block[one.block]]
+        alone = self._alone(base, {key: [key] for key in carrying}, level, least, SITES)
+        return level, blocks, [SiteFound(**dataclasses.asdict(channels[key]), **found) for key, found in alone.items()]
+
+    def _alone(
+        self, base: Treatment, groups: Mapping[str, Collection[str]], level: float, least: float, stage: str
+    ) -> dict[str, dict[str, Any]]:
+        """Gap with each group of sites alone on grids; on all samples where the first leave open that it is ``least``."""
+        if not groups:
+            return {}
+        treatments = {name: dataclasses.replace(base, sites=frozenset(sites)) for name, sites in groups.items()}
+        gaps: dict[str, np.ndarray] = {name: np.zeros(0) for name in groups}
+        open_groups, count = list(groups), len(self.samples)
+        for taken in (slice(0, FEW), slice(FEW, count)):
+            samples, clean = self.samples.take(taken), self.clean_means[taken]
+            if not len(clean) or not open_groups:
+                continue
+            shown = stage if taken.start == 0 else f"{stage} that may matter"
+            chosen = [treatments[name] for name in open_groups]
+            losses = self.twin.losses_of(samples, chosen, functools.partial(self.progress, shown))
+            for name, part in zip(open_groups, losses, strict=True):
+                gaps[name] = np.concatenate([gaps[name], _means(part) - clean])
+            intervals = {name: mean_over_items(gaps[name], level=level) for name in open_groups}
+            open_groups = [name for name in open_groups if intervals[name].high > least]
+        return {
+            name: {"gap": found.mean, "low": found.low, "high": found.high, "texts": len(gaps[name])}
+            for name, found in ((name, mean_over_items(values, level=level)) for name, values in gaps.items())
+        }
 
     def _cures(
         self, base: Treatment, spikes: Mapping[str, Spike], sinks: tuple[int, ...] | None, losses: Tensor
@@ -337,6 +372,7 @@ class _Examination:
         level = 1 - (1 - LEVEL) / len(tried)
         found = []
         prefix = token_bytes(self.loaded.model) if is_causal_lm(self.loaded.model) else None
+        self.progress(CURES, 0, len(tried))
         for number, cure in enumerate(tried):
             cured = _means(self.twin.losses(self.samples, cure.treatment))
             left, gain = means_over_items(np.stack([cured - self.clean_means, _means(losses) - cured]), level=level)
@@ -347,7 +383,7 @@ class _Examination:
                     extra_bytes=held, positions=list(cure.treatment.positions),
                 )
             )  # fmt: skip
-            self.progress("cures", number + 1, len(tried))
+            self.progress(CURES, number + 1, len(tried))
         return found, level
 
     # --- in words -------------------------------------------------------------------------------------------------------------
@@ -377,25 +413,6 @@ class _Examination:
         own = tokens[:, position]
         text = f" {quote(token_text(self.loaded.tokenizer, int(own[0])))}" if bool((own == own[0]).all()) else ""
         return f"position {position}{text}"
-
-    def _rising(self, clean: Tensor, losses: Tensor) -> list[TokenRise]:
-        """The predicted tokens whose loss rises most, of losses ``(samples, positions)`` as it is and on grids."""
-        rises = (losses - clean).nan_to_num(nan=-float("inf"))
-        listed = []
-        for flat in rises.flatten().topk(min(RISING, int(rises.isfinite().sum()))).indices.tolist():
-            text, position = divmod(flat, rises.shape[1])
-            before, after = (float(part[text, position]) for part in (clean, losses))
-            token = self._predicted(text, position)
-            listed.append(TokenRise(text=text, position=position, token=token, before=before, after=after))
-        return listed
-
-    def _predicted(self, text: int, position: int) -> str:
-        targets, tokens = self.samples.targets, self.samples.tokens
-        if targets is None:
-            return "" if tokens is None else token_text(self.loaded.tokenizer, int(tokens[text, position + 1]))
-        if targets.ndim == 1:
-            return f"class {int(targets[text])}"
-        return token_text(self.loaded.tokenizer, int(targets[text, position]))
 
     def _text(self, scheme: SchemeFound, sites: list[SiteFound], cures: list[CureFound], best: CureFound | None) -> str:
         """What was found, in a sentence."""
@@ -459,10 +476,3 @@ def _with_own_answers(model: PreTrainedModel, samples: Samples) -> Samples:
 def _means(losses: Tensor) -> np.ndarray:
     """Mean loss of each sample, float64."""
     return np.nanmean(losses.double().numpy(), axis=1)
-
-
-def _column_means(differences: Tensor) -> list[float | None]:
-    """Mean of each position over the samples that have a loss there; ``None`` where none has."""
-    taken = differences.isfinite()
-    means = differences.double().where(taken, 0.0).sum(0) / taken.sum(0)
-    return [float(mean) if counted else None for mean, counted in zip(means, taken.any(0), strict=True)]

@@ -9,7 +9,7 @@ from sinklab.results.blocks import Block, Grid, Heading, Mark, Marks, Say, inter
 from sinklab.results.intervals import Interval
 from sinklab.results.naming import counted
 from sinklab.results.record import from_json
-from sinklab.studies.quantize.found import Found, SchemeFound, SiteFound
+from sinklab.studies.quantize.found import BlockFound, Found, SchemeFound, SiteFound
 
 __all__ = ["TITLE", "show"]
 
@@ -36,9 +36,15 @@ def show(summary: Mapping[str, Any]) -> Iterator[Block]:
         text=2,
     )
     yield Marks("Gap by scheme", [(one.name, [Mark("gap", one.gap, one.low, one.high)]) for one in found.schemes], "nats")
+    if found.blocks:
+        yield Heading(f"One block alone on grids under {found.examined.upper()}")
+        blocks = sorted(found.blocks, key=lambda block: -block.gap)
+        yield Grid(("block", "gap, nats", "samples"), [(one.block, _gap(one), one.texts) for one in blocks], limit=SHOWN)
+        marks = [(_short(one.block), [Mark("gap", one.gap, one.low, one.high)]) for one in found.blocks]
+        yield Marks("Gap of one block alone", marks, "nats")
     if found.sites:
         sites = sorted(found.sites, key=lambda site: -site.gap)
-        yield Heading(f"Alone on grids under {found.examined.upper()}")
+        yield Heading("One site alone, of the blocks that carry the gap")
         yield Grid(
             ("site", "at", "gap, nats", "channel", "times median", "sink"),
             [(site.site, _where(site), _gap(site), site.channel, site.range_ratio, site.at_sink) for site in sites],
@@ -62,9 +68,6 @@ def show(summary: Mapping[str, Any]) -> Iterator[Block]:
         )  # fmt: skip
         marks = [(cure.cure, [Mark("left", cure.left.mean, cure.left.low, cure.left.high)]) for cure in cures]
         yield Marks(f"Gap that is left under {found.examined.upper()}", marks, "nats")
-    rises = [(one.token, one.text, one.position, f"{one.before:.3f}", f"{one.after:.3f}") for one in found.tokens_that_rise]
-    if rises:
-        yield Grid(("token", "sample", "position", "loss", "on grids"), rises, "Tokens whose loss rises most", folded=True)
     if found.sinks_refused:
         yield Say(f"no sinks are known: {found.sinks_refused}", small=True)
     yield Say(
@@ -81,7 +84,7 @@ def _verdict(scheme: SchemeFound) -> str:
     return scheme.verdict + (", the loss falls" if scheme.high < 0 else "")
 
 
-def _gap(one: SchemeFound | SiteFound) -> str:
+def _gap(one: SchemeFound | BlockFound | SiteFound) -> str:
     return interval(Interval(one.gap, one.low, one.high), places=3)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -88,6 +89,7 @@ class Site:
         outputs: of a linear map, else 0.
         rows: rows of input that the map reads of one sample on average, padding left out, once the twin has been shown some.
         part: of an encoder–decoder, encoder or decoder; else empty.
+        block: qualified name of the block that it is in.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Site:
     outputs: int = 0
     rows: float = 0.0
     part: str = ""
+    block: str = ""
 
     @property
     def key(self) -> str:
@@ -244,36 +247,37 @@ class Twin:
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if buffer.is_floating_point():
                     setattr(module, name, buffer.float())
-        self._anatomy, blocks = Anatomy(self.model), blocks_of(self.model)
+        self._anatomy, self._blocks = Anatomy(self.model), blocks_of(self.model)
         self.sites: dict[str, Site] = {}
         self._maps: dict[str, QuantizedLinear] = {}
         self._plain: dict[str, nn.Linear | Conv1D] = {}
         self._residual: dict[str, _Residual] = {}
         self._codes: dict[tuple[str, int], WeightCodes] = {}
         for name, module in list(named_modules(self.model)):
-            layer = next((number for number, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
-            if layer is None or linear_map(module) is None:
+            block = next((block for block in self._blocks if name.startswith(f"{block}.")), None)
+            if block is None or linear_map(module) is None:
                 continue
             if not isinstance(module, (nn.Linear, Conv1D)) or type(module) not in (nn.Linear, Conv1D):
                 raise UnsupportedModelError(
                     f"{name} is a {type(module).__name__}{' of PEFT' if of_peft(module) else ''}, not a plain nn.Linear; load "
                     "the model without adapters, or put them into its weights (merge_and_unload() of PEFT)"
                 )
-            self._replace(name, module, layer)
+            self._replace(name, module, block)
         if not self._maps:
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no linear map inside a block (nn.Linear in a ModuleList), so there is nothing to "
                 "quantise"
             )
         if residual:
-            self._put_on_residual(list(blocks.items()))
+            self._put_on_residual(list(self._blocks.items()))
 
-    def _replace(self, name: str, module: nn.Linear | Conv1D, layer: int) -> None:
+    def _replace(self, name: str, module: nn.Linear | Conv1D, block: str) -> None:
         parent, _, child = name.rpartition(".")
         quantized = QuantizedLinear(module, name).eval()
         self._plain[name] = module
         setattr(submodule(self.model, parent), child, quantized)
-        site = Site(name, "linear", layer, quantized.in_features, quantized.out_features, part=self._anatomy.part(name))
+        layer, part = list(self._blocks).index(block), self._anatomy.part(name)
+        site = Site(name, "linear", layer, quantized.in_features, quantized.out_features, part=part, block=block)
         self.sites[site.key], self._maps[site.key] = site, quantized
 
     def _put_on_residual(self, blocks: list[tuple[str, nn.Module]]) -> None:
@@ -282,9 +286,9 @@ class Twin:
             part = self._anatomy.part(name)  # encoder and decoder have a stream each
             if part not in entered:
                 entered.add(part)
-                points.append(_Residual(Site(name, "entry", layer, part=part)))
+                points.append(_Residual(Site(name, "entry", layer, part=part, block=name)))
                 block.register_forward_pre_hook(points[-1].before, with_kwargs=True)
-            points.append(_Residual(Site(name, "residual", layer, part=part)))
+            points.append(_Residual(Site(name, "residual", layer, part=part, block=name)))
             block.register_forward_hook(points[-1].behind)
         for point in points:
             self.sites[point.site.key], self._residual[point.site.key] = point.site, point
@@ -360,6 +364,34 @@ class Twin:
             self.apply(None)
 
     @torch.inference_mode()
+    def losses_of(
+        self, samples: Samples, treatments: Sequence[Treatment], progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Tensor:
+        """Losses under each of several treatments, ``(treatments, samples, positions)``; blocks before its first site run once.
+
+        Args:
+            progress: called with the treatments that are done and how many there are, of every batch.
+        """
+        order = {name: number for number, name in enumerate(self._blocks)}
+        first = [min(order[site.block] for key, site in self.sites.items() if key in (one.sites or ())) for one in treatments]
+        size = max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
+        losses, done = [], 0
+        batches = list(samples.batches(size))
+        for batch in batches:
+            with replaying(self._blocks) as replay:
+                clean = sample_losses(self.model, batch)
+                replay.begin(len(order) - 1)
+                if not torch.equal(sample_losses(self.model, batch).nan_to_num(), clean.nan_to_num()):
+                    replay.trusted = False  # something passes the blocks by
+                parts = []
+                for start, treatment in zip(first, treatments, strict=True):
+                    replay.begin(start)
+                    parts.append(self.losses(batch, treatment))
+                    progress(done := done + 1, len(treatments) * len(batches))
+                losses.append(torch.stack(parts))
+        return torch.cat(losses, dim=1)
+
+    @torch.inference_mode()
     def watch(self, samples: Samples, look: Watch) -> None:
         """Run the model as it was, and show the input of every site to ``look``.
 
@@ -423,6 +455,47 @@ class Twin:
 
         self.watch(samples, look)
         return max(worst)
+
+
+class Replay:
+    """Blocks that give again what they gave of a batch: those that ran before the one from which on the model is run.
+
+    Attributes:
+        trusted: whether that is so; where nothing but the whole model will do, all of it is run.
+    """
+
+    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
+        self.trusted, self._given, self._from = True, dict[int, object](), -1
+        for number, block in enumerate(blocks.values()):
+            block.forward = functools.partial(self._forward, number, block.forward)  # type: ignore[method-assign]
+
+    def begin(self, number: int) -> None:
+        """From now on the blocks before this one are not run."""
+        self._from = number if self.trusted else 0
+
+    def _forward(self, number: int, forward: Callable[..., object], *args: object, **kwargs: object) -> object:
+        if self._from < 0:
+            self.trusted &= list(self._given) == list(range(number))  # each once, in the order of the model
+            self._given[number] = _copied(given := forward(*args, **kwargs))
+            return given
+        return _copied(self._given[number]) if number < self._from else forward(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def replaying(blocks: Mapping[str, nn.Module]) -> Iterator[Replay]:
+    """Blocks that remember what they give in the first forward, see :class:`Replay`; as before when the block ends."""
+    try:
+        yield Replay(blocks)
+    finally:
+        for block in blocks.values():
+            del block.forward
+
+
+def _copied(given: object) -> object:
+    """Tensors that nobody else writes into."""
+    if isinstance(given, Tensor):
+        return given.clone()
+    return tuple(map(_copied, given)) if isinstance(given, tuple) else given
 
 
 def _shown(look: Watch, site: Site, module: nn.Module, args: tuple[object, ...]) -> None:

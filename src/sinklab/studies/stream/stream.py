@@ -42,7 +42,6 @@ def stream(
     policy: str | None = None,
     sinks: int | None = None,
     window: int | None = None,
-    changes: Annotated[list[str] | None, "--set", WHOLE] = None,
     max_new_tokens: int | None = None,
     endless: bool = False,
     stop: Annotated[list[str] | None, WHOLE] = None,
@@ -71,11 +70,10 @@ def stream(
         chat: Hold a conversation: each line of stdin is a turn, in the model's chat template.
         system: With --chat: a system message, which is never evicted.
         keep: Text in front of the prompt, which is never evicted.
-        policy: What the cache holds: a name from 'sinklab list policies', optionally with settings, as in blocks:block=64; by
-            default sink_window.
+        policy: What the cache holds: a name from 'sinklab list policies', optionally with settings, as in blocks:block=64 or
+            sink_window:positions=original; by default sink_window.
         sinks: Number of first tokens to keep (num_sinks of the policy); by default 4.
         window: Number of most recent tokens to keep besides; by default 1020, or the trained length if that is less.
-        changes: Another field of the policy, such as positions=original; repeatable.
         max_new_tokens: Stop after this many tokens (in a chat: end the answer); by default no limit.
         endless: Continue past the model's end-of-text token.
         stop: Stop before this text; repeatable.
@@ -93,13 +91,13 @@ def stream(
         sinklab stream ORG/MODEL --sinks 4 --window 1020 --file book.txt --max-new-tokens 300 --save book.safetensors
         sinklab stream ORG/MODEL --resume book.safetensors --prompt 'Who was that?' --max-new-tokens 300
         sinklab stream ORG/MODEL --chat --system 'You answer in one sentence.' --temperature 0.7
-        cat log.txt | sinklab stream ./my-checkpoint --policy window --set window=256 --json > tokens.jsonl
+        cat log.txt | sinklab stream ./my-checkpoint --policy window:window=256 --json > tokens.jsonl
     """
     _check_arguments(max_new_tokens, chat, system, keep, has_prompt=prompt is not None or file is not None)
     check_file(save, overwrite, "save")
     if save is not None and not save.absolute().parent.is_dir():
         raise InputError(f"there is no directory {save.parent} to save {save.name} in")
-    fixed = _given(policy=policy, sinks=sinks, window=window, changes=changes, keep=keep, system=system)
+    fixed = _given(policy=policy, sinks=sinks, window=window, keep=keep, system=system)
     if resume is not None and fixed:
         raise ConfigurationError(f"`{next(iter(fixed))}` cannot change a state that is resumed: leave it out, or begin anew")
     text = None if chat else _text(prompt, file, needed=resume is None)
@@ -114,7 +112,7 @@ def stream(
     ends = _given(stop=stop or None, stop_ids=() if endless else None)
     settings: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chunk": chunk, **sampling, **ends}
     if resume is None:
-        settings["policy"] = _policy(policy, sinks, window, changes or [])
+        settings["policy"] = _policy(policy, sinks, window)
         settings |= {"system": system} if chat else {"keep": keep}
     with length_known():  # it is said below, in a line
         source, conversation = _open(loaded.model, settings, resume=resume, chat=chat)
@@ -346,29 +344,8 @@ def _text_of(file: Path) -> str:
         raise InputError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def _policy(policy: str | None, sinks: int | None, window: int | None, changes: list[str]) -> dict[str, Any]:
-    """Name and settings of a policy, from all places where they are given."""
-    import yaml
-
+def _policy(policy: str | None, sinks: int | None, window: int | None) -> dict[str, Any]:
+    """Name and settings of a policy; the two sizes hold, whatever is written with the name."""
     from sinklab.registry import policies
 
-    fields = policies.read(policy or "sink_window")
-    origins = dict.fromkeys(fields, "`policy`")
-    settings: list[tuple[str, object, str]] = [
-        (name, value, option)
-        for name, value, option in (("num_sinks", sinks, "`sinks`"), ("window", window, "`window`"))
-        if value is not None
-    ]
-    for change in changes:
-        name, equals, text = change.partition("=")
-        if not equals or not name:
-            raise ConfigurationError(f"`changes` {change!r} is not of the form FIELD=VALUE, such as positions=original")
-        try:
-            settings.append((name, yaml.safe_load(text), f"`changes` {name}=…"))
-        except (yaml.YAMLError, ValueError) as error:
-            raise ConfigurationError(f"`changes` {change!r}: the value cannot be read: {error}") from error
-    for name, value, option in settings:
-        if name in origins:
-            raise ConfigurationError(f"{name} is given twice, by {origins[name]} and by {option}; give one of them")
-        fields[name], origins[name] = value, option
-    return fields
+    return policies.read(policy or "sink_window") | _given(num_sinks=sinks, window=window)

@@ -14,7 +14,6 @@ from sinklab.attention.paths.table import compute
 from sinklab.errors import ConfigurationError
 from sinklab.positions.base import PositionScheme, Rotation
 from sinklab.registry import positions as schemes
-from sinklab.studies.trigger.folded import folded_heads, kernel_of
 
 __all__ = ["INITIAL_STD", "PositionTerms", "Shape", "TriggerAttention", "TriggerModel"]
 
@@ -64,13 +63,9 @@ class TriggerAttention(nn.Module):
             nn.init.normal_(linear.weight, std=INITIAL_STD)
         self.operation: Operation
         bind(self, operation, HeadShape(heads, heads, width, width, width))
-        self.kernel = kernel_of(operation)
 
     def forward(self, inputs: Tensor, placed: PositionTerms, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Outputs ``(batch, length, width)``; where asked for, weights ``(batch, heads, length, length)``, which costs time."""
-        if self.kernel is not None and placed.rotation is None and placed.bias is None and not need_weights:
-            maps = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight, self.o_proj.weight)
-            return folded_heads(inputs, *maps, self.heads, self.kernel), None
         queries, keys, values = self.projected(inputs, placed)
         state = state_of(self, self.operation, inputs)
         call = Inputs(queries, keys, values, visible=None, causal=True, scaling=1.0, state=state, bias=placed.bias)
