@@ -23,6 +23,8 @@ from sinklab.studies.causes.screen import Screened
 __all__ = ["chosen_heads", "examined_groups", "examined_heads", "found_sink"]
 
 PROBE = "causes"
+SINKS, OTHERS = ", sinks", ", others"
+"""How the names of the groups of a layer end."""
 DIVERGENCE = Metric(
     "divergence", "nats", "Mean over texts of the divergence of the predictions under the intervention from the model's."
 )
@@ -75,7 +77,7 @@ def kinds_of_layers(heads: Sequence[Head], sinks: Sinks, threshold: float, known
     kinds: dict[tuple[str, str], list[Head]] = {}
     for head in heads:
         sinking = sinks.main is not None and weights[head] >= threshold
-        name = f"layer {head.layer}" + (", sinks" if sinking else ", others") * (sinks.main is not None)
+        name = f"layer {head.layer}" + (SINKS if sinking else OTHERS) * (sinks.main is not None)
         kinds.setdefault((head.module, name), []).append(head)
     there = {frozenset(group.members) for group in known}
     return [
