@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from torch import nn
+from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import Interval, means_over_items
@@ -161,8 +162,7 @@ def screen_check(estimates: Screened | None, effects: Effects) -> dict[str, Scre
 
 def of_a_key(model: nn.Module, sinks: Sinks, threshold: float) -> SharedKeys | None:
     """Of models with grouped queries, in how many key–value heads all heads sink, some, and none."""
-    config = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = model.config.get_text_config() if isinstance(model, PreTrainedModel) else None
     keys, heads = getattr(config, "num_key_value_heads", None), getattr(config, "num_attention_heads", None)
     if sinks.main is None or not isinstance(keys, int) or not isinstance(heads, int) or not 0 < keys < heads or heads % keys:
         return None
