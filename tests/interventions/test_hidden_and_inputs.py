@@ -11,14 +11,12 @@ from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
 from sinklab.interventions.clamp_activation import ClampActivation
 from sinklab.interventions.delete_bos import DeleteBos
-from sinklab.interventions.duplicate_bos import DuplicateBos
 from sinklab.interventions.insert_bos import InsertBos
 from sinklab.interventions.move_apart import MoveApart
 from sinklab.interventions.random_prefix import RandomPrefix
 from sinklab.interventions.repeat_token import RepeatToken
 from sinklab.interventions.replace_token import ReplaceToken
 from sinklab.interventions.set_activation import SetActivation
-from sinklab.interventions.swap_tokens import SwapTokens
 from sinklab.testing import tiny_models
 
 IDS = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, 24, 25]])
@@ -43,9 +41,7 @@ def run(model, *interventions, **inputs):
     [
         (InsertBos(token=1), [[1, 11, 12, 13, 14, 15], [1, 21, 22, 23, 24, 25]], [1, 2, 3, 4, 5]),
         (InsertBos(token=1, count=2), [[1, 1, 11, 12, 13, 14, 15], [1, 1, 21, 22, 23, 24, 25]], [2, 3, 4, 5, 6]),
-        (DuplicateBos(), [[11, 11, 12, 13, 14, 15], [21, 21, 22, 23, 24, 25]], [0, 2, 3, 4, 5]),
         (DeleteBos(), [[12, 13, 14, 15], [22, 23, 24, 25]], [-1, 0, 1, 2, 3]),
-        (SwapTokens(first=1, second=3), [[11, 14, 13, 12, 15], [21, 24, 23, 22, 25]], [0, 3, 2, 1, 4]),
         (ReplaceToken(place=(0, 4), token=9), [[9, 12, 13, 14, 9], [9, 22, 23, 24, 9]], [0, 1, 2, 3, 4]),
         (ReplaceToken(place=torch.tensor([[1], [2]]), token=9), [[11, 9, 13, 14, 15], [21, 22, 9, 24, 25]], [0, 1, 2, 3, 4]),
         (RepeatToken(token=9, start=1, count=2), [[11, 9, 9, 14, 15], [21, 9, 9, 24, 25]], [0, 1, 2, 3, 4]),
@@ -79,10 +75,7 @@ def test_a_random_prefix_is_the_same_for_all_rows_and_for_one_seed():
     ("intervention", "first", "mask", "positions"),
     [
         (InsertBos(token=1), [11, 12, 1, 13, 14, 15], [0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 2, 3]),
-        (DuplicateBos(), [11, 12, 13, 13, 14, 15], [0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 2, 3]),
         (DeleteBos(count=2), [11, 12, 15], [0, 0, 1], [0, 0, 0]),
-        (SwapTokens(first=0, second=2), [11, 12, 15, 14, 13], [0, 0, 1, 1, 1], [0, 0, 0, 1, 2]),
-        (SwapTokens(first=0, second=3), [11, 12, 13, 14, 15], [0, 0, 1, 1, 1], [0, 0, 0, 1, 2]),
         (RepeatToken(token=9), [11, 12, 9, 9, 9], [0, 0, 1, 1, 1], [0, 0, 0, 1, 2]),
         (MoveApart(place=1, gap=4), [11, 12, 13, 14, 15], [0, 0, 1, 1, 1], [0, 0, 0, 1, 6]),
     ],
@@ -100,7 +93,7 @@ def test_left_padding_stays_in_front(intervention, first, mask, positions):
 
 def test_types_of_tokens_follow():
     types = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
-    edited = DuplicateBos().edit_inputs({"input_ids": IDS, "token_type_ids": types})
+    edited = InsertBos(token=1).edit_inputs({"input_ids": IDS, "token_type_ids": types})
     assert edited["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]]
 
 
@@ -140,7 +133,7 @@ def test_moving_everything_alike_changes_nothing_under_relative_positions(llama)
     assert (near - run(llama, MoveApart(gap=7), input_ids=IDS))[:, 1:].abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("intervention", [InsertBos(token=1), DeleteBos(), DuplicateBos(), RandomPrefix(vocab_size=9)])
+@pytest.mark.parametrize("intervention", [InsertBos(token=1), DeleteBos(), RandomPrefix(vocab_size=9)])
 def test_what_a_new_number_of_tokens_cannot_go_with(llama, intervention):
     with pytest.raises(ConfigurationError, match=r"'labels' is given for each of the 5; leave it out"):
         run(llama, intervention, input_ids=IDS, labels=IDS)
@@ -204,13 +197,6 @@ def test_generation_edits_the_tokens_of_a_decoder_beside_an_encoder_that_has_run
         model.generate(IDS, **settings)
 
 
-def test_one_token_in_the_cache_and_the_other_not(llama):
-    with torch.no_grad(), attend(llama, interventions=[SwapTokens(first=1, second=4)]):
-        cache = llama(input_ids=IDS[:, :3], use_cache=True).past_key_values
-        with pytest.raises(ConfigurationError, match="of positions 1 and 4 one is in the cache already"):
-            llama(input_ids=IDS[:, 3:], past_key_values=cache)
-
-
 def test_encoder_and_decoder_have_tokens_of_their_own():
     torch.manual_seed(0)
     model = transformers.T5Model(transformers.T5Config(vocab_size=40, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4))
@@ -248,11 +234,9 @@ def test_positions_that_a_model_counts_in_its_own_way():
     [
         (lambda: InsertBos(token=1, count=-1), "count must be 0 or more, got -1"),
         (lambda: DeleteBos(count=-1), "count must be 0 or more, got -1"),
-        (lambda: DuplicateBos(count=-1), "count must be 0 or more, got -1"),
         (lambda: RandomPrefix(vocab_size=0), "vocab_size must be positive"),
         (lambda: ReplaceToken(place="null", token=1), "'null' is no token; give positions"),
         (lambda: RepeatToken(token=1, start=-1), "start and count must be 0 or more, got -1 and None"),
-        (lambda: SwapTokens(first=-1), "positions must be 0 or more, got -1 and 1"),
         (lambda: MoveApart(gap=-1), "place and gap must be 0 or more, got 0 and -1"),
         (lambda: SetActivation(channels=(1,), mode="none"), "mode must be zero, mean or value, got 'none'"),
         (lambda: SetActivation(channels=(1, 2), value=(1.0, 2.0, 3.0)), r"2 channels need one value.*shape \(3,\)"),

@@ -20,7 +20,7 @@ from sinklab.studies.measure.probing import scored_pairs
 from sinklab.studies.origin.structure import Sublayer, Tap
 from sinklab.studies.origin.tracing import OriginSetting, PlaceWeights, largest_over_median
 
-__all__ = ["MODES", "Edit", "Measured", "Mode", "clean_losses", "joined", "new_values", "read_columns", "run_edits"]
+__all__ = ["MODES", "Edit", "Measured", "Mode", "clean_losses", "new_values", "read_columns", "run_edits"]
 
 Mode = Literal["zero", "mean", "resampled", "constant"]
 MODES: dict[Mode, str] = {
@@ -39,9 +39,9 @@ class Edit:
     Attributes:
         name, on, what: of the change, what it is made on (``units``, ``controls``, ``write``, ``channels``), and in words.
         stage: of the write that is edited.
-        columns, values: columns of the writer's input and what they become, ``(samples, length, columns)``; NaN to stay.
-        samples: numbers of the samples that it is made on; ``None`` for all.
-        write: the whole write at the place becomes 0, or its mean over the other tokens of the same sample.
+        columns, values: columns of the writer's input, ``(columns,)`` or ``(samples, columns)``, and what they become,
+            ``(samples, length, columns)``; NaN to stay.
+        write: the whole write at the place becomes 0.
         block, channels, state: channels of what leaves a block, and what they become at the place, ``(channels,)``.
     """
 
@@ -51,8 +51,7 @@ class Edit:
     stage: int = -1
     columns: Tensor | None = None
     values: Tensor | None = None
-    samples: Sequence[int] | None = None
-    write: Literal["zero", "mean"] | None = None
+    write: bool = False
     block: int = -1
     channels: Tensor | None = None
     state: Tensor | None = None
@@ -67,7 +66,7 @@ class Measured:
         spikes: float64 ``(samples, blocks)``: largest over median size of what leaves each block, other sinks and spikes left
             out of the largest.
         spiked: boolean, of the same shape: whether that largest stands at the place.
-        weights, pulls, uniform: by attention module, see :class:`~sinklab.studies.origin.tracing.PlaceWeights`.
+        weights, uniform: by attention module, see :class:`~sinklab.studies.origin.tracing.PlaceWeights`.
         layers: running number of each attention module.
     """
 
@@ -75,7 +74,6 @@ class Measured:
     spikes: Tensor
     spiked: Tensor
     weights: Mapping[str, Tensor]
-    pulls: Mapping[str, Tensor]
     uniform: Mapping[str, Tensor]
     layers: Mapping[str, int]
 
@@ -96,30 +94,23 @@ class _Edited(Tap):
                 yield self.edits[start], slice(start, stop)
                 start = stop
 
-    def _of_units(self, stage: int) -> list[tuple[slice, Tensor, Tensor]]:
-        """Rows, columns and new values of the edits of units of a write."""
-        return [
-            (rows, edit.columns, edit.values[self.rows[rows]])
-            for edit, rows in self._by_edit()
-            if edit.stage == stage and edit.columns is not None and edit.values is not None
-        ]
-
     def activations(self, sublayer: Sublayer, values: Tensor) -> Tensor | None:
         edited = None
-        for rows, columns, new in self._of_units(sublayer.stage):
-            edited = values.clone().reshape(*self.at.shape, -1) if edited is None else edited
-            columns, new = columns.to(values.device), new.to(values)
-            edited[rows, :, columns] = torch.where(new.isnan(), edited[rows][..., columns], new)
+        for edit, rows in self._by_edit():
+            if edit.stage == sublayer.stage and edit.columns is not None and edit.values is not None:
+                edited = values.clone().reshape(*self.at.shape, -1) if edited is None else edited
+                new = edit.values[self.rows[rows]].to(values)
+                columns = edit.columns.expand(len(edit.values), -1)[self.rows[rows]].to(values.device)[:, None].expand_as(new)
+                own = edited[rows]
+                edited[rows] = own.scatter(2, columns, torch.where(new.isnan(), own.gather(2, columns), new))
         return None if edited is None else edited.reshape(values.shape)
 
     def write(self, sublayer: Sublayer, values: Tensor) -> Tensor | None:
         edited = None
         for edit, rows in self._by_edit():
-            if edit.stage == sublayer.stage and edit.write is not None:
+            if edit.stage == sublayer.stage and edit.write:
                 edited = values.clone().reshape(*self.at.shape, -1) if edited is None else edited
-                at, others = (mask[rows].to(values.device)[..., None] for mask in (self.at, self.others))
-                new = (edited[rows] * others).sum(1, keepdim=True) / others.sum(1, keepdim=True)
-                edited[rows] = torch.where(at, new if edit.write == "mean" else torch.zeros_like(new), edited[rows])
+                edited[rows] = edited[rows].masked_fill(self.at[rows].to(values.device)[..., None], 0.0)
         return edited
 
     def leave(self, block: int, hidden: Tensor) -> Tensor | None:
@@ -143,7 +134,7 @@ class _Edited(Tap):
 def run_edits(
     setting: OriginSetting, edits: Sequence[Edit], at: Tensor, stage: str, clean: Measured | None = None
 ) -> list[Measured]:
-    """Every edit on every sample, or on its own ones.
+    """Every edit on every sample.
 
     Args:
         at: boolean ``(samples, length)``: the tokens of the place.
@@ -152,8 +143,7 @@ def run_edits(
     """
     model, samples, masks = setting.model, setting.samples, (at, setting.others, setting.real)
     takes_loss, blocks = _takes_loss(model, samples), [sublayer.block for sublayer in setting.structure.sublayers]
-    own = [list(range(len(samples))) if edit.samples is None else list(edit.samples) for edit in edits]
-    rows = [(edit, sample) for edit, numbers in enumerate(own) for sample in numbers]
+    rows = [(edit, sample) for edit in range(len(edits)) for sample in range(len(samples))]
     starts = [edit.block if edit.stage < 1 else blocks[edit.stage - 1] for edit in edits]
     first = max(min(starts), 0) if clean is not None and setting.growth.entering else 0
     losses, taps, watched = list[Tensor](), list[_Edited](), list[PlaceWeights]()
@@ -175,29 +165,16 @@ def run_edits(
     layers = {name: layer for weights in watched for name, layer in weights.layers.items()}
     loss = torch.cat(losses)
     spikes, spiked = (torch.cat([torch.stack(getattr(tap, name), 1) for tap in taps]) for name in ("spikes", "spiked"))
-    by_module = [
-        {name: torch.cat([getattr(one, kind)[name] for one in watched]) for name in layers}
-        for kind in ("weights", "pulls", "uniform")
-    ]
-    measured, start = list[Measured](), 0
-    for numbers_of_edit in own:
-        part = slice(start, start := start + len(numbers_of_edit))
-        found = Measured(
-            loss[part], spikes[part], spiked[part], *({name: value[part] for name, value in one.items()} for one in by_module),
-            layers,
-        )  # fmt: skip
-        if clean is not None:
-            weights = {name: value[numbers_of_edit] for name, value in clean.weights.items()}
-            found = dataclasses.replace(found, weights={**weights, **found.weights})
-        measured.append(found)
+    weights, uniform = (
+        {name: torch.cat([getattr(one, kind)[name] for one in watched]) for name in layers} for kind in ("weights", "uniform")
+    )
+    before = {} if clean is None else clean.weights
+    measured = list[Measured]()
+    for part in torch.arange(len(rows)).split(len(samples)):
+        own = {**before, **{name: value[part] for name, value in weights.items()}}
+        even = {name: value[part] for name, value in uniform.items()}
+        measured.append(Measured(loss[part], spikes[part], spiked[part], own, even, layers))
     return measured
-
-
-def joined(parts: Sequence[Measured], order: Tensor) -> Measured:
-    """What was seen under edits of different samples as one; ``order`` puts the samples of all of them in line."""
-    loss, spikes, spiked = (torch.cat([getattr(part, name) for part in parts])[order] for name in ("loss", "spikes", "spiked"))
-    weights = {name: torch.cat([part.weights[name] for part in parts])[order] for name in parts[0].weights}
-    return Measured(loss, spikes, spiked, weights, {}, {}, parts[0].layers)
 
 
 def _takes_loss(model: nn.Module, samples: Samples) -> bool:

@@ -90,12 +90,11 @@ class Decomposition:
     """A write at a place as a sum.
 
     Attributes:
-        norm: of the mean write over samples and places; of the difference from other tokens where ``against_others``.
+        norm: of the mean write over samples and places.
         channels: the largest ones, as far as they make up :data:`COVERED` of the squared norm.
         parts: units in falling order, up to :data:`COVERED` of the norm together.
         rest: what is not from units: the bias.
         error: largest deviation of the sum of all parts from the norm, as a share of it.
-        against_others: whether the mean over other tokens was subtracted.
         why: why the write is not split; empty where it is.
     """
 
@@ -104,73 +103,52 @@ class Decomposition:
     parts: list[Unit]
     rest: float
     error: float
-    against_others: bool
     why: str
 
 
 class _Seen(Tap):
-    """Keeps what a sublayer is given and writes at the tokens of some masks, and what leaves its block at those of the first."""
+    """Keeps what a sublayer is given and writes at the tokens of a place, and what leaves its block there."""
 
-    def __init__(self, sublayer: Sublayer, masks: Sequence[Tensor]) -> None:
-        self.sublayer, self.masks = sublayer, masks
-        self.given: list[list[Tensor]] = [[] for _ in masks]
-        self.written: list[list[Tensor]] = [[] for _ in masks]
-        self.state: list[Tensor] = []
-        self._start = 0
-        self._entered = torch.zeros(0)
+    def __init__(self, sublayer: Sublayer, at: Tensor) -> None:
+        self.sublayer, self.at = sublayer, at
+        self.given, self.written, self.state = list[Tensor](), list[Tensor](), list[Tensor]()
+        self._start, self._entered = 0, torch.zeros(0)
 
-    def _at(self, values: Tensor, which: int) -> Tensor:
-        """The tokens of a mask, ``(tokens, width)``, of the samples at hand."""
-        length = self.masks[which].shape[1]
-        rows = values.detach().reshape(-1, length, values.shape[-1])
-        return rows[self.masks[which][self._start : self._start + len(rows)].to(rows.device)].double().cpu()
+    def _here(self, values: Tensor) -> Tensor:
+        """The tokens of the place, ``(tokens, width)``, of the samples at hand."""
+        rows = values.detach().reshape(-1, self.at.shape[1], values.shape[-1])
+        return rows[self.at[self._start : self._start + len(rows)].to(rows.device)].double().cpu()
 
     def enter(self, block: int, hidden: Tensor) -> None:
         self._entered = hidden if block == self.sublayer.block else self._entered
 
     def activations(self, sublayer: Sublayer, values: Tensor) -> None:
         if sublayer.stage == self.sublayer.stage:
-            for which, given in enumerate(self.given):
-                given.append(self._at(values, which))
+            self.given.append(self._here(values))
 
     def write(self, sublayer: Sublayer, values: Tensor) -> None:
         if sublayer.stage == self.sublayer.stage:
-            for which, written in enumerate(self.written):
-                written.append(sublayer.scale * self._at(values, which))
+            self.written.append(sublayer.scale * self._here(values))
 
     def leave(self, block: int, hidden: Tensor) -> None:
         if block == self.sublayer.block:
             if self.sublayer.kind == "block":
                 self.write(self.sublayer, hidden - self._entered)
-            self.state.append(self._at(hidden, 0))
+            self.state.append(self._here(hidden))
             self._start += len(hidden)
 
 
-def _factor(writer: Writer, given: Tensor, written: Tensor, scale: float, tolerance: float) -> Tensor:
-    """What the output of the map is multiplied with on its way into the residual stream, ``(tokens, width)``."""
-    plain = given @ writer.directions.double().cpu()
-    plain = plain if writer.bias is None else plain + writer.bias.double().cpu()
-    if float((written - scale * plain).norm()) <= tolerance * float(written.norm()):
-        return torch.full_like(written, scale)
-    # A norm or a scale behind the map, which the structure has shown to be a factor for every token and channel.
-    return torch.where(plain != 0, written / plain.where(plain != 0, torch.ones_like(plain)), torch.zeros_like(plain))
-
-
 @torch.no_grad()
-def decompose(
-    setting: OriginSetting, sublayer: Sublayer, writer: Writer | None, at: Tensor, *, against_others: bool
-) -> Decomposition:
+def decompose(setting: OriginSetting, sublayer: Sublayer, writer: Writer | None, at: Tensor) -> Decomposition:
     """Split the mean write of a sublayer at a place.
 
     Args:
         at: which tokens are the place, boolean ``(samples, length)``.
-        against_others: subtract the mean over the others: what makes the place differ, and not what all tokens get.
     """
-    seen = _Seen(sublayer, (at, setting.others) if against_others else (at,))
+    seen = _Seen(sublayer, at)
     setting.run(seen, sublayer.block)
-    given, written = ([torch.cat(parts) if parts else None for parts in kept] for kept in (seen.given, seen.written))
-    means = [values.mean(0) for values in written if values is not None]
-    mean, state = means[0] - means[1] if against_others else means[0], torch.cat(seen.state).mean(0)
+    written = torch.cat(seen.written)
+    mean, state = written.mean(0), torch.cat(seen.state).mean(0)
     norm = float(mean.norm())
     shares = mean.square() / max(norm**2, 1e-300)
     order = shares.argsort(descending=True)[:CHANNELS].tolist()
@@ -180,26 +158,23 @@ def decompose(
     if writer is None:
         why = "what it writes is not the rescaled output of one linear map"
         why = "what the block adds is not the sum of writes that are seen" if sublayer.kind == "block" else why
-        return Decomposition(norm, channels, [], norm, 0.0, against_others, why)
+        return Decomposition(norm, channels, [], norm, 0.0, why)
+    given, directions = torch.cat(seen.given), writer.directions.double().cpu()
+    bias = torch.zeros_like(mean) if writer.bias is None else writer.bias.double().cpu()
+    plain, factor = given @ directions + bias, torch.full_like(written, sublayer.scale)
     tolerance = EXACT.get(next(setting.model.parameters()).dtype, 0.1)
-    direction, basis = mean[None] / max(norm, 1e-300), torch.zeros(1, len(mean), dtype=torch.float64)
-    basis[0, order[0]] = 1.0
-    along, channel, rest, own = torch.zeros(()), torch.zeros(()), 0.0, list[Tensor]()
-    for sign, acts, writes in zip((1.0, -1.0), given, written, strict=False):
-        assert acts is not None and writes is not None
-        factor = _factor(writer, acts, writes, sublayer.scale, tolerance)
-        own.append(factor)
-        along = along + sign * writer.along(acts, factor * direction).mean(0)
-        channel = channel + sign * writer.along(acts, factor * basis).mean(0)
-        if writer.bias is not None:
-            rest += sign * float((writer.bias.double().cpu() * factor * direction).sum(1).mean())
+    if float((written - factor * plain).norm()) > tolerance * float(written.norm()):
+        # A norm or a scale behind the map, which the structure has shown to be a factor for every token and channel.
+        factor = torch.where(plain != 0, written / plain.where(plain != 0, torch.ones_like(plain)), torch.zeros_like(plain))
+    direction = mean / max(norm, 1e-300)
+    along, rest = writer.along(given, factor * direction).mean(0), float((bias * factor * direction).sum(1).mean())
     error = abs(norm - float(along.sum()) - rest) / max(norm, 1e-300)
     why = "" if error <= tolerance else f"its parts sum to the write only up to {100 * error:.2g} % of it"
     parts: list[Unit] = []
     for unit in [] if why else along.argsort(descending=True)[:MOST].tolist():
         columns = writer.columns([unit])
-        size = (given[0][:, columns] @ writer.directions[columns].double().cpu() * own[0]).mean(0).norm()
-        parts.append(Unit(unit, writer.name(unit), float(along[unit]), float(size), float(channel[unit])))
+        own = (given[:, columns] @ directions[columns] * factor).mean(0)
+        parts.append(Unit(unit, writer.name(unit), float(along[unit]), float(own.norm()), float(own[order[0]])))
         if sum(part.along for part in parts) >= COVERED * norm:
             break
-    return Decomposition(norm, channels, parts, norm if why else rest, error, against_others, why)
+    return Decomposition(norm, channels, parts, norm if why else rest, error, why)

@@ -125,11 +125,9 @@ class Origin:
         birth, births: which birth of the place this is, from 1, and of how many.
         last: block whose heads are the last to read what is born here, where the place is born again; ``None`` elsewhere.
         death: what writes it away again, up to the next birth.
-        by: ``norm`` where it jumps at a write, ``pull`` where a write makes the scores of its key, or ``none``.
+        by: ``norm`` where it jumps at a write that those who look there read, or ``none``.
         before, after, peak: norm over that of other tokens, before and behind the write, and at most.
-        pull, pull_lost: how far its scores stand above the others, and by how much they fall without the write.
         norm, rest, error: of the write, of what no unit writes, and by how much the parts miss the sum.
-        against_others: the mean write at other tokens was subtracted.
         weight, uniform: of its own heads on it, and if attention were uniform.
         spiked: whether ``spike`` is one of the place: its norm jumps, and the largest value is there in half of the samples.
         verdict: the finding.
@@ -141,7 +139,7 @@ class Origin:
     description: str
     birth: int
     births: int
-    by: Literal["norm", "pull", "none"]
+    by: Literal["norm", "none"]
     stage: int | None
     block: int | None
     module: str | None
@@ -151,13 +149,10 @@ class Origin:
     before: float
     after: float
     peak: float
-    pull: float | None
-    pull_lost: Interval | None
     norms: Norms
     norm: float | None
     rest: float | None
     error: float | None
-    against_others: bool
     not_split: str
     channels: list[Channel]
     unit_kind: str | None

@@ -1,11 +1,11 @@
-"""The measurement behind find_origin(): places, where their norm or pull comes from, what writes it, what goes without it."""
+"""The measurement behind find_origin(): places, where their norm comes from, what writes it, what goes without it."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
@@ -19,13 +19,13 @@ from sinklab.models.positions import length_warnings
 from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 from sinklab.results.metric import Row
 from sinklab.results.naming import head_numbering
-from sinklab.results.progress import Progress, silent
+from sinklab.results.progress import Progress, plan, silent
 from sinklab.results.record import to_json
 from sinklab.results.sections import Context
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments
-from sinklab.studies.origin.ablation import MODES, Edit, Measured, clean_losses, joined, new_values, read_columns, run_edits
+from sinklab.studies.origin.ablation import MODES, Edit, Measured, clean_losses, new_values, read_columns, run_edits
 from sinklab.studies.origin.decomposition import Decomposition, Writer, decompose, writer_of
 from sinklab.studies.origin.found import Death, Edited, HeadWeight, Norms, Origin, Origins, origin_rows
 from sinklab.studies.origin.show import finding, story
@@ -46,12 +46,6 @@ __all__ = ["ROWS_AT_ONCE", "locate_origins", "origin_section", "require_settings
 
 PLACES = 8
 """Sinks that are followed at most, the strongest first."""
-
-PULL_SAMPLES = 8
-"""Samples on which every write of the model is taken away in turn, where the norm does not tell which one matters."""
-
-LEAST_PULL = 0.1
-"""Share of a sink's pull that one write must carry to be called its origin."""
 
 HEADS = 8
 """Heads that are listed with their weight on the place, the strongest first."""
@@ -106,7 +100,9 @@ def locate_origins(
     spikes = spike_places(growth, followed, samples.names)
     setting = everywhere.without(Place((*followed, *spikes)))
     origins, rows, loss, partly = list[Origin](), list[Row](), torch.full((1,), float("nan")), list[str]()
-    for place, births in _groups(setting, followed[:PLACES], spikes):
+    groups = _groups(setting, followed[:PLACES], spikes)
+    plan(progress, {stage: cost * total for place, births in groups for stage, cost in _stages(place, len(births)).items()})
+    for place, births in groups:
         if (count := int(setting.tokens_at(place).any(1).sum())) < total:
             partly.append(f"Of {total} samples {count} have {place.name}; its numbers are those of these samples.")
         born, own, loss = _origins(setting, place, births)
@@ -176,6 +172,12 @@ def _groups(setting: OriginSetting, sinks: Sequence[Sink], spikes: Sequence[Sink
     return [(place, born(place)) for place in places]
 
 
+def _stages(place: Place, births: int) -> dict[str, float]:
+    """What is said of the progress at a place, in order: of the model as it is, then of each birth; and forwards a sample."""
+    which = [f" of birth {number} of {births}" if births > 1 else "" for number in range(1, births + 1)]
+    return {f"{place.name}: as it is": 1.0, **{f"{place.name}: edits{one}": 8.0 for one in which}}
+
+
 def _notes(sinks: Sinks, followed: Sequence[Sink], spikes: Sequence[Sink], structure: Structure) -> Iterator[str]:
     """What is not followed, and why, a sentence each."""
     if any(sink.kind == "null" for sink in sinks.sinks):
@@ -204,18 +206,15 @@ def _origins(setting: OriginSetting, place: Place, births: Sequence[Birth]) -> t
     if not bool(at.any(1).all()):  # a token that samples lack
         rows = torch.nonzero(at.any(1))[:, 0]
         setting, at = setting.having(rows), at[rows]
-    clean = run_edits(setting, [Edit("as it is")], at, f"{place.name}: as it is")[0]
-    sublayer, pull, pull_lost, by = _write_behind(setting, at, clean, place, births[0])
-    if by != "norm":
-        births = births[:1]
+    clean = run_edits(setting, [Edit("as it is")], at, next(iter(_stages(place, 1))))[0]
+    # A sink whose heads read it in front of the jump is not born there; of a spike nobody asks who reads it.
+    jumps = births[0].jumps and (place.spike or _is_ahead(setting, clean, births[0]))
     origins = list[Origin]()
-    for number, birth in enumerate(births):
-        if by == "norm":
-            sublayer = setting.structure.sublayers[birth.stage - 1] if birth.stage else None
-        origin = _birth(setting, place, at, clean, birth, sublayer, (number + 1, len(births)), against_others=by == "pull")
-        origin = dataclasses.replace(origin, by=by, pull=pull, pull_lost=pull_lost)
-        if sublayer is None and by != "norm":
-            origin = dataclasses.replace(origin, stage=None, sublayer="embeddings" if by == "pull" else None)
+    for number, birth in enumerate(births if jumps else births[:1]):
+        sublayer = setting.structure.sublayers[birth.stage - 1] if jumps and birth.stage else None
+        origin = _birth(setting, place, at, clean, birth, sublayer, (number + 1, len(births) if jumps else 1))
+        if not jumps:
+            origin = dataclasses.replace(origin, by="none", stage=None, sublayer=None)
         origins.append(dataclasses.replace(origin, verdict=finding(origin)))
     every_head = [
         (label, clean.layers[label], head, weight)
@@ -227,7 +226,7 @@ def _origins(setting: OriginSetting, place: Place, births: Sequence[Birth]) -> t
 
 def _birth(
     setting: OriginSetting, place: Place, at: Tensor, clean: Measured, birth: Birth, sublayer: Sublayer | None,
-    number: tuple[int, int], *, against_others: bool,
+    number: tuple[int, int],
 ) -> Origin:  # fmt: skip
     """One birth of a place: what writes it, which heads look at it, and what goes without it."""
     block = None if sublayer is None else setting.structure.blocks[sublayer.block]
@@ -245,11 +244,10 @@ def _birth(
     if sublayer is not None and block is not None:
         heads = clean.weights.get(f"{sublayer.attention}#{block.call}" if block.call else str(sublayer.attention))
         writer = writer_of(setting.model, sublayer, None if heads is None else heads.shape[1])
-        split = decompose(setting, sublayer, writer, at, against_others=against_others)
+        split = decompose(setting, sublayer, writer, at)
         edits = list(_edits(setting, at, sublayer, writer, split))
-        said = f"{place.name}: edits" + (f" of birth {number[0]} of {number[1]}" if number[1] > 1 else "")
         if edits:
-            measured = run_edits(setting, edits, at, said, clean)
+            measured = run_edits(setting, edits, at, list(_stages(place, number[1]))[number[0]], clean)
     return Origin(
         place=place.name,
         kind="spike" if place.spike else "sink",
@@ -267,13 +265,10 @@ def _birth(
         before=birth.before,
         after=birth.after,
         peak=birth.peak,
-        pull=None,
-        pull_lost=None,
         norms=Norms(*(setting.growth.means(mask, blocks=True).nanmean(0).tolist() for mask in (at, setting.others))),
         norm=None if split is None else split.norm,
         rest=None if split is None else split.rest,
         error=None if split is None else split.error,
-        against_others=split is not None and split.against_others,
         not_split="" if split is None else split.why,
         channels=[] if split is None else split.channels,
         unit_kind=None if writer is None else writer.kind,
@@ -297,59 +292,12 @@ def _death(setting: OriginSetting, at: Tensor, birth: Birth) -> Death | None:
     return Death(sublayer.block, sublayer.kind, float(norms[birth.death - 1]), float(norms[birth.death]))
 
 
-def _write_behind(
-    setting: OriginSetting, at: Tensor, clean: Measured, place: Place, birth: Birth
-) -> tuple[Sublayer | None, float | None, Interval | None, Literal["norm", "pull", "none"]]:
-    """The write at which the norm jumps, or that the pull is of; that pull, what is lost of it, and which of the two it is."""
-    if not place.spike and clean.pulls and not (birth.jumps and _is_ahead(setting, clean, birth)):
-        sublayer, pull, lost = _strongest_write(setting, at, clean, place)
-        return sublayer, pull, lost, "none" if sublayer is None and lost is not None else "pull"
-    if not birth.jumps:
-        return None, None, None, "none"
-    return (setting.structure.sublayers[birth.stage - 1] if birth.stage else None), None, None, "norm"
-
-
 def _is_ahead(setting: OriginSetting, clean: Measured, birth: Birth) -> bool:
     """Whether at least half of the heads that give a place most read it behind the write at which its norm jumps."""
     block = -1 if not birth.stage else setting.structure.sublayers[birth.stage - 1].block
     heads = own_heads(setting, clean.weights, -1)
     behind = sum(len(own) for label, own in heads.items() if setting.block_of(label) > block)
     return 2 * behind >= sum(len(own) for own in heads.values())
-
-
-def _strongest_write(
-    setting: OriginSetting, at: Tensor, clean: Measured, place: Place
-) -> tuple[Sublayer | None, float, Interval | None]:
-    """The write without which the scores of the place fall most, over the heads that give it most; how far these scores stand
-    above the others, and how much they fall (``None`` where nothing is written before these heads read, or fewer than two
-    samples have the place)."""
-    chosen = own_heads(setting, clean.weights, -1)
-    pulls = mean_over(clean.pulls, chosen)
-    rows = (~pulls.isnan()).nonzero()[:PULL_SAMPLES, 0]  # a sink that is a token is not in every sample
-    last = max(setting.block_of(label) for label in chosen)
-    sublayers = [sublayer for sublayer in setting.structure.sublayers if sublayer.block < last and sublayer.kind != "block"]
-    edits = [Edit(f"write {sublayer.stage}", stage=sublayer.stage, write="mean") for sublayer in sublayers]
-    before = pulls[rows]
-    mean = float(before.mean())
-    if not edits or len(rows) < 2:
-        return None, mean, None
-    measured = run_edits(setting.having(rows), edits, at[rows], f"{place.name}: every write taken away")
-    best, lost, enough = _most_lost([before - mean_over(seen.pulls, chosen) for seen in measured], mean)
-    return (sublayers[best] if enough else None), mean, lost
-
-
-def _most_lost(lost: Sequence[Tensor], pull: float) -> tuple[int, Interval, bool]:
-    """Number of the write without which most is lost, how much, and whether that makes it the origin of the pull.
-
-    The most of many is larger than 0 by chance, so the interval is at the level with which those of all writes hold together
-    (Bonferroni): of 24 writes whose losses scatter round 0 by a fifth of the pull, one would pass at 95 % in 27 % of cases.
-
-    Args:
-        lost: for each write one number a sample.
-    """
-    best = max(range(len(lost)), key=lambda index: float(lost[index].mean()))
-    interval = mean_over_items(lost[best].numpy(), level=1 - 0.05 / len(lost))
-    return best, interval, interval.low > 0 and interval.mean >= LEAST_PULL * pull
 
 
 def _edits(
@@ -360,7 +308,7 @@ def _edits(
         yield from _edits_of_units(setting, at, sublayer, writer, [part.unit for part in split.parts])
     if sublayer.kind != "block":
         what = "the whole write of the sublayer 0 at the place"
-        yield Edit("zero", "write", what, stage=sublayer.stage, write="zero")
+        yield Edit("zero", "write", what, stage=sublayer.stage, write=True)
     if sum(channel.share for channel in split.channels) >= 0.5:
         channels = torch.tensor([channel.channel for channel in split.channels])
         means = torch.tensor([channel.state for channel in split.channels])
@@ -371,19 +319,21 @@ def _edits(
 
 def _edits_of_units(setting: OriginSetting, at: Tensor, sublayer: Sublayer, writer: Writer, units: list[int]) -> Iterator[Edit]:
     """Edits of the units, and of as many random ones where the writer has so many besides: every sample under one draw."""
-    generator, total = torch.Generator().manual_seed(setting.seed), len(setting.samples)
+    generator, rows = torch.Generator().manual_seed(setting.seed), torch.arange(len(setting.samples))
     pool = torch.tensor([unit for unit in range(writer.units) if unit not in set(units)])
-    draws = [pool[torch.randperm(len(pool), generator=generator)[: len(units)]] for _ in range(min(setting.controls, total))]
-    enough = len(pool) >= len(units)
-    columns = [writer.columns(group) for group in (units, *(draw.tolist() for draw in draws if enough))]
+    draws = [
+        pool[torch.randperm(len(pool), generator=generator)[: len(units)]] for _ in range(min(setting.controls, len(rows)))
+    ]
+    drawn = [draw.tolist() for draw in draws if len(draw) == len(units)]
+    columns = [writer.columns(group) for group in (units, *drawn)]
     clean = read_columns(setting, sublayer, torch.cat(columns)).split([len(own) for own in columns], dim=2)
     for mode, what in MODES.items():
-        for number, (own, values) in enumerate(zip(columns, clean, strict=True)):
-            if number and mode == "constant":  # random units are edited in the other ways
-                continue
-            new, mine = new_values(mode, values, at, setting.others, generator), range(number - 1, total, len(draws))
-            on, samples = ("controls", mine) if number else ("units", None)
-            yield Edit(mode, on, what, stage=sublayer.stage, columns=own, values=new, samples=samples)
+        new = [new_values(mode, values, at, setting.others, generator) for values in clean]
+        yield Edit(mode, "units", what, stage=sublayer.stage, columns=columns[0], values=new[0])
+        if drawn and mode != "constant":  # random units are edited in the other ways
+            own, mine = rows % len(drawn), torch.stack(columns[1:])
+            values = torch.stack(new[1:])[own, rows]
+            yield Edit(mode, "controls", what, stage=sublayer.stage, columns=mine[own], values=values)
 
 
 def _by_block(setting: OriginSetting, clean: Measured) -> list[float | None]:
@@ -398,19 +348,12 @@ def _by_block(setting: OriginSetting, clean: Measured) -> list[float | None]:
 def _outcomes(
     clean: Measured, own: HeadsByModule, blocks: slice, edits: Sequence[Edit], measured: Sequence[Measured]
 ) -> Iterator[Edited]:
-    """What every edit does; draws of random units, of some samples each, are one."""
-    kinds: dict[tuple[str, str, str], list[int]] = {}
-    for number, edit in enumerate(edits):
-        kinds.setdefault((edit.on, edit.name, edit.what), []).append(number)
+    """What every edit does."""
     uniform, as_it_is = mean_over(clean.uniform, own), mean_over(clean.weights, own)
-    for (on, name, what), numbers in kinds.items():
-        run = measured[numbers[0]]
-        if len(numbers) > 1:
-            samples = torch.cat([torch.tensor(list(edits[number].samples or ())) for number in numbers])
-            run = joined([measured[number] for number in numbers], samples.argsort())
+    for edit, run in zip(edits, measured, strict=True):
         weight, spike = mean_over(run.weights, own), run.spikes[:, blocks].amax(1)
         yield Edited(
-            name, on, what,
+            edit.name, edit.on, edit.what,
             loss=_interval(run.loss - clean.loss),
             weight=_known(weight.nanmean()),
             weight_kept=_kept(weight, as_it_is, uniform),

@@ -56,7 +56,7 @@ def find_origin(
     to the mean of other positions and resampled, compared with as many random units of the same layer.
     docs/explain.md#where-a-sink-is-born has the definitions and their limits.
 
-    embedded:softmax takes some 20 seconds of one core.
+    embedded:softmax takes some 2 seconds of one core, a model of 135 million parameters a minute.
 
     Args:
         controls: Number of random draws of as many units of the same layer.
@@ -109,6 +109,7 @@ def find_origin(
             require_lengths(loaded.model, inputs)
         constants = {"corpus": label, "bos": None if with_bos is None else int(with_bos)}
         if sinks is None:
+            run.progress("looking for sinks", 0, 1)
             tokenizer = loaded.tokenizer
             sinks = find_sinks(
                 loaded.model, inputs.on(loaded.device, loaded.dtype), threshold=threshold, names=inputs.names,

@@ -60,7 +60,7 @@ def _place(births: Sequence[Origin]) -> Iterator[Block]:
     origin = births[0]
     if len(births) > 1:
         yield Say(story(births))
-        cells, legend = {}, list[tuple[str, str, int, str]]()
+        cells, legend = dict[tuple[int, int], tuple[str, str, str]](), list[tuple[str, str, int, str]]()
         for letter, kind, one in zip("ABCDEFGH", ("dormant", "broadcast", "switch", "constant") * 2, births, strict=False):
             own = [head for head in one.heads if head.own]
             words = f"rests on block {one.block}"
@@ -93,10 +93,7 @@ def _birth(origin: Origin) -> str:
     if origin.by == "norm":
         again = "Born" if origin.birth == 1 else "Born again"
         return "Its embedding stands out before the first block" if origin.block is None else f"{again} in {there}"
-    if origin.by == "pull":
-        what = "No jump of its norm where it matters"
-        return f"{what}; its pull is in its embedding" if origin.block is None else f"{what}; its pull is born in {there}"
-    return "No jump of its norm, and no single write carries its pull"
+    return "No jump of its norm where it matters"
 
 
 def _written(origin: Origin) -> str:
@@ -151,14 +148,11 @@ def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
     if (death := origin.death) is not None:
         there = f"block {death.block}, {_SUBLAYERS.get(death.sublayer, '')}"
         yield "gone", f"{there} takes the norm from {number(death.before)} to {number(death.after)}"
-    if origin.pull is not None:
-        lacking = "" if origin.pull_lost is None else f"; {interval(origin.pull_lost, 2)} of it is lost without the write"
-        yield "pull", f"{number(origin.pull)} above other scores{lacking}"
     if origin.units and origin.norm is not None:
-        written, other = sum(unit.along for unit in origin.units), ", less other tokens'" if origin.against_others else ""
+        written = sum(unit.along for unit in origin.units)
         yield (
             "written",
-            f"{number(written)} of {number(origin.norm)}{other} by {names([unit.name for unit in origin.units], 8)}",
+            f"{number(written)} of {number(origin.norm)} by {names([unit.name for unit in origin.units], 8)}",
         )
         first = origin.channels[0]
         if first.share >= 0.5:

@@ -422,36 +422,34 @@ def largest_over_median(hidden: Tensor, at: Tensor, others: Tensor, real: Tensor
 
 
 class PlaceWeights(Watcher):
-    """What every head gives to some places of a sample, all of them together, and how far their scores stand above the others.
+    """What every head gives to some places of a sample, all of them together.
 
     Queries that stand on one of the places (``at``, boolean ``(samples, length)``) are left out, and such that see none; of
     calls over other lengths nothing is taken.
 
     Attributes:
-        weights, pulls: by module, float64 ``(samples, heads)``: mean over queries of the weight on the places together, and of
-            the largest score of them less the mean score of the other visible keys; NaN for a sample without such a query.
+        weights: by module, float64 ``(samples, heads)``: mean over queries of the weight on the places together; NaN for a
+            sample without such a query.
         uniform: by module, float64 ``(samples, heads)``: the weight if every visible key had the same.
         layers: running number of each module.
     """
 
-    name, needs = "place_weights", frozenset({"mass", "log_sum_exp", "scores"})
+    name, needs = "place_weights", frozenset({"mass", "log_sum_exp"})
 
     def __init__(self, at: Tensor) -> None:
         self.at = at
         self.weights: dict[str, Tensor] = {}
-        self.pulls: dict[str, Tensor] = {}
         self.uniform: dict[str, Tensor] = {}
         self.layers: dict[str, int] = {}
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         if call.site.kind != "self" or call.kv_len != self.at.shape[1] or len(call.queries) != len(self.at):
             return
-        assert statistics.score_mean is not None
         at = self.at.to(call.queries.device)
         count = int(at.sum(1).max())
         order = (~at).int().argsort(dim=1, stable=True)[:, :count]
         index = order.masked_fill(~at.gather(1, order), -1)[:, None].expand(-1, call.q_len, -1)
-        scores, visible = scores_of_keys(call, index)
+        _, visible = scores_of_keys(call, index)
         weights = weights_of_keys(call, index, statistics.log_sum_exp).sum(-1).double()
         if not call.operation.normalized:
             assert statistics.row_mass is not None
@@ -462,10 +460,8 @@ class PlaceWeights(Watcher):
         )  # fmt: skip
         places = visible.sum(-1)
         counted = (places > 0) & (call.counted & ~at[:, call.kv_len - call.q_len :])[:, None] & (keys > places)
-        others = (keys * statistics.score_mean - scores.sum(-1)) / (keys - places).clamp_min(1)
-        pull = scores.masked_fill(~visible, float("-inf")).amax(-1) - others
         number = counted.sum(-1)
-        for by_module, values in ((self.weights, weights), (self.pulls, pull), (self.uniform, places / keys.clamp_min(1))):
+        for by_module, values in ((self.weights, weights), (self.uniform, places / keys.clamp_min(1))):
             sums = values.double().masked_fill(~counted, 0.0).sum(-1)
             by_module[call.site.module] = (sums / number).cpu()  # 0 / 0 is NaN
         self.layers[call.site.module] = call.site.layer
