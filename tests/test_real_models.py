@@ -130,9 +130,11 @@ def test_a_qwen_in_a_file_speaks_and_sinks_at_its_first_token():
     question = loaded.tokenizer("The capital of France is", return_tensors="pt").input_ids
     with torch.no_grad():
         assert loaded.tokenizer.decode(loaded.model(question).logits[0, -1].argmax()) == " Paris"
-    table, loss = measured(loaded, prose(loaded, 2, bos=False))
-    assert loss < 5
-    assert (of_heads(table, "gu2024") > 10).mean() > 0.3
+    table, loss = measured(loaded, prose(loaded, 4, bos=False))
+    assert loss == pytest.approx(3.17, abs=0.05)
+    assert of_heads(table, "gu2024").mean() == pytest.approx(55.9, abs=3)
+    channel = table[(table["metric"] == "massive_channel") & table["key_position"].eq(0) & table["layer"].between(2, 22)]
+    assert set(channel["value"]) == {62}
 
 
 PROSE = (

@@ -242,8 +242,8 @@ def parsed_once() -> Iterator[None]:
     from transformers import modeling_gguf_pytorch_utils as loader
 
     class Reader(gguf.GGUFReader):
-        @property
-        def data(self) -> np.ndarray:  # type: ignore[override]
+        @property  # type: ignore[override]
+        def data(self) -> np.ndarray:
             return self._mapped
 
         @data.setter
