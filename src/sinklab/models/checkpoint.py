@@ -381,7 +381,8 @@ def read_gguf_config(gguf: Gguf, name: str) -> PreTrainedConfig:
         if gguf.rows:  # transformers counts the tokens, of which a file may have fewer, or none
             config.vocab_size = gguf.rows
         return config
-    except (ValueError, KeyError, NotImplementedError, IndexError) as error:
+    except Exception as error:
+        # Metadata that no model has makes the reader, and config classes, fail in every way that Python has.
         raise UnsupportedModelError(
             f"{name}: transformers {transformers.__version__} cannot read this GGUF file: {first_line(error)}"
         ) from error
