@@ -66,7 +66,7 @@ LINES: dict[str, Sequence[str]] = {
     ),
     "compare": ("compare audit audit_of_llama --out compare.html",),
     "index": ("index . --out index.html",),
-    "card": ("card audit --yaml", "card cache", "card causes", "card pretrain --yaml", "card quantize"),
+    "card": ("card audit", "card cache", "card causes", "card pretrain", "card quantize"),
     "report": ("report audit", "report causes", "report origin"),
     "claims": ("claims", "claims norm_placement"),
     "list": ("list",),

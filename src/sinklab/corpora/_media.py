@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from sinklab.corpora.base import Identity, MediaCorpus, hash_files
+from sinklab.corpora.base import Identity, MediaCorpus, hash_files, visible_files
 from sinklab.errors import InputError
 from sinklab.results.naming import counted
 
@@ -39,16 +39,9 @@ class Files(MediaCorpus):
         self.path = Path(path).expanduser()
         if not self.path.exists():
             raise InputError(f"there is no folder or file {self.path}")
-        root = self.path if self.path.is_dir() else self.path.parent
-        entries = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
-        self._files = {
-            entry.relative_to(root).as_posix(): entry
-            for entry in entries
-            if entry.suffix.lower() in self.suffixes
-            and entry.is_file()
-            and not any(part.startswith(".") for part in entry.relative_to(root).parts)
-            and entry.stat().st_size
-        }
+        one = {self.path.name: self.path} if self.path.suffix.lower() in self.suffixes else {}
+        files = visible_files(self.path, self.suffixes) if self.path.is_dir() else one
+        self._files = {name: path for name, path in files.items() if path.stat().st_size}
         if not self._files:
             raise InputError(f"{self.path} holds no {self.what}: no file with an ending such as {', '.join(self.suffixes[:4])}")
 

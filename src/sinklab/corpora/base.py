@@ -40,6 +40,7 @@ __all__ = [
     "held_out_keys",
     "is_held_out",
     "lines_of",
+    "visible_files",
 ]
 
 Split = Literal["train", "held_out"]
@@ -352,6 +353,13 @@ def hash_order(keys: Iterable[str]) -> list[str]:
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
+
+
+def visible_files(folder: Path, suffixes: Iterable[str] = ()) -> dict[str, Path]:
+    """Files below a folder by their names there, sorted, hidden ones left out; those with some endings, or all."""
+    named = ((entry.relative_to(folder), entry) for entry in sorted(folder.rglob("*")) if entry.is_file())
+    shown = ((name, entry) for name, entry in named if not any(part.startswith(".") for part in name.parts))
+    return {name.as_posix(): entry for name, entry in shown if not suffixes or entry.suffix.lower() in suffixes}
 
 
 def hash_files(root: Path, files: Iterable[Path]) -> str:

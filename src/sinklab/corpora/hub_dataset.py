@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from sinklab.corpora._media import open_picture
-from sinklab.corpora.base import HELD_OUT_PERCENT, Identity, Picture, Split, TextCorpus, hash_files, is_held_out
+from sinklab.corpora.base import HELD_OUT_PERCENT, Identity, Picture, Split, TextCorpus, hash_files, is_held_out, visible_files
 from sinklab.corpora.samples import Kind
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
@@ -109,7 +109,7 @@ class HubDataset(TextCorpus):
     def identity(self) -> Identity:
         source = f"dataset {self.dataset}" + (f", {self.subset}" if self.subset else "")
         if self._local:
-            files = [self._local] if self._local.is_file() else _visible_files(self._local)
+            files = [self._local] if self._local.is_file() else list(visible_files(self._local).values())
             with self._explained():
                 return Identity(
                     source,
@@ -278,11 +278,6 @@ def _mixed(rest: Iterator[T], generator: random.Random) -> Iterator[T]:
         buffer[position], chosen = buffer[-1], buffer[position]
         buffer[-1:] = islice(rest, 1)
         yield chosen
-
-
-def _visible_files(folder: Path) -> list[Path]:
-    entries = (entry for entry in folder.rglob("*") if entry.is_file())
-    return [entry for entry in entries if not any(part.startswith(".") for part in entry.relative_to(folder).parts)]
 
 
 def _first_line(error: BaseException) -> str:

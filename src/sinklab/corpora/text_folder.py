@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from sinklab.corpora.base import Identity, Split, TextCorpus, hash_files, hash_order, held_out_keys
+from sinklab.corpora.base import Identity, Split, TextCorpus, hash_files, hash_order, held_out_keys, visible_files
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import InputError
 from sinklab.registry import corpora
@@ -45,12 +45,8 @@ class TextFolder(TextCorpus):
         self.path = Path(path).expanduser()
         if not self.path.is_dir():
             raise InputError(f"there is no folder {self.path}")
-        files = (entry for entry in self.path.rglob("*") if entry.suffix.lower() in self.suffixes and entry.is_file())
-        self._files = {
-            name.as_posix(): self.path / name
-            for name in sorted(entry.relative_to(self.path) for entry in files)
-            if not any(part.startswith(".") for part in name.parts) and _holds_text(self.path / name)
-        }
+        files = visible_files(self.path, self.suffixes)
+        self._files = {name: path for name, path in files.items() if _holds_text(path)}
         if not self._files:
             raise InputError(
                 f"{self.path} holds no text: no file with the ending {' or '.join(self.suffixes)}, or only empty ones"

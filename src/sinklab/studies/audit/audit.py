@@ -89,22 +89,16 @@ def audit(
     from sinklab.studies.audit.page import frame_report, write_report
     from sinklab.studies.audit.show import show
 
+    included = dict(vars(include))
     if quick:
-        samples, include = min(samples, QUICK_SAMPLES), dataclasses.replace(include, **dict.fromkeys(ON_BY_DEFAULT, False))
+        samples, included = min(samples, QUICK_SAMPLES), included | dict.fromkeys(ON_BY_DEFAULT, False)
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
     with Run("audit", **vars(output), settings=settings) as run:
         named_corpus = None if corpus == AUTO else resolve_corpus(corpus)
         loaded = reading_part(loading.open(model))
         text = named_corpus or default_corpus(loaded)
         audit = measure_audit(
-            loaded,
-            text,
-            **settings,
-            batch_size=batch_size,
-            include=vars(include),
-            run_id=run.id,
-            progress=run.progress,
-            say=say,
+            loaded, text, **settings, batch_size=batch_size, include=included, run_id=run.id, progress=run.progress, say=say
         )
         return run.finish(
             summary=audit.summary,

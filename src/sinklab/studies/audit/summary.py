@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -225,7 +225,7 @@ def _layers(sinks: Sinks) -> list[int]:
     """Layers in which heads sink at the main sink at least half as often as where most do."""
     if sinks.main is None or sinks.main.anywhere:
         return []
-    rates, sizes = Counter[int](), Counter(head.layer for head in sinks.heads)
+    rates, sizes = defaultdict[int, float](float), Counter(head.layer for head in sinks.heads)
     for head, rate in sinks.main.heads:
         rates[head.layer] += rate
     means = {layer: rates[layer] / sizes[layer] for layer in sizes}

@@ -162,8 +162,8 @@ def plan_policies(
                 specs = [{"name": name, "num_sinks": number} for number in numbers if number or "window" not in names]
             elif name == "pinned":
                 specs = [{"name": name, "pinned": tuple(pinned)}]
-            for spec in specs:
-                yield from _of_spec(spec, [budget], numbers, left_out)
+            for named in specs:
+                yield from _of_spec(named, [budget], numbers, left_out)
 
 
 def _of_spec(
@@ -340,8 +340,8 @@ def _in_turn(texts: Iterable[str], encoder: Encoder, length: int, number: int) -
         cut.append(pieces[1 : number + 1])
         if len(rows) == number:
             return rows, longest
-    for pieces in itertools.zip_longest(*cut):
-        rows += [piece for piece in pieces if piece is not None]
+    for turn in itertools.zip_longest(*cut):
+        rows += [piece for piece in turn if piece is not None]
     return rows[:number], longest
 
 
