@@ -162,8 +162,8 @@ def plan_policies(
                 specs = [{"name": name, "num_sinks": number} for number in numbers if number or "window" not in names]
             elif name == "pinned":
                 specs = [{"name": name, "pinned": tuple(pinned)}]
-            for spec in specs:
-                yield from _of_spec(spec, [budget], numbers, left_out)
+            for named in specs:
+                yield from _of_spec(named, [budget], numbers, left_out)
 
 
 def _of_spec(
