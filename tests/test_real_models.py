@@ -350,6 +350,6 @@ def test_an_audit_of_a_language_model_agrees_with_plain_code():
 
 def test_what_bos_is_worth_is_a_headline():
     summary = audit(str(real("gemma3-270m")), quick=True, samples=4, corpus="python_manual").summary
-    heads = r"The sink is position 0, “<bos>”: 6\d of 72 heads"
+    heads = r"The sink is position 0, “<bos>”: [5-7]\d of 72 heads"
     assert re.fullmatch(rf"{heads} .*\. Without BOS the loss is \d\.\d nats higher\.", summary["finding"])
     assert summary["front_worth"]["gain"] > 1.0
