@@ -15,11 +15,12 @@ from tests.streaming.decoders import slow_logits
 from transformers import AutoModelForCausalLM, ViTForImageClassification
 
 from sinklab import attend, audit, show
+from sinklab.attention.intervention import NEAR
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import read_samples
 from sinklab.corpora.samples import Samples
 from sinklab.corpora.text_file import TextFile
-from sinklab.interventions.hide_key import NEAR, HideKey
+from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.drawing import default_corpus, draw_samples

@@ -8,8 +8,9 @@ from edited_runs import ROUNDING, Spy, first_call, head_outputs, logits
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab import attend
+from sinklab.attention.intervention import NEAR
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
-from sinklab.interventions.hide_key import NEAR, HideKey
+from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
 from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
