@@ -24,7 +24,7 @@ def measure() -> list[Bar]:
     tokens = PythonSource().sample(loaded.encoder, seq_len=LENGTH, samples=TEXTS, seed=0, bos=True)
     samples = token_samples([("python_source", tokens)])
     sink = find_sinks(loaded.model, samples.inputs)
-    variants = make_variants(sink, samples, budget="fast")
+    variants = make_variants(loaded.model, sink, samples)
 
     def run(how: Callable[..., Effects]) -> tuple[Effects, float]:
         start = time.process_time()

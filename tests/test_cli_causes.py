@@ -12,7 +12,7 @@ from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 
-QUICK = ["--domains", "random_tokens", "--texts", "9", "--seq-len", "16", "--sink", "0"]
+QUICK = ["--domains", "random_tokens", "--texts", "10", "--seq-len", "16", "--sink", "0"]
 
 
 def run(*arguments: object, command: str = "causes", status: int = 0):
@@ -32,7 +32,7 @@ def test_table_and_files(checkpoint, tmp_path):
     assert {path.name for path in out.iterdir()} == {"report.html", "summary.json", "table.parquet", "run.json"}
     card = run(out, command="card").stdout
     assert first in card
-    assert f"sinklab causes {checkpoint.name} --sink=0 --texts=9 --seq-len=16 --domains=random_tokens\n" in card
+    assert f"sinklab causes {checkpoint} --sink=0 --texts=10 --seq-len=16 --domains=random_tokens\n" in card
     before = (out / "report.html").read_bytes()
     assert run(out, command="report").stdout.strip() == str(out / "report.html")
     assert (out / "report.html").read_bytes() == before
@@ -43,11 +43,11 @@ def test_json_is_the_summary(checkpoint):
     summary = json.loads(result.stdout)
     assert sorted((head["layer"], head["head"]) for head in summary["heads"]) == [(0, 1), (1, 0)]
     assert {
-        "heads", "counts", "sink", "texts", "level", "minimal_effect", "read_outs", "location", "key_bias", "massive", "spread",
+        "heads", "counts", "sink", "texts", "level", "minimal_effect", "location", "key_bias", "massive", "spread",
         "notes",
     } <= set(summary)  # fmt: skip
     assert {"layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects"} <= set(summary["heads"][0])
-    assert summary["texts"] == 9
+    assert summary["texts"] == 10
 
 
 def test_the_section_of_an_audit(checkpoint, tmp_path):
@@ -78,7 +78,8 @@ def test_the_section_of_an_audit(checkpoint, tmp_path):
             ["--sink", "auto"],
             "no sink found: no head gives any place a mean weight of 0.3; tried, with the largest mean weight",
         ),
-        (["--texts", "3"], "3 texts of domain 'random_tokens' are too few: 20 hypotheses"),
+        (["--budget", "0"], "--budget 0 must be a time above 0, such as 90s, 10m or 1.5h"),
+        (["--texts", "3"], "3 texts of domain 'random_tokens' are too few: 32 hypotheses"),
         (["--domains", "python_sorce"], "Did you mean 'python_source'?"),
     ],
 )
@@ -96,5 +97,5 @@ def test_the_demo_shows_a_head_that_rests_where_nothing_can_be_said(tmp_path):
     [line] = re.findall(r"^\t\$\(BIN\)/sinklab causes (.*) --out build/demo-causes --overwrite$", makefile, re.MULTILINE)
     run(*shlex.split(line), "--out", tmp_path / "out", "--quiet")
     heads = json.loads((tmp_path / "out" / "summary.json").read_text())["heads"]
-    assert {f"{head['layer']}.{head['head']}": head["label"] for head in heads} == {"4.0": "broadcast-switch", "5.0": "switch"}
+    assert {f"{head['layer']}.{head['head']}": head["label"] for head in heads} == {"4.0": "switch", "5.0": "switch"}
     assert heads[1]["needs_sink"] == {"python_source": "yes", "bigrams": "yes"}

@@ -19,8 +19,7 @@ from sinklab.probes.attention_received import AttentionReceived
 from sinklab.recipes.emergence import emergence
 from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.registry import claims
-from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
-from sinklab.sinks import SinkFinder
+from sinklab.results.metric import FRACTION, Metric
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.initial import build_model
@@ -74,15 +73,10 @@ MASKED_NUMBERS = (
         range=FRACTION,
     ),
     Metric(
-        "rate_anywhere",
-        "percent",
-        "Share of (row, head) of these rows that give more than 0.3 to the strongest sink that is found, at a position or at a "
-        "token; 0 where none is found.",
-        range=PERCENTAGE,
-    ),
-    Metric("hidden_token_loss", "nats", "Loss at the hidden tokens of held-out rows of the trained length."),
-    Metric(
-        "gain_by_context", "nats", "Loss at these tokens by how often each is hidden in them at all, less hidden_token_loss."
+        "gain_by_context",
+        "nats",
+        "Loss at the hidden tokens of held-out rows of the trained length by how often each is hidden in them at all, less "
+        "that of the model.",
     ),
 )
 
@@ -159,15 +153,12 @@ def looked_at(model: PreTrainedModel, rows: Tensor, targets: Tensor, short: Tens
     loss = torch.stack([_summed(model, row[None], target[None]) for row, target in zip(rows, targets, strict=True)]).sum()
     asked = targets[targets != IGNORED]
     share = torch.bincount(asked)[torch.unique(asked)].double() / len(asked)
-    finder, received = SinkFinder(SINK), AttentionReceived()
-    with attend(model, [finder, received], verify=False):
+    received = AttentionReceived()
+    with attend(model, [received], verify=False):
         for part in short.split(20):
             model(input_ids=part)
-    main = finder.sinks().main
     return {
         "strongest_place": max(float(np.max(cast("np.ndarray", row["value"]))) for row in received.rows()),
-        "rate_anywhere": 0.0 if main is None or main.rate is None else main.rate,
-        "hidden_token_loss": float(loss) / len(asked),
         "gain_by_context": float(-(share * share.log()).sum() - loss / len(asked)),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from sinklab.errors import DoesNotApply
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.models.losses import cross_entropies
 from sinklab.probes.attention_received import AttentionReceived
-from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.results.table import unpacked
@@ -23,7 +22,7 @@ from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
-from sinklab_claims.numbers.attention import first_rows, look, sinks
+from sinklab_claims.numbers.attention import look, sinks
 from sinklab_claims.numbers.losses import window
 from sinklab_claims.numbers.norms import norms
 from sinklab_claims.variants import Fields, has_sink, of_paper
@@ -114,9 +113,9 @@ GRADIENTS = tuple(
 )
 
 
-@contextlib.contextmanager
-def _caught(modules: dict[str, nn.Module], outputs: dict[str, Tensor]) -> Iterator[None]:
-    """What modules put out in the block, with the graph behind it."""
+def _outputs(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """What a forward gives and, by name, what modules put out in it, with the graph behind it."""
+    outputs: dict[str, Tensor] = {}
 
     def keep(name: str, output: Tensor | tuple[Tensor, ...]) -> None:
         outputs[name] = output[0] if isinstance(output, tuple) else output
@@ -124,7 +123,7 @@ def _caught(modules: dict[str, nn.Module], outputs: dict[str, Tensor]) -> Iterat
     with contextlib.ExitStack() as stack:
         for name, module in modules.items():
             stack.callback(module.register_forward_hook(lambda _m, _a, output, name=name: keep(name, output)).remove)
-        yield
+        return forward(), outputs
 
 
 def _key_maps(anatomy: Anatomy) -> dict[str, nn.Module]:
@@ -148,9 +147,8 @@ def gradient_numbers(model: nn.Module, rows: Tensor, front: int) -> dict[str, fl
     """
     anatomy = Anatomy(model)
     keys, layers = _key_maps(anatomy), dict(list(anatomy.layers.items())[:-1])
-    outputs: dict[str, Tensor] = {}
-    with torch.enable_grad(), _caught(keys | layers, outputs):
-        logits = model(input_ids=rows, use_cache=False).logits[:, -rows.shape[1] :]
+    with torch.enable_grad():
+        logits, outputs = _outputs(keys | layers, lambda: model(input_ids=rows, use_cache=False).logits[:, -rows.shape[1] :])
         loss = cross_entropies(logits, rows.roll(-1, dims=1))[:, :-1].mean()
     found = dict(zip(outputs, torch.autograd.grad(loss, list(outputs.values())), strict=True))
     received = AttentionReceived()
@@ -243,15 +241,11 @@ def gradient_sinks() -> Fields:
 LATER = 1.1
 """Ratio of two steps above which one is later; models are kept at steps that lie 1.25 apart, and lines are drawn between."""
 
-LEAST = {"angle": 0.1, "weight": 0.05, "value": 0.1, "key": 0.1, "hidden": 0.2, "massive": 1.0, "worth": 0.05}
-"""Change from the first model to the last below which a curve has no onset: of a cosine, a share, four ratios, and nats."""
+LEAST = {"weight": 0.05, "massive": 1.0, "worth": 0.05}
+"""Change from the first model to the last below which a curve has no onset: of a share, a ratio, and nats."""
 
 CURVES = {
-    "angle": "the mean cosine of queries with the first key less that with later ones",
     "weight": "the mean share of a row on the first token, of all heads",
-    "key": "the norm of the first key over that of later ones",
-    "value": "the norm of the first value over that of later ones",
-    "hidden": "the norm of the first token's hidden state over that of later ones",
     "massive": "the largest activation of a row over the median one (massive_ratio)",
     "worth": "what first tokens are worth beyond a window (sink_worth)",
 }
@@ -287,34 +281,14 @@ def half_way(curve: Mapping[int, float], least: float) -> float | None:
     return before + (0.5 - gone[before]) / (gone[after] - gone[before]) * (after - before)
 
 
-def _angle(model: MeasuredModel) -> float:
-    """Mean cosine over all heads of queries with the first key, less that with later keys."""
-    probe = QueryKeyAngle()
-    look(model.loaded.model, first_rows(model), (probe,))
-    rows = [row for row in unpacked(probe.rows()) if row["metric"] == "cosine"]
-    first = [row for row in rows if row["key_position"] == model.front]
-    later = [row for row in rows if row["key_position"] > model.front]
-    means = [sum(row["value"] * row["count"] for row in of) / sum(row["count"] for row in of) for of in (first, later)]
-    return means[0] - means[1]
-
-
 @gives(*ONSETS)
 def onsets(trained: TrainedModel) -> dict[str, float]:
     """When each curve of a training gets under way. :data:`ONSETS`; nothing of a training that kept no models."""
     curves: dict[str, dict[int, float]] = {name: {} for name in CURVES}
     for model in along_the_way(trained):
-        of_norms = norms(model)
-        found = {
-            "angle": _angle(model),
-            "weight": sinks(model)["first_attention"],
-            "key": of_norms["key_ratio"],
-            "value": of_norms["value_ratio"],
-            "hidden": of_norms["hidden_ratio"],
-            "massive": of_norms["massive_ratio"],
-            "worth": window(model)["sink_worth"],
-        }
-        for name, value in found.items():
-            curves[name][model.step] = value
+        curves["weight"][model.step] = sinks(model)["first_attention"]
+        curves["massive"][model.step] = norms(model)["massive_ratio"]
+        curves["worth"][model.step] = window(model)["sink_worth"]
     begun = {name: half_way(curve, LEAST[name]) for name, curve in curves.items() if len(curve) > 1}
     return {f"onset_{name}": step for name, step in begun.items() if step is not None}
 
@@ -330,8 +304,8 @@ def order_of_onset() -> Fields:
     """In training attention goes to the sink first; that activations become massive and that predictions come to need the sink
     follows.
 
-    Seven curves of one training, each at half of its way; angle and norms of keys, values and hidden states are in no part. A
-    curve that does not move has no onset, and a training without one says nothing of the order.
+    Three curves of one training, each at half of its way. A curve that does not move has no onset, and a training without one
+    says nothing of the order.
     """
     return dict(
         published="No steps: massive activations are read as an answer to the gradients that attention to the sink gathers "

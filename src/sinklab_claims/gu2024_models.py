@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -279,17 +279,16 @@ class SameOrder(Effect):
     def range(self) -> tuple[float, float]:
         return FRACTION
 
-    def __call__(self, numbers: Numbers) -> float | None:
-        if any(metric not in numbers.get(label, {}) for label, metric in self.needs()):
-            return None
-        usual = {label: numbers[label][self.metric] for label in self.over}
-        pairs = [(low, high) for low, high in itertools.permutations(self.over, 2) if usual[high] - usual[low] >= self.apart]
-        if not pairs:
-            return None
-        return min(sum(numbers[high][other] > numbers[low][other] for low, high in pairs) / len(pairs) for other in self.others)
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        return tuple(itertools.product(self.over, (self.metric, *self.others)))
 
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset(itertools.product(self.over, (self.metric, *self.others)))
+    def compute(self, values: Sequence[float]) -> float | None:
+        usual, *others = (
+            dict(zip(self.over, values[at :: 1 + len(self.others)], strict=True)) for at in range(1 + len(self.others))
+        )
+        apart = [(low, high) for low, high in itertools.permutations(self.over, 2) if usual[high] - usual[low] >= self.apart]
+        return min(sum(of[high] > of[low] for low, high in apart) / len(apart) for of in others) if apart else None
 
     @property
     def words(self) -> str:

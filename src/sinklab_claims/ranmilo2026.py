@@ -21,15 +21,8 @@ __all__ = ["of_relu", "trained_numbers"]
 ran_milo = of_paper("ranmilo2026", "Ran-Milo 2026 (arXiv 2603.11487)")
 
 METRICS = (
-    Metric(
-        "bos_weight_bound",
-        "weight",
-        "Least weight on BOS off the trigger that mass counting leaves possible.",
-        over_seeds="min",
-    ),
     Metric("bos_weight_largest", "weight", "Largest single weight on BOS off the trigger.", over_seeds="max"),
     Metric("head_bos_weight_largest", "weight", "Mean weight on BOS off the trigger, of the head that gives it most."),
-    Metric("head_bos_weight_smallest", "weight", "Mean weight on BOS off the trigger, of the head that gives it least."),
     Metric("sinking_heads", "heads", "Heads whose mean weight on BOS off the trigger is 0.9 or more."),
 )
 
@@ -52,13 +45,12 @@ def trained_numbers(operation: str, seed: int, **fields: Any) -> dict[str, float
         the head that gives it most; and :data:`METRICS`. What a model has not, or what is not finite, is absent.
     """
     record = trigger(operation=operation, seeds=[seed], **fields).summary["runs"][0]
-    numbers = {name: record[name] for name in ("steps", "max_error", "bos_weight_mean", "bos_weight_min", "bos_weight_bound")}
+    numbers = {name: record[name] for name in ("steps", "max_error", "bos_weight_mean", "bos_weight_min")}
     by_head = record["head_bos_weight_mean"]
     if by_head is not None:
         means = [mean for layer in by_head for mean in layer]
         numbers |= {
             "head_bos_weight_largest": max(means),
-            "head_bos_weight_smallest": min(means),
             "sinking_heads": len(record["sinking_heads"]),
         }
     return {name: float(number) for name, number in numbers.items() if number is not None}

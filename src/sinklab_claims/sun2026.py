@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 
 from sinklab.attention.call import LayerOutput
-from sinklab.attention.intervention import Intervention
+from sinklab.attention.intervention import NEAR, Intervention
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.interventions.clamp_activation import ClampActivation
-from sinklab.interventions.hide_key import NEAR, HideKey
+from sinklab.interventions.hide_key import HideKey
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.registry import claims, read_outs
 from sinklab.results.table import unpacked
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint
-from sinklab_claims.numbers.attention import FIRST_ATTENTION, FirstToken, batches, first_rows
+from sinklab_claims.numbers.attention import FirstToken, batches, first_rows
 from sinklab_claims.variants import PLUS_ONE, UNCHANGED, Fields, has_sink, of_paper
 
 __all__ = ["edited"]
@@ -58,7 +58,7 @@ def edited(checkpoint: Checkpoint) -> Numbers:
             for part in batches(rows):
                 model(input_ids=part, use_cache=False)
         ratios = [row["value"] for row in unpacked(massive.rows()) if row["metric"] == "max_to_median" and row["layer"] >= 0]
-        return {"first_attention": first.whole(FIRST_ATTENTION), "massive_ratio": max(ratios)}
+        return {"first_attention": first.whole(), "massive_ratio": max(ratios)}
 
     plain = seen(watch=medians)
     clamps = [

@@ -12,8 +12,8 @@ from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.testing._checks import Checks, first_line
 from sinklab_claims.contract.claim import COSTS, SCALES, Claim, Part, bases_at
-from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Rise, Slope, Trend, Value
-from sinklab_claims.reproduce.cells import make_cells
+from sinklab_claims.contract.effect import Difference, Extreme, Numbers, Ratio, Rise, Slope, Trend, Value
+from sinklab_claims.reproduce.store import make_cells
 from sinklab_claims.verdict.rule import judge_part
 
 __all__ = ["check_claim"]
@@ -131,15 +131,23 @@ def _either_way(check: Checks, part: Part) -> None:
 
 def _numbers(part: Part, inside: bool) -> Numbers | None:
     """Numbers whose effect lies in the region of a part, or outside of it; ``None`` where that is not known how."""
-    effect, values = part.effect, dict[tuple[str, str], float]()
+    effect, target = part.effect, _target(part, inside)
+    count, values = len(effect.pairs), list[float]()
     if isinstance(effect, Trend):
-        for slope in (1.0, -1.0, 0.0):
-            if (part.more_than < slope < part.less_than) == inside:
-                values = {(label, effect.metric): slope * index for index, label in enumerate(effect.over)}
-                break
-    else:
-        values = _solved(effect, _target(part, inside))
-    return {label: {metric: values[at, metric] for at, metric in values if at == label} for label, _ in values} or None
+        slope = next((slope for slope in (1.0, -1.0, 0.0) if part.holds(slope) == inside), None)
+        values = [] if slope is None else [slope * at for at in range(count)]
+    elif isinstance(effect, Value | Extreme):
+        values = [target] * count
+    elif isinstance(effect, Difference | Ratio):
+        values = [target, 1.0 if isinstance(effect, Ratio) else 0.0]
+    elif isinstance(effect, Rise):
+        values = [target * at for at in range(count)]
+    elif isinstance(effect, Slope):
+        values = [target * math.log2(at) for at in effect.at]
+    numbers: dict[str, dict[str, float]] = {}
+    for (label, metric), value in reversed(list(zip(effect.pairs, values, strict=False))):
+        numbers.setdefault(label, {})[metric] = value
+    return numbers or None
 
 
 def _target(part: Part, inside: bool) -> float:
@@ -148,19 +156,3 @@ def _target(part: Part, inside: bool) -> float:
         return (low + high) / 2 if inside else high + (high - low)
     bound, way = (low, 1.0) if math.isfinite(low) else (high, -1.0)
     return bound + way * (1.0 if inside else -1.0) * max(abs(bound), 1.0)
-
-
-def _solved(effect: Effect, target: float) -> dict[tuple[str, str], float]:
-    """Numbers with which an effect takes a value."""
-    if isinstance(effect, Value):
-        return {(effect.of, effect.metric): target}
-    if isinstance(effect, Difference | Ratio):
-        start = 1.0 if isinstance(effect, Ratio) else 0.0
-        return {(effect.against, effect.other or effect.metric): start, (effect.of, effect.metric): target}
-    if isinstance(effect, Extreme):
-        return {(label, effect.metric): target for label in effect.over}
-    if isinstance(effect, Rise):
-        return {(label, effect.metric): target * at for at, label in enumerate(effect.over)}
-    if isinstance(effect, Slope):
-        return {(label, effect.metric): target * math.log2(at) for label, at in zip(effect.over, effect.at, strict=True)}
-    return {}

@@ -1,37 +1,41 @@
-"""Xiao et al. 2023: a window without the first tokens fails, sinks restore it, and what else can take their place."""
+"""Xiao et al. 2023: a window without the first tokens fails, sinks restore it; lines that leave a cache; a hidden sink."""
 
 from __future__ import annotations
+
+import random
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sinklab.errors import DoesNotApply
+from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys, weights_on_own_keys
+from sinklab.attention.intervention import NEAR, Intervention
+from sinklab.attention.probe import Watcher, filled
+from sinklab.attention.session import attend
+from sinklab.corpora.base import Encoder
+from sinklab.errors import ConfigurationError, DoesNotApply, InputError
+from sinklab.interventions.hide_key import HideKey
+from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.loading import LoadedModel
-from sinklab.registry import claims
-from sinklab.results.metric import FRACTION, LOSS, Metric
+from sinklab.registry import claims, read_outs
+from sinklab.results.metric import FRACTION, Metric
+from sinklab.streaming.base import Reader
+from sinklab.streaming.reader import open_reader
 from sinklab.training.rows import limited_attention, token_losses
-from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
-from sinklab_claims.contract.effect import Difference, Numbers, Rise, Value
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Variant
+from sinklab_claims.contract.effect import Difference, Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, gives
-from sinklab_claims.models import (
-    DRAWS,
-    LAST,
-    MARGIN,
-    MODELS,
-    NOT_OF_TRAININGS,
-    LongTexts,
-    about_long_texts,
-    at_scale,
-    keep,
-    on_checkpoint,
-)
-from sinklab_claims.variants import UNCHANGED, Fields, of_paper
+from sinklab_claims.models import MODELS, READ_IN_SECONDS, embedded_model, model_of, opened
+from sinklab_claims.numbers.attention import batches
+from sinklab_claims.variants import UNCHANGED, Fields, has_sink, of_paper
 
-__all__ = ["first_tokens"]
+__all__ = ["MARGIN", "first_tokens", "window_fails", "xiao"]
 
 xiao = of_paper("xiao2023", "Xiao et al. 2023 (arXiv 2309.17453)")
 
-# --- windows within the trained context ---------------------------------------------------------------------------------------
+MARGIN = 0.05
+"""Nats per token: a difference below it is none. Published failures are of 0.4 to 7 nats, agreements of 0 to 0.05."""
 
 SAME = 0.02
 """Nats per token: a difference below it is none. Published is 0.024 for a plain model with one first token instead of four."""
@@ -101,7 +105,7 @@ def first_tokens(trained: MeasuredModel) -> dict[str, float]:
     return numbers | ({"left_by_one": (numbers["window_1"] - numbers["window_4"]) / lost} if lost > MARGIN else {})
 
 
-def _fails(label: str, says: str) -> Part:
+def window_fails(label: str, says: str) -> Part:
     """A window without first tokens loses against one with four."""
     return Part(says, Difference("window_0", label, label, "window_4"), more_than=MARGIN)
 
@@ -121,43 +125,12 @@ def window_fails_sinks_restore() -> Fields:
         "re-computation 5.43.",
         presupposes=(Part("the model has a sink", Value("first_attention", BASELINE), more_than=HAS_SINK),),
         parts=(
-            _fails(BASELINE, "without the first tokens the loss rises"),
+            window_fails(BASELINE, "without the first tokens the loss rises"),
             Part("with four it is that of re-computation", restored, less_than=MARGIN),
         ),
         variants=(UNCHANGED,),
         checkpoint=OnCheckpoint(reads="context"),
         read_outs=("sinks", first_tokens),
-    )
-
-
-def of_long_texts(texts: LongTexts) -> Numbers:
-    """Losses of the last tokens under the names of :data:`FIRST_TOKENS`, in windows that begin as texts do."""
-    first = texts.rows.shape[1] - LAST
-    numbers = {f"window_{sinks}": float(texts.losses(keep(sinks, texts.budget), first=first).mean()) for sinks in (0, 4)}
-    return {BASELINE: {**numbers, "re_computation": float(texts.recomputed().mean())}}
-
-
-@claims.register("recomputation_equals_sinks")
-@xiao
-def recomputation_equals_sinks() -> Fields:
-    """Re-computing the keys and values of a bare window for every token gives the loss that four kept first tokens give: the
-    first token of any window serves as a sink."""
-    agree = Difference("re_computation", BASELINE, BASELINE, "window_4")
-    return dict(
-        where="Figure 1 and Table 1",
-        published="Perplexity 5.43 with re-computation, 5.40 with sinks, 5158 with neither (Llama-2-13B): 0.006 nats apart.",
-        presupposes=(_fails(BASELINE, "a window without sinks fails"),),
-        parts=(Part("re-computation and sinks agree", agree, more_than=-MARGIN, less_than=MARGIN),),
-        variants=(UNCHANGED,),
-        bases=("no-bos",),
-        read_outs=("sinks", first_tokens),
-        checkpoint=OnCheckpoint(
-            measure=on_checkpoint(of_long_texts),
-            reads="long",
-            remark="Windows begin with BOS where the tokenizer puts it in front of a text; whether every row of the "
-            "training did, a checkpoint does not say.",
-        ),
-        costs={"tiny": "minutes", "60m": "gpu", "1b": "gpu"},
     )
 
 
@@ -180,7 +153,7 @@ def learnable_sink() -> Fields:
         published="Perplexity at 160 million parameters with 0, 1, 2 and 4 first tokens beside the window: learnable sink "
         "1235, 18.01, 18.01, 18.02; plain model 27.87, 18.49, 18.05, 18.05. The loss curves overlap.",
         parts=(
-            _fails(TOKEN.label, "without the sink token a window fails"),
+            window_fails(TOKEN.label, "without the sink token a window fails"),
             Part("it alone is enough", Value("left_by_one", TOKEN.label), less_than=LEFT),
             Part("the loss is no higher than the plain model's", costs, less_than=SAME),
         ),
@@ -208,7 +181,7 @@ def one_sink_is_too_few() -> Fields:
         where="section 3.3 and Table 3",
         published="Perplexity with one and with four first tokens: plain model 18.49 and 18.05, learnable sink 18.01 and "
         "18.02.",
-        presupposes=(_fails(PLAIN.label, "the plain model fails without first tokens"),),
+        presupposes=(window_fails(PLAIN.label, "the plain model fails without first tokens"),),
         parts=(too_few, Part("one sink token is enough", Value("left_by_one", TOKEN.label), less_than=LEFT)),
         variants=(PLAIN, TOKEN),
         read_outs=(first_tokens,),
@@ -223,244 +196,298 @@ def one_sink_is_too_few() -> Fields:
     )
 
 
-# --- texts longer than the training -------------------------------------------------------------------------------------------
+# --- a stream of lines --------------------------------------------------------------------------------------------------------
 
-ANEW = "re-computation, begun as texts are"
-
-LAST_LOSS = Metric("last_loss", "nats", "Loss of the last tokens, at which re-computation is taken too.")
-
-
-def past_the_context(texts: LongTexts) -> Numbers:
-    """Losses past twice the trained context, and of the last tokens, where re-computation is taken too."""
-    loss = {
-        "dense": texts.losses("full"),
-        "no sinks": texts.losses(keep(0, texts.budget)),
-        "four sinks": texts.losses(keep(4, texts.budget)),
-    }
-    numbers = {label: {"loss": float(part.mean()), "last_loss": float(part[:, -LAST:].mean())} for label, part in loss.items()}
-    return {**numbers, ANEW: {"last_loss": float(texts.recomputed().mean())}}
+# StreamEval of Xiao et al., made anew, since its data were never released. A line is "line 417: REGISTER_CONTENT is 5802" with
+# random digits; a question repeats it up to its content, with "Recall" in front. Digits are single tokens, so that distances
+# are exact under any tokenizer.
+BEFORE_LABEL, BEFORE_CONTENT, END = "line ", ": REGISTER_CONTENT is ", "\n"
+QUESTION = "Recall line "
+LABEL, CONTENT = 3, 4
+LABELS = 1000
+EVERY, QUESTIONS = 10, 2
+"""Lines from one question to the next, and questions behind a full cache."""
 
 
-@claims.register("long_streams")
-@xiao
-def long_streams() -> Fields:
-    """On texts longer than the training, dense attention and a window without the first tokens lose the thread, and a window of
-    the same size with four first tokens is as good as re-computing the window.
+class Question(NamedTuple):
+    """Columns ``[start, stop)`` hold the content; its line is seen by who holds ``distance`` tokens before the last query."""
 
-    Four sinks against everything else in Figure 1, at a cache of a quarter of the trained context. What is claimed of
-    re-computation, which costs a window for every token, is that it is not missed: sinks may be better.
+    start: int
+    stop: int
+    distance: int
+
+
+def line_stream(
+    encoder: Encoder, back: int, *, budget: int, rows: int, seed: int, bos: bool
+) -> tuple[Tensor, list[Question], Tensor]:
+    """Streams until two questions have come after ``budget`` tokens: ids ``(rows, length)``, questions, ids of the digits.
+
+    Args:
+        back: how many lines back the asked one is.
+
+    Raises:
+        InputError: no tokenizer, or one that does not give each digit a token of its own.
+        ConfigurationError: there are not so many labels.
     """
-    as_good = Difference("last_loss", "four sinks", ANEW)
-    return dict(
-        where="Figure 1 and Table 1",
-        published="Perplexity of Llama-2-13B on a book of 65,000 tokens: dense 5641, window 5158, re-computation 5.43, four "
-        "first tokens and 1,020 recent ones 5.40.",
-        parts=(
-            Part("dense attention fails", Difference("loss", "dense", "four sinks"), more_than=MARGIN),
-            Part("a window without sinks fails", Difference("loss", "no sinks", "four sinks"), more_than=MARGIN),
-            Part("four sinks are no worse than re-computation", as_good, less_than=MARGIN),
-        ),
-        **about_long_texts(past_the_context),
-    )
+    digits = torch.tensor([encoder.encode(str(digit))[-1:] for digit in range(10)])
+    if digits.numel() != digits.unique().numel():
+        raise InputError("this tokenizer does not give each digit a token of its own")
+    digits, generator = digits.flatten(), random.Random(f"line_lookup {seed} {back}")
+    labels = [generator.sample(range(LABELS), LABELS) for _ in range(rows)]
+    parts, position = list[Tensor](), 0
+
+    def put(columns: Tensor | list[int] | str) -> int:
+        nonlocal position
+        ids = torch.as_tensor(encoder.encode(columns) if isinstance(columns, str) else columns, dtype=torch.long)
+        parts.append(ids.expand(rows, -1))
+        position += parts[-1].shape[1]
+        return position - parts[-1].shape[1]
+
+    if bos:
+        assert encoder.bos_token_id is not None
+        put([encoder.bos_token_id])
+    written, questions = list[tuple[int, Tensor, Tensor]](), list[Question]()
+    while sum(question.start >= budget + 2 for question in questions) < QUESTIONS:
+        if len(written) == LABELS:
+            raise ConfigurationError(f"{LABELS} labels are used up before a line {back} back is asked behind {budget} tokens")
+        number = len(written)
+        label = digits[torch.tensor([[int(digit) for digit in f"{row[number]:0{LABEL}d}"] for row in labels])]
+        content = digits[torch.tensor([[generator.randrange(10) for _ in range(CONTENT)] for _ in range(rows)])]
+        put(BEFORE_LABEL)
+        begin = put(label)
+        for columns in (BEFORE_CONTENT, content, END):
+            put(columns)
+        written.append((begin, label, content))
+        if len(written) % EVERY == 0 and len(written) > back:
+            fact, label, content = written[-1 - back]
+            for columns in (QUESTION, label, BEFORE_CONTENT):
+                put(columns)
+            start = put(content)
+            questions.append(Question(start, position, position - 2 - fact))
+            put(END)
+    return torch.cat(parts, dim=1), questions, digits
 
 
-def by_number(texts: LongTexts) -> Numbers:
-    """Losses past twice the trained context; every cache holds as many tokens as the others."""
-    return {f"{sinks} sinks": {"loss": float(texts.losses(keep(sinks, texts.budget)).mean())} for sinks in (0, 1, 2, 4, 8)}
+def right_digits(reader: Reader, tokens: Tensor, questions: list[Question], digits: Tensor) -> list[Tensor]:
+    """For each question the share of digits at which the right one is likelier than the nine others, float64 ``(rows,)``."""
+    reader.reset()
+    read, shares = 0, []
+    for start, stop, _ in questions:
+        logits = [reader.read(tokens[:, read:start], keep=1), reader.read(tokens[:, start : stop - 1])]
+        read = stop - 1
+        logarithms = torch.log_softmax(torch.cat(logits, dim=1).float(), dim=-1)
+        answers = tokens[:, start:stop].to(logarithms.device)
+        right = logarithms.gather(-1, answers[..., None])[..., 0]
+        symbols = digits.to(logarithms.device).expand(*logarithms.shape[:2], -1)
+        others = logarithms.gather(-1, symbols).masked_fill(symbols == answers[..., None], -torch.inf)
+        shares.append((right > others.amax(dim=-1)).double().mean(dim=1).cpu())
+    return shares
 
 
-@claims.register("number_of_sinks")
-@xiao
-def number_of_sinks() -> Fields:
-    """At equal cache size four first tokens are enough, and more of them add nothing.
+# --- lines that have left the cache -------------------------------------------------------------------------------------------
 
-    Sinks are part of the budget, as in the paper: a cache with more of them holds fewer recent tokens.
-    """
-    return dict(
-        where="Table 2",
-        published="Perplexity with 0, 1, 2, 4, 8 first tokens: Falcon-7B 17.90, 12.12, 12.12, 12.12, 12.12; MPT-7B 460.29, "
-        "14.99, 15.00, 14.99, 14.98; Pythia-12B 21.62, 11.95, 12.09, 12.09, 12.02; Llama-2-7B 3359.95, 11.88, 10.51, 9.59, "
-        "9.54.",
-        parts=(
-            Part("none is too few", Difference("loss", "0 sinks", "4 sinks"), more_than=MARGIN),
-            Part("eight are no better than four", Difference("loss", "4 sinks", "8 sinks"), less_than=MARGIN),
-        ),
-        **about_long_texts(by_number),
-    )
+WHO = {"none": "no cache holds", "the larger": "the larger cache holds", "both": "both caches hold"}
+"""By the number of caches that hold a line."""
 
-
-BEGINS_ALIKE = Metric(
-    "begins_alike", "fraction", "1 if a token stands in front of every text, else 0.", outcome=True, range=FRACTION
+HELD = tuple(
+    Metric(f"held by {who}", "of digits", f"Share of right digits among ten where {what} the asked line.", range=FRACTION)
+    for who, what in WHO.items()
 )
+HOLDERS = tuple(metric.name for metric in HELD)
+
+CACHES = {"smaller cache": 92, "larger cache": 156}
+"""Recent tokens besides four sinks; both within the 256 tokens of the training."""
+
+LINES = (1, 3, 4, 7, 9)
+"""How many lines of 25 tokens back the asked one is: 72 tokens; 122 and 147; 222 and 272. The first is in both caches, the
+next two are in the larger alone, and the last in neither. None lies where a cache would hold part of a line."""
+
+ROWS = 24
+
+KNOWS = 0.2
+"""Share of digits from which a model counts as able to look up; chance is 0.1."""
+
+CHANCE = 0.15
+"""Share of digits below which nothing was found: chance and the smallest difference of the task, 0.05."""
 
 
-def line_breaks(texts: LongTexts) -> Numbers:
-    """Losses past twice the trained context, of texts whose first four tokens are their own or line breaks."""
-    broken = texts.rows.clone()
-    broken[:, :4] = _line_break(texts.loaded)
-    four = {"loss": float(texts.losses(keep(4, texts.budget)).mean()), "begins_alike": float(texts.bos is not None)}
-    return {
-        "no sinks": {"loss": float(texts.losses(keep(0, texts.budget)).mean())},
-        "four first tokens": four,
-        "four line breaks": {"loss": float(texts.losses(keep(4, texts.budget), broken).mean())},
-    }
+def look_up(seed: int, scale: Scale) -> Numbers:
+    """The numbers of the model of a scale."""
+    return _looked_up(opened(model_of(scale, seed)), seed, bos=True)
 
 
-def _line_break(loaded: LoadedModel) -> int:
-    """Id of a line break; some tokenizers put a space in front of whatever they are given, so it is the last id."""
-    ids = loaded.encoder.encode("\n")
-    if not ids or loaded.tokenizer is None or "\n" not in loaded.tokenizer.decode(ids[-1:]):
-        raise DoesNotApply("its tokenizer has no token for a line break")
-    return ids[-1]
+def lookup_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
+    """The same of a checkpoint; its lines have other numbers of tokens, and answers from lines held in part are left out."""
+    loaded, largest = checkpoint.loaded, max(CACHES.values()) + 4
+    if checkpoint.trained_on < largest:
+        raise DoesNotApply(f"it was trained on {checkpoint.trained_on} tokens, and the larger cache holds {largest}")
+    line = len(loaded.encoder.encode("line 417: REGISTER_CONTENT is 5802\n"))
+    try:
+        return _looked_up(loaded, checkpoint.draw, bos=checkpoint.bos is not None, line=line)
+    except (ConfigurationError, InputError) as error:
+        raise DoesNotApply(f"its tokenizer cannot write the task: {error}") from None
 
 
-@claims.register("line_breaks_as_sinks")
+def _looked_up(loaded: LoadedModel, seed: int, *, bos: bool, line: int = 0) -> Numbers:
+    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none."""
+    budget = max(CACHES.values()) + 4
+    streams = [line_stream(loaded.encoder, back, budget=budget, rows=ROWS, seed=seed, bos=bos) for back in LINES]
+    numbers: dict[str, dict[str, float]] = {}
+    for label, window in CACHES.items():
+        reader = open_reader(loaded.model, {"name": "sink_window", "num_sinks": 4, "window": window})
+        values_of: dict[str, list[float]] = {holders: [] for holders in HOLDERS}
+        for tokens, questions, digits in streams:
+            for question, found in zip(questions, right_digits(reader, tokens, questions, digits), strict=True):
+                in_part = any(size < question.distance < size + line for size in CACHES.values())
+                if question.start > budget and not in_part:  # before, nothing has been evicted
+                    held = sum(question.distance <= size for size in CACHES.values())
+                    values_of[HOLDERS[held]].append(float(found.mean()))
+        if not all(values_of.values()):
+            missing = " or ".join(holders for holders, values in values_of.items() if not values)
+            raise DoesNotApply(f"with lines of {line} tokens none is {missing}")
+        numbers[label] = {holders: sum(values) / len(values) for holders, values in values_of.items()}
+    return numbers
+
+
+@claims.register("cliff_at_the_cache_size")
 @xiao
-def line_breaks_as_sinks() -> Fields:
-    """Sinks matter for where they stand and not for what they say: with the first four tokens replaced by line breaks a window
-    with sinks does as well.
-
-    The absolute position makes the sink, not the meaning of its token. At the scales, where it is known how models were
-    trained, it is about those whose rows did not all begin with one token: where they did, it is that token which has the sink,
-    and line breaks take its place.
-    """
-    fails = Part("a window without sinks fails", Difference("loss", "no sinks", "four first tokens"), more_than=MARGIN)
-    as_good = Difference("loss", "four line breaks", "four first tokens")
+def cliff_at_the_cache_size() -> Fields:
+    """A cache with sinks does not lengthen the context: a line is looked up while it is in the cache, and not at all as soon as
+    it has left."""
+    larger, smaller = "larger cache", "smaller cache"
+    score = "the score is the share of digits (chance 0.1) and not whole answers, of which a model of this size gets few"
     return dict(
-        where="Table 1",
-        published="Perplexity 5.60 with four line breaks, 5.40 with the four first tokens, 5158 with neither: 0.036 nats "
-        "apart.",
-        presupposes=(fails, Part("rows began with any token", Value("begins_alike", "four first tokens"), less_than=0.5)),
+        where="Table 7 (StreamEval)",
+        published="Accuracy of Llama-2-7B-32K-Instruct with caches of 2,048, 4,096, 8,192 and 16,384 tokens: 75.3, 77.2, "
+        "76.4, 73.8 % for a line 1,840 tokens back; 0, 61.6, 50.1, 40.5 % at 2,300; 0, 0, 62.8, 46.9 % at 4,600; 0, 0, 0, "
+        "45.7 % at 9,200.",
+        presupposes=(Part("the model can look up a line that it holds", Value("held by both", larger), more_than=KNOWS),),
         parts=(
-            Part("line breaks restore the loss", Difference("loss", "no sinks", "four line breaks"), more_than=MARGIN),
-            Part("they are as good as the first tokens", as_good, less_than=MARGIN),
+            Part("what is in the larger cache is found", Value("held by the larger", larger), more_than=KNOWS),
+            Part("the smaller one does not find it", Value("held by the larger", smaller), less_than=CHANCE),
+            Part("what has left the larger is not found", Value("held by none", larger), less_than=CHANCE),
         ),
-        measure=at_scale(line_breaks),
+        measure=look_up,
         natural_text=True,
         one_model=MODELS,
-        checkpoint=OnCheckpoint(
-            measure=on_checkpoint(line_breaks),
-            presupposes=(fails,),
-            reads="long",
-            remark="Whether BOS stood in front of every row of the training, which decides here, a checkpoint does not say.",
-        ),
-        costs=NOT_OF_TRAININGS,
+        checkpoint=OnCheckpoint(measure=lookup_of_checkpoint),
+        costs={"tiny": "minutes", "small": "minutes"},
         evidence={
-            "tiny": f"{DRAWS['tiny']}. Every row of its training began with BOS, which the line breaks replace: they are "
-            "no better than no sinks, in three draws by 0.006 to 0.026 nats worse"
+            "tiny": f"one trained model, embedded:softmax, and seeds are draws of 24 texts; {score}",
+            "small": f"trainings of one recipe, and each reads 24 texts of its own; {score}",
         },
     )
 
 
-PARTS = {"an eighth": 8, "a quarter": 4, "half": 2, "the whole": 1}
+# --- what is missed without the sink ------------------------------------------------------------------------------------------
+
+HIDDEN, SILENT = "sink hidden", "value of the sink zeroed"
+
+FREED = (
+    Metric("cost", "nats", "Next-token loss with something done to the first key of all heads, less that without."),
+    Metric(
+        "freed_to_first",
+        "fraction",
+        "Of the weight that the first key loses, the share that the other first tokens gain: those up to the fourth; mean over "
+        "all heads and the queries behind them.",
+    ),
+    Metric("freed_to_own", "fraction", "Likewise the share that the key of the query's own token gains."),
+    Metric("freed_to_content", "fraction", "Likewise the share that all other keys gain."),
+)
+
+FIRST = 4
+"""First tokens that may take the sink's place, as many as a bounded cache keeps."""
+
+LEAST = 0.05
+"""Nats per token: a cost below it is none, as in the other claims on eviction."""
 
 
-def by_size(texts: LongTexts) -> Numbers:
-    """Losses past twice the trained context with four sinks; cache and query together fill the part of the context."""
-    sizes = {label: texts.trained // divisor - 1 for label, divisor in PARTS.items()}
-    return {label: {"loss": float(texts.losses(keep(4, size)).mean())} for label, size in sizes.items()}
+class Shares(Watcher):
+    """Weight on the first key, on those up to the fourth, on the query's own and on all, summed over heads and queries behind.
+
+    Args:
+        front: learned tokens in front of every row.
+    """
+
+    name = "shares"
+    needs: ClassVar[frozenset[str]] = frozenset({"mass", "log_sum_exp"})
+
+    def __init__(self, front: int) -> None:
+        self.keys = tuple(range(front, front + FIRST))
+        self.sums = torch.zeros(4, dtype=torch.float64)
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        behind = (call.query_positions > self.keys[-1])[:, None]
+        firsts = weights_of_keys(call, keys_of_document(call, *self.keys), statistics.log_sum_exp)
+        own = weights_on_own_keys(call, statistics.log_sum_exp)
+        (mass,) = filled(statistics, "row_mass")
+        groups = firsts[..., 0], firsts[..., 1:].sum(-1), own, mass
+        self.sums += torch.stack([(group * behind).double().sum().cpu() for group in groups])
 
 
-@claims.register("cache_size_not_monotone")
+def freed(before: Tensor, after: Tensor) -> dict[str, float]:
+    """Where the weight of the first key goes, of sums of :class:`Shares`."""
+    first, second, own, mass = (after - before).tolist()
+    return {
+        "freed_to_first": second / -first,
+        "freed_to_own": own / -first,
+        "freed_to_content": (mass - first - second - own) / -first,
+    }
+
+
+@torch.no_grad()
+def content_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
+    """The sink of the model, what two edits of its first key cost on the same texts, and where its weight goes.
+
+    Hidden, a row hands its weight to the other keys; the first queries keep it, or the next token would become the sink. With a
+    value of zero every other weight stays as it is, and what the sink says to others is gone.
+    """
+    model, rows = checkpoint.loaded.model, checkpoint.rows(32, 256)
+
+    def read(*edits: Intervention) -> tuple[float, Tensor]:
+        shares = Shares(checkpoint.front)
+        with attend(model, (shares,), edits):
+            loss = torch.cat([token_losses(model, part) for part in batches(rows)]).double().mean().item()
+        return loss, shares.sums
+
+    plain, before = read()
+    place = checkpoint.front
+    hidden, after = read(HideKey(place=place, spare=NEAR))
+    return {
+        BASELINE: read_outs["sinks"](checkpoint),
+        HIDDEN: {"cost": hidden - plain, **freed(before, after)},
+        SILENT: {"cost": read(ZeroValue(place=place))[0] - plain},
+    }
+
+
+def content(seed: int, scale: Scale) -> Numbers:
+    """The same of the embedded softmax model."""
+    return content_of_checkpoint(embedded_model("softmax", seed, scale))
+
+
+@claims.register("mass_thrown_on_content")
 @xiao
-def cache_size_not_monotone() -> Fields:
-    """A larger cache does not always lower the loss: there are models for which a step from an eighth of the trained context to
-    all of it raises it.
-
-    The largest cache stays inside the trained context, so that what is found is not a failure of positions. A model for which
-    every step lowers the loss is no evidence against it, nor are several of one recipe.
-    """
-    # In three of the four published models the loss rises by 0.040 to 0.055 from half of the context to the whole.
-    worse = Part("a larger cache is worse", Rise("loss", tuple(PARTS)), more_than=0.02, of_some=True)
+def mass_thrown_on_content() -> Fields:
+    """Without its sink a model misses a place for its attention and not what is said there: hidden, the sink's weight falls on
+    content and the loss rises; silenced, with its weight handed to nothing, it costs less than half of that."""
     return dict(
-        where="Table 6",
-        published="Perplexity with caches of an eighth, a quarter, half and the whole of the trained context: Falcon-7B 13.61, "
-        "12.84, 12.34, 12.84; MPT-7B 14.12, 14.25, 14.33, 14.99; Pythia-12B 13.17, 12.52, 12.08, 12.09; Llama-2-7B 9.73, 9.32, "
-        "9.08, 9.59.",
-        parts=(worse,),
-        **about_long_texts(by_size) | {"costs": NOT_OF_TRAININGS, "evidence": {"tiny": DRAWS["tiny"]}},
-    )
-
-
-FRESH, SINKS, BARE = "text by itself", "late, four sinks", "late, no sinks"
-
-
-def late_in_a_stream(texts: LongTexts) -> Numbers:
-    """Loss of the same tokens at the start of their texts, read by themselves, and late in one stream of all texts.
-
-    They are those that a full cache has the context of, and from half of it on. Read by itself a text has lost nothing then. In
-    a stream all before it has come and gone many times over, and what it sees beside itself are the first tokens of another.
-    The texts are joined in one order and in the reverse, behind a first one, and those of the second half are taken.
-    """
-    first, others = texts.rows[:1], texts.rows[1:]
-    front, (number, length) = int(texts.bos is not None), others.shape
-    tokens = slice(texts.budget // 2, texts.budget)
-    late = number - number // 2
-
-    def of_text(losses: Tensor) -> Tensor:
-        return losses.view(-1, length - front)[late:, tokens]
-
-    start, stop = front + tokens.start, front + tokens.stop
-    fresh = texts.losses("full", others[:, :stop], first=start)
-    found: dict[str, list[Tensor]] = {FRESH: [fresh[late:], fresh.flip(0)[late:]], SINKS: [], BARE: []}
-    for order in (others, others.flip(0)):
-        stream = torch.cat((first, order[:, front:].reshape(1, -1)), dim=1)
-        for label, sinks in ((SINKS, 4), (BARE, 0)):
-            found[label].append(of_text(texts.losses(keep(sinks, texts.budget), stream, first=length)))
-    return {label: {"loss": float(torch.cat(parts).double().mean())} for label, parts in found.items()}
-
-
-@claims.register("stable_over_long_texts")
-@xiao
-def stable_over_long_texts() -> Fields:
-    """With four sinks and positions inside the cache a token costs no more late in a long stream than at the start of a text,
-    where nothing has left the cache; without the sinks it costs more.
-
-    The stream is 64 times as long as the training; the published one a thousand times. That a token costs the same wherever it
-    stands in a stream follows from how far layers of windows reach, so it is compared with the same token at the start of its
-    text.
-    """
-    return dict(
-        where="Figures 3 and 5",
-        published="Stable perplexity over more than four million tokens of a hundred joined books, for 13 models of four "
-        "families; windows without the first tokens fail as soon as these have left.",
+        where="section 3.1",
+        published="No number: evicting the first tokens takes away most of the denominator of the softmax, which shifts all "
+        "other weights.",
+        presupposes=(has_sink(),),
         parts=(
-            Part("with sinks a late token costs no more", Difference("loss", SINKS, FRESH), less_than=MARGIN),
-            Part("without them it costs more", Difference("loss", BARE, FRESH), more_than=MARGIN),
+            Part("the sink hidden, the loss rises", Value("cost", HIDDEN), more_than=LEAST),
+            Part("most of its weight falls on content", Value("freed_to_content", HIDDEN), more_than=0.5),
+            Part("silenced, it costs less than half", Ratio("cost", SILENT, HIDDEN), less_than=0.5),
         ),
-        **about_long_texts(late_in_a_stream),
-    )
-
-
-LOSS_WITHIN = Metric("loss_within", "nats", "Loss within the trained context, once the cache is full.")
-
-
-def by_positions(texts: LongTexts) -> Numbers:
-    """Losses within the trained context, once the cache is full, and past twice its length."""
-    numbers = {}
-    for label, positions in (("inside the cache", "in_cache"), ("in the text", "original")):
-        losses = texts.losses(keep(4, texts.budget, positions=positions), first=2 * texts.budget)
-        within, past = texts.trained - 2 * texts.budget, 2 * texts.trained - 2 * texts.budget
-        numbers[label] = {LOSS_WITHIN.name: float(losses[:, :within].mean()), LOSS.name: float(losses[:, past:].mean())}
-    return numbers
-
-
-@claims.register("position_inside_the_cache")
-@xiao
-def position_inside_the_cache() -> Fields:
-    """A cache with sinks works past the trained length because positions are counted inside the cache; with those of the text
-    the distance to the sinks leaves what the model was trained on, and the loss rises.
-
-    The same tokens are seen either way; only the distance to the four sinks differs.
-    """
-    past, within = (Difference(metric, "in the text", "inside the cache") for metric in ("loss", "loss_within"))
-    return dict(
-        where="section 3.2 and Figure 4",
-        published="Named crucial for the method, without a number: nine tokens read, cached tokens 0, 1, 2, 3, 6, 7, 8 stand "
-        "at positions 0 to 6 and the next one at 7.",
-        parts=(
-            Part("past the trained length positions in the text are worse", past, more_than=MARGIN),
-            Part("within the trained length they make no difference", within, more_than=-MARGIN, less_than=MARGIN),
-        ),
-        **about_long_texts(by_positions),
+        measure=content,
+        natural_text=True,
+        costs=READ_IN_SECONDS,
+        one_model={"tiny": "embedded:softmax"},
+        evidence={
+            "tiny": "one trained model, embedded:softmax; a seed is a draw of texts, so intervals are over texts, not "
+            "trainings",
+            "small": "trainings of 1.5 million parameters on Python source; each reads texts of its own",
+        },
+        checkpoint=OnCheckpoint(measure=content_of_checkpoint, reads="context"),
     )

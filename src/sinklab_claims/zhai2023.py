@@ -17,7 +17,7 @@ from sinklab.studies.theory.entropy_bound import head_entropy_bound, least_entro
 from sinklab_claims.contract.claim import BASELINE, Part, Scale, Times, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import TrainedModel, gives
-from sinklab_claims.numbers.training import numbers_of_table
+from sinklab_claims.numbers.training import curve_of
 from sinklab_claims.variants import UNCHANGED, Fields, of_paper
 
 __all__ = ["LENGTHS", "NORMS", "course", "of_rows_of_scores", "trained_rows"]
@@ -126,7 +126,6 @@ def entropy_bound() -> Fields:
 COURSE = (
     Metric("least_loss", "nats", "Least training loss on record.", over_seeds="min"),
     Metric("least_entropy", "nats", "Least mean entropy of attention on the probe rows of the training.", over_seeds="min"),
-    Metric("spikes", "count", "loss_spikes, of trainings that diverged too."),
 )
 
 COLLAPSED = 0.5
@@ -139,13 +138,9 @@ HARM = 0.1
 @gives(*COURSE, of_diverged=True)
 def course(trained: TrainedModel) -> dict[str, float]:
     """How a training went, of those that diverged too: :data:`COURSE`."""
-    config, table = trained.config, trained.table
-    of_table = numbers_of_table(table, steps=config.training.steps, warmup_steps=config.schedule.warmup_steps)
-    losses = table.loc[table["metric"] == "train_loss", "value"].astype(float)
-    numbers = {"least_loss": float(losses.min()), "spikes": of_table["loss_spikes"]}
-    if "entropy_least" in of_table:
-        numbers["least_entropy"] = of_table["entropy_least"]
-    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+    curves = {"least_loss": curve_of(trained.table, "train_loss"), "least_entropy": curve_of(trained.table, "entropy")}
+    known = {name: [value for value in curve.values() if math.isfinite(value)] for name, curve in curves.items()}
+    return {name: min(values) for name, values in known.items() if values}
 
 
 @claims.register("entropy_collapse")

@@ -1,4 +1,4 @@
-"""Claims of Gu et al. 2024: what is trained for them, the laws of repeated tokens, and what is measured, by hand."""
+"""Claims of Gu et al. 2024: the laws of repeated tokens, and what is measured, by hand."""
 
 from __future__ import annotations
 
@@ -15,51 +15,13 @@ from sinklab.models.language_model import SinkLM
 from sinklab.registry import claims
 from sinklab.training.rows import RandomPositions
 from sinklab_claims import gu2024_pretraining as pretraining
-from sinklab_claims.contract.claim import SCALES
-from sinklab_claims.contract.scales import base_called, base_config
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.gu2024_laws import measure, of_checkpoint
 from sinklab_claims.gu2024_models import LENGTHS, OTHERS, THRESHOLDS, USUAL, SameOrder, rates
 from sinklab_claims.gu2024_pretraining import ExcessOfOldest, excess_weights
 from sinklab_claims.models import embedded_model
 from sinklab_claims.numbers.attention import carried
-from sinklab_claims.reproduce.cells import configure
 from sinklab_claims.verdict.rule import judge
-
-# --- what is trained ----------------------------------------------------------------------------------------------------------
-
-NAMES = [
-    "position_schemes", "norm_placement", "massive_activations_need_a_sink", "feed_forward", "sink_moves_to_bias",
-    "fixed_value_of_bias", "shared_biases", "sigmoid_has_no_sink", "softmax_scale", "hidden_key_value_norms",
-    "inputs_by_position", "inputs_with_rotary_positions", "fine_tuning_keeps_the_sink",
-]  # fmt: skip
-"""The claims about architecture, biases, operations and inputs."""
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_claims_share_their_trainings(scale: str) -> None:
-    """The baseline; 5 schemes, post-norm, 3 activations; 8 biases; 2 sigmoids, 2 scales; 1 tuned."""
-    base = base_config(scale)
-    # A fine-tuned model is not its like without.
-    made = {f"{v.after} {configure(base, v).model_dump_json()}" for name in NAMES for v in claims[name]().variants}
-    assert len(made) == 23
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_fine_tuning_reads_other_text_more_gently(scale: str) -> None:
-    base = base_config(scale)
-    tuned = configure(base, claims["fine_tuning_keeps_the_sink"]().variants[1])
-    assert tuned.data.corpus != base.data.corpus
-    assert tuned.optimizer.learning_rate == pytest.approx(base.optimizer.learning_rate / 20)
-    assert tuned.training.steps == base.training.steps / 4
-    assert tuned.model == base.model
-    assert base_called(tuned.name).data == base.data  # its first text is that of its base
-
-
-def test_post_norm_is_trained_at_a_rate_at_which_it_learns() -> None:
-    (post,) = (variant for variant in claims["norm_placement"]().variants if variant.label == "post-norm")
-    found = {scale: configure(base_config(scale), post).optimizer.learning_rate for scale in SCALES}
-    assert found == {"tiny": 3e-3, "small": 3e-3, "medium": 1e-3, "60m": 4e-4, "1b": 4e-4}
 
 
 def test_texts_of_an_embedded_model_are_drawn_by_the_seed() -> None:
@@ -194,16 +156,6 @@ def test_a_model_that_attends_evenly_has_no_excess():
     none = pytest.approx(0, abs=1e-6)
     assert excess_weights(read_like(model, drawn_rows(8))) == {"excess_of_first": none, "excess_inside": none}
     assert excess_weights(read_like(model_like(window=1), drawn_rows(8))) == {}
-
-
-def test_without_a_window_excess_is_of_a_window_of_half_the_context():
-    model, rows = model_like(num_hidden_layers=2), drawn_rows(8)
-    found = excess_weights(read_like(model, rows))
-    assert list(found) == ["excess_of_first"]  # there is no first token inside a window
-    with torch.no_grad():
-        maps = model(rows, output_attentions=True, use_cache=False).attentions
-    on_first, even = torch.stack(maps)[..., 16:32, 0].double(), 1 / torch.arange(17, 33)
-    assert found["excess_of_first"] == pytest.approx(float(((on_first - even) / (1 - even)).mean()), abs=1e-6)
 
 
 def test_sinks_are_measured_on_rows_with_random_tokens_where_the_training_had_them(monkeypatch):

@@ -15,95 +15,90 @@ from sinklab.corpora import bigram_backcopy
 from sinklab.errors import InputError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab_claims import guo2024
-from sinklab_claims.backcopy import (
+from sinklab_claims.guo2024 import (
     NUMBERS,
     BackcopyProblem,
-    BigramChain,
     HeadNumbers,
     Settings,
-    estimate_chain,
+    estimate_laws,
     evaluate,
     knocked_out,
+    laws_of,
     make_model,
     only_letters,
     risks,
-    train,
 )
 
+FOLLOWING = np.array([[0, 0.5, 0.5], [0.5, 0, 0.5], [0, 1, 0]])
 # "t" is the trigger; a goes to t or b, b always to a. Behind "at" comes a again.
-BY_HAND = BigramChain("tab", np.array([[0, 0.5, 0.5], [0.5, 0, 0.5], [0, 1, 0]]), np.array([0.2, 0.4, 0.4]), 1)
+BY_HAND = laws_of(FOLLOWING, np.array([0.2, 0.4, 0.4]), 1)
 
 
-def chain_of(seed: int = 0, size: int = 6, triggers: int = 2) -> BigramChain:
+def problem_of(seed: int = 0, length: int = 12, size: int = 6, triggers: int = 2) -> BackcopyProblem:
     generator = np.random.default_rng(seed)
-    laws = generator.dirichlet(np.full(size, 0.5), size=size)
-    return BigramChain("tuabcd"[:size], laws, generator.dirichlet(np.ones(size)), triggers)
+    following = generator.dirichlet(np.full(size, 0.5), size=size)
+    return BackcopyProblem(laws_of(following, generator.dirichlet(np.ones(size)), triggers), triggers, length)
 
 
-PROBLEM = BackcopyProblem(chain_of(), 12)
+PROBLEM = problem_of()
 
 # --- the language -------------------------------------------------------------------------------------------------------------
 
 
 def test_counts_by_hand():
     # Most frequent first: a 3 times, then b and c twice each in the order of their code points; z is rarer and taken out.
-    chain = estimate_chain(["abzca", "cba"], 3, 1)
-    assert chain.characters == "abc"
-    assert chain.marginal.tolist() == pytest.approx([3 / 7, 2 / 7, 2 / 7])
-    # Pairs: ab, bc, ca | cb, ba; none across the two texts.
-    assert chain.following.tolist() == [[0, 1, 0], [0.5, 0, 0.5], [0.5, 0.5, 0]]
-    assert chain.first.tolist() == [0, 0.5, 0.5]
-    # The budget ends in the middle of a text.
-    assert estimate_chain(["abccab", "bbbb"], 3, 1, budget=5).marginal.tolist() == [0.4, 0.4, 0.2]
+    # Pairs: ab, bc, ca | cb, ba; none across the two texts. a is the trigger, and b and c are as likely to come first.
+    assert estimate_laws(["abzca", "cba"], 3, 1).tolist() == [[0, 0, 0], [0.5, 0, 0.5], [0.5, 0.5, 0], [0, 0.5, 0.5]]
+    # The budget ends in the middle of a text: a, b, c twice, and a; without a trigger the first character is of their law.
+    assert estimate_laws(["abccab", "bbbb"], 3, 0, budget=5)[-1].tolist() == [0.4, 0.4, 0.2]
     assert only_letters("for i in range(10):\n    It's") == "for i in range it s"
 
 
 def test_entropy_by_hand():
     # First character: a or b alike. Behind a: t or b alike. Behind b, and behind the trigger, no choice.
-    assert BY_HAND.entropies().tolist() == pytest.approx([0, math.log(2), 0, math.log(2)])
+    assert BackcopyProblem(BY_HAND, 1, 4)._entropies.tolist() == pytest.approx([0, math.log(2), 0, math.log(2)])
 
 
 def plain(task: BackcopyProblem, numbers: list[float]) -> list[int]:
     """One sequence, character by character, as the rule says it."""
-    chain = task.chain
-    sequence = [chain.bos]
+    sequence = [task.vocab_size - 1]
     for number in numbers:
         now = sequence[-1]
-        if now < chain.num_triggers:
+        if now < task.triggers:
             sequence.append(sequence[-2])
             continue
-        law = chain.first if now == chain.bos else chain.following[now]
-        sums = [sum(law[: token + 1]) for token in range(chain.size)]
+        law = task.laws[now]
+        sums = [sum(law[: token + 1]) for token in range(len(law))]
         sequence.append(next(token for token, total in enumerate(sums) if number < total))
     return sequence
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sequences_are_those_of_the_plain_rule(seed):
-    task = BackcopyProblem(chain_of(seed), 20)
+    task = problem_of(seed, 20)
     uniforms = torch.rand(50, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     assert task.from_uniforms(uniforms).tolist() == [plain(task, row) for row in uniforms.tolist()]
 
 
 def test_what_cannot_follow_is_never_drawn():
     # The extreme numbers: 0 must not draw a first character of probability 0, nor the largest one below 1 a last.
-    task = BackcopyProblem(BigramChain("tab", BY_HAND.following, np.array([0.2, 0.8, 0.0]), 1), 6)
+    task = BackcopyProblem(laws_of(FOLLOWING, np.array([0.2, 0.8, 0.0]), 1), 1, 6)
     uniforms = torch.tensor([0.0, math.nextafter(1.0, 0.0)], dtype=torch.float64)[:, None].expand(-1, 6)
     assert ["".join("tab^"[token] for token in row) for row in task.from_uniforms(uniforms).tolist()] == ["^atatat", "^ababab"]
 
 
 def test_the_best_prediction_has_no_excess():
-    chain, task = chain_of(2), BackcopyProblem(chain_of(2), 12)
+    task = problem_of(2)
     read = task.draw(2000, torch.Generator().manual_seed(0))[:, :-1]
-    copied = torch.nn.functional.one_hot(read.roll(1, 1), chain.vocab_size)[..., : chain.size].double()
-    best = torch.where(task.is_trigger(read)[..., None], copied, torch.from_numpy(chain.laws())[read])
+    copied = torch.nn.functional.one_hot(read.roll(1, 1), task.vocab_size)[..., :-1].double()
+    best = torch.where(task.is_trigger(read)[..., None], copied, torch.from_numpy(task.laws)[read])
     # exp(-200) is nothing in float64 beside 1; BOS is never predicted.
     logits = torch.cat((best.log().clamp(min=-200), torch.full((*read.shape, 1), -200.0)), dim=-1)
     assert float(task.excess(read, logits).abs().max()) < 1e-12
 
 
 def test_excess_by_hand():
-    excess = BackcopyProblem(BY_HAND, 4).excess(torch.tensor([[3, 1, 0, 1]]), torch.zeros(1, 4, 4))  # ^ a t a
+    excess = BackcopyProblem(BY_HAND, 1, 4).excess(torch.tensor([[3, 1, 0, 1]]), torch.zeros(1, 4, 4))  # ^ a t a
     # Uniform over four tokens: ln 4 less the entropy of the truth, which at the trigger is 0.
     assert excess.tolist() == [pytest.approx([math.log(2), math.log(2), math.log(4), math.log(2)])]
 
@@ -111,8 +106,8 @@ def test_excess_by_hand():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: estimate_chain(["abc"], 4, 1), "has 3 different .*, and the task needs 4"),
-        (lambda: estimate_chain(["aabc"], 3, 1), "nothing follows 'c' in the text"),
+        (lambda: estimate_laws(["abc"], 4, 1), "has 3 different .*, and the task needs 4"),
+        (lambda: estimate_laws(["aabc"], 3, 1), "nothing follows 'c' in the text"),
     ],
 )
 def test_refusals(make, message):
@@ -124,7 +119,7 @@ def test_refusals(make, message):
 
 
 def model_of() -> SinkLM:
-    return make_model(PROBLEM.chain.vocab_size, PROBLEM.length, width=16, layers=2, heads=2).eval()
+    return make_model(PROBLEM.vocab_size, PROBLEM.length, width=16, layers=2, heads=2).eval()
 
 
 def test_the_model_starts_like_the_released_one():
@@ -172,16 +167,15 @@ def test_numbers_of_heads_are_those_of_plain_loops():
         found = {"bos_weight": [], "bos_weight_trigger": [], "previous_weight": [], "previous_weight_trigger": []}
         for query in range(2, PROBLEM.length):
             weights = torch.softmax(scores[row, query, : query + 1], -1)
-            trigger = "_trigger" if int(tokens[row, query]) < PROBLEM.chain.num_triggers else ""
+            trigger = "_trigger" if int(tokens[row, query]) < PROBLEM.triggers else ""
             found[f"bos_weight{trigger}"].append(float(weights[0]))
             found[f"previous_weight{trigger}"].append(float(weights[query - 1]))
         for name, numbers in found.items():
             expected = sum(numbers) / len(numbers) if numbers else math.nan
             # float32 sums of a dozen weights up to 1.
             assert float(probe.heads[layer][name][row, head]) == pytest.approx(expected, abs=1e-5, nan_ok=True)
-    norms, inside = values.norm(dim=-1), states[1].norm(dim=-1)
+    norms = values.norm(dim=-1)
     torch.testing.assert_close(probe.heads[layer]["value_ratio"][:, head], norms[:, 0] / norms[:, 1:].mean(1))
-    torch.testing.assert_close(probe.residual[0], inside[:, 0] / inside[:, 1:].mean(1))
 
 
 @torch.no_grad()
@@ -193,22 +187,15 @@ def test_what_is_read_of_a_model_is_of_the_head_that_triggers_miss_most():
     excess, triggers = PROBLEM.excess(tokens, model(tokens, use_cache=False).logits), PROBLEM.is_trigger(tokens)
     by_row = [float(excess[row][triggers[row]].mean()) for row in range(8) if bool(triggers[row].any())]
     assert numbers["trigger_excess"] == pytest.approx(sum(by_row) / len(by_row))
-    without = []
+    without, probe = {}, HeadNumbers(triggers)
+    with attend(model, [probe]):
+        model(tokens, use_cache=False)
     for layer in range(2):
         for head in range(2):
             with knocked_out(model, layer, head):
-                without.append(risks(model, PROBLEM, tokens))
-    assert (numbers["knock_out_trigger_excess"], numbers["knock_out_other_excess"]) == max(without)
-
-
-def test_training_is_that_of_its_seed():
-    few = Settings(steps=8, width=16, length=12, batch=4)
-    first, again, other = (train(few, PROBLEM, seed).lm_head.weight for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    broken = train(Settings(steps=50, width=16, length=12, batch=4, optimizer="sgd", sgd_rate=1e12), PROBLEM, 0)
-    assert not broken.training  # it diverged, and what is read of it is left out
-    assert "trigger_excess" not in evaluate(broken, PROBLEM, 4)
+                without[layer, head] = risks(model, PROBLEM, tokens)
+    layer, head = max(without, key=without.get)
+    assert numbers["bos_weight"] == pytest.approx(float(probe.heads[layer]["bos_weight"][:, head].double().nanmean()))
 
 
 # --- the claims ---------------------------------------------------------------------------------------------------------------
@@ -216,16 +203,16 @@ def test_training_is_that_of_its_seed():
 
 def test_what_is_measured_has_all_numbers_that_are_judged(monkeypatch):
     monkeypatch.setattr(guo2024, "SETTINGS", {"tiny": Settings(width=8, length=8, steps=2, batch=2)})
-    assert guo2024.measure(0, "tiny")["softmax"].keys() == guo2024.ONE_HEAD
+    assert guo2024.measure(0, "tiny")["softmax"].keys() <= {metric.name for metric in NUMBERS}
     found = guo2024.adam_and_sgd(0, "tiny")
     assert found.keys() == {"adamw", "sgd"}
-    assert found["sgd"].keys() == guo2024.THREE_LAYERS
     assert found["sgd"] != found["adamw"]
     # Two steps at 0.03 and 1e-3 hardly move it.
     assert found["sgd"]["bos_weight"] == pytest.approx(found["adamw"]["bos_weight"], abs=0.02)
 
 
 def test_copy_head_is_the_one_of_the_maps():
+    assert guo2024.TRIGGERS == bigram_backcopy.TRIGGERS
     torch.manual_seed(0)
     shape = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     positions = {"max_position_embeddings": 64, "position": {"name": "learned"}, "initializer_range": 0.3}
@@ -247,7 +234,3 @@ def test_copy_head_is_the_one_of_the_maps():
     numbers = guo2024.copy_head(trained)
     assert numbers["previous_at_trigger"] == pytest.approx(by_row.nanmean(0).max().item(), rel=1e-5)
     assert numbers.keys() == {metric.name for metric in guo2024.METRICS}
-
-
-def test_triggers_are_those_of_the_corpus():
-    assert guo2024.TRIGGERS == bigram_backcopy.TRIGGERS

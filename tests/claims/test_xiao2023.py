@@ -18,29 +18,36 @@ from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
 from sinklab_claims import models
-from sinklab_claims.models import draw, keep
+from sinklab_claims.contract.trained import Checkpoint
+from sinklab_claims.models import embedded_model
 from sinklab_claims.reproduce.store import claim_called
-from sinklab_claims.xiao2023 import first_tokens, late_in_a_stream
-from sinklab_claims.xiao2023_content import CACHES, LINES, Shares, freed, line_stream
+from sinklab_claims.xiao2023 import CACHES, LINES, Shares, first_tokens, freed, line_stream
+from sinklab_claims.xiao2023_streams import late_in_a_stream, texts_of
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(models, "NUMBER", 2)
+    """Four texts of a draw."""
+    streams = Checkpoint.streams
+    monkeypatch.setattr(Checkpoint, "streams", lambda self, number=4: streams(self, number))
+
+
+def draw(seed: int):
+    return texts_of(embedded_model("softmax", seed, "tiny"))
 
 
 def test_a_seed_is_a_draw_of_texts_that_start_with_bos(few):
-    texts, again, others = draw(0, "tiny"), draw(0, "tiny"), draw(1, "tiny")
-    assert (texts.rows.shape, texts.trained, texts.budget) == ((2, 1024), 256, 64)
+    texts, again, others = draw(0), draw(0), draw(1)
+    assert (texts.rows.shape, texts.trained, texts.budget) == ((4, 1024), 256, 64)
     assert torch.equal(texts.rows, again.rows)
     assert not torch.equal(texts.rows, others.rows)
     assert set(texts.rows[:, 0].tolist()) == {texts.bos}
 
 
 def test_recomputation_is_that_of_the_policy(few):
-    texts = draw(0, "tiny")
+    texts = draw(0)
     rows = texts.rows[:, -8 - texts.budget - 1 :]
     expected = losses(texts.loaded.model, rows, {"name": "recompute", "window": texts.budget}, first=texts.budget + 1)
     # Float32 losses of order 1 to 10 after the same products in another order.
@@ -50,14 +57,6 @@ def test_recomputation_is_that_of_the_policy(few):
     with torch.no_grad():
         alone = token_losses(texts.loaded.model, window[None], after=texts.budget)
     assert texts.recomputed()[1, -1].item() == pytest.approx(alone.item(), abs=1e-3)
-
-
-def test_texts_are_read_in_parts_alike(few, monkeypatch):
-    texts = draw(0, "tiny")
-    whole = texts.losses(keep(4, 64))
-    monkeypatch.setattr(models, "TOKENS_AT_ONCE", 1024)
-    assert whole.shape == (2, 512)
-    assert torch.allclose(texts.losses(keep(4, 64)), whole, atol=1e-3)
 
 
 def test_at_small_a_seed_is_a_training():
@@ -90,9 +89,8 @@ def foreign(tmp_path_factory):
 @pytest.mark.parametrize(
     "name", [name for name in claims if claim_called(name).one_model is models.MODELS and "1b" in claim_called(name).costs]
 )
-def test_what_is_measured_is_what_is_judged(foreign, monkeypatch, name):
+def test_what_is_measured_is_what_is_judged(foreign, few, monkeypatch, name):
     monkeypatch.setattr(models, "MODELS", {"1b": foreign})
-    monkeypatch.setattr(models, "NUMBER", 4)
     claim = claim_called(name)
     numbers = claim.measure(0, "1b")
     for part in claim.parts + claim.presupposes:

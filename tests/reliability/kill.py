@@ -79,7 +79,7 @@ ENTRIES = {
     "cache": Entry(
         (MODEL, "--text", "{inputs}/text.txt", "--tokens", "96", "--documents", "2", "--window", "16", "--sinks", "0,1", *OUT)
     ),
-    "causes": Entry((MODEL, "--domains", "{inputs}/text.txt", "--texts", "9", "--seq-len", "32", "--sink", "0", *OUT)),
+    "causes": Entry((MODEL, "--domains", "{inputs}/text.txt", "--texts", "10", "--seq-len", "32", "--sink", "0", *OUT)),
     "quantize": Entry((MODEL, *FEW, "--calibration", "2", "--schemes", "w8a8", *OUT)),
     "origin": Entry((MODEL, *FEW, "--controls", "1", *OUT)),
     "depend": Entry((MODEL, "--task", "long_text:corpus={inputs}/text.txt", "--window", "24", "--items", "3", *OUT)),

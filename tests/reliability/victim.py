@@ -28,9 +28,10 @@ import sinklab.studies.causes.measurement
 import sinklab.studies.trigger.lab
 import sinklab.training.train
 from sinklab.configuration import with_overrides
+from sinklab_claims.contract import scales
 from sinklab_claims.contract.scales import base_config
-from sinklab_claims.pathways import compare, runs
-from sinklab_claims.reproduce import cells
+from sinklab_claims.pathways import runs
+from sinklab_claims.reproduce import store
 
 __all__ = ["WRITES", "run_line"]
 
@@ -68,7 +69,7 @@ def run_line(
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115  of the whole process
-    for module in (cells, compare):
+    for module in (store, scales):
         module.base_config = small_config
     runs.FACTORS = (0.5, 1.0)
     below = str(work)

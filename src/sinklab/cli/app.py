@@ -101,7 +101,7 @@ def app(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(status)
     except BrokenPipeError:  # whoever read our output has left, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(0)
     except Exception as error:
         line = explain(error, names)
         if line is None:

@@ -67,7 +67,7 @@ COMMANDS = {
     ),
     "causes": Command(
         "sinklab.studies.causes.causes:find_causes",
-        "Label what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.",
+        "Label what every head does with its sink: text-dependent, constant, dormant, bias, broadcast, unneeded, switch, …",
     ),
     "compare": Command("sinklab.cli.pages:compare", "Put audits side by side."),
     "depend": Command(

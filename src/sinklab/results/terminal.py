@@ -28,11 +28,18 @@ COLOURS = ("yellow", "magenta", "green", "cyan", "blue", "white")
 """Of the kinds of a map of heads, in the order of its legend."""
 
 
+class _Printer(Console):
+    """That of rich ends the process as a failure when its reader has left, as head does."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def print_blocks(parts: Iterable[Block | RenderableType]) -> None:
     """Print on standard output; what is no block is a renderable of rich or a line of its markup."""
     # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
     watched = sys.stdout.isatty()
-    console = Console(file=sys.stdout, highlight=False, width=None if watched else PIPE_WIDTH)
+    console = _Printer(file=sys.stdout, highlight=False, width=None if watched else PIPE_WIDTH)
     for part in parts:
         for drawn in terminal([part]) if isinstance(part, Block) else [part]:
             with console.capture() as captured:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sinklab.errors import ConfigurationError
 from sinklab_claims.contract.effect import Effect, Numbers
@@ -52,11 +52,7 @@ RECORDED = (*SCALES, CHECKPOINT)
 
 Base = Literal["bos", "no-bos"]
 BASES: Mapping[Scale, tuple[Base, ...]] = {
-    "tiny": ("bos", "no-bos"),
-    "small": ("bos", "no-bos"),
-    "medium": ("bos", "no-bos"),
-    "60m": ("no-bos",),
-    "1b": ("no-bos",),
+    scale: ("no-bos",) if scale in ("60m", "1b") else ("bos", "no-bos") for scale in SCALES
 }
 """What the rows of a scale's models begin with: BOS, which is a place to rest in every row, or nothing of the kind.
 
@@ -117,9 +113,8 @@ class Part:
 
     Args:
         says: the sentence, such as "the sink leaves the first token".
-        more_than: lower bound of the region, itself outside. The bound of a direction is the least effect that is worth
-            calling one, not 0, so that "reproduced" is about more than a sign.
-        less_than: upper bound of the region, itself outside.
+        more_than, less_than: bounds of the region, themselves outside. The bound of a direction is the least effect that is
+            worth calling one, not 0, so that "reproduced" is about more than a sign.
         proved: whether it follows from definitions alone, so that one exception is an error of the proof or of the
             implementation: it holds if every seed shows it, and is no evidence about trainings.
         of_some: whether what is claimed is that there are such models: over models one that shows it decides, and those that
@@ -145,9 +140,12 @@ class Part:
     @property
     def region(self) -> str:
         """The region in words."""
-        bounds = [f"more than {self.more_than:g}"] if math.isfinite(self.more_than) else []
-        bounds += [f"less than {self.less_than:g}"] if math.isfinite(self.less_than) else []
-        return " and ".join(bounds)
+        bounds = {"more than": self.more_than, "less than": self.less_than}
+        return " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if math.isfinite(bound))
+
+    def holds(self, value: float) -> bool:
+        """Whether a value lies in the region."""
+        return self.more_than < value < self.less_than
 
 
 Changes = Mapping[str, object]
@@ -169,40 +167,29 @@ class Variant:
     after: str | None = None
 
 
-class ReadOut(Protocol):
-    """Numbers of one trained model; registered in ``sinklab/read_outs`` or a function in the file of a claim."""
+ReadOut: TypeAlias = "Callable[[TrainedModel], Mapping[str, float]]"
+"""Numbers of one trained model; registered in ``sinklab/read_outs`` or a function in the file of a claim."""
 
-    def __call__(self, trained: TrainedModel, /) -> Mapping[str, float]: ...
+Measure: TypeAlias = Callable[[int, Scale], Numbers]
+"""Numbers of one seed from something else than pre-training, by variant; it must be deterministic under the seed."""
 
+OfCheckpoint: TypeAlias = "Callable[[Checkpoint], Numbers]"
+"""Numbers of a checkpoint on the texts of one draw, by label; it must be deterministic under the seed of the draw.
 
-class Measure(Protocol):
-    """Numbers of one seed from something else than pre-training, by variant; it must be deterministic under the seed."""
-
-    def __call__(self, seed: int, scale: Scale, /) -> Numbers: ...
-
-
-class OfCheckpoint(Protocol):
-    """Numbers of a checkpoint on the texts of one draw, by label; it must be deterministic under the seed of the draw.
-
-    Raises:
-        DoesNotApply, UnsupportedModelError: the claim is not about such a model, or it cannot be measured; both say why.
-    """
-
-    def __call__(self, checkpoint: Checkpoint, /) -> Numbers: ...
+It raises DoesNotApply or UnsupportedModelError, with the reason, where it is not about such a model or cannot be measured.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnCheckpoint:
     """How a claim is measured on any checkpoint, without training.
 
-    By default the checkpoint stands in the place of the variant :data:`BASELINE`: it is read out as a model trained under it
-    would be, and the parts are those of the claim.
+    By default the checkpoint is read out in the place of the variant :data:`BASELINE`, and the parts are those of the claim.
 
     Args:
         label: another variant in whose place it stands.
         measure: numbers by label, in the place of the read-outs of the claim.
-        parts: what is said of them, if the claim says more than one model can answer.
-        presupposes: likewise.
+        parts, presupposes: what is said of them, if the claim says more than one model can answer.
         about: ``decoder``, models that predict the next token; ``text``, encoders too.
         reads: the longest texts that it takes.
         not_about: why it says nothing about a checkpoint of that kind, such as one with other positions; empty where it does.
@@ -225,7 +212,7 @@ class Claim:
 
     The numbers that ``parts`` speak of come from pre-trained models (``variants`` and ``read_outs``), from ``measure``, or
     from both, in which case labels must not clash. Every pre-trained variant has the numbers ``diverged`` (0 or 1),
-    ``held_out_loss`` in nats, ``steps`` and ``seconds`` without any read-out.
+    ``held_out_loss`` in nats and ``steps`` without any read-out.
 
     Args:
         statement: what is claimed, in one sentence.
@@ -242,9 +229,8 @@ class Claim:
             verdict, then others to compare with.
         one_model: scale to the name of the model that is measured there, where a seed draws texts for it and trains nothing: a
             verdict is then about this model, and says so.
-        natural_text: of one that measures by itself, whether the models have read text that people wrote, which makes it
-            natural evidence; else they have read a synthetic language or a task of a theory. Of what is trained the scale
-            decides.
+        natural_text: of one that measures by itself, whether the models have read text that people wrote; else they have read
+            a synthetic language or a task of a theory. Of what is trained the scale decides.
         evidence: scale to a remark about the result there that other numbers support; never a guess.
         checkpoint: how it is measured on a model as it is; ``None`` where it takes training.
 
@@ -269,28 +255,23 @@ class Claim:
     checkpoint: OnCheckpoint | None = None
 
     def __post_init__(self) -> None:
-        labels = [variant.label for variant in self.variants]
-        problem = None
-        if not self.parts:
-            problem = "has no parts; a claim says something about a number"
-        elif not re.search(r"arXiv \d{4}\.\d{5}", self.reference):
-            problem = f"reference {self.reference!r} names no 'arXiv NNNN.NNNNN'"
-        elif not self.variants and self.measure is None:
-            problem = "has neither variants nor measure, so nothing can be run"
-        elif len(set(labels)) < len(labels):
-            problem = f"two variants have one label: {', '.join(labels)}"
-        elif not self.costs:
-            problem = "has no costs, so no scale to run at"
-        elif not self.bases or len(set(self.bases)) < len(self.bases) or not set(self.bases) <= set(BASES["tiny"]):
-            known = ", ".join(BASES["tiny"])
-            problem = f"bases are {', '.join(self.bases) or 'none'}; expected one or more of {known}, each once"
-        elif len(self.bases) > 1 and self.measure is not None:
-            problem = "measures by itself, which no base decides, and names several bases"
-        elif self.natural_text and self.measure is None:
-            problem = "says `natural_text` and measures nothing by itself; of what is trained the scale says it"
-        else:
-            for variant in self.variants:
-                if variant.after is not None and variant.after not in labels:
-                    problem = f"variant {variant.label!r} starts after {variant.after!r}, which is no variant of it"
-        if problem is not None:
-            raise ConfigurationError(f"claim {self.statement!r}: {problem}")
+        labels, known = [variant.label for variant in self.variants], BASES["tiny"]
+        after = [variant.after for variant in self.variants if variant.after not in (None, *labels)]
+        bases = ", ".join(self.bases) or "none"
+        bases_known = bool(self.bases) and len(set(self.bases)) == len(self.bases) and set(self.bases) <= set(known)
+        problems = {
+            "has no parts; a claim says something about a number": not self.parts,
+            f"reference {self.reference!r} names no 'arXiv NNNN.NNNNN'": not re.search(r"arXiv \d{4}\.\d{5}", self.reference),
+            "has neither variants nor measure, so nothing can be run": not self.variants and self.measure is None,
+            f"two variants have one label: {', '.join(labels)}": len(set(labels)) < len(labels),
+            f"a variant starts after {after}, which is no variant of it": bool(after),
+            "has no costs, so no scale to run at": not self.costs,
+            f"bases are {bases}; expected one or more of {', '.join(known)}, each once": not bases_known,
+            "measures by itself, which no base decides, and names several bases": len(self.bases) > 1
+            and self.measure is not None,
+            "says `natural_text` and measures nothing by itself; of what is trained the scale says it": self.natural_text
+            and self.measure is None,
+        }
+        for problem, found in problems.items():
+            if found:
+                raise ConfigurationError(f"claim {self.statement!r}: {problem}")

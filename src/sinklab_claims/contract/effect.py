@@ -14,7 +14,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.jobs.estimate import Estimate, estimate_kind, estimate_median, estimate_ratio
 from sinklab.results.metric import Metric, declared
 
-__all__ = ["Difference", "Effect", "Extreme", "Least", "Numbers", "Ratio", "Rise", "Slope", "Trend", "Value"]
+__all__ = ["Difference", "Effect", "Extreme", "Numbers", "Ratio", "Rise", "Slope", "Trend", "Value"]
 
 ANY = (-math.inf, math.inf)
 """Range of a number that may be any."""
@@ -24,20 +24,30 @@ Numbers = Mapping[str, Mapping[str, float]]
 
 
 class Effect(abc.ABC):
-    """One number of one seed."""
+    """One number of one seed, computed from numbers of variants."""
+
+    @property
+    @abc.abstractmethod
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The (variant, metric) pairs that it is computed from, in the order of :meth:`compute`."""
 
     @abc.abstractmethod
-    def __call__(self, numbers: Numbers) -> float | None:
-        """The effect, or ``None`` when a number that it needs is missing or is not finite (a run that diverged)."""
-
-    @abc.abstractmethod
-    def needs(self) -> frozenset[tuple[str, str]]:
-        """The (variant, metric) pairs that it is computed from."""
+    def compute(self, values: Sequence[float]) -> float | None:
+        """The effect from the numbers; ``None`` where these have none."""
 
     @property
     @abc.abstractmethod
     def words(self) -> str:
         """What is computed, in one line for tables."""
+
+    def __call__(self, numbers: Numbers) -> float | None:
+        """The effect, or ``None`` when a number that it needs is missing or is not finite (a run that diverged)."""
+        values = [numbers.get(variant, {}).get(metric, math.nan) for variant, metric in self.pairs]
+        return self.compute([float(value) for value in values]) if all(map(math.isfinite, values)) else None
+
+    def needs(self) -> frozenset[tuple[str, str]]:
+        """The (variant, metric) pairs that it is computed from."""
+        return frozenset(self.pairs)
 
     @property
     def unit(self) -> str:
@@ -53,7 +63,12 @@ class Effect(abc.ABC):
 
     def _metrics(self) -> list[Metric | None]:
         """What it is computed from; ``None`` for what nobody declares."""
-        return [declared(metric) for _, metric in self.needs()]
+        return [declared(metric) for _, metric in self.pairs]
+
+    @property
+    def outcome(self) -> bool:
+        """Whether it is of things that happened or did not, which are counted."""
+        return all(metric is not None and metric.outcome for metric in self._metrics())
 
     @property
     def steps(self) -> tuple[Effect, ...]:
@@ -62,19 +77,7 @@ class Effect(abc.ABC):
 
     def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
         """What the effects of three seeds or more say together, by the kind of number; outcomes are counted."""
-        outcome = all(metric is not None and metric.outcome for metric in self._metrics())
-        return estimate_kind(values, level, unit=self.unit, range=self.range, outcome=outcome)
-
-
-def _of(numbers: Numbers, variant: str, metric: str) -> float | None:
-    found = numbers.get(variant, {}).get(metric)
-    return None if found is None or not math.isfinite(found) else float(found)
-
-
-def _all(numbers: Numbers, pairs: Sequence[tuple[str, str]]) -> list[float] | None:
-    """Numbers of pairs of variant and metric, if all are there."""
-    found = [value for pair in pairs if (value := _of(numbers, *pair)) is not None]
-    return found if len(found) == len(pairs) else None
+        return estimate_kind(values, level, unit=self.unit, range=self.range, outcome=self.outcome)
 
 
 def _less(unit: str) -> str:
@@ -99,11 +102,12 @@ class Value(Effect):
     def range(self) -> tuple[float, float]:
         return super().range if self.within is None else self.within
 
-    def __call__(self, numbers: Numbers) -> float | None:
-        return _of(numbers, self.of, self.metric)
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        return ((self.of, self.metric),)
 
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset({(self.of, self.metric)})
+    def compute(self, values: Sequence[float]) -> float:
+        return values[0]
 
     @property
     def words(self) -> str:
@@ -111,26 +115,12 @@ class Value(Effect):
 
 
 @dataclasses.dataclass(frozen=True)
-class Least(Effect):
-    """The smallest of several numbers of one variant: a rate at which all of several things are so is at most the least."""
-
-    metrics: tuple[str, ...]
-    of: str
-
-    def __call__(self, numbers: Numbers) -> float | None:
-        return min(_all(numbers, [(self.of, metric) for metric in self.metrics]) or [], default=None)
-
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset((self.of, metric) for metric in self.metrics)
-
-    @property
-    def words(self) -> str:
-        return f"smallest of {', '.join(self.metrics)} of {self.of}"
-
-
-@dataclasses.dataclass(frozen=True)
 class _Pair(Effect):
-    """Two numbers of one seed, side by side."""
+    """Two numbers of one seed, side by side.
+
+    Args:
+        other: metric of ``against``, if it is another than ``metric``.
+    """
 
     metric: str
     of: str
@@ -141,16 +131,9 @@ class _Pair(Effect):
     word: ClassVar[str]
     """What stands between the two in tables."""
 
-    @abc.abstractmethod
-    def compare(self, left: float, right: float) -> float | None:
-        """The effect from both numbers."""
-
-    def __call__(self, numbers: Numbers) -> float | None:
-        left, right = _of(numbers, self.of, self.metric), _of(numbers, self.against, self.other or self.metric)
-        return None if left is None or right is None else self.compare(left, right)
-
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset({(self.of, self.metric), (self.against, self.other or self.metric)})
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        return (self.of, self.metric), (self.against, self.other or self.metric)
 
     @property
     def words(self) -> str:
@@ -160,11 +143,7 @@ class _Pair(Effect):
 
 
 class Difference(_Pair):
-    """A number of one variant less that of another, of the same seed.
-
-    Args:
-        other: metric of ``against``, if it is another than ``metric``.
-    """
+    """A number of one variant less that of another, of the same seed."""
 
     word: ClassVar[str] = "less"
 
@@ -172,28 +151,24 @@ class Difference(_Pair):
     def unit(self) -> str:
         return _less(super().unit)
 
-    def compare(self, left: float, right: float) -> float | None:
-        return left - right
+    def compute(self, values: Sequence[float]) -> float:
+        return values[0] - values[1]
 
     def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
-        outcome = all(metric is not None and metric.outcome for metric in self._metrics())
-        return estimate_kind(values, level, unit=self.unit, range=ANY, outcome=outcome, paired=True)
+        return estimate_kind(values, level, unit=self.unit, range=ANY, outcome=self.outcome, paired=True)
 
 
 class Ratio(_Pair):
     """A number of one variant over that of another, of the same seed; missing where the latter is not above 0.
 
     A cost of which there is none has no half: over a gain, what costs more is the smaller ratio.
-
-    Args:
-        other: metric of ``against``, if it is another than ``metric``.
     """
 
     word: ClassVar[str] = "over"
     unit: ClassVar[str] = "ratio"
 
-    def compare(self, left: float, right: float) -> float | None:
-        return left / right if right > 0 else None
+    def compute(self, values: Sequence[float]) -> float | None:
+        return values[0] / values[1] if values[1] > 0 else None
 
     def estimate(self, values: Sequence[float], level: float = 0.95) -> Estimate:
         return estimate_ratio(values, level)
@@ -206,16 +181,9 @@ class _Several(Effect):
     metric: str
     over: tuple[str, ...]
 
-    def needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset((label, self.metric) for label in self.over)
-
-    def __call__(self, numbers: Numbers) -> float | None:
-        values = _all(numbers, [(label, self.metric) for label in self.over])
-        return None if values is None else self.compute(values)
-
-    @abc.abstractmethod
-    def compute(self, values: Sequence[float]) -> float:
-        """The effect from the numbers, in the order of the variants."""
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        return tuple((label, self.metric) for label in self.over)
 
 
 @dataclasses.dataclass(frozen=True)

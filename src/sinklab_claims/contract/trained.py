@@ -73,10 +73,8 @@ class MeasuredModel(abc.ABC):
         """The same rows with the documents that the training kept apart in them, as the model has learned to read them."""
         return TextRows(self.rows(samples, seq_len))
 
-    @property
-    @abc.abstractmethod
-    def draw(self) -> int:
-        """Seed of what a read-out draws by itself."""
+    draw = 0
+    """Seed of what a read-out draws by itself; the same for all trainings, so that models are read on the same draws."""
 
     @property
     @abc.abstractmethod
@@ -163,11 +161,6 @@ class TrainedModel(MeasuredModel):
         return self.data.probe_text(wanted, length, front=self.front).to(self.loaded.device)
 
     @property
-    def draw(self) -> int:
-        """The same for all trainings, so that models of one vocabulary are read on the same draws."""
-        return 0
-
-    @property
     def text_ids(self) -> Tensor:
         ids = self.data.held_out.unique()
         return ids[~torch.isin(ids, torch.tensor(self.data.tokenizer.all_special_ids, dtype=torch.int64))]
@@ -179,17 +172,11 @@ Kind = Literal["decoder", "encoder", "encoder-decoder", "image model"]
 Reads = Literal["samples", "context", "long"]
 """What a claim reads: rows of 64 tokens, of the context of the training, or of four times that."""
 
-LONGEST = 2048
-"""Tokens of the longest rows that read-outs get; what they say of a window needs no more."""
+LONGEST, LONGEST_STREAM = 2048, 16_384
+"""Tokens of the longest rows that read-outs get, and of the longest text that is read to its end."""
 
-LONG = 4
-"""Times the trained context that long texts have."""
-
-LONGEST_STREAM = 16_384
-"""Tokens of the longest text that is read to its end: four times the context of models of 4,096 tokens."""
-
-STREAMS = 16
-"""Long texts of a draw."""
+LONG, STREAMS = 4, 16
+"""Times the trained context that long texts have, and such texts of a draw."""
 
 
 class Checkpoint(MeasuredModel):
@@ -201,7 +188,7 @@ class Checkpoint(MeasuredModel):
     """
 
     def __init__(self, loaded: LoadedModel, corpus: Corpus, seed: int = 0) -> None:
-        self._loaded, self.corpus, self.seed = loaded, corpus, seed
+        self._loaded, self.corpus, self.draw = loaded, corpus, seed
 
     @property
     def loaded(self) -> LoadedModel:
@@ -232,10 +219,6 @@ class Checkpoint(MeasuredModel):
     def bos(self) -> int | None:
         return self.loaded.encoder.bos_token_id if self.loaded.encoder.adds_bos else None
 
-    @property
-    def draw(self) -> int:
-        return self.seed
-
     def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
         """Rows of the corpus, drawn by the seed."""
         length = self.context if seq_len is None else min(seq_len, trained_length(self.loaded.model) or seq_len)
@@ -257,7 +240,7 @@ class Checkpoint(MeasuredModel):
 
     def _sample(self, samples: int, length: int) -> Tensor:
         return self.corpus.sample(
-            self.loaded.encoder, seq_len=length, samples=samples, seed=self.seed, bos=self.bos is not None
+            self.loaded.encoder, seq_len=length, samples=samples, seed=self.draw, bos=self.bos is not None
         )
 
     @functools.cached_property
@@ -269,9 +252,7 @@ class Checkpoint(MeasuredModel):
 def rows_read(checkpoint: Checkpoint, reads: Reads) -> Tensor:
     """The rows that a claim reads most of, int64 ``(rows, length)``; they are drawn, so that a text too short shows.
 
-    Raises:
-        InputError: the text is too short, or the model came without a tokenizer.
-        DoesNotApply: rows that the model cannot have.
+    Raises InputError for such a text, and DoesNotApply for rows that the model cannot have.
     """
     if reads == "context":
         checkpoint.rows(32)

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.host_arguments import lean_arguments
-from sinklab.attention.operation import SHARE_OF_ROW, is_largest, row_share
+from sinklab.attention.operation import SHARE_OF_ROW, row_share
 from sinklab.attention.probe import Means, Probe, Watcher, by_head, filled
 from sinklab.attention.session import attend
-from sinklab.probes.entropy import ENTROPY
-from sinklab.probes.null_mass import NULL_MASS, NullMass
+from sinklab.probes.null_mass import NullMass
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.registry import read_outs
 from sinklab.results.intervals import just_above
@@ -58,23 +57,6 @@ FIRST_ATTENTION = Metric(
     paper="Qiu et al. 2025 (arXiv 2505.06708)",
     range=FRACTION,
 )
-FIRST_MASS = Metric(
-    "first_mass", "weight", "first_attention by the weights as the operation gives them, not divided by the sum of their row."
-)
-MASS_RATE = Metric(
-    "sink_rate_of_mass",
-    "percent",
-    "sink_rate of the first token by the weights as the operation gives them, not divided by the sum of their row.",
-    range=PERCENTAGE,
-)
-FIRST_ARGMAX = Metric(
-    "first_argmax",
-    "percent",
-    "Share of (query, head) pairs whose largest weight is on the first token. Without learned tokens in front it is the "
-    "probes' kaul2024_first_argmax.",
-    paper="Kaul et al. 2024 (arXiv 2410.17174)",
-    range=PERCENTAGE,
-)
 ATTENTION = (
     Metric(
         "sink_rate",
@@ -107,17 +89,12 @@ ATTENTION = (
         range=PERCENTAGE,
     ),
     FIRST_ATTENTION,
-    FIRST_MASS,
-    MASS_RATE,
-    FIRST_ARGMAX,
-    NULL_MASS,
-    ENTROPY,
 )
 """Metrics of :func:`attention_numbers`. A learned token in front is a key, but no token and no query."""
 
 
 class FirstToken(Watcher):
-    """Weight on the first token and row entropy, over the queries of tokens, by head.
+    """Share of the rows of tokens that is on the first one, by head.
 
     The probes of the audit count a learned token in front like any other: they would take it for the first.
 
@@ -126,34 +103,25 @@ class FirstToken(Watcher):
     """
 
     name = "first_token"
-    needs: ClassVar[frozenset[str]] = frozenset({"mass", "log_sum_exp", "maximum", "entropy"})
+    needs: ClassVar[frozenset[str]] = frozenset({"mass", "log_sum_exp"})
 
     def __init__(self, front: int) -> None:
         self.front = front
         self.means = Means("head")
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        mass, largest, entropy = filled(statistics, "row_mass", "row_max", "row_entropy")
+        (mass,) = filled(statistics, "row_mass")
+        weight = weights_of_keys(call, keys_of_document(call, self.front), statistics.log_sum_exp)[..., 0]
         counted = (call.query_positions >= self.front)[:, None]
-        first = keys_of_document(call, self.front)
-        weight = weights_of_keys(call, first, statistics.log_sum_exp)[..., 0]
-        share = row_share(weight, mass, call.operation)
-        self.means.add(FIRST_ATTENTION, call.site, *by_head(share, counted))
-        self.means.add(FIRST_MASS, call.site, *by_head(weight, counted))
-        sees = scores_of_keys(call, first)[1][..., 0] & counted  # behind a window no query does
-        means = sum_by_document(call, weight.where(sees, 0.0)) / sum_by_document(call, sees).clamp(min=1)
-        hits = 100.0 * (means > just_above(THRESHOLD)).double()
-        self.means.add(MASS_RATE, call.site, hits.sum(0), torch.ones_like(hits).sum(0))
-        self.means.add(FIRST_ARGMAX, call.site, *by_head(100.0 * is_largest(weight, largest), counted))
-        self.means.add(ENTROPY, call.site, *by_head(entropy, counted.to(mass.device) & (mass > 0)))
+        self.means.add(FIRST_ATTENTION, call.site, *by_head(row_share(weight, mass, call.operation), counted))
 
-    def by_head(self, metric: Metric) -> dict[int, Tensor]:
+    def by_head(self) -> dict[int, Tensor]:
         """Layer to the mean of each head, float64 ``(num_heads,)``."""
-        return {site.layer: sums / counts for site, sums, counts in self.means.cells(metric)}
+        return {site.layer: sums / counts for site, sums, counts in self.means.cells(FIRST_ATTENTION)}
 
-    def whole(self, metric: Metric) -> float:
+    def whole(self) -> float:
         """Mean over all heads and queries."""
-        cells = list(self.means.cells(metric))
+        cells = list(self.means.cells(FIRST_ATTENTION))
         return float(sum(sums.sum() for _, sums, _ in cells) / sum(counts.sum() for _, _, counts in cells))
 
 
@@ -204,16 +172,11 @@ def attention_numbers(model: nn.Module, rows: Tensor | TextRows, front: int = 0)
     numbers |= {f"sink_rate_{at}": profile[at] for at in range(1, FIRST_POSITIONS) if at in profile}
     numbers["sink_rate_max"] = max(profile[at] for at in range(max(1, rows.ids.shape[1] // 2)) if at in profile)
     numbers["sink_rate_star"] = max([of_nothing.get("gu2024_null", 0.0), *(profile[at] for at in range(-front, 0))])
-    numbers |= {metric.name: first.whole(metric) for metric in (FIRST_ATTENTION, FIRST_MASS, MASS_RATE, FIRST_ARGMAX, ENTROPY)}
-    return numbers | ({"null_mass": of_nothing["null_mass"]} if "null_mass" in of_nothing else {})
+    return numbers | {FIRST_ATTENTION.name: first.whole()}
 
 
 def first_rows(model: MeasuredModel) -> Tensor:
-    """The rows of Gu et al.: 100 of 64 tokens, or as many as there are, on the model's device.
-
-    Raises:
-        ConfigurationError: they hold documents that the training kept apart; take :func:`first_text`.
-    """
+    """The rows of Gu et al.: 100 of 64 tokens, or as many as there are, on the model's device; raises as ``model.rows``."""
     return model.rows(SAMPLES, SEQ_LEN)
 
 
@@ -245,19 +208,12 @@ _WEIGHT = (
 
 EFFECTIVE = (
     Metric(
-        "effective_sink_rate",
-        "percent",
-        "Share of (row, layer, head) in which the mean effective weight of the first token, over the queries that see it, "
-        f"exceeds {THRESHOLD}; effective weight: {_WEIGHT}.",
-        range=PERCENTAGE,
-    ),
-    Metric(
         "effective_first",
         "weight",
-        "Mean effective weight of the first token over rows, layers, heads and the queries that see it.",
+        f"Mean effective weight of the first token over rows, layers, heads and the queries that see it: {_WEIGHT}.",
     ),
 )
-"""Metrics. Without a gate, where rows sum to one, they are ``sink_rate`` and ``first_attention`` of the read-out ``sinks``."""
+"""Without a gate, where rows sum to one, it is ``first_attention`` of the read-out ``sinks``."""
 
 
 class EffectiveWeight(Watcher):
@@ -289,13 +245,11 @@ class EffectiveWeight(Watcher):
 def effective(trained: MeasuredModel) -> dict[str, float]:
     """What a head takes from the first token: the weight that is really there, times the gate on what comes out.
 
-    Numbers of :data:`EFFECTIVE` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
+    Number of :data:`EFFECTIVE` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
     """
     watched = EffectiveWeight(trained.front)
     look(trained.loaded.model, first_text(trained), (watched,))
-    means = torch.cat([part.flatten() for part in watched.means])
-    above = means > just_above(THRESHOLD)
-    return {"effective_sink_rate": 100.0 * above.double().mean().item(), "effective_first": means.mean().item()}
+    return {"effective_first": torch.cat([part.flatten() for part in watched.means]).mean().item()}
 
 
 CARRYING = 5

@@ -20,7 +20,7 @@ from sinklab.results.intervals import just_above
 from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
 from sinklab_claims.contract.trained import MeasuredModel, gives
-from sinklab_claims.numbers.attention import FIRST_ATTENTION, THRESHOLD, FirstToken, first_text, look
+from sinklab_claims.numbers.attention import THRESHOLD, FirstToken, first_text, look
 
 __all__ = ["norms", "outliers"]
 
@@ -74,12 +74,12 @@ def norms(trained: MeasuredModel) -> dict[str, float]:
             row["value"] for row in unpacked(massive.rows()) if row["metric"] == "max_to_median" and row["layer"] >= 0
         ),
     }
-    sinks = _sink_heads(first.by_head(FIRST_ATTENTION))
+    sinks = _sink_heads(first.by_head())
     for name, probe in (("key", keys), ("value", values)):
         ratios = {cell: _first_to_others(curve, front) for cell, curve in _curves(probe, f"{name}_norm").items()}
         numbers[f"{name}_ratio"] = statistics.fmean(ratios.values())
         if sinks:
-            groups = len(first.by_head(FIRST_ATTENTION)[0]) // (1 + max(head for _, head in ratios))
+            groups = len(first.by_head()[0]) // (1 + max(head for _, head in ratios))
             numbers[f"{name}_ratio_sink"] = statistics.fmean(ratios[layer, head // groups] for layer, head in sinks)
     cosines = _curves(angle, "cosine")
     if sinks:

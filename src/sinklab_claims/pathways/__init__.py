@@ -1,1 +1,1 @@
-"""The command ``pathways``: ways to do nothing, compared at equal compute and data."""
+"""The command ``pathways``: ways to do nothing, compared at equal compute and data, in one table."""

@@ -7,7 +7,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import count_repeats, read_samples
@@ -15,25 +14,21 @@ from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.models.checkpoint import OwnCode
 from sinklab.models.loading import LoadedModel, load_model
-from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
+from sinklab.results.progress import Progress, silent
 from sinklab.results.run import Result, new_run_id
-from sinklab.results.table import make_table
 from sinklab.streaming.traits import fingerprint
 from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import CHECKPOINT, Claim, OnCheckpoint
 from sinklab_claims.contract.effect import Numbers
 from sinklab_claims.contract.trained import Checkpoint, Kind, Reads, kind_of, not_about, rows_read
 from sinklab_claims.reproduce.claims import claim_called
-from sinklab_claims.reproduce.on_trainings import kept_of, metric_called, now, words_of, written
-from sinklab_claims.reproduce.store import OfModel, keeping, run_missing
+from sinklab_claims.reproduce.on_trainings import about, kept_of, table_of, written
+from sinklab_claims.reproduce.store import Task, keeping, run_missing
 from sinklab_claims.verdict.records import ClaimFound, ModelFound, effect_of
 from sinklab_claims.verdict.rule import Conclusion, judge_model, judge_models
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = ["opened_subject", "parse_model", "reproduce_on"]
+__all__ = ["alike_draws", "opened_subject", "parse_model", "reproduce_on"]
 
 
 MOST_ALIKE = 0.2
@@ -45,11 +40,13 @@ COST = "minutes"
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model that claims are measured on, and its text; the fields that :class:`OfModel` has too are those.
+    """A model that claims are measured on, and its text.
 
     Attributes:
         name: what results call it, such as a hub id; ``source`` is what it is loaded by.
-        text: name and identity of the corpus; empty for a model of images.
+        revision, config: identity of its weights, and its fingerprint.
+        corpus, text: what the corpus is made by; its name and identity, empty for a model of images.
+        tokens: a hash of rows as the model reads them.
         refused: what the claims may read to why they cannot; text of another length than the model has.
     """
 
@@ -60,15 +57,17 @@ class Subject:
     operation: str
     parameters: int
     corpus: str
-    text: str
     config: str
+    text: str = ""
     tokens: str = ""
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def task(self, claim: str, seed: int, out: Path) -> OfModel:
-        """What is measured of it on a draw of texts."""
+    def task(self, claim: str, seed: int, out: Path) -> Task:
+        """What is measured of it on a draw of texts; one process does all claims of a model and a draw."""
+        read = {"weights": self.revision, "config": self.config, "text": self.text, "tokens": self.tokens}
+        batch = f"{Path(self.source).name} {self.revision[-8:]} seed {seed}"
         folder = out / "measured" / CHECKPOINT
-        return OfModel(folder, claim, seed, self.source, self.revision, self.corpus, self.text, self.config, self.tokens)
+        return Task(folder, claim, {"seed": seed, **read}, batch, model=self.source, corpus=self.corpus)
 
     def not_about(self, how: OnCheckpoint) -> str:
         """Why a claim says nothing about it, as far as that is known before anything is measured."""
@@ -96,7 +95,7 @@ def reproduce_on(
     out: Path = Path("sinklab-claims"),
     jobs: int | None = None,
     say: Callable[[str], None] = lambda text: None,
-    progress: bool = True,
+    progress: Progress = silent,
 ) -> list[Result]:
     """Measure claims on models as they are, or go on with it, and judge them: for each model, and over models.
 
@@ -109,10 +108,10 @@ def reproduce_on(
         corpora: one for all models, or one for each.
         seeds: of draws of texts; three or more for a verdict about a model.
         say: gets warnings about texts.
+        progress: called with models that are opened, and with what is measured.
 
     Raises:
-        InputError: a model or a text that cannot be used, or that is too short; a result of a model on another text, which
-            would be lost.
+        InputError: a model or a text that cannot be used, or that is too short; a result that would be lost.
         ConfigurationError: a number of corpora that is neither one nor that of the models, one model twice, seeds twice.
         KeyboardInterrupt: what has been measured is kept.
     """
@@ -124,10 +123,11 @@ def reproduce_on(
         earlier = kept_of(out / CHECKPOINT / name)
         require_no_less(out / CHECKPOINT / name, {"seeds": earlier["seeds"], "models": earlier["models"]}, grid)
     texts = corpora if len(corpora) == len(models) else [corpora[0]] * len(models)
-    subjects = [
-        opened_subject(name, source, text, list(named_claims.values()), seeds, say)
-        for (name, source), text in zip(named_sources, texts, strict=True)
-    ]
+    subjects = []
+    for number, ((name, source), text) in enumerate(zip(named_sources, texts, strict=True)):
+        progress("models and texts", number, len(models))
+        subjects.append(opened_subject(name, source, text, list(named_claims.values()), seeds, say))
+    progress("models and texts", len(models), len(models))
     _require_different(subjects)
     for name in named_claims:
         _require_same_texts(out / CHECKPOINT / name, subjects)
@@ -141,7 +141,7 @@ def reproduce_on(
     with keeping(out), contextlib.ExitStack() as locks:
         for name in sorted(named_claims):
             locks.enter_context(FolderLock(out / CHECKPOINT / name))
-        errors = run_missing((), tasks, logs=out / "logs", cache=default_cache(), jobs=jobs, progress=progress)
+        errors = run_missing(tasks, logs=out / "logs", cache=default_cache(), jobs=jobs, progress=progress)
         return [_conclude(name, claim, subjects, seeds, out, errors) for name, claim in named_claims.items()]
 
 
@@ -198,11 +198,8 @@ def opened_subject(
         raise OwnCode(
             error.name, "for claims; 'sinklab audit' does if you say so, or give a checkpoint of a family that transformers has"
         ) from None
-    kind = kind_of(loaded)
-    subject = Subject(
-        name, source, kind, loaded.revision, loaded.operation, loaded.num_parameters, corpus,
-        text="", config=fingerprint(loaded.model),
-    )  # fmt: skip
+    kind, identity = kind_of(loaded), (loaded.revision, loaded.operation, loaded.num_parameters)
+    subject = Subject(name, source, kind, *identity, corpus, config=fingerprint(loaded.model))
     reads = {_how(claim).reads for claim in wanted if not not_about(kind, _how(claim).about)}
     if not reads:
         return subject
@@ -251,25 +248,6 @@ def _how(claim: Claim) -> OnCheckpoint:
     return claim.checkpoint
 
 
-def _measured(tasks: Sequence[OfModel], errors: Mapping[str, str]) -> tuple[dict[int, Numbers], str, float, list[str]]:
-    """The stored numbers of a claim on one model by seed, why there are none, the seconds they took, and what failed."""
-    numbers: dict[int, Numbers] = {}
-    reason, seconds, failed = "", 0.0, []
-    for task in tasks:
-        entry = task.cached()
-        if entry is None:
-            numbers[task.seed] = {}
-            failed += [f"{task.batch}: {errors[task.batch]}"] if task.batch in errors else []
-            continue
-        reason = reason or entry.get("reason", "")
-        seconds += entry["seconds"]
-        numbers[task.seed] = {
-            label: {metric: value for metric, value in values.items() if value is not None}
-            for label, values in entry["numbers"].items()
-        }
-    return {} if reason else numbers, reason, seconds, failed
-
-
 def _conclude(
     name: str, claim: Claim, subjects: Sequence[Subject], seeds: Sequence[int], out: Path, errors: Mapping[str, str]
 ) -> Result:
@@ -280,34 +258,47 @@ def _conclude(
     by_model: dict[str, dict[int, Numbers]] = {}
     conclusions: dict[str, Conclusion] = {}
     for subject in subjects:
-        reason = subject.not_about(how)
-        tasks = [] if reason else [subject.task(name, seed, out) for seed in seeds]
-        numbers, why, seconds, missing = _measured(tasks, errors)
-        reason = reason or why
-        by_model[subject.name] = numbers
+        reason, numbers = subject.not_about(how), dict[int, Numbers]()
+        for task in [] if reason else [subject.task(name, seed, out) for seed in seeds]:
+            entry = task.cached()
+            if entry is None:
+                failed += [f"{task.batch}: {errors[task.batch]}"] if task.batch in errors else []
+                entry = {"numbers": {}, "seconds": 0.0}
+            reason, took = reason or entry.get("reason", ""), took + entry["seconds"]
+            numbers[task.seed] = {
+                label: {metric: value for metric, value in of.items() if value is not None}
+                for label, of in entry["numbers"].items()
+            }
+        by_model[subject.name] = {} if reason else numbers
         none = Conclusion("not applicable", (), (), reason)
         conclusions[subject.name] = none if reason else judge_model(parts, presupposes, numbers)
-        took, failed = took + seconds, failed + missing
     judgement = judge_models(parts, conclusions, by_model, {subject.name: subject.revision for subject in subjects})
     found = ClaimFound(
-        run_id=run_id,
-        claim=name,
-        **words_of(claim),
+        **about(name, claim, judgement, run_id),
         scale=CHECKPOINT,
         cost=COST,
         seeds=list(seeds),
-        verdict=judgement.verdict,
-        reason=judgement.reason,
         evidence=how.remark,
-        parts=[finding.record() for finding in judgement.findings],
         presupposes=[],
         models=[_of_model(subject, conclusions[subject.name]) for subject in subjects],
-        environment=environment(),
-        created=now(),
         seconds=round(took, 1),
         errors=failed,
     )
-    return written(found, _table(subjects, by_model, run_id), out / CHECKPOINT / name)
+    # The label of the numbers is the intervention.
+    rows = (
+        (
+            {
+                **{"model": subject.name, "revision": subject.revision, "operation": subject.operation},
+                **{"corpus": subject.text.partition(",")[0], "intervention": label},
+            },
+            seed,
+            values,
+        )
+        for subject in subjects
+        for seed, by_label in by_model[subject.name].items()
+        for label, values in by_label.items()
+    )
+    return written(found, table_of(rows, run_id), out / CHECKPOINT / name)
 
 
 def _of_model(subject: Subject, conclusion: Conclusion) -> ModelFound:
@@ -321,25 +312,3 @@ def _of_model(subject: Subject, conclusion: Conclusion) -> ModelFound:
         parts=parts,
         presupposes=[finding.record() for finding in conclusion.presupposed],
     )
-
-
-def _table(subjects: Sequence[Subject], numbers: dict[str, dict[int, Numbers]], run_id: str) -> pd.DataFrame:
-    """One row is one number of one model on one draw; the label of the numbers is the intervention."""
-    rows = [
-        {
-            "model": subject.name,
-            "revision": subject.revision,
-            "operation": subject.operation,
-            "corpus": subject.text.partition(",")[0],
-            "intervention": label,
-            "metric": metric_called(metric),
-            "seed": seed,
-            "value": value,
-            "count": 1,
-        }
-        for subject in subjects
-        for seed, by_label in numbers[subject.name].items()
-        for label, values in by_label.items()
-        for metric, value in values.items()
-    ]
-    return make_table(rows, run_id=run_id, probe="claim")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +23,23 @@ from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import SCALES, Base, Claim, Cost, Scale, bases_at, folder_name
 from sinklab_claims.contract.effect import Numbers
 from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, base_config
-from sinklab_claims.reproduce.cells import make_cells, open_store, resolved_changes
 from sinklab_claims.reproduce.claims import claim_called
-from sinklab_claims.reproduce.store import Measurement, keeping, name_of, read_numbers, train_and_read
+from sinklab_claims.reproduce.store import (
+    keeping,
+    make_cells,
+    measurement,
+    name_of,
+    read_numbers,
+    resolved_changes,
+    train_and_read,
+)
 from sinklab_claims.verdict.records import ClaimFound, answer
 from sinklab_claims.verdict.rule import Conclusion, judge
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["foreseen", "kept_of", "metric_called", "now", "plan_runs", "reproduce", "words_of", "written"]
+__all__ = ["about", "foreseen", "kept_of", "reproduce", "table_of", "written"]
 
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
@@ -43,7 +49,7 @@ SECONDS_OF_A_MEASUREMENT: Mapping[Cost, float] = {"seconds": 10.0, "minutes": 35
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """A claim with the base it is run on and the cells it needs."""
+    """A claim with the base it is run on and the cells it needs; none at a scale that cannot express it."""
 
     name: str
     claim: Claim
@@ -53,13 +59,7 @@ class _Request:
 
     @property
     def runnable(self) -> bool:
-        """Whether the scale can express the claim."""
         return self.scale in self.claim.costs
-
-    @property
-    def shown_base(self) -> Base | None:
-        """The base that its result is about; ``None`` where it trains nothing."""
-        return self.base if self.claim.variants else None
 
     @property
     def folder(self) -> str:
@@ -69,9 +69,6 @@ class _Request:
     @property
     def read_outs(self) -> list[str]:
         return [name_of(self.name, read_out) for read_out in self.claim.read_outs]
-
-    def measured(self, seed: int, out: Path) -> Measurement:
-        return Measurement(out / "measured" / self.scale, self.name, seed, self.scale)
 
 
 def reproduce(
@@ -105,13 +102,13 @@ def reproduce(
     runnable = [request for request in requests if request.runnable]
     cells = {cell.name: cell for request in runnable for cell in request.cells.values()}
     read = [(cell.name, read_out) for request in runnable for cell in request.cells.values() for read_out in request.read_outs]
-    measurements = [request.measured(seed, out) for request in runnable if request.claim.measure is not None for seed in seeds]
+    measured = [measurement(out, of.name, seed, scale) for of in runnable if of.claim.measure is not None for seed in seeds]
     with keeping(out), contextlib.ExitStack() as locks:
         for request in sorted(runnable, key=lambda request: request.name):
             locks.enter_context(FolderLock(out / request.folder))
             require_no_less(out / request.folder, {"seeds": kept_of(out / request.folder)["seeds"]}, {"seeds": seeds})
         how: dict[str, Any] = {"cache": cache, "jobs": jobs, "retries": retries, "ray": ray, "progress": progress}
-        plan, errors = train_and_read(cells, read, measurements, scale=scale, store=out, **how)
+        plan, errors = train_and_read(cells, read, measured, scale=scale, store=out, **how)
         return [_conclude(request, plan, seeds, out, errors) for request in requests]
 
 
@@ -120,18 +117,15 @@ def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Bas
     requests = _requests(names, scale, seeds, base)
     trainings = len({cell.name for request in requests for cell in request.cells.values()})
     costs = [request.claim.costs[scale] for request in requests if request.claim.measure is not None and request.runnable]
-    measurements, of_one = len(seeds) * len(costs), SECONDS_OF_A_TRAINING.get(scale)
-    seconds = 0.0
+    of_one, on_gpu, time = SECONDS_OF_A_TRAINING.get(scale), SECONDS_ON_A_GPU.get(scale), ""
     if of_one is not None:
         seconds = trainings * of_one + len(seeds) * sum(SECONDS_OF_A_MEASUREMENT.get(cost, 0.0) for cost in costs)
-    time = f", in all {duration(seconds)} of one core" if seconds >= 60 else ""
-    on_gpu = SECONDS_ON_A_GPU.get(scale)
-    if time and trainings and on_gpu is not None:
-        time = f", in all {duration(trainings * on_gpu)} of one data-centre GPU; without a GPU {duration(seconds)} of one core"
-    return (
-        f"claims: {len(requests)}, trainings: {trainings}, measurements: {measurements}{time}; what is there already is not "
-        "done again"
-    )
+        time = f", in all {duration(seconds)} of one core" if seconds >= 60 else ""
+        if time and trainings and on_gpu is not None:
+            gpu = duration(trainings * on_gpu)
+            time = f", in all {gpu} of one data-centre GPU; without a GPU {duration(seconds)} of one core"
+    counts = f"claims: {len(requests)}, trainings: {trainings}, measurements: {len(seeds) * len(costs)}"
+    return f"{counts}{time}; what is there already is not done again"
 
 
 def kept_of(folder: Path) -> dict[str, list[str]]:
@@ -145,29 +139,6 @@ def kept_of(folder: Path) -> dict[str, list[str]]:
     return {"seeds": record.get("seeds", []), "models": [model["name"] for model in models], "texts": texts}
 
 
-def plan_runs(
-    names: Sequence[str],
-    *,
-    scale: Scale,
-    base: Base | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
-    out: Path = Path("sinklab-claims"),
-    cache: Path | None = None,
-    progress: bool = True,
-) -> list[str]:
-    """A ``torchrun`` command for every training that claims still need, those that start from others' weights last.
-
-    Encodes the text and writes the plan of the store, trains nothing. When all have ended, :func:`reproduce` with the same
-    arguments, which are as there, reads out and judges.
-    """
-    out = out.expanduser().absolute()
-    requests = _requests(names, scale, seeds, base)
-    cells = {cell.name: cell for request in requests for cell in request.cells.values()}
-    plan = open_store(out / "runs" / scale, cells, (cache or default_cache()).expanduser().absolute(), progress=progress)
-    left = [name for name in sorted(cells, key=lambda name: cells[name].init_from is not None) if plan.outcome(name) is None]
-    return [f"torchrun -m sinklab.jobs.cell {shlex.quote(str(plan.folder))} {name}" for name in left]
-
-
 def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Base | None = None) -> list[_Request]:
     if not names or not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(
@@ -175,42 +146,41 @@ def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Ba
         )
     if scale not in SCALES:
         raise ConfigurationError(f"there is no scale {scale!r}; scales: {', '.join(SCALES)}")
-    return [_request(name, scale, seeds, base) for name in dict.fromkeys(names)]
-
-
-def _request(name: str, scale: Scale, seeds: Sequence[int], base: Base | None = None) -> _Request:
-    claim = claim_called(name)
-    bases = bases_at(scale, claim.bases)
-    if base is not None and base not in bases:
-        raise ConfigurationError(f"claim {name!r} is run on {', '.join(bases)} at scale {scale}, and `base` is {base!r}")
-    base = base or bases[0]
-    return _Request(name, claim, scale, base, make_cells(claim.variants, scale, seeds, base) if scale in claim.costs else {})
+    requests = []
+    for name in dict.fromkeys(names):
+        claim = claim_called(name)
+        bases = bases_at(scale, claim.bases)
+        if base is not None and base not in bases:
+            raise ConfigurationError(f"claim {name!r} is run on {', '.join(bases)} at scale {scale}, and `base` is {base!r}")
+        own = base or bases[0]
+        cells = make_cells(claim.variants, scale, seeds, own) if scale in claim.costs else {}
+        requests.append(_Request(name, claim, scale, own, cells))
+    return requests
 
 
 def _conclude(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path, errors: Mapping[str, str]) -> Result:
     """Judge a claim by what there is, and write it down."""
-    claim, scale, run_id = request.claim, request.scale, new_run_id()
+    claim, run_id = request.claim, new_run_id()
     if not request.runnable:
         reason = f"the claim can be run at {', '.join(claim.costs)} only"
         none = _found(request, Conclusion("not tested at this scale", (), (), reason), (), 0.0, run_id, [])
-        return Result(answer(none), _table(request, {}, run_id), {"kind": "claim", "claim": request.name}, None)
+        return Result(answer(none), table_of((), run_id), {"kind": "claim", "claim": request.name}, None)
     numbers, seconds = _numbers(request, plan, seeds, out)
-    judgement = judge(claim.parts, claim.presupposes, numbers, one_model=scale in claim.one_model)
+    judgement = judge(claim.parts, claim.presupposes, numbers, one_model=request.scale in claim.one_model)
     own = {cell.name for cell in request.cells.values()}
     failed = [
         f"{name}: {why}" for name, why in errors.items() if name in own or name.startswith((f"{request.name} ", "read-outs "))
     ]
+    known = {
+        label: (cell.config.model.operation["name"], cell.config.data.corpus) for (label, _), cell in request.cells.items()
+    }
+    rows = (
+        (dict(zip(("operation", "corpus"), known.get(label, (None, None)), strict=True), model=label), seed, values)
+        for seed, by_label in numbers.items()
+        for label, values in by_label.items()
+    )
     found = _found(request, judgement, seeds, seconds, run_id, failed)
-    return written(found, _table(request, numbers, run_id), out / request.folder)
-
-
-def written(found: ClaimFound, table: pd.DataFrame, folder: Path) -> Result:
-    """The result of a claim, in its folder: the table, then the record."""
-    folder.mkdir(parents=True, exist_ok=True)
-    record = to_json(found) | {"extremes": extremes_of(table)}
-    write_table(table, folder / "table.parquet")
-    write_json(record, folder / "run.json")
-    return Result(answer(found, folder), table, record, folder)
+    return written(found, table_of(rows, run_id), out / request.folder)
 
 
 def _numbers(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path) -> tuple[dict[int, Numbers], float]:
@@ -223,7 +193,7 @@ def _numbers(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path
             numbers[seed][label] = read_numbers(folder, request.read_outs)
             seconds += read_run(folder).get("wall_seconds") or 0.0
     for seed in seeds if request.claim.measure is not None else ():
-        cached = request.measured(seed, out).cached()
+        cached = measurement(out, request.name, seed, request.scale).cached()
         if cached is None:
             continue
         clash = numbers[seed].keys() & cached["numbers"].keys()
@@ -233,26 +203,6 @@ def _numbers(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Path
             numbers[seed][label] = {name: value for name, value in values.items() if value is not None}
         seconds += cached["seconds"]
     return dict(numbers), seconds
-
-
-def _table(request: _Request, numbers: Mapping[int, Numbers], run_id: str) -> pd.DataFrame:
-    known = {
-        label: {"operation": cell.config.model.operation["name"], "corpus": cell.config.data.corpus}
-        for (label, _), cell in request.cells.items()
-    }
-    nothing = {"operation": None, "corpus": None}
-    rows = [
-        {"model": label, **known.get(label, nothing), "metric": metric_called(metric), "seed": seed, "value": value, "count": 1}
-        for seed, by_label in numbers.items()
-        for label, values in by_label.items()
-        for metric, value in values.items()
-    ]
-    return make_table(rows, run_id=run_id, probe="claim")
-
-
-def metric_called(name: str) -> Metric:
-    """A metric by its name; one that the claim of another package declares nowhere has no unit."""
-    return declared(name) or OF_A_CLAIM.named(name)
 
 
 def _found(
@@ -268,36 +218,55 @@ def _found(
         for variant in (claim.variants if request.cells else ())
     }
     return ClaimFound(
-        run_id=run_id,
-        claim=request.name,
-        **words_of(claim),
+        **about(request.name, claim, judgement, run_id),
         source_base=claim.bases[0] if claim.variants else None,
         natural_text=claim.natural_text,
         scale=scale,
-        base=request.shown_base,
+        base=request.base if claim.variants else None,
         cost=claim.costs.get(scale, ""),
         seeds=list(seeds),
-        verdict=judgement.verdict,
-        reason=judgement.reason,
         evidence=claim.evidence.get(scale, ""),
         one_model=claim.one_model.get(scale),
-        parts=[finding.record() for finding in judgement.findings],
         presupposes=[finding.record() for finding in judgement.presupposed],
         conditions=variants,
         read_outs=request.read_outs,
         config=config.model_dump(mode="json") if variants else None,
-        environment=environment(),
-        created=now(),
         seconds=round(seconds, 1),
         errors=errors,
     )
 
 
-def words_of(claim: Claim) -> dict[str, Any]:
-    """What a record repeats of a claim."""
-    return {name: getattr(claim, name) for name in ("statement", "source", "reference", "published")}
+def about(name: str, claim: Claim, judgement: Conclusion, run_id: str) -> dict[str, Any]:
+    """What every record of a claim has: its words, the verdict, the parts, and when and where it was made."""
+    return {
+        "run_id": run_id,
+        "claim": name,
+        **{field: getattr(claim, field) for field in ("statement", "source", "reference", "published")},
+        "verdict": judgement.verdict,
+        "reason": judgement.reason,
+        "parts": [finding.record() for finding in judgement.findings],
+        "environment": environment(),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
 
 
-def now() -> str:
-    """When a result was made."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def table_of(rows: Iterable[tuple[Mapping[str, Any], int, Mapping[str, float]]], run_id: str) -> pd.DataFrame:
+    """The long table of a claim, from what each group of numbers is about, its seed and its metrics.
+
+    A number that the claim of another package declares nowhere has no unit.
+    """
+    entries = [
+        {**of, "metric": declared(name) or OF_A_CLAIM.named(name), "seed": seed, "value": value, "count": 1}
+        for of, seed, values in rows
+        for name, value in values.items()
+    ]
+    return make_table(entries, run_id=run_id, probe="claim")
+
+
+def written(found: ClaimFound, table: pd.DataFrame, folder: Path) -> Result:
+    """The result of a claim, in its folder: the table, then the record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = to_json(found) | {"extremes": extremes_of(table)}
+    write_table(table, folder / "table.parquet")
+    write_json(record, folder / "run.json")
+    return Result(answer(found, folder), table, record, folder)

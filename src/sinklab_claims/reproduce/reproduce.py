@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from rich.text import Text
-
 from sinklab.errors import ConfigurationError
 from sinklab.registry import claims as registered
 from sinklab.results.blocks import Block, Facts
 from sinklab.results.folder import default_out
+from sinklab.results.progress import bars
 from sinklab.results.run import Result
 from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
 from sinklab_claims.contract.claim import CHECKPOINT, COSTS, SCALES, Scale, bases_at
-from sinklab_claims.reproduce.claims import Stated, check_source, check_word, stated
+from sinklab_claims.reproduce.claims import check_source, check_word, stated
 
 __all__ = ["chosen", "reproduce"]
 
@@ -39,7 +38,6 @@ def reproduce(
     jobs: Jobs = None,
     ray: str | None = None,
     retries: Retries = 2,
-    plan: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Result:
     """Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.
@@ -69,7 +67,6 @@ def reproduce(
             other base go to SCALE-BASE.
         out: Output directory; the models in it are shared by all claims.
         ray: Train on a Ray cluster; OUT must be shared by its nodes.
-        plan: Train nothing: print a torchrun command for every missing training, for a cluster.
 
     Returns:
         In ``listed`` a record for each claim; ``summary`` has them as ``claims``, and the path of the ``page``.
@@ -91,50 +88,40 @@ def reproduce(
         sinklab reproduce emergence --scale medium  (minutes on one data-centre GPU; a day on one core)
         sinklab reproduce sink_moves_to_bias --base bos  (what becomes of it where every row begins with BOS)
         sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)
-        sinklab reproduce learning_rate --scale 1b --plan --out /shared/claims  (commands for a scheduler)
     """
     claim_names = chosen(
         names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, base=base, on_models=models is not None
     )
-    of_training = plan or ray is not None or scale != "tiny" or base is not None or cost is not None
-    _check_models(models, corpora, of_training=of_training)
+    if models is None and corpora is not None:
+        raise ConfigurationError("reproduce: `corpora` are for `models`; what is trained has the text of its scale")
+    if models is not None and (ray is not None or scale != "tiny" or base is not None or cost is not None):
+        raise ConfigurationError(
+            "reproduce: `ray`, `scale`, `base` and `cost` are about training, and `models` are measured as they are"
+        )
     out = default_out("sinklab-claims") if out is None else out
-    import pandas as pd
-
-    from sinklab.report.page import check_page
-    from sinklab_claims.reproduce import on_checkpoints, on_trainings
-
-    check_page(out / "claims.html")
     tell = say or (lambda text: None)
     parsed_seeds = parse_seeds(seeds or (SEEDS_OF_TINY if scale == "tiny" and models is None else SEEDS))
-    if plan:
-        commands = on_trainings.plan_runs(claim_names, scale=cast(Scale, scale), base=base, seeds=parsed_seeds, out=out)
-        shown = [Text("\n".join(commands))]
-        return Result({}, pd.DataFrame(), {"kind": "reproduce"}, None, lambda result: shown, listed=commands)
     earlier = out / "runs" / scale if models is None else out / "measured" / CHECKPOINT
     if earlier.is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
-    elif models is None:
-        tell(on_trainings.foreseen(claim_names, cast(Scale, scale), parsed_seeds, base))
+    from sinklab.report.page import check_page
+
+    check_page(out / "claims.html")
     if models is None:
+        from sinklab_claims.reproduce import on_trainings
+
+        if not earlier.is_dir():
+            tell(on_trainings.foreseen(claim_names, cast(Scale, scale), parsed_seeds, base))
         results = on_trainings.reproduce(
             claim_names, scale=cast(Scale, scale), base=base, seeds=parsed_seeds, out=out, jobs=jobs, ray=ray, retries=retries
         )
     else:
-        results = on_checkpoints.reproduce_on(
-            models, claim_names, corpora=corpora or ["python_source"], seeds=parsed_seeds, out=out, jobs=jobs, say=tell
-        )
+        with bars("models and texts") as progress:
+            from sinklab_claims.reproduce import on_checkpoints  # seconds, of which something is shown
+
+            given: dict[str, Any] = {"seeds": parsed_seeds, "out": out, "jobs": jobs, "say": tell, "progress": progress}
+            results = on_checkpoints.reproduce_on(models, claim_names, corpora=corpora or ["python_source"], **given)
     return _over_all(results, out, tell)
-
-
-def _check_models(models: list[str] | None, corpora: list[str] | None, *, of_training: bool) -> None:
-    """Refuse texts for what is trained, and options of training (``of_training``) for models as they are."""
-    if models is None and corpora is not None:
-        raise ConfigurationError("reproduce: `corpora` are for `models`; what is trained has the text of its scale")
-    if models is not None and of_training:
-        raise ConfigurationError(
-            "reproduce: `plan`, `ray`, `scale`, `base` and `cost` are about training, and `models` are measured as they are"
-        )
 
 
 def _over_all(results: Sequence[Result], out: Path, tell: Callable[[str], None]) -> Result:
@@ -193,16 +180,14 @@ def chosen(
         raise ConfigurationError(
             f"reproduce: {', '.join(trained)} take training, which `models` have behind them; measured without it are {can}"
         )
-
-    def is_chosen(claim: Stated) -> bool:
-        return (
-            (claim.checkpoint or not on_models)
-            and (base is None or bool(names) or base in bases_at(cast(Scale, scale), claim.bases))
-            and source in (None, claim.source)
-            and cost in (None, claim.costs.get(scale))
-        )
-
-    asked = [claim.name for claim in claims if is_chosen(claim)]
+    asked = [
+        claim.name
+        for claim in claims
+        if (claim.checkpoint or not on_models)
+        and (base is None or bool(names) or base in bases_at(cast(Scale, scale), claim.bases))
+        and source in (None, claim.source)
+        and cost in (None, claim.costs.get(scale))
+    ]
     if not asked:
         raise ConfigurationError(
             f"reproduce: no claim has source {source or 'any'} and cost {cost or 'any'} at scale {scale}; see: sinklab claims"

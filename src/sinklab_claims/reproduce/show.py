@@ -17,7 +17,7 @@ from sinklab_claims.verdict.records import (
     StoredClaim,
     deciding_part,
     evidence_of,
-    published_effect,
+    published_effects,
 )
 
 __all__ = ["show_claim", "show_claims", "show_results", "write_claims_page"]
@@ -73,11 +73,8 @@ def _of_models(found: Sequence[ClaimFound]) -> Iterator[Block]:
                 reasons.setdefault(f"{model.name}: {model.reason}", []).append(claim.claim)
     yield Grid(("claim", *names, *over), rows, text=len(names) + 2)
     if reasons:
-        yield Facts([("not applicable" if not index else "", *row) for index, row in enumerate(_by_reason(reasons))])
-
-
-def _by_reason(reasons: Mapping[str, Sequence[str]]) -> list[tuple[str]]:
-    return [(f"{', '.join(claims)}: {reason}",) for reason, claims in reasons.items()]
+        words = [f"{', '.join(claims)}: {reason}" for reason, claims in reasons.items()]
+        yield Facts([("" if at else "not applicable", why) for at, why in enumerate(words)])
 
 
 def _verdict_of(model: ModelFound) -> str:
@@ -92,23 +89,20 @@ def _deciding(parts: Sequence[PartFound], verdict: str) -> str:
 
 
 def _parts_of(claim: ClaimFound) -> Iterator[Block]:
-    """Every part of a claim, and of every model that it applies to, with what would decide the open ones."""
-    from sinklab_claims.verdict.forecast import needed_seeds
-
+    """Every part of a claim, and of every model that it applies to."""
     groups: list[tuple[str, Sequence[PartFound]]] = [("presupposed", claim.presupposes), ("", claim.parts)]
     for model in claim.models:
         if model.verdict != "not applicable":
             groups += [(f"{model.name}, presupposed", model.presupposes), (model.name, model.parts)]
     rows: list[list[str | int | None]] = []
     for name, part in ((name, part) for name, parts in groups for part in parts):
-        published = published_effect(claim.claim, part.effect)
+        published = published_effects().get(claim.claim, {}).get(part.effect)
         words = effect_words(part.mean, part.interval, part.unit) + (f" of {part.model}" if part.model else "")
-        needed = needed_seeds(part) if part.verdict == "inconclusive" else None
         says = f"{name}: {part.says}" if name else part.says
-        rows.append([says, part.effect, words, part.expected, published and number(published.value), part.verdict, needed])
+        rows.append([says, part.effect, words, part.expected, None if published is None else number(published), part.verdict])
     if rows:
-        headings = ("part", "effect", "value, 95 %", "claimed", "published", "verdict", "seeds needed")
-        keep = [index for index in range(7) if index not in (4, 6) or any(row[index] is not None for row in rows)]
+        headings = ("part", "effect", "value, 95 %", "claimed", "published", "verdict")
+        keep = [index for index in range(6) if index != 4 or any(row[index] is not None for row in rows)]
         yield Grid([headings[index] for index in keep], [[row[index] for index in keep] for row in rows], text=6)
 
 
@@ -181,8 +175,7 @@ def _page(results: Sequence[StoredClaim]) -> Iterator[Block]:
     rows, of_unit = list[list[Cell]](), dict[str, dict[str, list[Mark]]]()
     for result in results:
         found, place = result.record, result.folder.parent.name
-        part = deciding_part(found.parts, found.verdict)
-        effect = number(None) if part is None else effect_words(part.mean, part.interval, part.unit)
+        part, effect = deciding_part(found.parts, found.verdict), _deciding(found.parts, found.verdict)
         claimed = "" if part is None else f"{part.effect}: {part.expected}"
         rows.append([found.claim, place, evidence_of(found), found.verdict, effect, claimed, found.source, len(found.seeds)])
         if part is not None and part.mean is not None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from sinklab.errors import InputError, ResultError
 from sinklab.results.record import from_json, to_json
@@ -21,14 +21,12 @@ __all__ = [
     "ClaimFound",
     "ModelFound",
     "PartFound",
-    "Published",
     "StoredClaim",
     "Verdict",
     "answer",
     "deciding_part",
     "evidence_of",
     "hardware_of",
-    "published_effect",
     "published_effects",
     "read_results",
     "summary_of",
@@ -203,53 +201,36 @@ def deciding_part(parts: Sequence[PartFound], verdict: str) -> PartFound | None:
 def clearance(part: PartFound) -> float:
     """How far the middle lies from the nearest bound, over how far the interval reaches towards it: an order, no effect size.
 
-    Returns:
-        Above 1 where the interval does not reach the bound, infinite where it has no width, 0 where there is none.
+    Above 1 where the interval does not reach the bound, infinite where it has no width, 0 where there is none.
     """
     if part.mean is None or part.interval is None:
         return 0.0
-    reaches = []
-    for bound in (part.more_than, part.less_than):
-        if bound is not None:
-            reach = abs(part.mean - part.interval[bound > part.mean])
-            reaches.append(abs(part.mean - bound) / reach if reach else math.inf)
-    return min(reaches, default=0.0)
+    bounds = [bound for bound in (part.more_than, part.less_than) if bound is not None]
+    reaches = [abs(part.mean - part.interval[bound > part.mean]) for bound in bounds]
+    return min(
+        (abs(part.mean - bound) / reach if reach else math.inf for bound, reach in zip(bounds, reaches, strict=True)),
+        default=0.0,
+    )
 
 
 def effect_of(parts: Sequence[PartFound], verdict: str) -> dict[str, Any]:
     """``effect``, ``interval`` and ``unit`` of the part that decides; ``None`` without any."""
     part = deciding_part(parts, verdict)
-    return {
-        "effect": None if part is None else part.mean,
-        "interval": None if part is None else part.interval,
-        "unit": None if part is None else part.unit,
-    }
+    found = (None, None, None) if part is None else (part.mean, part.interval, part.unit)
+    return dict(zip(("effect", "interval", "unit"), found, strict=True))
 
 
 def answer(found: ClaimFound, folder: Path | None = None) -> dict[str, Any]:
     """``summary`` of ``sinklab reproduce`` for one claim."""
-    row = {
-        **_verdict(found),
-        "reason": found.reason,
-        "parts": [to_json(part) for part in found.parts],
-        "folder": None if folder is None else str(folder),
-        "errors": found.errors,
-    }
+    row = {**_verdict(found), "reason": found.reason, "parts": [to_json(part) for part in found.parts]}
+    row |= {"folder": None if folder is None else str(folder), "errors": found.errors}
     return {**row, "models": [to_json(model) for model in found.models]} if found.models else row
 
 
 def _verdict(found: ClaimFound) -> dict[str, Any]:
-    effect = effect_of(found.parts, found.verdict)
-    return {
-        "name": found.claim,
-        "source": found.source,
-        "scale": found.scale,
-        "base": found.base,
-        "verdict": found.verdict,
-        **effect,
-        "interval": effect["interval"] and list(effect["interval"]),
-        "seeds": found.seeds,
-    }
+    row = {"name": found.claim} | {name: getattr(found, name) for name in ("source", "scale", "base", "verdict")}
+    row |= effect_of(found.parts, found.verdict)
+    return row | {"interval": row["interval"] and list(row["interval"]), "seeds": found.seeds}
 
 
 def summary_of(found: ClaimFound) -> dict[str, Any]:
@@ -273,32 +254,16 @@ def evidence_of(found: ClaimFound) -> Evidence:
 def hardware_of(found: ClaimFound) -> str:
     """What it ran on, in words: ``cpu, AMD EPYC, 2 cores``."""
     hardware = found.environment.get("hardware", {})
-    words = [str(hardware[key]) for key in ("device", "name") if hardware.get(key)]
-    cores = hardware.get("cpu_count")
-    return ", ".join([*words, f"{cores} cores"] if cores else words) or "unknown hardware"
-
-
-class Published(NamedTuple):
-    """A published number, in the unit of the effect, and the model that it is of, or its size."""
-
-    value: float
-    of: str
+    cores = f"{hardware['cpu_count']} cores" if hardware.get("cpu_count") else ""
+    return ", ".join(filter(None, (hardware.get("device"), hardware.get("name"), cores))) or "unknown hardware"
 
 
 @functools.cache
-def published_effects() -> Mapping[str, Mapping[str, Published]]:
+def published_effects() -> Mapping[str, Mapping[str, float]]:
     """Claim to the words of an effect to its published number, of those effects for which the source has one.
 
     Left out are numbers that are read off a drawing, unless the entry says so, that are of a similar quantity, and that the
-    claim derives. Losses are differences of logarithms of perplexities, in nats.
+    claim derives. Losses are differences of logarithms of perplexities, in nats. The file says of which model each is.
     """
     text = (resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8")
-    return {
-        claim: {effect: Published(value, entry["of"]) for effect, value in entry["effects"].items()}
-        for claim, entry in json.loads(text).items()
-    }
-
-
-def published_effect(claim: str, effect: str) -> Published | None:
-    """The published number for an effect of a claim, by its words (``effect`` of a part); ``None`` where there is none."""
-    return published_effects().get(claim, {}).get(effect)
+    return {claim: entry["effects"] for claim, entry in json.loads(text).items()}

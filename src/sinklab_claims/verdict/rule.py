@@ -1,25 +1,20 @@
 """The verdict: one rule for every claim, from the effects of single seeds to reproduced, not reproduced or inconclusive.
 
-A part of a claim states a region in which an effect lies: above a bound, below one, or between two. The effects of the seeds
-give a middle and a 95 % interval that suits their kind (:mod:`sinklab.jobs.estimate`). If the interval lies in the region, the
-part is reproduced; if it lies wholly outside, the part is not reproduced; in all other cases, with fewer than three seeds, and
-where more than a quarter of them have no number, it is inconclusive. A claim is reproduced if all of its parts are, and not
-reproduced if one part is not. That every part must hold needs no correction for their number; that one part failing is enough
-makes "not reproduced" somewhat more likely by chance, which is the direction to err in.
+A part of a claim states a region in which an effect lies. If the 95 % interval of the effects of the seeds, which suits their
+kind (:mod:`sinklab.jobs.estimate`), lies in the region, the part is reproduced; if it lies wholly outside, the part is not
+reproduced; in all other cases, with fewer than three seeds, and where more than a quarter of them have no number, it is
+inconclusive. A claim is reproduced if all of its parts are, and not reproduced if one part is not; that one is enough makes
+"not reproduced" somewhat more likely by chance, which is the direction to err in. What it presupposes is judged like a part:
+where it does not hold, the claim is not tested at this scale; where it is open, nothing follows for or against the claim.
 
-What the claim presupposes (that there is a sink to remove) is judged like a part. Where it does not hold, the claim is not
-tested at this scale; where its interval reaches over the bound, or too few seeds have a number of it, nothing follows for or
-against the claim.
+Where a seed is a draw of texts for one model, a claim holds or does not hold for this model. What is proved is checked: it
+agrees with the proof if every seed shows it, and one that does not contradicts it; of a claim with other parts too, these
+decide.
 
-Three kinds of evidence have verdicts of their own. Where a seed is a training, a claim is reproduced or not. Where a seed is a
-draw of texts for one model, it holds or does not hold for this model. What is proved is checked: it agrees with the proof if
-every seed shows it, and one that does not contradicts it; of a claim with other parts too, these make the verdict.
-
-On checkpoints the rule is used twice: for each model, whose effects are those of draws of texts, and over the models to which
-the claim applies, whose effects are the means of their draws, and those of a model that is read on several texts the mean over
-these. The second verdict is about models; the first is about one. A claim does not apply to a model for which what it
-presupposes does not hold. A claim that there are models which show something takes one; that one of many shows it is likelier
-by chance, so the interval of each leaves out as much less (Bonferroni). Its numbers are those of the model that decides.
+On checkpoints the rule is used twice: for each model over draws of texts, and over the models to which the claim applies,
+each of which is one observation: the mean of its draws, and over the texts on which the same weights are read. A claim that
+there are models which show something takes one; that one of many shows it is likelier by chance, so the interval of each
+leaves out as much less (Bonferroni). Its numbers are those of the model that decides.
 """
 
 from __future__ import annotations
@@ -122,19 +117,13 @@ def judge(
         numbers: seed to its numbers.
         one_model: whether a seed is a draw of texts for one model, and no training.
     """
-    unit = "draw" if one_model else "seed"
-    conclusion = _judge(parts, presupposes, numbers, "not tested at this scale", unit)
+    conclusion = _judge(parts, presupposes, numbers, "not tested at this scale", "draw" if one_model else "seed")
     verdict = OF_ONE_MODEL.get(conclusion.verdict, conclusion.verdict)
     return dataclasses.replace(conclusion, verdict=verdict) if one_model else conclusion
 
 
 def judge_model(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers]) -> Conclusion:
-    """The verdict about a claim on one checkpoint, over draws of texts; in tables it stands under the name of the model.
-
-    Args:
-        parts, presupposes: as in :func:`judge`.
-        numbers: seed of the draw to its numbers.
-    """
+    """The verdict about a claim on one checkpoint, over draws of texts; in tables it stands under the name of the model."""
     return _judge(parts, presupposes, numbers, "not applicable", "draw")
 
 
@@ -144,25 +133,13 @@ def _judge(
     findings = tuple(judge_part(part, numbers, draws=unit == "draw") for part in parts)
     presupposed = tuple(judge_part(part, numbers, draws=unit == "draw") for part in presupposes)
     for finding in presupposed:
-        few = finding.known < SEEDS
-        if finding.verdict == "not reproduced" or (few and not _mean_inside(finding)):
+        outside = finding.mean is None or not finding.part.holds(finding.mean)
+        if finding.verdict == "not reproduced" or (finding.known < SEEDS and outside):
             return Conclusion(otherwise, findings, presupposed, _presupposes(finding))
     for finding in presupposed:
         if finding.undecided:
             return Conclusion("inconclusive", findings, presupposed, f"{_presupposes(finding)}; {_open(finding, unit)}")
     return _together(findings, presupposed, unit)
-
-
-def _applies(conclusion: Conclusion) -> bool:
-    return conclusion.verdict != "not applicable" and not any(finding.undecided for finding in conclusion.presupposed)
-
-
-def _mean_inside(finding: Finding) -> bool:
-    return finding.mean is not None and _inside(finding.part, finding.mean)
-
-
-def _inside(part: Part, value: float) -> bool:
-    return part.more_than < value < part.less_than
 
 
 def _presupposes(finding: Finding) -> str:
@@ -179,16 +156,17 @@ def judge_models(
 ) -> Conclusion:
     """The verdict over models: each to which the claim applies is one observation, the middle of its draws of texts.
 
-    What is found about one model on two texts is no more independent than two draws of one, so weights that are there under
-    several names are one observation, the mean over these.
-
     Args:
         parts: what the claim says.
         by_model: name of a model to what :func:`judge_model` has found about it.
         numbers: name of each model to which the claim applies to the numbers that were judged, by seed of the draw.
         weights: name of each model to the identity of its weights; by default each has its own.
     """
-    about = {name: found for name, found in by_model.items() if _applies(found)}
+    about = {
+        name: found
+        for name, found in by_model.items()
+        if found.verdict != "not applicable" and not any(finding.undecided for finding in found.presupposed)
+    }
     if all(found.verdict == "not applicable" for found in by_model.values()):
         reasons = {found.reason for found in by_model.values()}
         return Conclusion("not applicable", (), (), reasons.pop() if len(reasons) == 1 else "it applies to none of the models")
@@ -283,7 +261,7 @@ def _judged(part: Part, by_seed: Effects, *, draws: bool = False, level: float =
         return Finding(part, by_seed, mean, None, None, None, "inconclusive")
     if part.proved:
         estimate = Estimate(statistics.fmean(values), (min(values), max(values)), "range")
-        verdict: Verdict = "reproduced" if all(_inside(part, value) for value in values) else "not reproduced"
+        verdict: Verdict = "reproduced" if all(map(part.holds, values)) else "not reproduced"
     else:
         alike = draws and min(values) == max(values)
         estimate = Estimate(values[0], (values[0], values[0]), "range") if alike else part.effect.estimate(values, level)

@@ -19,6 +19,7 @@ from sinklab.operations.key_bias import KeyBias
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
 from sinklab.sinks import Head, Sinks, find_sinks
+from sinklab.studies.causes import engine
 from sinklab.studies.causes.samples import Samples, token_samples
 from sinklab.studies.theory.trigger_bounds import softmax_solution
 from sinklab.studies.theory.trigger_task import trigger_batch
@@ -53,6 +54,20 @@ class Spy(Watcher):
         self.calls.append(call)
 
 
+def killed_behind(monkeypatch: Any, pieces: int) -> list[Any]:
+    """Calls of the engine, the last of which is interrupted once."""
+    real, calls = engine.Engine.measure, []
+
+    def measure(self: engine.Engine, edited: Any, chosen: Any = None, **options: Any) -> Any:
+        calls.append(([str(one) for one in edited], chosen))
+        if len(calls) == pieces + 1:
+            raise KeyboardInterrupt
+        return real(self, edited, chosen, **options)
+
+    monkeypatch.setattr(engine.Engine, "measure", measure)
+    return calls
+
+
 def by_name(sinks: Sinks) -> dict[str, Head]:
     """Heads as the rows of an experiment look them up."""
     return {str(one): one for one in sinks.heads}
@@ -63,7 +78,7 @@ BOS, WORDS, HALF = 0, 24, 11
 FAR = 20.0
 """Score that leaves all keys without it a share of e^-20."""
 MANY = 288
-"""Texts: that something costs nothing takes some 250 where effects do not scatter, less than the 384 of a full budget."""
+"""Texts: that something costs nothing takes some 250 where effects do not scatter."""
 
 
 @dataclasses.dataclass
@@ -143,7 +158,9 @@ class PlantedLM(nn.Module):
         words = torch.eye(WORDS, dtype=torch.float64)[input_ids]
         before = words.roll(1, dims=1)
         before[:, 0] = 0.0
-        states = torch.cat((words, before, words[..., BOS:1], torch.ones_like(words[..., :1]), torch.zeros_like(words)), dim=-1)
+        first = torch.zeros_like(words[..., :1])
+        first[:, 0] = 1.0  # where BOS stands in most texts here
+        states = torch.cat((words, before, first, torch.ones_like(first), torch.zeros_like(words)), dim=-1)
         return CausalLMOutput(logits=self.layers[0](states)[..., LOGITS])
 
 
@@ -206,6 +223,14 @@ def broadcast(frequencies: Tensor) -> PlantedHead:
     return head(sink=FAR, bos_value=constant, write=write)
 
 
+def by_first_token(of_first: list[Tensor]) -> PlantedHead:
+    """Always on position 0, whose token, 1 or 2, brings the logarithms of one of two tables of frequencies."""
+    write = torch.zeros(WORDS, WORDS, dtype=torch.float64)
+    for token, frequencies in enumerate(of_first, start=1):
+        write[:, token] = frequencies.clamp_min(1e-3).log()
+    return head(sink=FAR, write=write)
+
+
 def always_the_same(frequencies: Tensor) -> PlantedHead:
     """Attends to all tokens but BOS, each of which has one and the same value: the logarithms of the frequencies of tokens."""
     said = broadcast(frequencies)
@@ -242,6 +267,19 @@ def drawn(frequencies: Tensor, texts: int, seed: int) -> Tensor:
     return torch.cat((torch.zeros(texts, 1, dtype=torch.int64), words), dim=1)
 
 
+def topics() -> list[Tensor]:
+    """Frequencies of ten words each, none of which both have."""
+    return [torch.zeros(WORDS, dtype=torch.float64).index_fill(0, words, 0.1) for words in torch.arange(3, 23).split(10)]
+
+
+def of_topics(frequencies: list[Tensor], texts: int, seed: int) -> Tensor:
+    """Token 1 or 2, and independent words from the table of that token."""
+    first = torch.arange(texts) % 2 + 1
+    words = torch.cat([drawn(frequencies[token - 1], 1, 1000 * seed + number) for number, token in enumerate(first.tolist())])
+    words[:, 0] = first
+    return words
+
+
 def zipf() -> Tensor:
     """Frequencies of words as 1 / rank, none of BOS."""
     frequencies = torch.zeros(WORDS, dtype=torch.float64)
@@ -268,7 +306,12 @@ def planted(name: str, seed: int, texts: int = MANY) -> Planted:
         return Planted(PlantedTrigger(16, 16).eval(), samples, ["switch"], 0)
     if name == "broadcast":
         model, tokens = PlantedLM([broadcast(zipf()), inert()]), drawn(zipf(), texts, seed)
-        return Planted(model.eval(), token_samples([("drawn", tokens)]), ["broadcast", "unneeded"], 0)
+        return Planted(model.eval(), token_samples([("drawn", tokens)]), ["bias", "unneeded"], 0)
+    if name in ("bias", "message"):
+        tables = topics() if name == "message" else [zipf(), zipf()]
+        model, tokens = PlantedLM([by_first_token(tables), inert()]), of_topics(tables, texts, seed)
+        label = "broadcast" if name == "message" else "bias"
+        return Planted(model.eval(), token_samples([("drawn", tokens)]), [label, "unneeded"], 0)
     if name == "constant":
         model, tokens = PlantedLM([always_the_same(zipf()), inert()]), drawn(zipf(), texts, seed)
         return Planted(model.eval(), token_samples([("drawn", tokens)]), ["constant", "unneeded"], 0)
@@ -278,12 +321,12 @@ def planted(name: str, seed: int, texts: int = MANY) -> Planted:
         return Planted(model.eval(), token_samples(groups), ["switch", "dormant", "unneeded"], 0)
     samples = token_samples([("repeated", repeated(texts, seed))])
     if name == "induction":
-        return Planted(PlantedLM([induction(), no_op(), inert()]).eval(), samples, ["semantic", "dormant", "unneeded"], 0)
+        return Planted(PlantedLM([induction(), no_op(), inert()]).eval(), samples, ["text-dependent", "dormant", "unneeded"], 0)
     if name == "key bias":
         heads = [induction(), no_op()]
         for one in heads:
             one.key[-1, IS_BOS] = 0.0
-        return Planted(PlantedLM(heads, KeyBias()).eval(), samples, ["semantic", "dormant"], "null")
+        return Planted(PlantedLM(heads, KeyBias()).eval(), samples, ["text-dependent", "dormant"], "null")
     assert name == "sigmoid", name
     heads = [head(before=2 * FAR, sink=0.0), head(sink=0.0, write=0.0)]
-    return Planted(PlantedLM(heads, Sigmoid(bias=-FAR)).eval(), samples, ["semantic", "unneeded"], None)
+    return Planted(PlantedLM(heads, Sigmoid(bias=-FAR)).eval(), samples, ["text-dependent", "unneeded"], None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -31,12 +30,10 @@ DECODERS = sorted(
     ],
 )
 def test_a_family(family):
-    # Ten texts: 2^-10 is below 0.05 over 40 hypotheses, the five labels of eight heads.
-    found = find_causes(
-        build(ZOO[family]), domains=["random_tokens"], texts=10, seq_len=10, sink=0, bos="none", budget="full", batch_size=5
-    )
+    # Eleven texts: 2^-11 is below 0.05 over 64 hypotheses, the eight labels of eight heads.
+    found = find_causes(build(ZOO[family]), domains=["random_tokens"], texts=11, seq_len=10, sink=0, bos="none", batch_size=5)
     assert len(found.summary["heads"]) in (4, 8)
-    assert all("refused" not in found.summary[name] for name in ("read_outs", "location", "key_bias", "massive", "spread"))
+    assert all("refused" not in found.summary[name] for name in ("location", "key_bias", "massive", "spread"))
     assert set(found.record["measured"].values()) == {"replayed"}
     json.dumps([found.summary, found.record], allow_nan=False)
     changed = found.table[(found.table["metric"] == "divergence") & (found.table["intervention"] == "zero")]
@@ -75,17 +72,16 @@ def samples(count: int, length: int = 12) -> Samples:
 
 
 def test_labels_and_experiments_take_a_run_for_a_layer(albert):
-    # Ten texts: 2^-10 is below 0.05 over 30 hypotheses, the five labels of six heads.
+    # Ten texts: 2^-10 is below 0.05 over 48 hypotheses, the eight labels of six heads.
     given, heads = samples(10), [(layer, head) for layer in range(LAYERS) for head in (1, 2)]
-    found = find_causes(albert, samples=given, readout=MaskedToken(), heads=heads, sink=0, budget="full", batch_size=5)
+    found = find_causes(albert, samples=given, readout=MaskedToken(), heads=heads, sink=0, batch_size=5)
     runs = [f"{LAYER}.attention{suffix}" for suffix in ("", "#1", "#2")]
     assert [(head["layer"], head["head"], head["module"]) for head in found.summary["heads"]] == [
         (layer, head, run) for layer, run in enumerate(runs) for head in (1, 2)
     ]
     assert found.record["measured"] == dict.fromkeys(runs, "replayed")
-    assert all("refused" not in found.summary[name] for name in ("read_outs", "location", "key_bias", "massive", "spread"))
+    assert all("refused" not in found.summary[name] for name in ("location", "key_bias", "massive", "spread"))
     json.dumps(found.summary, allow_nan=False)
-    assert found.summary["read_outs"]["layers"].keys() == {"0", "1", "2"}
     with torch.no_grad():
         states, gave = given.inputs["input_ids"], []
         handle = albert.get_submodule(LAYER).register_forward_hook(lambda module, args, output: gave.append(output))
@@ -95,12 +91,7 @@ def test_labels_and_experiments_take_a_run_for_a_layer(albert):
     assert len(peaks) == 1 + LAYERS
     for layer, hidden in enumerate(gave):
         sizes = hidden.abs().flatten(1)
-        ratio = float((sizes.amax(1) / sizes.median(1).values).mean())
         assert peaks[1 + layer] == pytest.approx(float(sizes.amax(1).mean()), rel=1e-6)
-        assert found.summary["read_outs"]["layers"][str(layer)]["outliers"] == pytest.approx(ratio, rel=1e-6)
-        need = [head["effects"]["hide"]["all"]["mean"] for head in found.summary["heads"] if head["layer"] == layer]
-        by_layer = found.summary["read_outs"]["layers"][str(layer)]["need of the sink"]
-        assert by_layer == pytest.approx(np.mean(need), rel=1e-9)
     assert found.summary["spread"]["layers"] == [-1, 0, 1, 2]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import make_sinklm
-from tests.studies.causes.planted import planted
+from tests.studies.causes.planted import killed_behind, planted
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import (
@@ -35,15 +35,14 @@ from sinklab.models.loading import load_model, wrap_model
 from sinklab.results.table import read_run, read_table
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes import measurement as causes_measure
-from sinklab.studies.causes import resumable
 from sinklab.studies.causes.effects import HeadEdit, one_by_one
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples, token_samples
 from sinklab.studies.causes.texts import texts_of
 
-QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 24, "sink": 0}
-"""Random weights have no sink, so a place is named; ten texts are enough for the twenty hypotheses of four heads."""
+QUICK = {"domains": ["random_tokens"], "texts": 11, "seq_len": 24, "sink": 0}
+"""Random weights have no sink, so a place is named; eleven texts are enough for the hypotheses of four heads on two domains."""
 
 
 @pytest.fixture(scope="module")
@@ -59,28 +58,29 @@ def test_files_and_summary(result):
     first = result.summary["heads"][0]
     assert set(first) == {
         "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects", "divergence",
-        "needs_sink", "undecided", "within", "sink_weights", "value_ratios",
+        "needs_sink", "undecided", "estimates", "sink_weights", "value_ratios",
     }  # fmt: skip
     assert first["domains"] == {"random_tokens": first["label"]}
     assert set(first["effects"]["redirect"]["random_tokens"]) == {"mean", "low", "high", "p"}
     assert first["divergence"]["zero"]["random_tokens"] > 0
     assert sum(result.summary["counts"].values()) == 4
     assert list(result.summary["counts"]) == [
-        "semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided",
+        "text-dependent", "constant", "dormant", "bias", "broadcast", "unneeded", "switch", "active", "needs-sink", "mixed",
+        "undecided", "not-run",
     ]  # fmt: skip
     assert result.summary["sink"]["place"] == 0
-    assert (result.summary["massive"], result.summary["spread"]) == (None, None)
-    assert {"heads", "correlations"} <= set(result.summary["read_outs"])
+    assert (result.summary["screened"], result.summary["budget"]) == (None, None)
+    assert {"found", "peaks"} <= set(result.summary["massive"])
     assert "as it is" in result.summary["location"]["conditions"]
     assert "zero_value" in result.summary["key_bias"]["losses"]
 
 
 def test_the_table_has_the_means_of_the_effects(result):
     table = read_table(result.folder / "table.parquet")
-    assert set(table["probe"]) == {"causes", "causes_read_outs", "causes_location", "causes_key_bias"}
+    assert set(table["probe"]) == {"causes", "causes_location", "causes_key_bias", "causes_massive", "causes_spread"}
     effects = table[(table["probe"] == "causes") & (table["metric"] == "loss_change")]
     assert len(effects) == 4 * len(result.summary["variants"])
-    assert set(effects["count"]) == {10}
+    assert set(effects["count"]) == {11}
     for head in result.summary["heads"]:
         (value,) = effects[
             (effects["layer"] == head["layer"]) & (effects["head"] == head["head"]) & (effects["intervention"] == "redirect")
@@ -92,7 +92,7 @@ def test_the_run_record_says_what_was_done(result):
     run = read_run(result.folder)
     assert run["kind"] == "causes"
     assert run["config"]["heads"] == "all"
-    assert (run["config"]["texts"], run["config"]["positions"]) == (10, 24)
+    assert (run["config"]["texts"], run["config"]["positions"]) == (11, 24)
     (domain,) = run["domains"]
     assert domain["domain"] == "random_tokens"
     assert len(domain["token_sha256"]) == 64
@@ -107,39 +107,30 @@ def test_the_same_seed_gives_the_same_numbers(result, checkpoint):
 
 
 def test_a_killed_run_goes_on_where_it_was(result, checkpoint, tmp_path, monkeypatch):
-    real, calls = resumable.measure_effects, []
-
-    def killed(model, samples, readout, variants, heads, **options):
-        calls.append([str(head) for head in heads])
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(model, samples, readout, variants, heads, **options)
-
-    monkeypatch.setattr(resumable, "measure_effects", killed)
-    out = tmp_path / "out"
+    calls, out = killed_behind(monkeypatch, 3), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         find_causes(str(checkpoint), **QUICK, out=out)
     assert not out.exists()
     again = find_causes(str(checkpoint), **QUICK, out=out)
-    assert calls[:3] == [["0.0", "0.1"], ["1.0", "1.1"], ["1.0", "1.1"]]
-    assert {len(heads) for heads in calls[3:]} == {1}, "heads that rest at some positions, there and elsewhere"
+    assert [edited for edited, _ in calls[1:]] == [["0.0"], ["0.1"], ["1.0"], ["1.0"], ["1.1"]]
     assert again.summary == result.summary
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_heads_of_few_layers_are_kept_a_few_at_a_time():
-    def cut(layers, heads):
-        chosen = [Head(layer, head, f"layers.{layer}") for layer in range(layers) for head in range(heads)]
-        pieces = resumable._pieces(chosen)
-        assert [head for piece in pieces for head in piece] == chosen
-        return [len(piece) for piece in pieces]
-
-    assert cut(1, 3) == [3]
-    assert cut(1, 9) == [4, 4, 1]
-    assert cut(3, 8) == [4] * 6
-    assert cut(12, 12) == [12] * 12
-    assert cut(30, 2) == [4] * 15
-    assert cut(2, 64) == [11, 11, 11, 11, 11, 9] * 2
+def test_a_budget_is_spent_on_the_most_informative_heads_and_what_is_left_is_said(checkpoint, tmp_path, monkeypatch):
+    calls = killed_behind(monkeypatch, 10**6)
+    options = {**QUICK, "budget": 1e-6, "experiments": False}  # spent before the first group: of each stage one piece is done
+    found = find_causes(str(checkpoint), **options, out=tmp_path / "out").summary
+    order = [edited[0] for edited, _ in calls if "+" not in edited[0]]
+    sizes = {f"{head['layer']}.{head['head']}": max(map(abs, head["estimates"].values())) for head in found["heads"]}
+    assert order == sorted(sizes, key=sizes.get, reverse=True)[: len(order)]
+    left = [head for head in found["heads"] if head["label"] == "not-run"]
+    assert found["counts"]["not-run"] == len(left) == 4 - len(order)
+    assert left
+    assert all(head["effects"] == {} and head["undecided"] == {} for head in left)
+    assert found["screened"]["zero"]["heads"] == len(order) == 1
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Not measured: what the screen expects, which is no verdict" in page
 
 
 def test_what_another_configuration_of_the_same_weights_left_is_not_taken(own_checkpoint, tmp_path, monkeypatch):
@@ -195,7 +186,7 @@ def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
     options = {**QUICK, "experiments": False, "heads": [(1, 0)]}
     both = find_causes(str(checkpoint), **{**options, "domains": ["random_tokens", "repeated_token"]})
     (head,) = both.summary["heads"]
-    assert [both.summary[name] for name in ("read_outs", "location", "key_bias", "massive", "spread")] == [None] * 5
+    assert [both.summary[name] for name in ("location", "key_bias", "massive", "spread")] == [None] * 4
     for domain in ("random_tokens", "repeated_token"):
         (alone,) = find_causes(str(checkpoint), **{**options, "domains": [domain]}).summary["heads"]
         # float32 weights of batches of the same texts
@@ -301,9 +292,10 @@ def test_a_vision_model_from_python():
         ({"sink": 99}, "place 99: no such place; on these texts the model has positions 0 to 23"),
         ({"sink": "null"}, "place 'null': no such place; .*not a null score in every module"),
         ({"sink": -1}, "`sink` -1 must be auto, a position from 0, null or none"),
-        ({"texts": 4}, r"4 texts .* too few: 20 hypotheses .* take 9 texts or more.*`texts`, `heads`, `level`\)"),
+        ({"texts": 4}, r"4 texts .* too few: 32 hypotheses .* take 10 texts or more.*`texts`, `heads`, `level`\)"),
         ({"heads": [(0, 0), (2, 1)]}, r"`heads` 2\.1: there is no such head; the model has 2 layers of 2 heads, .* to 1\.1"),
-        ({"budget": "slow"}, "`budget`.*slow.*must be fast or full"),
+        ({"budget": "slow"}, "`budget` slow must be a time above 0, such as 90s, 10m or 1.5h"),
+        ({"budget": "0m"}, "`budget` 0m must be a time above 0"),
         ({"minimal_effect": 0.0}, "`minimal_effect` 0.0 must be auto or above 0"),
         ({"batch_size": 1}, "`batch_size` must be at least 2, got 1: a head is given its output of another text of the batch"),
         ({"domains": ["random_tokens", "random_tokens"]}, "`domains` random_tokens,random_tokens: name .* each once"),
@@ -375,9 +367,9 @@ def test_planted_heads_get_their_labels_from_the_whole_run(name, tmp_path, monke
     monkeypatch.setattr("sinklab.results.intervals.RESAMPLES", 100)
     readout = SquaredError() if name == "trigger" else NextToken()
     sink = "none" if name == "sigmoid" else "auto"
-    found = find_causes(known.model, samples=known.samples, readout=readout, sink=sink, batch_size=64, out=tmp_path / "out")
-    # The induction head is a switch within its texts.
-    expected = ["switch", "dormant"] if name == "key bias" else known.labels
+    settings = {"sink": sink, "batch_size": 64, "experiments": name == "trigger", "out": tmp_path / "out"}
+    found = find_causes(known.model, samples=known.samples, readout=readout, **settings)
+    expected = known.labels
     assert [head["label"] for head in found.summary["heads"]] == expected
     assert found.summary["sink"]["place"] == known.place
     assert (found.record["dtype"], found.record["versions"]["torch"]) == ("float64", importlib.metadata.version("torch"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.studies.causes.planted import HALF, MANY, PlantedLM, induction, inert, no_op, repeated
+from tests.studies.causes.planted import HALF, MANY, PlantedLM, induction, inert, killed_behind, no_op, repeated
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab import find_causes
@@ -14,7 +14,6 @@ from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.results.table import read_table
 from sinklab.sinks import Head
-from sinklab.studies.causes import resumable
 from sinklab.studies.causes.effects import HeadEdit, HeadGroup, one_by_one
 from sinklab.studies.causes.entries import chosen_heads
 from sinklab.studies.causes.readout import NextToken
@@ -22,7 +21,7 @@ from sinklab.studies.causes.request import ChosenHeads, parse_heads
 from sinklab.studies.causes.samples import token_samples
 
 EDITS = [HeadEdit("zero", (ZeroHead(),)), HeadEdit("resample", (ResampleHead(),))]
-QUICK = {"domains": ["random_tokens"], "texts": 10, "seq_len": 16, "sink": 0, "experiments": False}
+QUICK = {"domains": ["random_tokens"], "texts": 11, "seq_len": 16, "sink": 0, "experiments": False}
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +62,14 @@ def test_two_heads_that_stand_in_for_each_other():
     found = planted_pair(heads)
     assert [head["label"] for head in found["heads"]] == ["unneeded", "unneeded"]
     (group,) = found["groups"]
-    assert (group["label"], group["called"], group["members"]) == ("semantic", "all unneeded", ["0.0", "0.1"])
+    assert (group["label"], group["called"], group["members"]) == ("text-dependent", "all unneeded", ["0.0", "0.1"])
     assert group["name"] == "all unneeded: 0.0+0.1"
     assert group["alone"] == {"unneeded": 2}
     # The text is half known with one head or two, and not at all without: 23 words, of which none is likelier.
     more = group["beyond_alone"]["zero"]["repeated"]
     assert more["mean"] == pytest.approx(np.log(24), abs=1e-3)
     assert group["effects"]["zero"]["repeated"]["mean"] == pytest.approx(np.log(24), abs=1e-3)
-    assert found["counts"]["semantic"] == 0  # heads are counted, and groups are not
+    assert found["counts"]["text-dependent"] == 0  # heads are counted, and groups are not
 
 
 def test_heads_that_are_named_twice_are_one_group(llama):
@@ -78,7 +77,7 @@ def test_heads_that_are_named_twice_are_one_group(llama):
     heads = [Head(layer, head) for layer in range(2) for head in range(2)]
     _, groups = chosen_heads(ChosenHeads(groups=[((1, 1), (1, 0)), ((1, 0), (1, 1)), ((0, 0), (1, 0))], layers=True), heads)
     assert [str(group) for group in groups] == ["layer 1: 1.0+1.1", "0.0+1.0", "layer 0: 0.0+0.1"]
-    found = find_causes(llama[0], **QUICK | {"texts": 11}, heads="0.0+0.1+0.2+0.3,layers", together=True).summary
+    found = find_causes(llama[0], **QUICK | {"texts": 12}, heads="0.0+0.1+0.2+0.3,layers", together=True).summary
     members = [frozenset(group["members"]) for group in found["groups"]]
     assert len(set(members)) == len(members)
     assert [group["called"] for group in found["groups"]][:3] == ["layer 0", "layer 1", "layer 2"]
@@ -178,19 +177,11 @@ def test_groups_from_the_line_to_the_page(checkpoint, tmp_path):
 
 def test_a_killed_run_keeps_its_groups(checkpoint, tmp_path, monkeypatch):
     options = {**QUICK, "heads": "0.0+0.1,0.0+1.0", "minimal_effect": 0.01}
-    whole, real, groups = find_causes(str(checkpoint), **options), resumable.one_by_one, []
-
-    def killed(model, samples, readout, variants, heads, **others):
-        groups.append(str(heads[0]))
-        if len(groups) == 2:
-            raise KeyboardInterrupt
-        return real(model, samples, readout, variants, heads, **others)
-
-    monkeypatch.setattr(resumable, "one_by_one", killed)
+    whole, calls = find_causes(str(checkpoint), **options), killed_behind(monkeypatch, 4)
     with pytest.raises(KeyboardInterrupt):
         find_causes(str(checkpoint), **options, out=tmp_path / "out")
     again = find_causes(str(checkpoint), **options, out=tmp_path / "out")
-    assert groups == ["0.0+0.1", "0.0+1.0", "0.0+1.0"]
+    assert [edited for edited, _ in calls[3:]] == [["0.0+0.1"], ["0.0+1.0"], ["0.0+1.0"]]
     assert again.summary == whole.summary
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from tests.studies.causes.planted import PlantedLM, Spy, broadcast, by_name, drawn, no_op, repeated, sinks_of, zipf
 
 from sinklab import attend
+from sinklab.attention.operation import repeat_groups
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.results.intervals import Interval
 from sinklab.results.record import to_json
 from sinklab.results.table import make_table
-from sinklab.studies.causes.key_bias import key_bias, rows
+from sinklab.studies.causes.key_bias import _Scores, key_bias, rows
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
 from sinklab.studies.causes.show import _verdict
@@ -37,15 +37,6 @@ def test_a_sink_that_carries_nothing_is_a_key_bias_with_a_constant_score():
     # Its score is 20 for every query, so that the mean over queries is what it was.
     assert abs(found.losses["constant_score"].mean) < NEGLIGIBLE
     assert found.sink_heads == ["0.0"]
-    (head,) = found.heads
-    assert head.value_ratio == 0.0
-    # Keys: the score 10 of the query's own token, and 0 for the others that it sees: a gap of 20 less 10 / t at position t.
-    gaps = 20 - 10 / np.arange(1, 23)
-    repeats = 10 / np.arange(12, 23)  # in the second half the token has been seen before, and scores once more
-    gaps[11:] -= repeats
-    assert head.gap == pytest.approx(gaps.mean(), abs=1e-9)
-    assert head.gap_deviation == pytest.approx(gaps.std(), abs=1e-9)
-    assert head.constant_share == pytest.approx(gaps.mean() ** 2 / (gaps**2).mean(), abs=1e-9)
 
 
 def test_a_sink_that_broadcasts_is_missed():
@@ -73,33 +64,15 @@ def test_verdicts_go_by_the_side_of_the_change(low, high, verdict):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_scores_angles_and_norms_are_those_of_a_dense_computation(name):
-    model, spy = tiny_models()[name], Spy()
+def test_mean_scores_are_those_of_a_dense_computation(name):
+    model, spy, scores = tiny_models()[name], Spy(), _Scores(2)
     tokens = torch.randint(1, 50, (3, 9), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad(), attend(model, [spy]):
+    with torch.no_grad(), attend(model, [spy, scores]):
         model(tokens)
-    found = found_in(model, token_samples([("words", tokens)]), place=2, batch_size=2)
-    for head in found.heads:
-        layer, number = map(int, head.head.split("."))
-        call = spy.calls[layer]
-        queries, keys = call.queries[:, number], call.keys[:, number // call.groups]
-        values = call.values[:, number // call.groups].norm(dim=-1)
-        rows = []
-        for text in range(3):
-            for position in range(3, 9):
-                query, seen = queries[text, position], keys[text, : position + 1]
-                others = [key for key in range(position + 1) if key != 2]
-                scores = seen @ query * call.scaling
-                norms = seen.norm(dim=-1) * query.norm()
-                cosines = seen @ query / norms
-                gap = scores[2] - scores[others].mean()
-                rows.append(torch.stack((cosines[2], cosines[others].mean(), norms[2], norms[others].mean(), gap, gap**2)))
-        cosine, other_cosine, norm, other_norm, gap, square = torch.stack(rows).mean(0).tolist()
-        others = [position for position in range(9) if position != 2]
-        expected = [cosine, other_cosine, norm, other_norm, gap, (square - gap**2) ** 0.5, gap**2 / square]
-        expected.append(float(values[:, 2].mean() / values[:, others].mean()))
-        given = [head.cosine, head.other_cosine, head.norm_product, head.other_norm_product, head.gap, head.gap_deviation]
-        assert np.allclose([*given, head.constant_share, head.value_ratio], expected, rtol=0, atol=1e-10)  # float64
+    for call in spy.calls:
+        keys = repeat_groups(call.keys, call.groups)[:, :, 2, None]
+        expected = (call.queries[:, :, 3:] * keys).sum(-1).mean((0, 2)) * call.scaling
+        assert torch.allclose(scores.means()[call.site.module], expected, rtol=0, atol=1e-12)  # float64
 
 
 def test_a_constant_score_is_put_where_the_definition_says():
@@ -126,24 +99,17 @@ def test_a_constant_score_is_put_where_the_definition_says():
     assert len(samples) == 2
 
 
-def test_the_null_score_has_a_gap_and_no_angle():
+def test_the_null_score_is_a_place():
     model = PlantedLM([no_op()], SoftmaxPlusOne())
     samples = token_samples([("words", repeated(4, seed=1))])
     found = found_in(model, samples, place="null")
-    (head,) = found.heads
-    assert head.cosine is None
-    assert head.norm_product is None
-    assert head.value_ratio == 0.0
-    assert head.gap < 0
     # The null score of softmax plus one is 0 for every query and carries nothing: neither edit is one.
     assert found.losses["zero_value"].mean == 0
     assert found.losses["constant_score"].mean == 0
     record = json.loads(json.dumps(to_json(found), allow_nan=False))
-    assert record["heads"][0]["cosine"] is None
     assert record["place"] == "null"
     table = make_table(rows(found, by_name(sinks_of(model, samples, place="null"))))
-    assert "sink_gap" in set(table["metric"])
-    assert "sink_cosine" not in set(table["metric"])
+    assert {"loss_change", "loss_change_low"} <= set(table["metric"])
 
 
 def test_what_cannot_be_is_refused():

@@ -26,7 +26,7 @@ from sinklab.studies.causes.show import LABELS, SHOWN, _spread, show
 
 @pytest.fixture(scope="module")
 def summary():
-    known, settings = planted("two domains", 0, texts=40), {"budget": "full", "heads": "all,0.0+0.1", "batch_size": 40}
+    known, settings = planted("two domains", 0, texts=40), {"budget": "1h", "heads": "all,0.0+0.1", "batch_size": 40}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sinklab.results.intervals.RESAMPLES", 100)  # intervals decide nothing here
         return find_causes(known.model, samples=known.samples, readout=NextToken(), **settings).summary
@@ -71,7 +71,7 @@ def test_every_domain_has_tables_and_a_figure(found):
     assert figures[0].least == found.minimal_effect
     assert figures[0].rows[0][1][0].mean == found.heads[0].effects["redirect"]["repeated"].mean
     whole = [grid for grid in kinds(found, Grid) if grid.title.startswith("Every head on")]
-    assert [len(grid.rows) for grid in whole] == [4, 4]  # three heads and a group
+    assert [len(grid.rows) for grid in whole] == [5, 5]  # three heads, the group that was named, and that of the layer
     together = next(grid for grid in kinds(found, Grid) if grid.headings[0] == "at once")
     assert together.rows[0][0] == "0.0+0.1"
 
@@ -85,7 +85,7 @@ def test_a_large_model_shows_its_decided_and_strongest_heads(found):
 
 
 def test_experiments_that_cannot_be_had_say_why(found):
-    less = dataclasses.replace(found, read_outs=Refused("no sink"), spread=None)
+    less = dataclasses.replace(found, location=Refused("no sink"), spread=None)
     assert "Not measured: no sink" in markdown(show(less))
     assert "Does the sink keep changes from spreading?" not in markdown(show(less))
 
@@ -118,7 +118,7 @@ def write_page(folder, summary):
 
 def test_the_page_escapes_and_is_that_of_its_run(tmp_path, summary):
     hostile = {**summary, "model": HOSTILE, "domains": [HOSTILE], "notes": [HOSTILE]}
-    hostile |= {"heads": [], "groups": []} | dict.fromkeys(("read_outs", "location", "key_bias", "massive", "spread"))
+    hostile |= {"heads": [], "groups": []} | dict.fromkeys(("location", "key_bias", "massive", "spread"))
     page = write_page(tmp_path / "a", hostile).read_text(encoding="utf-8")
     assert HOSTILE not in page
     assert " style=" not in page  # the page's policy would drop it

@@ -38,18 +38,20 @@ def find_causes(
     loading: Loading = Loading(),
     output: Output = Output(),
 ) -> Result:
-    """Label what every head does with its sink: semantic, constant, dormant, broadcast, unneeded, switch, or undecided.
+    """Label what every head does with its sink: text-dependent, constant, dormant, bias, broadcast, unneeded, switch, …
 
-    Edits one head at a time, or several at once, and measures the loss again; embedded:softmax takes 80 seconds of one core
-    with --no-experiments. With an output directory, an interrupted run continues where it was.
+    Edits one head at a time, or several at once, and measures the loss again. A model of many heads is screened first; then
+    heads are measured, most informative first. With an output directory, an interrupted run continues where it was.
 
-    - semantic: silencing the head costs loss, and so does replacing its output by that on another text.
+    - text-dependent: silencing the head costs loss, and so does replacing its output by that on another text.
     - constant: silencing it costs loss, replacing its output by that on another text does not.
     - dormant: sending all of its attention to the sink costs nothing, hiding the sink costs loss.
-    - broadcast: sending all of its attention to the sink costs nothing, zeroing the sink's value costs loss.
+    - bias: sending all of its attention to the sink costs nothing, zeroing the sink's value does; its mean does as well.
+    - broadcast: the same, and the mean of the sink over other texts does not do.
     - unneeded: none of these costs loss.
-    - switch: semantic on some domains, or at some positions, and dormant on the others.
-    - undecided: anything else at the error rate asked for; the reason is shown.
+    - switch: text-dependent on some domains, at rest on the others.
+    - active, needs-sink: only that silencing it costs is shown; only that hiding its sink does.
+    - undecided, not-run: anything else at the error rate asked for; not measured within the budget.
 
     Beside the label stands whether the head needs its sink. docs/explain.md has the rules.
 
@@ -57,18 +59,18 @@ def find_causes(
         model: embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.
         heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
             alone, and layers all of each layer.
-        together: Also edit all heads of a label at once, except semantic: heads that can replace each other.
+        together: Also edit all heads of a label at once, except text-dependent: heads that can replace each other.
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
         domains: Names from 'sinklab list corpora' or text files; each is a domain.
-        texts: Texts of each domain; more decide more heads. By default 64, or 384 in full; to show that an edit costs nothing
-            takes 250 or more.
-        seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less.
-        budget: full: more texts, so that dormant heads can be found, more controls, all experiments.
+        texts: Texts of each domain; more decide more heads. By default 64, and 20 for a model of more than 50 million
+            parameters; to show that an edit costs nothing takes 250 or more.
+        seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less, and 64 for such a model.
+        budget: Time after which no further head is begun, such as 90s, 10m or 1.5h; by default all heads are measured.
         level: Expected share of false labels among those given (Benjamini and Hochberg, over all heads and hypotheses).
-        minimal_effect: Change of the loss, in nats, below which it counts as nothing; auto: a twentieth of what a head is worth
-            on average (the worth of all attention over the number of heads), at most 0.01.
+        minimal_effect: Change of the loss, in nats, below which it counts as nothing; auto: a twentieth of what a head, of more
+            than 64 heads a layer, is worth on average, at most 0.01.
         experiments: Also examine the sink itself: its location, its value, massive activations.
         samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
             models and anything that does not read tokens.
@@ -88,7 +90,7 @@ def find_causes(
         sinklab causes embedded:softmax
         sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes
         sinklab causes embedded:softmax --heads 0.0+0.1,layers --together
-        sinklab causes ORG/MODEL --corpus python_source,notes.txt --budget full --out build/causes
+        sinklab causes ORG/MODEL --corpus python_source,notes.txt --budget 10m --out build/causes
         sinklab causes ORG/MODEL --sink null --json
     """
     import torch
@@ -103,7 +105,7 @@ def find_causes(
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.causes import SECTION
     from sinklab.studies.causes.measurement import examine, facts_of
-    from sinklab.studies.causes.texts import Texts, texts_of_budget
+    from sinklab.studies.causes.texts import Texts, default_texts
     from sinklab.studies.measure.probing import uses_bos
 
     if (samples is None) != (readout is None):
@@ -135,9 +137,7 @@ def find_causes(
         else:
             assert loaded is not None
             with_bos = int(uses_bos(loaded.encoder, bos))
-            inputs = texts_of_budget(
-                loaded, domains, request.budget, texts=texts, seq_len=seq_len, seed=request.seed, bos=bool(with_bos)
-            )
+            inputs = default_texts(loaded, domains, texts=texts, seq_len=seq_len, seed=request.seed, bos=bool(with_bos))
         facts = facts_of(module, loaded)
         examined = examine(module, inputs, request, identity=facts, sinks=sinks, store=run.store, progress=run.progress)
         return run.finish(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Generic, Literal, TypeAlias
+from typing import Generic, Self
 
 import numpy as np
 import torch
@@ -14,15 +14,13 @@ from typing_extensions import TypeVar
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.host_arguments import lean_arguments
-from sinklab.attention.intervention import HeadIntervention
+from sinklab.attention.intervention import NEAR, HeadIntervention, keys_at, tokens_at
+from sinklab.attention.operation import repeat_groups
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
-from sinklab.interventions.mean_head import MeanHead
 from sinklab.interventions.redirect import Redirect
 from sinklab.interventions.resample_head import ResampleHead
-from sinklab.interventions.rotate_head import RotateHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.results.run import Progress, silent
@@ -30,21 +28,12 @@ from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Effects", "HeadEdit", "HeadGroup", "make_variants", "one_by_one"]
+__all__ = ["Effects", "HeadEdit", "HeadGroup", "joined", "make_variants", "members_of", "one_by_one"]
 
 NAMED = 6
 """Heads that the name of a group lists; of more it says how many there are."""
 CLEAN = "the loss of the unedited model"
 """What an error calls it."""
-
-Budget: TypeAlias = Literal["fast", "full"]
-TEXTS: dict[str, int] = {"fast": 64, "full": 384}
-"""Texts of each domain, by budget. That something costs is shown by a few dozen; that it costs nothing by some 250 at the least
-(:mod:`~sinklab.studies.causes.evidence`), and by more where effects vary."""
-KEYS, ROTATED = 2, 4
-"""Other keys, and rotated copies, of the full budget."""
-EARLY = 4
-"""Control keys are drawn from the first quarter of the positions, which three quarters of causal queries see."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +59,17 @@ Edited = TypeVar("Edited", bound=Head | HeadGroup, default=Head)
 """What is edited at a time: a head, or several at once."""
 
 
+def members_of(edited: Head | HeadGroup) -> tuple[Head, ...]:
+    """The heads that are edited."""
+    return edited.members if isinstance(edited, HeadGroup) else (edited,)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadEdit:
     """Something that is done to one head, or one group of heads, at a time.
 
     Args:
-        name: unique among the variants of a measurement: ``redirect``, ``hide``, ``rotated 3``.
+        name: unique among the variants of a measurement: ``redirect``, ``hide``.
         interventions: in order; their ``heads`` are set to the heads in question.
     """
 
@@ -83,9 +77,24 @@ class HeadEdit:
     interventions: tuple[HeadIntervention, ...]
 
     def on(self, head: Head | HeadGroup, start: int, stop: int) -> list[HeadIntervention]:
-        """The interventions on one head, or on all of a group, for the samples ``start`` to ``stop``."""
+        """The interventions on one head, or on all of a group, for the samples ``start`` to ``stop``.
+
+        Hidden from heads of several modules, a sink is spared by the queries near it: else another token takes its place.
+        """
         heads = _heads_by_module(head)
-        return [dataclasses.replace(intervention.of_samples(start, stop), heads=heads) for intervention in self.interventions]
+        edits = self.of_all(start, stop)
+        if len(heads) > 1:
+            edits = [
+                dataclasses.replace(edit, spare=NEAR)
+                if isinstance(edit, HideKey) and not isinstance(edit.place, str) and not edit.spare
+                else edit
+                for edit in edits
+            ]
+        return [dataclasses.replace(edit, heads=heads) for edit in edits]
+
+    def of_all(self, start: int, stop: int) -> list[HeadIntervention]:
+        """The interventions on whatever heads a call has."""
+        return [dataclasses.replace(intervention.of_samples(start, stop), heads=None) for intervention in self.interventions]
 
     def means(self, head: Head | HeadGroup, part: Samples, loss: Tensor, divergence: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Its change of the loss and its divergence ``(samples, seq_len)``, by domain ``(samples, domains)``.
@@ -107,7 +116,7 @@ class Effects(Generic[Edited]):
         heads: in the order of the second axis; or groups of them.
         domain_names: in the order of the last axis.
         loss: float64 ``(variants, heads, samples, domains)``: change of the mean loss over the scored positions of a domain;
-            positive where the intervention hurts, NaN where the sample has no such position.
+            positive where the intervention hurts, NaN where the sample has no such position, and where it was not run.
         divergence: same shape: mean distance of the outputs from those of the unedited model, from 0.
         clean_loss: float64 ``(samples, domains)``.
         unit: of all of these.
@@ -126,6 +135,14 @@ class Effects(Generic[Edited]):
     def of(self, variant: str) -> np.ndarray:
         """Change of the loss by one variant, ``(heads, samples, domains)``."""
         return np.asarray(self.loss[self.variants.index(variant)])
+
+
+def joined(first: Effects[Edited], second: Effects[Edited]) -> Effects[Edited]:
+    """The effects on what both have, which were measured on the same texts."""
+    return dataclasses.replace(
+        first, heads=[*first.heads, *second.heads], loss=np.concatenate((first.loss, second.loss), axis=1),
+        divergence=np.concatenate((first.divergence, second.divergence), axis=1), record=first.record | second.record,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -152,6 +169,7 @@ def one_by_one(
     loss, divergence = np.full(shape, np.nan), np.full(shape, np.nan)
     clean_loss = np.full(shape[2:], np.nan)
     total, finished = len(variants) * len(heads) * len(samples.bounds(batch_size)), 0
+    progress("effects", finished, total)
     for start, part in samples.parts(batch_size):
         stop = start + len(part)
         recorded = _HeadOutputs([head for head in heads if isinstance(head, HeadGroup)])
@@ -233,7 +251,7 @@ class _ResampleRecorded(ResampleHead):
 def _heads_by_module(edited: Head | HeadGroup) -> dict[int | str, tuple[int, ...]]:
     """Numbers of the heads by qualified name of the module, or by its running number where the name is not known."""
     found: dict[int | str, tuple[int, ...]] = {}
-    for head in edited.members if isinstance(edited, HeadGroup) else (edited,):
+    for head in members_of(edited):
         key = head.module or head.layer
         found[key] = (*found.get(key, ()), head.head)
     return found
@@ -246,62 +264,118 @@ def _key(known: Mapping[int | str, object], site: Site) -> int | str | None:
     return site.layer if site.kind == "self" and site.layer in known else None
 
 
+# --- the sink as a constant -------------------------------------------------------------------------------------------------
+
+
+class _AtSink(Watcher):
+    """Keys and values of the sink by module, ``(samples, heads, head_dim)`` and ``(samples, heads, value_dim)``."""
+
+    name, needs = "keys_and_values_of_the_sink", frozenset[str]()
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.keys: dict[str, list[Tensor]] = {}
+        self.values: dict[str, list[Tensor]] = {}
+
+    def update(self, call: AttentionCall, statistics: Statistics) -> None:
+        if call.site.kind != "self":
+            return
+        at = keys_at(call, self.place).to(call.keys.dtype)
+        for kept, tensor in ((self.keys, call.keys), (self.values, call.values)):
+            own = torch.einsum("bhkd,bk->bhd", tensor, at)
+            kept.setdefault(call.site.module, []).append(repeat_groups(own[:, :, None], call.groups)[:, :, 0])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MeanSink(HeadIntervention):
+    """The sink's key and value are replaced by their means over the other texts, for all queries but its own.
+
+    What is left of the sink is an explicit key–value bias: the same for every text. Keys are compared as attention sees them,
+    behind rotary embedding, so the sink must stand at one position in all texts.
+
+    Args:
+        place: the position.
+        keys, values: by module, ``(samples, heads, head_dim)`` and ``(samples, heads, value_dim)``.
+    """
+
+    name = "mean_sink"
+    place: int
+    keys: Mapping[str, Tensor]
+    values: Mapping[str, Tensor]
+
+    @classmethod
+    @torch.no_grad()
+    def over(cls, model: nn.Module, samples: Samples, place: int, *, batch_size: int = 16) -> Self:
+        """With the means over all other samples, from one run of the model."""
+        seen = _AtSink(place)
+        with attend(model, [seen]):
+            for _, part in samples.parts(batch_size):
+                model(**lean_arguments(model, part.inputs))
+        return cls(place=place, keys=_of_others(seen.keys), values=_of_others(seen.values))
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the sink is the same in every text, as a first token is that always is BOS."""
+        return all(
+            bool((means - means[:1]).norm() <= 1e-5 * means.norm()) for of in (self.keys, self.values) for means in of.values()
+        )
+
+    def of_samples(self, start: int, stop: int) -> Self:
+        def cut(of: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {module: means[start:stop] for module, means in of.items()}
+
+        return dataclasses.replace(self, keys=cut(self.keys), values=cut(self.values))
+
+    def edit_call(self, call: AttentionCall) -> AttentionCall:
+        if call.site.module not in self.keys:
+            return call
+        chosen = keys_at(call, self.place)[:, None, :, None]
+        heads = list(call.head_numbers)[:: call.groups]
+
+        def replaced(tensor: Tensor, means: Mapping[str, Tensor]) -> Tensor:
+            return torch.where(chosen, means[call.site.module][:, heads, None].to(tensor), tensor)
+
+        return dataclasses.replace(call, keys=replaced(call.keys, self.keys), values=replaced(call.values, self.values))
+
+    def edit_outputs(self, call: AttentionCall, outputs: Tensor) -> Tensor:
+        assert call.head_outputs is not None
+        own = tokens_at(call.query_positions, self.place, call.site.module)[:, None, :, None]
+        return torch.where(own, call.head_outputs.transpose(1, 2).to(outputs), outputs)
+
+
+def _of_others(of_batches: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
+    """Mean over all other samples, by module."""
+    means = {}
+    for module, parts in of_batches.items():
+        all_of = torch.cat(list(parts)).double()
+        means[module] = ((all_of.sum(0) - all_of) / max(1, len(all_of) - 1)).to(parts[0].dtype)
+    return means
+
+
 # --- variants ---------------------------------------------------------------------------------------------------------------
 
 
-def make_variants(sinks: Sinks, samples: Samples, *, budget: Budget = "fast", seed: int = 0) -> list[HeadEdit]:
+def make_variants(model: nn.Module, sinks: Sinks, samples: Samples, *, batch_size: int = 16) -> list[HeadEdit]:
     """All variants of a measurement, by the names that the rules of labels have.
 
-    - ``redirect``, ``hide``, ``zero_value``: with the sink; ``zero``: the whole head; ``resample``: its output of the next text
-      of the same domains, where these have different lengths the next longer one of the batch. On these labels rest.
-    - in a full budget also ``mean``; ``redirect control K``, all mass to another key, drawn for each text, neither the sink nor
-      a secondary one; and ``rotated K``: the head's output, rotated by a random orthogonal matrix, one for all texts. Norms are
-      kept, and all that the output says is lost (:class:`~sinklab.interventions.rotate_head.RotateHead`).
-
-    Without a sink there are only ``zero``, ``resample``, and in a full budget ``mean`` and ``rotated K``.
+    - ``zero``: the whole head; ``resample``: its output of the next text of the same domains, where these have different
+      lengths the next longer one of the batch.
+    - with a sink: ``redirect``, all mass to it; ``hide``; ``zero_value``; and ``mean_sink``, its key and value replaced by
+      their means over the other texts, where it stands at one position of all texts and is not the same in all of them.
 
     Args:
-        seed: of keys and directions.
-
-    Raises:
-        ConfigurationError: no key left for controls.
+        model: for the means.
     """
     variants = [HeadEdit("zero", (ZeroHead(),)), HeadEdit("resample", (ResampleHead(),))]
     place = sinks.place_in(samples.inputs.get("input_ids"), samples.inputs.get("attention_mask"))
-    if place is not None:
-        variants += [
-            HeadEdit("redirect", (Redirect(place=place),)),
-            HeadEdit("hide", (HideKey(place=place),)),
-            HeadEdit("zero_value", (ZeroValue(place=place),)),
-        ]
-    if budget == "full":
-        variants.append(HeadEdit("mean", (MeanHead(),)))
-        seeds = range(seed * 1000, (seed + 1) * 1000)  # runs with other seeds have other directions
-        variants += [HeadEdit(f"rotated {number}", (RotateHead(seed=seeds[number]),)) for number in range(ROTATED)]
-        if place is not None:
-            keys = _control_keys(sinks, place, samples, KEYS, seed)
-            variants += [HeadEdit(f"redirect control {number}", (Redirect(place=key),)) for number, key in enumerate(keys)]
+    if place is None:
+        return variants
+    variants += [
+        HeadEdit("redirect", (Redirect(place=place),)),
+        HeadEdit("hide", (HideKey(place=place),)),
+        HeadEdit("zero_value", (ZeroValue(place=place),)),
+    ]
+    if isinstance(place, int) and len(samples) > 1:
+        means = MeanSink.over(model, samples, place, batch_size=batch_size)
+        variants += [] if means.is_constant else [HeadEdit("mean_sink", (means,))]
     return variants
-
-
-def _control_keys(sinks: Sinks, place: int | Tensor | str, samples: Samples, number: int, seed: int) -> list[Tensor]:
-    """Keys for controls, int64 ``(samples, 1)`` each, none behind the end of its text."""
-    count = len(samples)
-    own = torch.full((count, 1), -1) if isinstance(place, str) else torch.as_tensor(place).expand(count, 1)
-    tokens = samples.lengths(sinks.length)
-    # The longest text is as long as the model was found to see; learned tokens in front are in every text.
-    sizes = (tokens + (sinks.length - tokens.max()).clamp_min(0)).clamp_max(sinks.length).tolist()
-    generator, drawn, longest = torch.Generator().manual_seed(seed), [], max(sizes)
-    for sink, size in zip(own[:, 0].tolist(), sizes, strict=True):
-        early = max(size // EARLY, number + 1 + len(sinks.secondary))
-        pool = [position for position in range(min(early, size)) if position not in {sink, *sinks.secondary}]
-        if size < longest and len(pool) < number:
-            pool = pool or [position for position in range(size) if position != sink]
-            pool *= number
-        if len(pool) < number:
-            raise ConfigurationError(
-                f"controls need {number} keys besides the sink, and texts of {sinks.length:,} tokens leave {len(pool)}; "
-                "take longer texts"
-            )
-        drawn.append(torch.tensor(pool)[torch.randperm(len(pool), generator=generator)[:number]])
-    return list(torch.stack(drawn).T[..., None])

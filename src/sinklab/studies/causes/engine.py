@@ -1,8 +1,8 @@
 """The engine: effects of many variants on many heads, equal to those of ``effects.one_by_one`` and much faster.
 
-The unedited model runs once a batch; what a variant does to a head follows from the recorded attention call; and of the model
-only what lies behind the edited module runs again, for several variants and heads at a time (``replay.py``). Where the readout
-is a cross-entropy of tokens, logits are never held (``replay_logits.py``).
+The unedited model runs once a batch; what a variant does to the heads of a module follows from the recorded attention call, all
+heads at once; and of the model only what lies behind the edited module runs again, for several variants and heads at a time
+(``replay.py``). Where the readout is a cross-entropy of tokens, logits are never held (``readout.py``).
 
 Every module is tried first, on two samples: a replay without edits must give the outputs of the model, and one with an edit
 those of the edited model. A module that fails goes one head at a time, and :attr:`Effects.record` says why. Where a module runs
@@ -12,9 +12,7 @@ several times in one forward of the model (ALBERT), all that is said of modules 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,17 +25,17 @@ from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
-from sinklab.studies.causes.effects import CLEAN, Effects, HeadEdit, one_by_one
+from sinklab.studies.causes.effects import CLEAN, Edited, Effects, HeadEdit, HeadGroup, members_of, one_by_one
 from sinklab.studies.causes.readout import Changes, Readout
-from sinklab.studies.causes.replay import Recording, Replay
+from sinklab.studies.causes.replay import HeadsEdit, Recording, Replay
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["REPLAYED", "measure_effects"]
+__all__ = ["REPLAYED", "Engine", "all_heads_edited", "measure_effects"]
 
 REPLAYED = "replayed"
 """What :attr:`Effects.record` says of a module whose heads did not go one by one."""
 ROOM = 2**30
-"""Bytes that recorded calls of attention may take."""
+"""Bytes that recorded calls of attention, and recorded layers, may take."""
 STACK = 2**21
 """Bytes of the head outputs of one stack of edits: about what a processor's caches hold, more is slower. While a layer runs it
 needs some ten times as many; the logits of a readout that asks for them, and the weights of attention that forms them, may be
@@ -55,172 +53,275 @@ def measure_effects(
     samples: Samples,
     readout: Readout,
     variants: Sequence[HeadEdit],
-    heads: Sequence[Head],
+    heads: Sequence[Edited],
     *,
     batch_size: int = 16,
     progress: Progress = silent,
-) -> Effects:
-    """The same as :func:`~sinklab.studies.causes.effects.one_by_one`, up to rounding.
+) -> Effects[Edited]:
+    """The same as :func:`~sinklab.studies.causes.effects.one_by_one`, up to rounding; see :class:`Engine`."""
+    return Engine(model, samples, readout, variants, batch_size=batch_size).measure(heads, progress=progress)
 
-    No other code may run the model meanwhile: some of its modules have another ``forward``.
+
+def all_heads_edited(call: AttentionCall, edits: Sequence[HeadIntervention]) -> Tensor:
+    """Outputs of every head of a call when it alone is edited: ``(batch, q_len, num_heads, value_dim)``, float32 or wider.
 
     Args:
-        heads: all of them, or some.
-        batch_size: samples of the unedited run; edits are stacked on top of it as far as there is room.
-        progress: called with ``"effects"``, how many of variants × heads × batches are done, and their number.
-
-    Returns:
-        Effects whose ``record`` says for every attention module that it was replayed, or why not.
-
-    Raises:
-        ConfigurationError: a layer or head that the model has not.
-        UnsupportedModelError: an intervention that the attention of the model cannot express.
-        MeasurementError: a loss or a divergence at a scored position that is NaN or infinite.
+        edits: of whatever heads the call has.
     """
-    shape = (len(variants), len(heads), len(samples), len(samples.domain_names))
-    loss, divergence = np.full(shape, np.nan), np.full(shape, np.nan)
-    clean_loss = np.full(shape[2:], np.nan)
-    total, done = len(variants) * len(heads) * len(samples.bounds(batch_size)), 0
-
-    def advance(number: int) -> None:
-        nonlocal done
-        done += number
-        progress("effects", done, total)
-
-    with torch.no_grad():
-        plan = _make_plan(model, samples, readout, variants, heads)
-        for start, part in samples.parts(batch_size):
-            rows = slice(start, start + len(part))
-            for recording, changes in _recordings(plan, part):
-                clean_loss[rows] = part.by_domain(changes.clean_loss, CLEAN).cpu().numpy()
-                for module, pairs, edits in _stacks(plan, recording, start):
-                    outputs = plan.outputs(plan.replay.run(recording, module, edits), recording)
-                    of_loss, of_outputs = changes.changes(outputs)
-                    del outputs  # logits of a large vocabulary, beside which the next ones would be made
-                    for number, (variant, head) in enumerate(pairs):
-                        means = variants[variant].means(heads[head], part, of_loss[number], of_outputs[number])
-                        loss[variant, head, rows], divergence[variant, head, rows] = means
-                    advance(len(pairs))
-    if plan.slow or not plan.modules:
-        rest = [heads[number] for number in plan.slow]
-        slow = one_by_one(
-            model, samples, readout, variants, rest, batch_size=batch_size, progress=lambda what, done, total: advance(1)
-        )
-        loss[:, plan.slow], divergence[:, plan.slow], clean_loss = slow.loss, slow.divergence, slow.clean_loss
-    names = [variant.name for variant in variants]
-    return Effects(names, list(heads), samples.domain_names, loss, divergence, clean_loss, readout.unit, plan.record)
+    assert call.head_outputs is not None
+    active = [edit for edit in edits if not edit.changes_nothing]
+    return edited_outputs(call, active)[1].transpose(1, 2) if active else call.head_outputs
 
 
 @dataclasses.dataclass(eq=False)
-class _Plan:
-    """What is to be done, and how."""
+class _Batch:
+    """What is kept of the unedited model on some samples: recordings, which together hold the calls, and the readout."""
 
-    replay: Replay
-    readout: Readout
-    variants: Sequence[HeadEdit]
-    heads: Sequence[Head]
-    modules: list[str] = dataclasses.field(default_factory=list)
-    heads_of: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    slow: list[int] = dataclasses.field(default_factory=list)
-    record: dict[str, str] = dataclasses.field(default_factory=dict)
+    changes: Changes
+    recordings: list[Recording]
+    clean_loss: np.ndarray
 
-    def outputs(self, found: object, recording: Recording) -> Tensor:
-        """What the readout compares, or hidden states in its place."""
-        return self.readout.outputs(found, recording.part)
 
-    def interventions(self, variant: int, head: int, call: AttentionCall, start: int, stop: int) -> list[HeadIntervention]:
-        """What a variant does to a head, by their numbers; nothing if its settings make it the identity.
+class Engine:
+    """Effects on heads, and on groups of heads, of one model on the same samples.
+
+    No other code may run the model while it measures: some of its modules have another ``forward``.
+
+    Args:
+        batch_size: samples of the unedited run; edits are stacked on top of it as far as there is room.
+    """
+
+    def __init__(
+        self, model: nn.Module, samples: Samples, readout: Readout, variants: Sequence[HeadEdit], *, batch_size: int = 16
+    ) -> None:
+        self.model, self.samples, self.readout, self.variants = model, samples, readout, list(variants)
+        self.batch_size = batch_size
+        self.record: dict[str, str] = {}
+        self._replay: Replay | None = None
+        self._trial: tuple[Recording, Tensor] | None = None
+        self._module_of: dict[int, str] = {}
+        self._batches: dict[int, _Batch] = {}
+        self._room = float(ROOM)
+
+    @torch.no_grad()
+    def measure(
+        self, edited: Sequence[Edited], chosen: Sequence[str] | None = None, *, progress: Progress = silent
+    ) -> Effects[Edited]:
+        """The effects on heads or groups; those that no module replays, and groups of several modules, go one by one.
+
+        Args:
+            chosen: names of variants; ``None`` for all. Effects of the others are NaN.
+            progress: called with ``"effects"``, how many of variants × heads × batches are done, and their number.
+
+        Returns:
+            Effects whose ``record`` says for every attention module that it was replayed, or why not.
 
         Raises:
             ConfigurationError: a layer or head that the model has not.
+            UnsupportedModelError: an intervention that the attention of the model cannot express.
+            MeasurementError: a loss or a divergence at a scored position that is NaN or infinite.
         """
-        editing = Editing(self.variants[variant].on(self.heads[head], start, stop), self.replay.anatomy)
-        groups = editing.groups(call.site, call.num_heads)
-        return groups[0][1] if groups else []
+        names = [variant.name for variant in self.variants]
+        numbers = [number for number, name in enumerate(names) if chosen is None or name in chosen]
+        shape = (len(names), len(edited), len(self.samples), len(self.samples.domain_names))
+        loss, divergence, clean_loss = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape[2:], np.nan)
+        total, done = len(numbers) * len(edited) * len(self.samples.bounds(self.batch_size)), 0
+        progress("effects", 0, total)
+        by_module, slow = self._by_module(edited, numbers)
+        for start, part in self.samples.parts(self.batch_size) if by_module else ():
+            rows = slice(start, start + len(part))
+            for module, indices in by_module.items():
+                batch, recording = self._recorded(start, part, module)
+                clean_loss[rows] = batch.clean_loss
+                pairs = [(variant, index) for variant in numbers for index in indices]
+                for stack, edits in self._stacks(recording, module, pairs, edited, start):
+                    outputs = self._outputs(self.replay.run(recording, module, edits), recording)
+                    of_loss, of_outputs = batch.changes.changes(outputs)
+                    del outputs  # logits of a large vocabulary, beside which the next ones would be made
+                    for row, (variant, index) in enumerate(stack):
+                        means = self.variants[variant].means(edited[index], part, of_loss[row], of_outputs[row])
+                        loss[variant, index, rows], divergence[variant, index, rows] = means
+                    done += len(stack)
+                    progress("effects", done, total)
+                recording.forget_repeats()
+        if slow:
+            one = one_by_one(
+                self.model, self.samples, self.readout, [self.variants[number] for number in numbers],
+                [edited[index] for index in slow], batch_size=self.batch_size,
+                progress=lambda stage, step, of: progress("effects", done + step, total),
+            )  # fmt: skip
+            where = np.ix_(numbers, slow)
+            loss[where], divergence[where], clean_loss = one.loss, one.divergence, one.clean_loss
+        seen = {module: self.record[module] for module in self._modules_of(edited) if module in self.record}
+        return Effects(names, list(edited), self.samples.domain_names, loss, divergence, clean_loss, self.readout.unit, seen)
 
+    @property
+    def replay(self) -> Replay:
+        """The replay of the model, with or without its logits; made when it is first needed."""
+        if self._replay is None:
+            part = self.samples.part(0, min(TRIAL, len(self.samples)))
+            self._replay = Replay(self.model)
+            recording = self._replay.record(part)
+            expected = self._outputs(recording.outputs, recording)
+            bare = self._without_logits(recording, expected)
+            if bare is not None:
+                self._replay, recording = bare, bare.record(part)
+            self._trial = recording, expected
+            self._module_of = {site.layer: name for name, site in recording.sites.items() if site.kind == "self"}
+        return self._replay
 
-# --- the trial -------------------------------------------------------------------------------------------------------------
+    def _outputs(self, found: object, recording: Recording) -> Tensor:
+        """What the readout compares, or hidden states in its place."""
+        return self.readout.outputs(found, recording.part)
 
+    def _name(self, head: Head) -> str:
+        return head.module or self._module_of.get(head.layer, f"layer {head.layer}")
 
-def _make_plan(
-    model: nn.Module, samples: Samples, readout: Readout, variants: Sequence[HeadEdit], heads: Sequence[Head]
-) -> _Plan:
-    """Try every module that has heads to be edited."""
-    part = samples.part(0, min(TRIAL, len(samples)))
-    plan = _Plan(Replay(model), readout, variants, heads)
-    for head in heads:
-        for variant in variants:  # the checks of a session, before hours are spent on other heads
-            Editing(variant.on(head, 0, len(part)), plan.replay.anatomy)
-    recording = plan.replay.record(part)
-    expected = plan.outputs(recording.outputs, recording)
-    bare = _without_logits(plan, recording, expected)
-    if bare is not None:
-        plan.replay, recording = bare, bare.record(part)
-    by_layer = {site.layer: name for name, site in recording.sites.items() if site.kind == "self"}
-    for number, head in enumerate(heads):
-        plan.heads_of.setdefault(head.module or by_layer.get(head.layer, f"layer {head.layer}"), []).append(number)
-    for name in sorted(
-        plan.heads_of, key=list(recording.calls).index if plan.heads_of.keys() <= recording.calls.keys() else None
-    ):
-        reason = _trial(plan, recording, expected, name)
-        plan.record[name] = reason or REPLAYED
-        if reason is None:
-            plan.modules.append(name)
-        else:
-            plan.slow += plan.heads_of[name]
-    return plan
+    def _modules_of(self, edited: Sequence[Head | HeadGroup]) -> list[str]:
+        return list(dict.fromkeys(self._name(head) for one in edited for head in members_of(one)))
 
+    def _by_module(self, edited: Sequence[Edited], numbers: Sequence[int]) -> tuple[dict[str, list[int]], list[int]]:
+        """Numbers of what is edited by the module that is replayed for it, in the order of the model; and the others."""
+        replay = self.replay
+        assert self._trial is not None  # with the replay
+        stop = len(self._trial[0].part)
+        for one in edited:
+            for number in numbers:  # the checks of a session, before hours are spent on other heads
+                Editing(self.variants[number].on(one, 0, stop), replay.anatomy)
+        found: dict[str, list[int]] = {}
+        slow = []
+        for index, one in enumerate(edited):
+            names = self._modules_of([one])
+            call = self._trial[0].calls.get(names[0])
+            if call is not None:
+                for number in numbers[:1]:  # every head is there
+                    Editing(self.variants[number].on(one, 0, stop), replay.anatomy).groups(call.site, call.num_heads)
+            if len(names) > 1:
+                slow.append(index)
+            elif self._tried(names[0], members_of(one), numbers):
+                found.setdefault(names[0], []).append(index)
+            else:
+                slow.append(index)
+        order = list(self._trial[0].calls)
+        return dict(sorted(found.items(), key=lambda item: order.index(item[0]))), slow
 
-def _without_logits(plan: _Plan, recording: Recording, expected: Tensor) -> Replay | None:
-    """A replay that leaves the vocabulary projection out, if the readout can do without logits and that linear map is proved to
-    be all that stands between the hidden states and what the readout reads."""
-    projection = getattr(plan.replay.model, "get_output_embeddings", lambda: None)()
-    overridden = type(plan.readout).compare_hidden is not Readout.compare_hidden
-    if not overridden or type(projection) is not nn.Linear or "labels" in recording.part.inputs:
-        return None
-    replay = Replay(plan.replay.model, projection)
-    hidden = plan.outputs(replay.record(recording.part, ()).outputs, recording)
-    logits = replay.logit_map()
-    if logits is None or hidden.shape[-1] != logits.weight.shape[1] or hidden.shape[:-1] != expected.shape[:-1]:
-        return None
-    proved = _error(nn.functional.linear(hidden, logits.weight, logits.bias), expected) <= ROUNDING
-    return replay if proved and plan.readout.compare_hidden(hidden, logits, recording.part) is not None else None
+    # --- the trial ---------------------------------------------------------------------------------------------------------
 
+    def _tried(self, module: str, heads: Sequence[Head], numbers: Sequence[int]) -> bool:
+        """Whether a module is replayed; it is tried when it is first asked for."""
+        if module not in self.record:
+            assert self._trial is not None
+            self.record[module] = self._why_not(*self._trial, module, heads[0].head, numbers) or REPLAYED
+        return self.record[module] == REPLAYED
 
-def _trial(plan: _Plan, recording: Recording, expected: Tensor, name: str) -> str | None:
-    """Why the heads of a module cannot be replayed, or ``None`` when they can."""
-    if recording.times[name] != 1:
-        return f"it calls the attention function {recording.times[name]} times in one run"
-    call, number, stop = recording.calls[name], plan.heads_of[name][0], len(recording.part)
-    edited_by = ((index, plan.interventions(index, number, call, 0, stop)) for index in range(len(plan.variants)))
-    variant, interventions = next(((index, edits) for index, edits in edited_by if edits), (0, []))
-    for head in plan.heads_of[name]:
-        plan.interventions(variant, head, call, 0, stop)  # every head is there
-    chosen = plan.heads[number].head
-    own = _SharedCall.of(of_heads(call, [chosen]))
-    edits = [(chosen, own.edited([])), (chosen, own.edited(interventions))]
-    with attend(plan.replay.model, interventions=interventions, verify=False):
-        expected_outputs = plan.outputs(plan.replay.model(**recording.part.inputs), recording)
-    weight, reason = plan.replay.linear_map(recording, name), None
-    for way in [weight, None] if weight is not None else [None]:
-        plan.replay.maps.pop(name, None)
-        if way is not None:
-            plan.replay.maps[name] = way
-        try:
-            replayed = plan.outputs(plan.replay.run(recording, name, edits), recording)
-        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MeasurementError) as error:
-            reason = f"the model does not run with layers left out: {type(error).__name__}: {error}"
-            continue
-        logits = plan.replay.logit_map()
-        if logits is not None:
-            replayed = nn.functional.linear(replayed, logits.weight, logits.bias)
-        pairs = zip(replayed.split(len(expected)), (expected, expected_outputs), strict=True)
-        plain, edited = (_error(index, other) for index, other in pairs)
-        if max(plain, edited) <= ROUNDING:
+    def _without_logits(self, recording: Recording, expected: Tensor) -> Replay | None:
+        """A replay that leaves the vocabulary projection out, if the readout can do without logits and that linear map is
+        proved to be all that stands between the hidden states and what the readout reads."""
+        projection = getattr(self.model, "get_output_embeddings", lambda: None)()
+        overridden = type(self.readout).compare_hidden is not Readout.compare_hidden
+        if not overridden or type(projection) is not nn.Linear or "labels" in recording.part.inputs:
             return None
-        which = "without an edit" if plain > ROUNDING else f"under {plan.variants[variant].name!r}"
-        reason = f"a replay {which} is {max(plain, edited):.2g} units in the last place off the model, more than {ROUNDING}"
-    return reason
+        replay = Replay(self.model, projection)
+        hidden = self._outputs(replay.record(recording.part, ()).outputs, recording)
+        logits = replay.logit_map()
+        if logits is None or hidden.shape[-1] != logits.weight.shape[1] or hidden.shape[:-1] != expected.shape[:-1]:
+            return None
+        proved = _error(nn.functional.linear(hidden, logits.weight, logits.bias), expected) <= ROUNDING
+        return replay if proved and self.readout.compare_hidden(hidden, logits, recording.part) is not None else None
+
+    def _why_not(self, recording: Recording, expected: Tensor, module: str, head: int, numbers: Sequence[int]) -> str | None:
+        """Why the heads of a module cannot be replayed, or ``None`` when they can."""
+        if recording.times[module] != 1:
+            return f"it calls the attention function {recording.times[module]} times in one run"
+        call, stop, replay = recording.calls[module], len(recording.part), self.replay
+        active = [
+            number for number in numbers
+            if any(not edit.changes_nothing for edit in self.variants[number].of_all(0, stop))
+        ]  # fmt: skip
+        variant = self.variants[(active or list(numbers))[0]]
+        own = of_heads(call, [head])
+        assert own.head_outputs is not None
+        edits: list[HeadsEdit] = [((head,), own.head_outputs), ((head,), all_heads_edited(own, variant.of_all(0, stop)))]
+        site_head = Head(call.site.layer, head, module)
+        with attend(self.model, interventions=variant.on(site_head, 0, stop), verify=False):
+            expected_outputs = self._outputs(self.model(**recording.part.inputs), recording)
+        weight, reason = replay.linear_map(recording, module), None
+        for way in [weight, None] if weight is not None else [None]:
+            replay.maps.pop(module, None)
+            if way is not None:
+                replay.maps[module] = way
+            try:
+                replayed = self._outputs(replay.run(recording, module, edits), recording)
+            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MeasurementError) as error:
+                reason = f"the model does not run with layers left out: {type(error).__name__}: {error}"
+                continue
+            logits = replay.logit_map()
+            if logits is not None:
+                replayed = nn.functional.linear(replayed, logits.weight, logits.bias)
+            pairs = zip(replayed.split(len(expected)), (expected, expected_outputs), strict=True)
+            plain, edited = (_error(index, other) for index, other in pairs)
+            if max(plain, edited) <= ROUNDING:
+                return None
+            which = "without an edit" if plain > ROUNDING else f"under {variant.name!r}"
+            reason = f"a replay {which} is {max(plain, edited):.2g} units in the last place off the model, more than {ROUNDING}"
+        return reason
+
+    # --- the work ----------------------------------------------------------------------------------------------------------
+
+    def _recorded(self, start: int, part: Samples, module: str) -> tuple[_Batch, Recording]:
+        """The unedited model on a batch, with the call of a module: kept as far as there is room, or run again."""
+        batch = self._batches.get(start)
+        for recording in batch.recordings if batch is not None else ():
+            if module in recording.calls:
+                return self._batches[start], recording
+        if self._room <= 0:
+            self._batches.clear()
+            self._room, batch = float(ROOM), None
+        recording = self.replay.record(part, self._following(module), self._room)
+        self._room -= recording.size
+        if batch is None:
+            outputs, logits = self._outputs(recording.outputs, recording), self.replay.logit_map()
+            changes = None if logits is None else self.readout.compare_hidden(outputs, logits, part)
+            changes = self.readout.compare(outputs, part) if changes is None else changes
+            batch = _Batch(changes, [], part.by_domain(changes.clean_loss, CLEAN).cpu().numpy())
+            self._batches[start] = batch
+        batch.recordings.append(recording)
+        return batch, recording
+
+    def _following(self, module: str) -> list[str]:
+        """A module and those behind it."""
+        assert self._trial is not None
+        order = list(self._trial[0].calls)
+        return order[order.index(module) :]
+
+    def _stacks(
+        self,
+        recording: Recording,
+        module: str,
+        pairs: Sequence[tuple[int, int]],
+        edited: Sequence[Head | HeadGroup],
+        start: int,
+    ) -> Iterator[tuple[Sequence[tuple[int, int]], list[HeadsEdit]]]:
+        """Edits of one module, as many at a time as there is room for: numbers of variant and of what is edited; and edits."""
+        call, stop = recording.calls[module], start + len(recording.part)
+        clean = self._outputs(recording.outputs, recording)
+        assert call.head_outputs is not None
+        scores = call.queries.shape[0] * call.num_heads * call.q_len * call.kv_len * call.queries.element_size()
+        size = max(1, int(STACK / max(_bytes(call.head_outputs), _bytes(clean) / 8, scores / 8)))
+        wanted = sorted({head.head for _, index in pairs for head in members_of(edited[index])})
+        own, made = of_heads(call, wanted), dict[int, Tensor]()
+        for first in range(0, len(pairs), size):
+            stack, edits = pairs[first : first + size], list[HeadsEdit]()
+            for variant, index in stack:
+                if variant not in made:
+                    made = {variant: all_heads_edited(own, self.variants[variant].of_all(start, stop))}
+                heads = [head.head for head in members_of(edited[index])]
+                edits.append((heads, made[variant][:, :, [wanted.index(head) for head in heads]]))
+            yield stack, edits
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
@@ -230,92 +331,3 @@ def _error(found: Tensor, expected: Tensor) -> float:
     unit = torch.finfo(expected.dtype).eps * expected.double().square().mean().sqrt()
     error = (found.double() - expected.double()).square().mean().sqrt() / unit.clamp_min(torch.finfo(torch.float64).tiny)
     return float(error.nan_to_num(float("inf")))
-
-
-# --- the work --------------------------------------------------------------------------------------------------------------
-
-
-def _recordings(plan: _Plan, part: Samples) -> Iterator[tuple[Recording, Changes]]:
-    """Runs of the unedited model, one or, if not all calls can be held together, several."""
-    modules, logits = plan.modules, plan.replay.logit_map()
-    changes: Changes | None = None
-    while modules:
-        recording = plan.replay.record(part, modules, ROOM)
-        if changes is None:
-            outputs = plan.outputs(recording.outputs, recording)
-            if logits is not None:
-                changes = plan.readout.compare_hidden(outputs, logits, part)
-            changes = plan.readout.compare(outputs, part) if changes is None else changes
-        yield recording, changes
-        modules = recording.left
-
-
-Stack = tuple[str, list[tuple[int, int]], list[tuple[int, Tensor]]]
-"""Edits of one module that run together: its name, numbers of variant and head in the result, and number of the head in its
-module with its outputs ``(batch, q_len, value_dim)``."""
-
-
-def _stacks(plan: _Plan, recording: Recording, start: int) -> Iterator[Stack]:
-    """All edits of the modules whose calls are recorded, as many at a time as there is room for."""
-    stop = start + len(recording.part)
-    clean = plan.outputs(recording.outputs, recording)
-    for module, call in recording.calls.items():
-        pairs = [(variant, head) for head in plan.heads_of[module] for variant in range(len(plan.variants))]
-        assert call.head_outputs is not None
-        scores = call.queries.shape[0] * call.num_heads * call.q_len * call.kv_len * call.queries.element_size()
-        size = max(1, int(STACK / max(_bytes(call.head_outputs), _bytes(clean) / 8, scores / 8)))
-        shared: tuple[int, _SharedCall] | None = None
-        for first in range(0, len(pairs), size):
-            edits = []
-            for variant, number in pairs[first : first + size]:
-                head = plan.heads[number].head
-                if shared is None or shared[0] != head:
-                    shared = head, _SharedCall.of(of_heads(call, [head]))
-                edits.append((head, shared[1].edited(plan.interventions(variant, number, call, start, stop))))
-            yield module, pairs[first : first + size], edits
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-OF_SCORES = ("queries", "keys", "scaling", "softcap", "bias")
-OF_WEIGHTS = (*OF_SCORES, "visible", "operation", "sink_scores")
-
-
-@dataclasses.dataclass
-class _SharedCall(AttentionCall):
-    """A call of one head, with scores and weights computed once for all interventions that leave them alone."""
-
-    native: AttentionCall | None = None
-    memo: dict[tuple[str, int, int], tuple[Tensor, int]] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of(cls, call: AttentionCall) -> Self:
-        """The call with an empty memo."""
-        return cls(**{field.name: getattr(call, field.name) for field in dataclasses.fields(AttentionCall)}, native=call)
-
-    def edited(self, interventions: Sequence[HeadIntervention]) -> Tensor:
-        """Outputs of the head ``(batch, q_len, value_dim)``."""
-        assert self.head_outputs is not None
-        return (edited_outputs(self, interventions)[1][:, 0]) if interventions else self.head_outputs[:, :, 0]
-
-    def scores(self, query_start: int, query_stop: int) -> Tensor:
-        return self._once("scores", OF_SCORES, query_start, query_stop, super().scores)
-
-    def signed_weights(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
-        compute = functools.partial(super().signed_weights, scores=scores)
-        return self._once("weights", OF_WEIGHTS, query_start, query_stop, compute)
-
-    def null_mass(self, query_start: int, query_stop: int, scores: Tensor | None = None) -> Tensor:
-        compute = functools.partial(super().null_mass, scores=scores)
-        return self._once("null mass", OF_WEIGHTS, query_start, query_stop, compute)
-
-    def _once(self, what: str, fields: tuple[str, ...], start: int, stop: int, compute: Callable[..., Tensor]) -> Tensor:
-        if any(getattr(self, name) is not getattr(self.native, name) for name in fields):
-            return compute(start, stop)
-        value, version = self.memo.get((what, start, stop), (None, None))
-        if value is None or value._version != version:  # written to meanwhile
-            value = compute(start, stop)
-            self.memo[what, start, stop] = value, value._version
-        return value

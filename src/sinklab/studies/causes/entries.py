@@ -14,16 +14,22 @@ from sinklab.results.metric import VALUE_RATIO, Metric, Row
 from sinklab.sinks import Head, Sinks, weigh_sinks
 from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
 from sinklab.studies.causes.experiment import LOSS_CHANGE, SINK_SHARE, number
-from sinklab.studies.causes.found import LABELS, ExaminedGroup, ExaminedHead, FoundSink
+from sinklab.studies.causes.found import LABELS, ExaminedGroup, ExaminedHead, FoundSink, ScreenCheck, SharedKeys
 from sinklab.studies.causes.labels import HeadLabel
 from sinklab.studies.causes.request import ChosenHeads, Pair
 from sinklab.studies.causes.samples import Samples
+from sinklab.studies.causes.screen import Screened
 
 __all__ = ["chosen_heads", "examined_groups", "examined_heads", "found_sink"]
 
 PROBE = "causes"
 DIVERGENCE = Metric(
     "divergence", "nats", "Mean over texts of the divergence of the predictions under the intervention from the model's."
+)
+
+
+ESTIMATE = Metric(
+    "loss_change_estimate", "nats", "What the screen expects of the change of the loss under the intervention, to second order."
 )
 
 
@@ -59,8 +65,27 @@ def chosen_heads(chosen: ChosenHeads, heads: Sequence[Head]) -> tuple[list[Head]
     return list(heads) if chosen.alone is None else of(chosen.alone), list(once.values())
 
 
+def kinds_of_layers(heads: Sequence[Head], sinks: Sinks, threshold: float, known: Sequence[HeadGroup] = ()) -> list[HeadGroup]:
+    """Of each attention module the heads that sink and those that do not, as groups; one head alone is none.
+
+    Args:
+        known: groups that are examined anyway, and not once more.
+    """
+    weights = dict(zip(sinks.heads, sinks.weights.tolist(), strict=True))
+    kinds: dict[tuple[str, str], list[Head]] = {}
+    for head in heads:
+        sinking = sinks.main is not None and weights[head] >= threshold
+        name = f"layer {head.layer}" + (", sinks" if sinking else ", others") * (sinks.main is not None)
+        kinds.setdefault((head.module, name), []).append(head)
+    there = {frozenset(group.members) for group in known}
+    return [
+        HeadGroup(tuple(members), name) for (_, name), members in kinds.items()
+        if len(members) > 1 and frozenset(members) not in there
+    ]  # fmt: skip
+
+
 def groups_of_labels(labels: Sequence[HeadLabel], known: Sequence[HeadGroup] = ()) -> list[HeadGroup]:
-    """All heads of each label but *semantic*, where there are two or more; heads that seem to do little may share the work.
+    """All heads of each label but *text-dependent*, where there are two or more; what seems to do little may share the work.
 
     Args:
         known: groups that are examined anyway, and not once more.
@@ -72,7 +97,7 @@ def groups_of_labels(labels: Sequence[HeadLabel], known: Sequence[HeadGroup] = (
     return [
         HeadGroup(tuple(heads), f"all {name}")
         for name, heads in by_label.items()
-        if name != "semantic" and len(heads) > 1 and frozenset(heads) not in there
+        if name not in ("text-dependent", "not-run") and len(heads) > 1 and frozenset(heads) not in there
     ]
 
 
@@ -85,24 +110,66 @@ def most_groups(heads: int) -> int:
 
 
 def examined_heads(
-    model: nn.Module, samples: Samples, labels: Sequence[HeadLabel], sinks: Sinks, effects: Effects, *, batch_size: int
-) -> list[ExaminedHead]:
+    model: nn.Module, samples: Samples, labels: Sequence[HeadLabel], sinks: Sinks, effects: Effects,
+    estimates: Screened | None = None, *, batch_size: int,
+) -> list[ExaminedHead]:  # fmt: skip
     """An entry for every head that has a label; what it gives to the sink is measured on each domain alone."""
     own_sinks = _sinks_by_domain(model, samples, sinks, batch_size)
+    estimated = {} if estimates is None else estimates.means()
     found = []
     for label in labels:
         head, index, row = label.head, sinks.heads.index(label.head), effects.heads.index(label.head)
         found.append(
             ExaminedHead(
                 layer=head.layer, head=head.head, module=head.module, label=label.label, domains=label.domains,
-                within=label.within, needs_sink=label.needs_sink, undecided=label.undecided, effects=label.effects,
+                needs_sink=label.needs_sink, undecided=label.undecided, effects=label.effects,
                 sink_weight=number(sinks.weights[index]), value_ratio=number(sinks.value_ratio[index]),
                 sink_weights={name: number(own.weights[index]) for name, own in own_sinks.items()},
                 value_ratios={name: number(own.value_ratio[index]) for name, own in own_sinks.items()},
-                divergence=_divergences(effects, row),
+                divergence=_divergences(effects, row), estimates=estimated.get(str(head), {}),
             )
         )  # fmt: skip
     return found
+
+
+def screen_check(estimates: Screened | None, effects: Effects) -> dict[str, ScreenCheck] | None:
+    """How the screen's estimates compare with exact effects on the heads that have both, by edit, means over all texts."""
+    if estimates is None:
+        return None
+    import scipy.stats
+
+    checks = {}
+    there = np.isfinite(effects.loss)
+    exact = np.where(there.any(3), np.where(there, effects.loss, 0.0).sum(3) / np.maximum(there.sum(3), 1), np.nan)
+    for name in estimates.variants:
+        if name not in effects.variants:
+            continue
+        rows = exact[effects.variants.index(name)]
+        measured = np.isfinite(rows).any(1)
+        found = np.array([np.nanmean(row) if there else np.nan for row, there in zip(rows, measured, strict=True)])
+        expected = estimates.loss[estimates.variants.index(name)].mean(1)
+        both = np.isfinite(found) & np.isfinite(expected)
+        found, expected = found[both], expected[both]
+        varies = len(found) > 2 and bool(np.ptp(found)) and bool(np.ptp(expected))
+        rank = number(scipy.stats.spearmanr(found, expected).statistic) if varies else None
+        error = number(np.sqrt(np.square(found - expected).mean())) if len(found) else None
+        checks[name] = ScreenCheck(len(found), rank, error, number(np.sqrt(np.square(found).mean())) if len(found) else None)
+    return checks
+
+
+def of_a_key(model: nn.Module, sinks: Sinks, threshold: float) -> SharedKeys | None:
+    """Of models with grouped queries, in how many key–value heads all heads sink, some, and none."""
+    config = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    keys, heads = getattr(config, "num_key_value_heads", None), getattr(config, "num_attention_heads", None)
+    if sinks.main is None or not isinstance(keys, int) or not isinstance(heads, int) or not 0 < keys < heads or heads % keys:
+        return None
+    groups: dict[tuple[str, int], list[bool]] = {}
+    for head, weight in zip(sinks.heads, sinks.weights.tolist(), strict=True):
+        groups.setdefault((head.module, head.head // (heads // keys)), []).append(weight >= threshold)
+    of_all = sum(all(own) for own in groups.values())
+    none = sum(not any(own) for own in groups.values())
+    return SharedKeys(heads // keys, len(groups), of_all, len(groups) - of_all - none, none)
 
 
 def examined_groups(
@@ -157,16 +224,20 @@ def _sinks_by_domain(model: nn.Module, samples: Samples, sinks: Sinks, batch_siz
 
 
 def _divergences(effects: Effects[Edited], row: int) -> dict[str, dict[str, float | None]]:
-    """Mean divergence under each intervention and domain of the head, or the group, in a row of the effects."""
+    """Mean divergence under each measured edit and domain of the head, or the group, in a row of the effects."""
     return {
-        name: dict(zip(effects.domain_names, map(number, np.nanmean(values[row], axis=0)), strict=True))
+        name: {
+            domain: number(own[np.isfinite(own)].mean()) if np.isfinite(own).any() else None
+            for domain, own in zip(effects.domain_names, values[row].T, strict=True)
+        }
         for name, values in zip(effects.variants, effects.divergence, strict=True)
-        if not name[-1].isdecimal()  # the numbered ones are controls
+        if np.isfinite(values[row]).any()
     }
 
 
 def _beyond_alone(effects: Effects[HeadGroup], row: int, of_heads: Effects) -> dict[str, dict[str, Interval]]:
-    """By edit and domain, what the group costs on a text less the sum of what its members cost there, mean with its interval.
+    """By edit and domain, what the group costs on a text less the sum of what its members cost there, mean with its interval,
+    where all of them were measured.
 
     Above 0 they stand in for each other; below 0 they do the same work one after the other.
     """
@@ -174,8 +245,12 @@ def _beyond_alone(effects: Effects[HeadGroup], row: int, of_heads: Effects) -> d
     beyond: dict[str, dict[str, Interval]] = {}
     for variant in effects.variants:
         more = (effects.of(variant)[row] - of_heads.of(variant)[members].sum(0)).T
-        of_domains = [means_over_items(values[np.isfinite(values)][None])[0] for values in more]
-        beyond[variant] = dict(zip(effects.domain_names, of_domains, strict=True))
+        of_domains = {
+            domain: means_over_items(values[np.isfinite(values)][None])[0]
+            for domain, values in zip(effects.domain_names, more, strict=True)
+            if np.isfinite(values).sum() > 1
+        }
+        beyond |= {variant: of_domains} if of_domains else {}
     return beyond
 
 
@@ -201,6 +276,16 @@ def effect_rows(effects: Effects) -> Iterator[Row]:
             }  # fmt: skip
 
 
+def estimate_rows(heads: Sequence[ExaminedHead], unit: str) -> Iterator[Row]:
+    """What the screen expects of every head and edit."""
+    for head in heads:
+        for name, value in head.estimates.items():
+            yield {
+                "probe": "causes_screen", "metric": ESTIMATE.of(unit), "intervention": name, "module": head.module,
+                "layer": head.layer, "head": head.head, "value": value, "count": 1,
+            }  # fmt: skip
+
+
 def head_rows(heads: Sequence[ExaminedHead]) -> Iterator[Row]:
     """Weight on the sink and length of its value, for every head."""
     for head in heads:
@@ -217,6 +302,8 @@ def group_rows(effects: Effects[HeadGroup]) -> Iterator[Row]:
     for variant, group, domain in np.ndindex(len(effects.variants), len(effects.heads), len(effects.domain_names)):
         changes = effects.loss[variant, group, :, domain]
         changes = changes[np.isfinite(changes)]
+        if not len(changes):
+            continue
         yield {
             "probe": "causes_groups", "metric": LOSS_CHANGE.of(effects.unit), "intervention": effects.variants[variant],
             "module": "+".join(map(str, effects.heads[group].members)), "corpus": effects.domain_names[domain],

@@ -13,7 +13,16 @@ from sinklab.results.intervals import Interval, means_over_items, shortfall
 from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
 from sinklab.studies.causes.found import Effect, MinimalEffect
 
-__all__ = ["MINIMAL_EFFECT", "RARE", "Evidence", "benjamini_hochberg", "evidence_of", "least_texts", "minimal_effect_of"]
+__all__ = [
+    "MANY",
+    "MINIMAL_EFFECT",
+    "RARE",
+    "Evidence",
+    "benjamini_hochberg",
+    "evidence_of",
+    "least_texts",
+    "minimal_effect_of",
+]
 
 MINIMAL_EFFECT = 0.01
 """In nats; 1 % of perplexity. Models of many heads have a smaller one (:func:`minimal_effect_of`)."""
@@ -21,6 +30,8 @@ SHARE = 1 / 20
 """Of what one head would be worth if all were worth the same."""
 LEAST_WORTH = 0.1
 """Nats that all attention must be worth for a smaller minimal effect: what luck gives heads with random weights is less."""
+MANY = 64
+"""Heads up to which each is asked whether it does its share; of more, whether it does a twentieth of its layer's."""
 SILENCED = ("zero", "resample")
 """How the worth of attention is taken: every output is 0; every output is that of another text."""
 RARE = 0.02
@@ -37,60 +48,75 @@ class Evidence:
     """One contrast of all heads in one domain: a claim that the mean over texts is above ``bound``, or below it.
 
     Attributes:
-        values: float64 ``(heads, texts)``.
+        values: float64 ``(heads, texts)``; NaN where a head was not measured, and its p-value is 1 where it never was.
         above: whether the claim is that it costs more than the bound, or that it costs less.
+        looks: how often a head's texts may have been looked at before more were taken: p-values of costs are multiplied by it;
+            those of a bet hold however often.
     """
 
     values: np.ndarray
     bound: float
     above: bool = True
+    looks: int = 1
 
     @functools.cached_property
     def p(self) -> np.ndarray:
         """One-sided p-values of the claim, float64 ``(heads,)``."""
-        return self.p_of_texts(self.values.shape[1])
+        return self.p_of_texts(None)
 
     @functools.cached_property
     def holds(self) -> np.ndarray:
         """Whether the mean that is seen lies on the claim's side of the bound, boolean ``(heads,)``."""
-        return np.asarray(self._moments[0] > self.bound if self.above else self._moments[0] < self.bound)
+        found = np.zeros(len(self.values), dtype=bool)
+        for rows, values in self._parts:
+            found[rows] = values.mean(1) > self.bound if self.above else values.mean(1) < self.bound
+        return found
 
-    def p_of_texts(self, texts: int, chance: float = 0.5) -> np.ndarray:
+    def p_of_texts(self, texts: int | None, chance: float = 0.5) -> np.ndarray:
         """The p-values that so many texts would give, or less, with a chance, ``(heads,)``.
 
         Args:
-            texts: those that were measured among them.
+            texts: those that were measured among them; ``None`` for these alone.
             chance: with a half the others are like those measured; with more they speak less for the claim, by what their
                 scatter allows (:func:`~sinklab.results.intervals.shortfall`).
         """
-        less = shortfall(self.values.shape[1], texts, chance)
-        if self.above:
-            mean, spread = self._moments
-            return _p_above(mean - less * spread, spread, texts, self.bound)
-        gain, scatter = self._gains
-        with np.errstate(invalid="ignore"):  # a stake that lost all it had stays there
-            return _p_below(np.where(np.isfinite(gain), gain - less * scatter, -np.inf) * texts)
+        found = np.ones(len(self.values))
+        for rows, values in self._parts:
+            count = values.shape[1] if texts is None else max(texts, values.shape[1])
+            less = shortfall(values.shape[1], count, chance)
+            if self.above:
+                mean, spread = values.mean(1), values.std(1, ddof=1)
+                found[rows] = np.minimum(1.0, self.looks * _p_above(mean - less * spread, spread, count, self.bound))
+                continue
+            gains = _gains(values, self.bound)
+            with np.errstate(invalid="ignore"):  # a stake that lost all it had stays there
+                gain, scatter = gains.mean(2), gains.std(2, ddof=1)
+                found[rows] = _p_below(np.where(np.isfinite(gain), gain - less * scatter, -np.inf) * count)
+        return found
 
     @functools.cached_property
-    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.values.mean(1), self.values.std(1, ddof=1)
+    def _parts(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Rows of heads that were measured on as many texts, two or more, with these values."""
+        there = ~np.isnan(self.values)
+        counts = there.sum(1)
+        parts = []
+        for count in np.unique(counts[counts > 1]).tolist():
+            rows = np.flatnonzero(counts == count)
+            parts.append((rows, self.values[rows][there[rows]].reshape(len(rows), count)))
+        return parts
 
-    @functools.cached_property
-    def _gains(self) -> tuple[np.ndarray, np.ndarray]:
-        gains = _gains(self.values, self.bound)
-        with np.errstate(invalid="ignore"):
-            return gains.mean(2), gains.std(2, ddof=1)
+
+COSTS = ("redirect", "hide", "zero", "zero_value", "mean_sink", "resample")
+"""Edits of which it is asked whether they cost."""
 
 
 def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float) -> dict[str, Evidence]:
     """Every contrast of one domain, as far as its variants were measured, by name.
 
-    - ``redirect``, ``hide``, ``zero``, ``zero_value``, ``resample``, ``mean``: the effect is above the minimal effect;
+    - ``redirect``, ``hide``, ``zero``, ``zero_value``, ``mean_sink``, ``resample``: the effect is above the minimal effect;
     - ``redirect costs nothing`` and so on: it is below it. One-sided: an edit that helps costs nothing either;
     - ``hide - zero_value``: hiding the sink, so that its share goes to the other keys, costs more, by the minimal effect, than
-      taking the same share away and giving it to none; ``hide - zero_value costs nothing``: it does not;
-    - ``rotated``: random outputs of the same size cost more than the head's own, mean over the copies;
-    - ``redirect control - redirect``: resting on another key costs more than resting on the sink.
+      taking the same share away and giving it to none; ``hide - zero_value costs nothing``: it does not.
 
     Raises:
         ConfigurationError: fewer than two texts have scored positions in the domain.
@@ -101,49 +127,44 @@ def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float) ->
     if texts.sum() < 2:
         scored = "1 text has" if texts.sum() else "no text has"
         raise ConfigurationError(f"domain {name!r}: {scored} scored positions, and intervals need two")
-
-    def of(variant: str) -> np.ndarray:
-        return effects.of(variant)[:, texts, domain]
-
-    def group(prefix: str) -> np.ndarray:
-        members = [of(variant) for variant in effects.variants if variant.startswith(f"{prefix} ")]
-        return np.stack(members) if members else np.zeros((0, *of(effects.variants[0]).shape))
-
-    broken = np.argwhere(~np.isfinite(effects.loss[:, :, texts, domain]))
+    broken = np.argwhere(np.isinf(effects.loss[:, :, texts, domain]))
     if len(broken):
         variant, head = effects.variants[broken[0][0]], effects.heads[broken[0][1]]
         raise MeasurementError(
             f"domain {name!r}: the loss is not finite under {variant!r} on head {head} ({len(broken)} such effects in all); "
             "run the model in float32, or leave the head out"
         )
-    changes: dict[str, np.ndarray] = {
-        name: of(name) for name in ("redirect", "hide", "zero", "zero_value", "resample", "mean") if name in effects.variants
-    }
+    changes = {name: effects.of(name)[:, texts, domain] for name in COSTS if name in effects.variants}
     if "hide" in changes and "zero_value" in changes:
         changes["hide - zero_value"] = changes["hide"] - changes["zero_value"]
     contrasts: dict[str, Evidence] = {}
     for name, values in changes.items():
-        contrasts[name] = Evidence(values, minimal_effect)
+        counts = (~np.isnan(values)).sum(1)
+        looks = 1 + (len(np.unique(counts[counts > 0])) > 1)
+        contrasts[name] = Evidence(values, minimal_effect, looks=looks)
         contrasts[f"{name} costs nothing"] = Evidence(values, minimal_effect, above=False)
-    rotated = group("rotated")
-    if len(rotated):
-        contrasts["rotated"] = Evidence(rotated.mean(0), 0.0)
-    controls = group("redirect control")
-    if len(controls):
-        contrasts["redirect control - redirect"] = Evidence(controls.mean(0) - of("redirect"), 0.0)
     return contrasts
 
 
-def contrasts_of(evidence: Mapping[str, Evidence]) -> dict[str, list[Effect]]:
-    """Means with their intervals, and the p-values, one for every head, by name; texts are resampled once for all."""
-    own = {id(one.values): one.values for one in evidence.values()}  # a claim that it costs and one that it does not share them
-    intervals = means_over_items(np.concatenate(list(own.values())))
-    heads = len(next(iter(own.values())))
-    of = {key: intervals[number * heads : (number + 1) * heads] for number, key in enumerate(own)}
-    return {
-        name: [Effect(**interval.to_dict(), p=float(p)) for interval, p in zip(of[id(one.values)], one.p, strict=True)]
-        for name, one in evidence.items()
-    }
+def contrasts_of(evidence: Mapping[str, Evidence]) -> dict[str, list[Effect | None]]:
+    """Means with their intervals, and the p-values, one for every head that was measured, by name.
+
+    Texts are resampled once for all contrasts and heads that were measured on as many.
+    """
+    found: dict[str, list[Effect | None]] = {name: [None] * len(one.values) for name, one in evidence.items()}
+    of_count: dict[int, list[tuple[str, int, np.ndarray]]] = {}
+    for name, one in evidence.items():
+        if one.above:  # a claim that it costs and one that it does not share their values
+            for rows, values in one._parts:
+                rows_of = of_count.setdefault(values.shape[1], [])
+                rows_of += [(name, int(row), own) for row, own in zip(rows, values, strict=True)]
+    for cells in of_count.values():
+        intervals = means_over_items(np.stack([own for _, _, own in cells]))
+        for (name, row, _), interval in zip(cells, intervals, strict=True):
+            for claim in (name, f"{name} costs nothing"):
+                if claim in evidence:
+                    found[claim][row] = Effect(**interval.to_dict(), p=float(evidence[claim].p[row]))
+    return found
 
 
 # --- tests ------------------------------------------------------------------------------------------------------------------
@@ -215,18 +236,19 @@ def _p_below(gains: np.ndarray) -> np.ndarray:
 def minimal_effect_of(effects: Effects[HeadGroup]) -> MinimalEffect:
     """The minimal effect for a model, from what all of its attention together is worth.
 
-    A twentieth of a head's fair share of that, rounded to one digit: so small a part that heads which do far less than others
-    are seen, and the same for nearly all draws of texts. In nats it is :data:`MINIMAL_EFFECT` at most. Worth is the lesser of
-    two costs (:data:`SILENCED`), since with random weights an output of 0 changes the loss by a definite amount, and half of
-    the time to the worse; what such heads say of another text costs nothing on average. Of several domains the one counts on
-    which attention is worth most. Both intervals must lie above 0, and in nats the worth must be :data:`LEAST_WORTH`; or the
-    minimal effect is :data:`MINIMAL_EFFECT`.
+    A twentieth of a head's fair share of that, of a layer's where there are more than :data:`MANY` heads, rounded to one
+    digit: so small a part that heads which do far less than others are seen, and the same for nearly all draws of texts. In
+    nats it is :data:`MINIMAL_EFFECT` at most. Worth is the lesser of two costs (:data:`SILENCED`), since with random weights an
+    output of 0 changes the loss by a definite amount, and half of the time to the worse; what such heads say of another text
+    costs nothing on average. Of several domains the one counts on which attention is worth most. Both intervals must lie above
+    0, and in nats the worth must be :data:`LEAST_WORTH`; or the minimal effect is :data:`MINIMAL_EFFECT`.
 
     Args:
         effects: of :data:`SILENCED` on one group, that of all heads.
     """
     (everything,) = effects.heads
     heads, unit = len(everything.members), effects.unit
+    shares = heads if heads <= MANY else len({head.module for head in everything.members})
     worth: dict[str, dict[str, Interval]] = {}
     for number, domain in enumerate(effects.domain_names):
         costs = np.stack([effects.of(variant)[0, :, number] for variant in SILENCED])
@@ -242,6 +264,6 @@ def minimal_effect_of(effects: Effects[HeadGroup]) -> MinimalEffect:
     best = max(lesser, key=lambda name: lesser[name].mean, default=None)
     value = MINIMAL_EFFECT
     if best is not None:
-        value = float(f"{SHARE * lesser[best].mean / heads:.0e}")
+        value = float(f"{SHARE * lesser[best].mean / shares:.0e}")
         value = min(value, MINIMAL_EFFECT) if unit == "nats" else value
-    return MinimalEffect(value, "auto", heads, best, worth)
+    return MinimalEffect(value, "auto", shares, best, worth, "heads" if heads <= MANY else "layers")

@@ -9,7 +9,10 @@ from sinklab.results.intervals import Interval
 
 __all__ = ["LABELS", "Causes"]
 
-Label = Literal["semantic", "constant", "dormant", "broadcast", "unneeded", "switch", "broadcast-switch", "mixed", "undecided"]
+Label = Literal[
+    "text-dependent", "constant", "dormant", "bias", "broadcast", "unneeded", "switch", "active", "needs-sink", "mixed",
+    "undecided", "not-run",
+]  # fmt: skip
 """What a head is, or a group of heads."""
 LABELS: tuple[Label, ...] = get_args(Label)
 Number: TypeAlias = float | None
@@ -60,12 +63,12 @@ class Labelled:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExaminedHead(Labelled):
-    """One head; ``within`` has its label where it rests, and elsewhere, by domain, if these were measured."""
+    """One head; ``estimates`` are what the screen expects of its edits, and never a verdict; empty without a screen."""
 
     layer: int
     head: int
     module: str
-    within: dict[str, dict[str, str]]
+    estimates: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,14 +88,16 @@ class ExaminedGroup(Labelled):
 
 @dataclasses.dataclass(frozen=True)
 class MinimalEffect:
-    """The minimal effect, ``auto`` or ``given``; what all attention costs, by domain with outputs of ``zero`` and of another
-    text (``resample``); and the domain that counts, ``None`` where it is not shown to be worth enough on any."""
+    """The minimal effect, ``auto`` or ``given``; over how many ``heads``, or layers (``of``), the worth is shared; what all
+    attention costs, by domain with outputs of ``zero`` and of another text (``resample``); and the domain that counts,
+    ``None`` where it is not shown to be worth enough on any."""
 
     value: float
     by: str
     heads: int
     domain: str | None
     worth: dict[str, dict[str, Interval]]
+    of: str = "heads"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +112,29 @@ class FoundSink:
 
 
 @dataclasses.dataclass(frozen=True)
+class SharedKeys:
+    """Grouped queries: so many ``heads`` share one key and value of the sink; in how many of the ``keys`` all of them give it
+    the threshold or more, some, and none."""
+
+    heads: int
+    keys: int
+    all_sink: int
+    some_sink: int
+    none_sinks: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ScreenCheck:
+    """The screen beside exact effects on ``heads`` that have both: rank correlation, root mean square of the error and of the
+    effects, of means over texts."""
+
+    heads: int
+    rank: Number
+    error: Number
+    size: Number
+
+
+@dataclasses.dataclass(frozen=True)
 class Refused:
     """Why an experiment cannot be had of this model or these texts."""
 
@@ -117,55 +145,17 @@ class Refused:
 
 
 @dataclasses.dataclass(frozen=True)
-class Correlation:
-    """Spearman's rank correlation of two metrics over ``heads`` or ``layers``, of which ``items`` have both.
-
-    ``None`` where one of them does not vary and for fewer than three items; its bootstrap interval for fewer than eight.
-    ``reading`` is ``together``, ``opposed``, ``no clear relation``, or ``too few to tell``.
-    """
-
-    first: str
-    second: str
-    over: str
-    rho: Number
-    low: Number
-    high: Number
-    items: int
-    reading: str
-
-
-@dataclasses.dataclass(frozen=True)
-class ThreeMetrics:
-    """Metrics by head and by layer, each by its name, and how they correlate.
-
-    ``quiet`` heads have their sink there, a concentration of the threshold or more, and do not need it: the 95 % interval of
-    their need lies below the minimal effect. ``needy`` ones are the other way round. ``meanings`` are of the metrics by head.
-    """
-
-    heads: dict[str, dict[str, Number]]
-    layers: dict[str, dict[str, Number]]
-    correlations: list[Correlation]
-    quiet: list[str]
-    needy: list[str]
-    threshold: float
-    minimal_effect: float
-    texts: int
-    unit: str
-    meanings: dict[str, str]
-
-
-@dataclasses.dataclass(frozen=True)
 class Strong:
-    """A key position, or a token wherever it stands (no ``position``), and the head that gives it most.
+    """A key position, and the head that gives it most.
 
     ``weight`` is a mean share of a row, over texts and the queries that see the key and are not it; ``token`` the most frequent
-    id at the position, or the id itself.
+    id at the position.
     """
 
     weight: float
     head: str
     token: int | None
-    position: int | None
+    position: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +169,7 @@ class Condition:
         first_token_at: where the first token of the texts now stands; ``None`` if nowhere.
         at_place, at_first_token: by head, mean share on the place that the sink has in the texts as they are, and on the first
             token, where it now stands; ``None`` where no query sees it.
-        strongest, tokens: positions, and ids wherever they stand but at position 0, by the head that gives them most.
+        strongest: positions by the head that gives them most.
         loss: change over texts, on the ``scored`` targets that both conditions have; ``None`` for the texts as they are.
     """
 
@@ -188,7 +178,6 @@ class Condition:
     at_place: list[Number]
     at_first_token: list[Number]
     strongest: list[Strong]
-    tokens: list[Strong]
     loss: Interval | None
     scored: int
 
@@ -218,29 +207,6 @@ class Location:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadScores:
-    """How one head scores its sink: means over the queries that see the sink and another key.
-
-    Attributes:
-        cosine, norm_product: cos(q, k) and |q| |k|, with the sink's key; ``other_…`` with all other keys that a query sees.
-        gap: score on the sink less the mean score on the other keys of the query; ``gap_deviation`` its standard deviation.
-        constant_share: ``gap² / (gap² + gap_deviation²)``, from 0 to 1: how much of the gap's mean square a constant is.
-        value_ratio: mean |v_sink| over mean |v| of the other keys.
-    """
-
-    head: str
-    module: str
-    cosine: Number
-    other_cosine: Number
-    norm_product: Number
-    other_norm_product: Number
-    gap: Number
-    gap_deviation: Number
-    constant_share: Number
-    value_ratio: Number
-
-
-@dataclasses.dataclass(frozen=True)
 class KeyBias:
     """Is the sink a key that takes mass and carries nothing?
 
@@ -249,14 +215,13 @@ class KeyBias:
             ``constant_score``, each head's score on the sink replaced by its mean over queries and texts. Each also as
             ``… control``, for a random other key of each text; ``… beyond control``, the paired difference; and
             ``… of sink heads``, in those alone that give the sink the threshold or more, if there are any.
-        sink_heads: which these are; ``heads`` are all self-attention heads, in order.
+        sink_heads: which these are.
         clean_loss: mean over texts.
     """
 
     place: int | str
     losses: dict[str, Interval]
     sink_heads: list[str]
-    heads: list[HeadScores]
     clean_loss: float
     minimal_effect: float
     texts: int
@@ -324,7 +289,8 @@ class Spread:
     """How far a replaced token reaches: relative changes |h' - h| / |h| of the hidden state of one token after one layer.
 
     Attributes:
-        conditions: ``sink``, the model as it is; ``no sink``, the sink hidden from every query; ``control``, one random other
+        conditions: ``sink``, the model as it is; ``no sink``, the sink hidden from every query but those
+            near it; ``control``, one random other
             key of each text, from its first quarter, hidden instead.
         layers: -1 for the embeddings; ``distances`` are first and last of each bin, in tokens after the replaced one.
         curves: by condition ``(layers, distances)``, mean over texts and replaced tokens.
@@ -352,15 +318,19 @@ class Causes:
 
     Attributes:
         texts: of all domains together; ``texts_needed`` of each would decide half of what is undecided for want of texts.
-        mirrored: by domain, heads that would look semantic if gains were costs.
+        mirrored: by domain, heads that would look text-dependent if gains were costs.
         notes: what a reader has to know beside the labels: a loss above that of a guess, texts longer than in training.
-        read_outs, location, key_bias, massive, spread: the experiments; ``None`` where they are not run.
+        budget: seconds; ``None`` without one.
+        screened: edit to how the screen compares with exact effects; ``None`` where nothing was screened.
+        of_a_key: of models with grouped queries.
+        location, key_bias, massive, spread: the experiments; ``None`` where they are not run.
     """
 
     heads: list[ExaminedHead]
     groups: list[ExaminedGroup]
     counts: dict[str, int]
     sink: FoundSink
+    of_a_key: SharedKeys | None
     texts: int
     texts_needed: int | None
     mirrored: dict[str, int]
@@ -371,10 +341,10 @@ class Causes:
     level: float
     minimal_effect: float
     minimal_effect_from: MinimalEffect
-    budget: str
+    budget: float | None
+    screened: dict[str, ScreenCheck] | None
     variants: list[str]
     notes: list[str]
-    read_outs: ThreeMetrics | Refused | None
     location: Location | Refused | None
     key_bias: KeyBias | Refused | None
     massive: Massive | Refused | None

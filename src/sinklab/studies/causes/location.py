@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ def location(
         sinks: its ``place``, a position or ``"null"``; ``readout`` is that of the model's task by default.
         threshold: mean share from which on a position is a sink.
         prefix, move_to: random tokens in front, and where the moved first token stands, by default at a quarter of the text.
-        top: how many positions and tokens are kept for each condition.
+        top: how many positions are kept for each condition.
 
     Raises:
         ConfigurationError: no sink, fewer than two texts, or ``prefix`` and ``move_to`` outside the texts.
@@ -106,7 +106,7 @@ def location(
             model, text.samples, readout, text.edits, probes=lambda start, stop: [_Received()], batch_size=batch_size
         ):
             losses.append(run.losses)
-            received.add(run.start, run.probes[0].modules)  # type: ignore[attr-defined]
+            received.add(run.probes[0].modules)  # type: ignore[attr-defined]
         new, heads, loss = torch.cat(losses), received.heads, None
         if clean is None:
             clean, scored = new, int((~new.isnan()).sum())
@@ -118,8 +118,7 @@ def location(
         first = int(text.kept[0]) + received.front if text.kept[0] >= 0 else None
         at_place = experiment.numbers(received.null() if isinstance(place, str) else received.at(place))
         at_first = experiment.numbers([math.nan] * len(heads) if first is None else received.at(first))
-        strongest, tokens = received.strongest(top), received.tokens(top)
-        conditions[text.name] = Condition(text.name, first, at_place, at_first, strongest, tokens, loss, scored)
+        conditions[text.name] = Condition(text.name, first, at_place, at_first, received.strongest(top), loss, scored)
     shares = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
     head, where = shares.index(max(shares)), place if isinstance(place, (int, str)) else list(place)
     return Location(
@@ -264,7 +263,7 @@ class _Received(Watcher):
 
 
 class _Sums:
-    """Sums over all batches by position and by token, each ``(heads, …)``.
+    """Sums over all batches by position, ``(heads, positions)``.
 
     Attributes:
         front: learned tokens in front of the texts, which have positions and no ids.
@@ -273,15 +272,13 @@ class _Sums:
     def __init__(self, samples: Samples) -> None:
         self.samples, tokens = samples, samples.inputs.get("input_ids")
         self.ids = None if tokens is None else tokens.cpu()
-        self.known = torch.zeros(0, dtype=torch.int64) if self.ids is None else self.ids.unique()
         self.heads: list[Head] = []
         self.front = 0
         self._at = [np.zeros((0, 0))] * 2
-        self._of = [np.zeros((0, 0))] * 2
         self._null, self._queries = np.zeros(0), np.zeros(0)
         self._texts = 0
 
-    def add(self, start: int, modules: list[_Module]) -> None:
+    def add(self, modules: list[_Module]) -> None:
         """Add one batch."""
         self.heads = [head for module in modules for head in module.heads]
         size = max(int(module.positions.max()) for module in modules) + 1
@@ -289,17 +286,11 @@ class _Sums:
         # Modules of an encoder-decoder may be about other tokens than these; they are then shorter or longer by much.
         self.front = max(0, modules[0].sums.shape[2] - text_len) if text_len else 0
         for kind in (0, 1):
-            at, of = [], []
+            at = []
             for module in modules:
                 values = (module.sums, module.counts)[kind].masked_fill((module.positions < 0)[:, None], 0.0)
                 at.append(_scattered(values, module.positions.clamp_min(0), size))
-                of.append(np.zeros((len(module.heads), len(self.known))))
-                if self.ids is not None and values.shape[2] == text_len + self.front:
-                    own = torch.searchsorted(self.known, self.ids[start : start + len(values)].contiguous())
-                    later = values[:, :, self.front :].masked_fill((module.positions[:, self.front :] <= 0)[:, None], 0.0)
-                    of[-1] = _scattered(later, own, len(self.known))
             self._at[kind] = _plus(self._at[kind], np.concatenate(at))
-            self._of[kind] = _plus(self._of[kind], np.concatenate(of))
         self._null = _plus(self._null, np.concatenate([module.null.numpy() for module in modules]))
         queries = np.concatenate([np.full(len(module.heads), float(module.queries)) for module in modules])
         self._queries = _plus(self._queries, queries)
@@ -328,31 +319,14 @@ class _Sums:
 
     def strongest(self, top: int) -> list[Strong]:
         """Positions by the head that gives them most, in falling order."""
-        ids = self.samples.ids_by_position(self.front)
-
-        def at(position: int) -> tuple[int | None, int]:
-            known = ids is not None and position < ids.shape[1]
-            return experiment.most_frequent(ids[:, position]) if known and ids is not None else None, position
-
-        return self._strong(self._means(), at, top)
-
-    def tokens(self, top: int) -> list[Strong]:
-        """Tokens wherever they stand but at position 0, by the head that gives them most; of those that many queries see."""
-        sums, counts = self._of
-        if self.ids is None:
-            return []
-        enough = counts >= max(1, self._texts * self.ids.shape[1] / 8)
-        means = np.where(enough, sums / np.maximum(counts, 1), 0.0)
-        return self._strong(means, lambda index: (int(self.known[index]), None), top)
-
-    def _strong(self, means: np.ndarray, named: Callable[[int], tuple[int | None, int | None]], top: int) -> list[Strong]:
-        """The columns of ``(heads, …)`` that a head gives most, in falling order, by token and position."""
-        best = means.max(0)
-        return [
-            Strong(float(best[index]), str(self.heads[int(means[:, index].argmax())]), *named(index))
-            for index in np.argsort(-best, kind="stable")[:top].tolist()
-            if best[index] > 0
-        ]
+        ids, means = self.samples.ids_by_position(self.front), self._means()
+        best, found = means.max(0), []
+        for position in np.argsort(-best, kind="stable")[:top].tolist():
+            if best[position] > 0:
+                known = ids is not None and position < ids.shape[1]
+                token = experiment.most_frequent(ids[:, position]) if known and ids is not None else None
+                found.append(Strong(float(best[position]), str(self.heads[int(means[:, position].argmax())]), token, position))
+        return found
 
 
 def _scattered(values: Tensor, places: Tensor, size: int) -> np.ndarray:

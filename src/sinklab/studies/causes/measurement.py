@@ -1,11 +1,12 @@
-"""The measurement behind find_causes(): sink, effects of all variants on every head, labels, experiments; resumed if killed."""
+"""The measurement behind find_causes(): sink, screen, groups, effects on every head, labels, experiments; resumed if killed."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,30 +23,32 @@ from sinklab.models.losses import guess_warning, loss_kind
 from sinklab.models.positions import length_warning
 from sinklab.results.metric import Row
 from sinklab.results.naming import head_numbering
+from sinklab.results.progress import plan
 from sinklab.results.record import to_json
 from sinklab.results.run import Progress, silent
 from sinklab.results.sections import Context
 from sinklab.results.store import Store
 from sinklab.results.table import make_table
-from sinklab.sinks import Sinks, find_sinks
+from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace
-from sinklab.studies.causes import entries, key_bias, location, massive, spread, three_metrics
-from sinklab.studies.causes.effects import Effects, HeadGroup, make_variants
-from sinklab.studies.causes.evidence import SILENCED, minimal_effect_of
+from sinklab.studies.causes import entries, key_bias, location, massive, spread
+from sinklab.studies.causes.effects import Effects, HeadGroup, joined, make_variants
+from sinklab.studies.causes.evidence import MANY, SILENCED, evidence_of, minimal_effect_of
 from sinklab.studies.causes.found import LABELS, Causes, MinimalEffect, Refused
-from sinklab.studies.causes.labels import label_heads, mirrored, require_texts, switches_within, texts_needed
+from sinklab.studies.causes.labels import label_heads, mirrored, require_texts, texts_needed
 from sinklab.studies.causes.request import Request
-from sinklab.studies.causes.resumable import Resumable
+from sinklab.studies.causes.resumable import Resumable, Task
 from sinklab.studies.causes.samples import Samples
-from sinklab.studies.causes.texts import Texts, texts_of_budget
+from sinklab.studies.causes.screen import Screened, screen
+from sinklab.studies.causes.texts import Texts, default_texts
 
 __all__ = ["Examined", "causes_section", "examine", "facts_of"]
 
-EXPERIMENTS: dict[str, tuple[str, ...]] = {
-    "fast": ("read_outs", "location", "key_bias"),
-    "full": ("read_outs", "location", "key_bias", "massive", "spread"),
-}
-"""What each budget has, by the key in the summary."""
+WORK = 2e12
+"""Multiplications and additions of one pass over the texts of an experiment, or of the screen, beyond which it has fewer of
+them: some 20 seconds of a core."""
+LEAST = 8
+"""Texts that it has all the same."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +72,9 @@ def examine(
 ) -> Examined:
     """Find the sink, measure every variant on every head, and label; then groups of heads at once.
 
+    With a budget, and of more than :data:`~sinklab.studies.causes.evidence.MANY` heads, in stages: a screen of all heads;
+    groups, the heads of each layer that sink and those that do not; the experiments; then heads, most informative first.
+
     Args:
         sinks: where the sinks are, if that is known; found on these texts otherwise.
         identity: what the model is, besides its weights.
@@ -77,82 +83,172 @@ def examine(
     Raises:
         SinklabError: see :func:`~sinklab.studies.causes.causes.find_causes`.
     """
+    began = time.monotonic()
     level, size = request.level, request.batch_size
     texts = _on_device(texts, input_device(model))
     samples = texts.samples
+    progress("sinks", 0, 1)
     sinks = _sinks_of(model, samples, request, sinks)
+    progress("sinks", 1, 1)
     heads, groups = entries.chosen_heads(request.chosen, sinks.heads)
     with _named("`texts`, `heads`, `level`"):
         require_texts(samples, sinks, len(heads), level=level)
         count = len(groups) + (entries.most_groups(len(heads)) if request.together else 0)
         require_texts(samples, sinks, max(count, 1), level=level)
-    variants = make_variants(sinks, samples, budget=request.budget, seed=request.seed)
+    staged = request.budget is not None or len(heads) > MANY
+    budget = request.budget if isinstance(request.budget, float) else float("inf")
+    variants = make_variants(model, sinks, samples, batch_size=size)
+    few = samples.spread(_affordable(model, samples))
+    if staged:
+        groups += entries.kinds_of_layers(heads, sinks, request.threshold, groups)
+    seconds = (time.monotonic() - began) / 3  # find_sinks makes two passes, the means of the sink one
+    plan(progress, _costs(seconds, len(few) / len(samples), len(heads), len(groups), len(variants), request, budget, staged))
     identity = {**identity, "main_sink": sinks.describe(), "other_sinks": sinks.secondary}
-    measured = Resumable(model, texts, request, variants, identity, store or Store(None), progress)
-    effects = measured.of_heads(heads)
+    measured = Resumable(model, texts, request, variants, identity, store or Store(None), progress, began + budget)
     if isinstance(request.minimal_effect, str):
-        minimal = minimal_effect_of(measured.of_groups([HeadGroup(tuple(sinks.heads))], SILENCED))
+        everything = [HeadGroup(tuple(sinks.heads))]
+        minimal = minimal_effect_of(measured.measured("all heads at once", [(everything, SILENCED)], everything))
     else:
         minimal = MinimalEffect(request.minimal_effect, "given", len(sinks.heads), None, {})
     least = minimal.value
+    sections, section_rows = dict[str, Any](), list[Row]()
+    estimates: Screened | None = None
+    if staged:
+        at_once = max(2, min(size, LOGITS // max(1, few.domains.shape[1] * _classes(model))))
+        estimates = screen(
+            model, few, texts.readout, make_variants(model, sinks, few, batch_size=size), heads, batch_size=at_once,
+            progress=progress,
+        )  # fmt: skip
+        groups.sort(key=lambda group: -max(map(estimates.sizes, group.members)))
+        tasks_of_groups = [([group], measured.names) for group in groups]
+        of_groups = measured.measured("groups", tasks_of_groups, groups, began + budget / 2) if groups else None
+        sections, section_rows = _experiments(model, texts, sinks, request, least, progress)
+        tasks = _tasks(heads, estimates, of_groups, measured.names, level=level, minimal_effect=least)
+        effects = measured.measured("heads", tasks, heads)
+    else:
+        effects = measured.of_heads(heads)
+        of_groups = None
     labels = label_heads(effects, sinks, level=level, minimal_effect=least)
-    labels = switches_within(
-        model, samples, sinks, labels, measured.of_halves, level=level, minimal_effect=least, batch_size=size
-    )
-    listed = entries.examined_heads(model, samples, labels, sinks, effects, batch_size=size)
-    rows = [*entries.effect_rows(effects), *entries.head_rows(listed)]
-    groups += entries.groups_of_labels(labels, groups) if request.together else []
+    listed = entries.examined_heads(model, samples, labels, sinks, effects, estimates, batch_size=size)
+    rows = [*entries.effect_rows(effects), *entries.head_rows(listed), *entries.estimate_rows(listed, effects.unit)]
+    more = entries.groups_of_labels(labels, groups) if request.together else []
+    new = more if staged else [*groups, *more]
+    if new:
+        own = measured.measured("groups of labels", [([group], measured.names) for group in new], new)
+        of_groups = own if of_groups is None else joined(of_groups, own)
     together = []
-    if groups:
-        at_once = measured.of_groups(groups)
-        judged = label_heads(at_once, sinks, level=level, minimal_effect=least)
-        together = entries.examined_groups(judged, at_once, listed, effects)
-        rows += entries.group_rows(at_once)
+    if of_groups is not None:
+        judged = label_heads(of_groups, sinks, level=level, minimal_effect=least)
+        together = entries.examined_groups(judged, of_groups, listed, effects)
+        rows += entries.group_rows(of_groups)
     clean_loss = dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True))
-    sections, section_rows = _experiments(model, texts, sinks, effects, request, least, progress)
+    if not staged:
+        sections, section_rows = _experiments(model, texts, sinks, request, least, progress)
     found = Causes(
         heads=listed, groups=together, counts={name: Counter(head.label for head in listed)[name] for name in LABELS},
-        sink=entries.found_sink(sinks), texts=len(samples), texts_needed=texts_needed(labels), mirrored=mirrored(labels, least),
-        domains=list(samples.domain_names), loss_of=loss_kind(model), unit=effects.unit, clean_loss=clean_loss, level=level,
-        minimal_effect=least, minimal_effect_from=minimal, budget=request.budget, variants=effects.variants,
+        sink=entries.found_sink(sinks), of_a_key=entries.of_a_key(model, sinks, request.threshold), texts=len(samples),
+        texts_needed=texts_needed(labels), mirrored=mirrored(labels, least), domains=list(samples.domain_names),
+        loss_of=loss_kind(model), unit=effects.unit, clean_loss=clean_loss, level=level, minimal_effect=least,
+        minimal_effect_from=minimal, budget=request.budget if isinstance(request.budget, float) else None,
+        screened=entries.screen_check(estimates, effects), variants=effects.variants,
         notes=_notes(model, samples, clean_loss if effects.unit == "nats" else {}), **sections,
     )  # fmt: skip
     return Examined(found, [*rows, *section_rows], effects.record)
 
 
+def _costs(
+    seconds: float, few: float, heads: int, groups: int, edits: int, request: Request, budget: float, staged: bool
+) -> dict[str, float]:
+    """Seconds that every stage takes, as far as they are known: an edit of one layer is half a pass over all texts.
+
+    Args:
+        seconds: of a pass; ``few`` is the share of the texts that the screen and the experiments read.
+    """
+    costs = {"all heads at once": 4 * seconds} if request.minimal_effect == "auto" else {}
+    if staged:
+        costs |= {"screen": 8 * few * seconds, "groups": min(0.5 * seconds * edits * groups, budget / 2)}
+    costs |= {"experiments": 30 * few * seconds} if request.experiments else {}
+    left = max(budget - sum(costs.values()), seconds)
+    return costs | {"heads" if staged else "effects": min(0.5 * seconds * edits * heads, left)}
+
+
+LOGITS = 2**24
+"""Logits that the screen holds at once, of which there are some five copies."""
+
+
+def _classes(model: nn.Module) -> int:
+    """Width of the model's logits, as far as it is known."""
+    projection = getattr(model, "get_output_embeddings", lambda: None)()
+    return int(projection.weight.shape[0]) if projection is not None and hasattr(projection, "weight") else 1
+
+
+def _affordable(model: nn.Module, samples: Samples) -> int:
+    """How many of the texts a pass of :data:`WORK` reads."""
+    tokens = max(1, samples.lengths(samples.domains.shape[1]).max().item())
+    return max(LEAST, int(WORK / (2 * sum(parameter.numel() for parameter in model.parameters()) * tokens)))
+
+
+def _tasks(
+    heads: Sequence[Head],
+    estimates: Screened,
+    of_groups: Effects[HeadGroup] | None,
+    names: Sequence[str],
+    *,
+    level: float,
+    minimal_effect: float,
+) -> list[Task[Head]]:
+    """What is measured of heads, most informative first: the edits that are shown to cost something on the head's group, by the
+    largest effect that the screen expects; then the other edits (a closed test: a member is asked behind its group)."""
+    costing: dict[Head, set[str]] = {}
+    for number in range(len(of_groups.domain_names) if of_groups is not None else 0):
+        assert of_groups is not None
+        evidence = evidence_of(of_groups, number, minimal_effect)
+        for index, group in enumerate(of_groups.heads):
+            shown = {name for name in names if name in evidence and evidence[name].p[index] <= level}
+            for claims in TOGETHER:
+                shown |= set(claims) & set(names) if shown & set(claims) else set()
+            for head in group.members if group.called.startswith("layer ") else ():
+                costing[head] = costing.get(head, set()) | shown
+    order = sorted(heads, key=lambda head: -estimates.sizes(head))
+    first = [([head], [name for name in names if name in costing.get(head, names)]) for head in order]
+    second = [([head], [name for name in names if name not in costing.get(head, names)]) for head in order]
+    return [task for task in (*first, *second) if task[1]]
+
+
+TOGETHER = (("zero", "resample", "redirect"), ("hide", "zero_value"))
+"""Edits on which the same labels rest: of no use one without the other."""
+
+
 def _experiments(
-    model: nn.Module, texts: Texts, sinks: Sinks, effects: Effects, request: Request, minimal_effect: float, progress: Progress
+    model: nn.Module, texts: Texts, sinks: Sinks, request: Request, minimal_effect: float, progress: Progress
 ) -> tuple[dict[str, Any], list[Row]]:
-    """Experiments on the sink as a whole: by name what each found, ``None`` where the budget leaves it out; and their rows."""
-    samples, size = texts.samples, request.batch_size
+    """Experiments on the sink as a whole: by name what each found, ``None`` where they are not asked for; and their rows."""
+    samples, size = texts.samples.spread(_affordable(model, texts.samples)), request.batch_size
     own: dict[str, Any] = {"readout": texts.readout, "batch_size": size, "seed": request.seed}
-    least: dict[str, Any] = {"threshold": request.threshold, "minimal_effect": minimal_effect}
     runs: dict[str, tuple[Callable[[], Any], Callable[..., Iterator[Row]]]] = {
-        "read_outs": (
-            lambda: three_metrics.three_metrics(model, samples, sinks, effects, batch_size=size, **least), three_metrics.rows
-        ),
         "location": (
             lambda: location.location(model, samples, sinks, threshold=request.threshold, **own), location.rows
         ),
         "key_bias": (
-            lambda: key_bias.key_bias(model, samples, sinks, minimal_effect=minimal_effect, **own), key_bias.rows
+            lambda: key_bias.key_bias(
+                model, samples, sinks, minimal_effect=minimal_effect, threshold=request.threshold, **own
+            ), key_bias.rows
         ),
         "massive": (lambda: massive.massive_activations(model, samples, sinks, **own), massive.rows),
         "spread": (lambda: spread.spread(model, samples, sinks, **own), spread.rows),
     }  # fmt: skip
-    chosen = EXPERIMENTS[request.budget] if request.experiments else ()
     sections: dict[str, Any] = dict.fromkeys(runs)
     rows: list[Row] = []
     named = {str(head): head for head in sinks.heads}
-    for done, name in enumerate(chosen, 1):
-        run, rows_of = runs[name]
+    for done, (name, (run, rows_of)) in enumerate(runs.items() if request.experiments else ()):
+        progress("experiments", done, len(runs))
         try:
             sections[name] = run()
         except (ConfigurationError, InputError, MeasurementError, UnsupportedModelError) as error:
             sections[name] = Refused(str(error))
         else:
             rows += rows_of(sections[name], named)
-        progress("experiments", done, len(chosen))
+        progress("experiments", done + 1, len(runs))
     return sections, rows
 
 
@@ -191,7 +287,7 @@ def causes_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
     loaded: LoadedModel = context.loaded
     request = Request(threshold=context.summary["threshold"], seed=context.seed)
     try:
-        texts = texts_of_budget(loaded, [context.corpus], "fast", seed=context.seed, bos=context.bos)
+        texts = default_texts(loaded, [context.corpus], seed=context.seed, bos=context.bos)
         facts = facts_of(loaded.model, loaded)
         examined = examine(loaded.model, texts, request, identity=facts, sinks=context.sinks, progress=context.progress)
     except SinklabError as error:

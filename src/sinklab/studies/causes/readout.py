@@ -158,6 +158,15 @@ class Readout(abc.ABC):
     def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
         """Distance of outputs from those of the unedited model at every position, 0 only if they are equal."""
 
+    def drawn(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """A score ``(samples, seq_len)`` whose gradient, along a small change, has half its mean square as the divergence.
+
+        By default the log-likelihood of a class that is drawn from the outputs, which are logits (Fisher's information).
+        """
+        logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1)
+        noise = torch.rand(logits.shape, generator=generator).clamp_min(1e-20).log().neg().log().neg().to(logits)
+        return logits.gather(-1, (logits.detach() + noise).argmax(-1, keepdim=True))[..., 0]
+
     def compare(self, clean: Tensor, samples: Samples) -> Changes:
         """Changes relative to the outputs of the unedited model, as :meth:`loss` and :meth:`divergence` say."""
         return _Plain(self, clean, samples)
@@ -244,6 +253,9 @@ class ClassLogits(Readout):
     def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
         return _kullback_leibler(clean, outputs)[:, None]
 
+    def drawn(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        return super().drawn(outputs, generator)[:, None]
+
 
 class OutputDivergence(Readout):
     """KL(reference ‖ outputs) in nats, for models without targets: a change of the loss is what an edit does, good or bad.
@@ -290,6 +302,10 @@ class SquaredError(Readout):
 
     def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
         return (outputs - clean).square().mean(-1)
+
+    def drawn(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(outputs.shape, generator=generator).to(outputs)
+        return (outputs * noise).sum(-1) * (2 / outputs.shape[-1]) ** 0.5
 
 
 READOUTS: tuple[type[Readout], ...] = (NextToken, MaskedToken, ClassLogits, OutputDivergence, SquaredError)

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,10 @@ from sinklab.errors import MeasurementError
 from sinklab.studies.causes.readout import LogitMap
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Recording", "Replay"]
+__all__ = ["HeadsEdit", "Recording", "Replay"]
+
+HeadsEdit: TypeAlias = tuple[Sequence[int], Tensor]
+"""Numbers of heads, and their outputs ``(batch, q_len, heads, value_dim)``."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,6 +55,16 @@ class Recording:
     times: Counter[str]
     course: Course
     _repeated: dict[tuple[str, int], object] = dataclasses.field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the calls that are kept, and of what layers gave back."""
+        kept = [getattr(call, field.name) for call in self.calls.values() for field in dataclasses.fields(call)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in _tensors_of([kept, list(self.course.layers.values())]))
+
+    def forget_repeats(self) -> None:
+        """Drop the copies that :meth:`before` has made."""
+        self._repeated.clear()
 
     def before(self, name: str, edits: int) -> dict[str, list[object]]:
         """What the layers that had ended when a run of an attention module began gave back, once an edit; by module, in the
@@ -215,13 +229,13 @@ class Replay:
             outputs = self.model(**part.inputs, **self._options)
         return Recording(part, outputs, calls.calls, calls.left, calls.sites, calls.times, course)
 
-    def run(self, recording: Recording, name: str, edits: Sequence[tuple[int, Tensor]]) -> object:
+    def run(self, recording: Recording, name: str, edits: Sequence[HeadsEdit]) -> object:
         """What the model returns under a stack of edits of one run of an attention module, one edit after the other.
 
         Args:
             recording: of the same samples.
             name: of the run; it must have called the attention function once.
-            edits: numbers of heads, and their outputs ``(batch, q_len, value_dim)``.
+            edits: numbers of heads, and their outputs ``(batch, q_len, heads, value_dim)``.
 
         Raises:
             MeasurementError: the model wrote into a recorded output, which is of no further use.
@@ -311,25 +325,27 @@ def _answering(module: nn.Module, answers: Mapping[int, object]) -> Iterator[_Tu
         yield turns
 
 
-def _edited(call: AttentionCall, edits: Sequence[tuple[int, Tensor]]) -> Tensor:
+def _edited(call: AttentionCall, edits: Sequence[HeadsEdit]) -> Tensor:
     """Head outputs ``(edits * batch, q_len, num_heads, value_dim)``."""
     assert call.head_outputs is not None
     edited = call.head_outputs.expand(len(edits), *call.head_outputs.shape).clone()
-    for target, (head, outputs) in zip(edited, edits, strict=True):
-        target[:, :, head] = outputs.to(target.dtype)
+    for target, (heads, outputs) in zip(edited, edits, strict=True):
+        target[:, :, list(heads)] = outputs.to(target.dtype)
     return edited.flatten(0, 1)
 
 
-def _projected(recording: Recording, name: str, weight: Tensor, edits: Sequence[tuple[int, Tensor]]) -> Tensor:
+def _projected(recording: Recording, name: str, weight: Tensor, edits: Sequence[HeadsEdit]) -> Tensor:
     """What a run of a module gives back, first tensor, with the projected changes of its heads."""
     call = recording.calls[name]
     assert call.head_outputs is not None
     output = next(_tensors_of(recording.course.given[name]))
     projected = output.new_empty(len(edits), *output.shape)
-    for target, (head, outputs) in zip(projected, edits, strict=True):
+    for target, (heads, outputs) in zip(projected, edits, strict=True):
+        chosen = list(heads)
         # Rounded as the model rounds its head outputs, and taken apart in float32.
-        change = outputs.to(call.head_outputs.dtype).to(weight.dtype) - call.head_outputs[:, :, head].to(weight.dtype)
-        torch.add(output, nn.functional.linear(change, weight[head]).reshape(output.shape).to(output.dtype), out=target)
+        change = outputs.to(call.head_outputs.dtype).to(weight.dtype) - call.head_outputs[:, :, chosen].to(weight.dtype)
+        maps = weight[chosen].transpose(0, 1).flatten(1)
+        torch.add(output, nn.functional.linear(change.flatten(2), maps).reshape(output.shape).to(output.dtype), out=target)
     return projected.flatten(0, 1)
 
 

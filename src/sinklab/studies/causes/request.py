@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
@@ -11,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from sinklab.errors import ConfigurationError
 from sinklab.studies.arguments import Options, Seed, Threshold
 
-__all__ = ["ChosenHeads", "Pair", "Request", "parse_heads"]
+__all__ = ["ChosenHeads", "Pair", "Request", "parse_duration", "parse_heads"]
 
 Pair: TypeAlias = tuple[int, int]
 """Layer and head, from 0."""
@@ -85,6 +86,26 @@ def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]]) -> ChosenHeads:
     return ChosenHeads(None if whole else tuple(alone), tuple(groups), "layers" in whole)
 
 
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_duration(budget: str | float) -> float:
+    """Seconds from ``90``, ``90s``, ``10m`` or ``1.5h``.
+
+    Raises:
+        ConfigurationError: anything else, or no time at all.
+    """
+    text = str(budget).strip().lower()
+    number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "")
+    try:
+        seconds = float(number) * UNITS[unit]
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigurationError(f"`budget` {budget} must be a time above 0, such as 90s, 10m or 1.5h")
+    return seconds
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(Options):
     """What is asked of find_causes(), as it documents it.
@@ -96,7 +117,7 @@ class Request(Options):
     heads: str | Sequence[tuple[int, int] | Sequence[tuple[int, int]]] | None = "all"
     together: bool = False
     sink: int | str = "auto"
-    budget: Literal["fast", "full"] = "fast"
+    budget: str | float | None = None
     level: float = 0.05
     minimal_effect: float | Literal["auto"] = "auto"
     threshold: Threshold = 0.3
@@ -108,8 +129,7 @@ class Request(Options):
         object.__setattr__(self, "sink", int(self.sink) if str(self.sink).isdecimal() else self.sink)
         if not (isinstance(self.sink, int) and self.sink >= 0) and self.sink not in ("auto", "null", "none"):
             raise ConfigurationError(f"`sink` {self.sink} must be auto, a position from 0, null or none")
-        if self.budget not in ("fast", "full"):
-            raise ConfigurationError(f"`budget` {self.budget!r} must be fast or full")
+        object.__setattr__(self, "budget", None if self.budget is None else parse_duration(self.budget))
         if not 0 < self.level < 1:
             raise ConfigurationError(f"`level` {self.level:g} must lie between 0 and 1: the share of labels that may be false")
         if self.minimal_effect != "auto" and not (isinstance(self.minimal_effect, (int, float)) and self.minimal_effect > 0):

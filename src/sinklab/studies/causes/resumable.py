@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,21 +18,20 @@ from sinklab.results.store import Store
 from sinklab.results.version import __version__
 from sinklab.sinks import Head
 from sinklab.streaming.traits import fingerprint
-from sinklab.studies.causes.effects import Edited, Effects, HeadEdit, HeadGroup, one_by_one
-from sinklab.studies.causes.engine import measure_effects
+from sinklab.studies.causes.effects import Edited, Effects, HeadEdit, HeadGroup
+from sinklab.studies.causes.engine import Engine
 from sinklab.studies.causes.readout import READOUTS
 from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.texts import Texts
 
-__all__ = ["EDITS", "Resumable"]
+__all__ = ["Resumable", "Task"]
 
-EDITS = ("zero", "resample", "redirect", "hide", "zero_value")
-"""What is done to a group: all that labels rest on, and no controls."""
 PIECES = 12
 """Into about how many pieces the work of a long run is cut: what a killed one loses."""
-HEADS_OF_A_PIECE = 4
-"""Heads of a module that are measured together at least: each piece runs the unedited model once more."""
+
+Task = tuple[Sequence[Edited], Sequence[str]]
+"""What is measured together: heads, or groups, and the names of the edits."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,6 +42,7 @@ class Resumable:
 
     Args:
         identity: of the model and its sinks: what effects depend on besides texts, request and weights.
+        deadline: of :func:`time.monotonic`, behind which no further piece is begun.
     """
 
     model: nn.Module
@@ -51,130 +52,98 @@ class Resumable:
     identity: Mapping[str, object]
     store: Store
     progress: Progress
+    deadline: float = float("inf")
 
     def __post_init__(self) -> None:
         if type(self.texts.readout) not in READOUTS:
             self.store = Store(None)
         self._settings = {} if self.store.folder is None else self._key()
+        samples, size = self.texts.samples, self.request.batch_size
+        self._engine = Engine(self.model, samples, self.texts.readout, self.variants, batch_size=size)
+
+    @property
+    def names(self) -> list[str]:
+        """The edits."""
+        return [variant.name for variant in self.variants]
 
     def of_heads(self, heads: Sequence[Head]) -> Effects:
-        """Effects of all variants on some heads, a few at a time if what is measured is to be stored."""
-        pieces = _pieces(heads)
-        if self.store.folder is None and len({head.module for head in heads}) >= len(pieces):
-            pieces = [list(heads)]  # no head of a module is apart from the others, by which numbers are rounded
-        parts: list[Effects] = []
-        for piece in pieces:
-            done = sum(len(part.heads) for part in parts)
-            progress = self._share("effects", done / len(heads), len(piece) / len(heads))
-            parts.append(self._measured(f"layer-{piece[0].layer}", piece, self.texts.samples, progress))
-        return _joined(parts)
+        """Effects of all variants on some heads, a few at a time."""
+        modules = list(dict.fromkeys(head.module for head in heads))
+        most = max(1, -(-len(heads) // max(PIECES, len(modules))))
+        pieces = []
+        for module in modules:
+            own = [head for head in heads if head.module == module]
+            pieces += [own[first : first + most] for first in range(0, len(own), most)]
+        return self.measured("effects", [(piece, self.names) for piece in pieces], heads)
 
-    def of_groups(self, groups: Sequence[HeadGroup], names: Sequence[str] = EDITS) -> Effects[HeadGroup]:
-        """Effects on one group of heads or more, by the whole model, each group kept when it is done.
-
-        Args:
-            names: of the variants, as far as the run has them.
-        """
-        variants = [variant for variant in self.variants if variant.name in names]
-        samples, readout, parts = self.texts.samples, self.texts.readout, list[Effects[HeadGroup]]()
-        for number, group in enumerate(groups):
-            progress = self._share("groups", number / len(groups), 1 / len(groups))
-            settings = {"variants": [variant.name for variant in variants], "group": list(map(str, group.members))}
-
-            def measure(group: HeadGroup = group, progress: Progress = progress) -> Effects[HeadGroup]:
-                size = self.request.batch_size
-                return one_by_one(self.model, samples, readout, variants, [group], batch_size=size, progress=progress)
-
-            parts.append(self._kept("group", settings, variants, [group], samples, measure))
-        return _joined(parts)
-
-    def of_halves(self, halves: Mapping[Head, Samples]) -> dict[Head, Effects]:
-        """Effects of all variants on heads, each on samples in halves of its own, each kept when it is done.
-
-        Args:
-            halves: head to the samples of the run, with other domains.
-        """
-        found: dict[Head, Effects] = {}
-        for head, parted in halves.items():
-            progress = self._share("within texts", len(found) / len(halves), 1 / len(halves))
-            found[head] = self._measured("within", [head], parted, progress, halves=_digest(parted.domains))
-        return found
-
-    def _measured(self, name: str, heads: list[Head], samples: Samples, progress: Progress, **settings: object) -> Effects:
-        def measure() -> Effects:
-            size = self.request.batch_size
-            return measure_effects(
-                self.model, samples, self.texts.readout, self.variants, heads, batch_size=size, progress=progress
-            )
-
-        return self._kept(name, {**settings, "heads": list(map(str, heads))}, self.variants, heads, samples, measure)
-
-    def _kept(
-        self,
-        name: str,
-        settings: Mapping[str, object],
-        variants: Sequence[HeadEdit],
-        heads: list[Edited],
-        samples: Samples,
-        measure: Callable[[], Effects[Edited]],
+    def measured(
+        self, stage: str, tasks: Sequence[Task[Edited]], everything: Sequence[Edited], deadline: float | None = None
     ) -> Effects[Edited]:
-        """The effects that an earlier run stored, or else measured and stored."""
-        settings = {**self._settings, **settings}
-        stored = self.store.get(name, settings, __version__)
-        if stored is not None:
-            names, unit = [variant.name for variant in variants], self.texts.readout.unit
-            return Effects(names, heads, samples.domain_names, unit=unit, record=stored.record, **stored.arrays)
-        effects = measure()
-        arrays = {"loss": effects.loss, "divergence": effects.divergence, "clean_loss": effects.clean_loss}
-        self.store.put(name, settings, __version__, effects.record, arrays)
-        return effects
+        """Effects of the tasks that are begun before the deadline, the first always; NaN where nothing was measured.
 
-    def _share(self, stage: str, begun: float, share: float) -> Progress:
-        """Shows the progress of a part of a stage, which begins at one share of it and is another, in percent of the stage."""
-        return lambda _, step, total: self.progress(stage, round(100 * (begun + share * step / total)), 100)
+        Args:
+            stage: what the progress is called.
+            everything: heads or groups in the order of the result.
+            deadline: an earlier one.
+        """
+        samples, names = self.texts.samples, self.names
+        shape = (len(names), len(everything), len(samples), len(samples.domain_names))
+        found = Effects(
+            names, list(everything), samples.domain_names, np.full(shape, np.nan), np.full(shape, np.nan),
+            np.full(shape[2:], np.nan), self.texts.readout.unit,
+        )  # fmt: skip
+        place = {one: index for index, one in enumerate(everything)}
+        sizes = [len(edited) * len(chosen) for edited, chosen in tasks]
+        for number, (edited, chosen) in enumerate(tasks):
+            settings = {**self._settings, "variants": list(chosen), "edited": [_spelled(one) for one in edited]}
+            stored = self.store.get("effects", settings, __version__)
+            if stored is None:
+                if number and time.monotonic() > (self.deadline if deadline is None else deadline):
+                    continue  # what is stored of later ones is taken all the same
+                before, whole = sum(sizes[:number]), sum(sizes)
+
+                def progress(
+                    _: str, step: int, total: int, before: int = before, number: int = number, whole: int = whole
+                ) -> None:
+                    self.progress(stage, round(1000 * (before + sizes[number] * step / max(1, total)) / whole), 1000)
+
+                effects = self._engine.measure(edited, chosen, progress=progress)
+                arrays = {"loss": effects.loss, "divergence": effects.divergence, "clean_loss": effects.clean_loss}
+                self.store.put("effects", settings, __version__, effects.record, arrays)
+                record = effects.record
+            else:
+                arrays, record = stored.arrays, stored.record
+            where = np.ix_([names.index(name) for name in chosen], [place[one] for one in edited])
+            rows = np.ix_([names.index(name) for name in chosen], range(len(edited)))
+            found.loss[where], found.divergence[where] = arrays["loss"][rows], arrays["divergence"][rows]
+            found.clean_loss[:] = arrays["clean_loss"]
+            found.record.update(record)
+        return found
 
     def _key(self) -> dict[str, Any]:
         """What effects depend on besides the heads."""
         samples = self.texts.samples
         targets = () if samples.targets is None else (samples.targets,)
-        matter = ("sink", "budget", "threshold", "seed", "batch_size")  # a batch is where a text gets another one's output from
+        matter = ("sink", "threshold", "seed", "batch_size")  # a batch is where a text gets another one's output from
         return {
             **self.identity,
             **{name: getattr(self.request, name) for name in matter},
             "weights": hash_weights(self.model),
             # Of its configuration, which is in no weight: scaled positions, a window.
             "fingerprint": fingerprint(self.model) if isinstance(self.model, PreTrainedModel) else "",
-            "variants": [variant.name for variant in self.variants],
             "readout": type(self.texts.readout).__qualname__,
-            "samples": _digest(*samples.inputs.values(), samples.domains, *targets),
+            "samples": _digest(samples, *targets),
         }
 
 
-def _digest(*tensors: Tensor) -> str:
+def _spelled(one: Head | HeadGroup) -> str:
+    """All heads, which the name of a group does not list."""
+    return "+".join(map(str, one.members)) if isinstance(one, HeadGroup) else str(one)
+
+
+def _digest(samples: Samples, *targets: Tensor) -> str:
     digest = hashlib.sha256()
-    for tensor in tensors:
+    for tensor in (*samples.inputs.values(), samples.domains, *targets):
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _pieces(heads: Sequence[Head]) -> list[list[Head]]:
-    """Heads by modules, some of them together where there are many, and those of a module in parts where there are few."""
-    modules = list(dict.fromkeys(head.module for head in heads))
-    size = max(1, len(modules) // PIECES)
-    most = max(HEADS_OF_A_PIECE, -(-len(heads) // PIECES))
-    pieces: list[list[Head]] = []
-    for first in range(0, len(modules), size):
-        part = [head for head in heads if head.module in modules[first : first + size]]
-        pieces += [part] if size > 1 else [part[start : start + most] for start in range(0, len(part), most)]
-    return pieces
-
-
-def _joined(parts: Sequence[Effects[Edited]]) -> Effects[Edited]:
-    """The effects on all heads of some parts, which were measured on the same texts."""
-    first = parts[0]
-    return Effects(
-        first.variants, [head for part in parts for head in part.heads], first.domain_names,
-        np.concatenate([part.loss for part in parts], axis=1), np.concatenate([part.divergence for part in parts], axis=1),
-        first.clean_loss, first.unit, {module: how for part in parts for module, how in part.record.items()},
-    )  # fmt: skip

@@ -91,6 +91,17 @@ class Samples:
         vars(part).update(inputs=inputs, domains=self.domains[start:stop], targets=targets, domain_names=self.domain_names)
         return part
 
+    def spread(self, most: int) -> Samples:
+        """At most so many samples, as many of each kind as can be; the samples themselves if they are no more."""
+        if len(self) <= most:
+            return self
+        groups = self.groups()
+        share = max(1, most // len(groups))
+        rows = torch.cat([group[:share] for group in groups]).sort().values
+        inputs = {name: tensor[rows.to(tensor.device)] for name, tensor in self.inputs.items()}
+        targets = None if self.targets is None else self.targets[rows.to(self.targets.device)]
+        return Samples(inputs, self.domains[rows.to(self.domains.device)], targets, self.domain_names)
+
     def parts(self, size: int) -> Iterator[tuple[int, Samples]]:
         """First number and samples of consecutive parts of at most ``size``; see :meth:`bounds`."""
         for start, stop in self.bounds(size):

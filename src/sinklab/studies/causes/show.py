@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sinklab.results.blocks import Bar, Block, Curves, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
+from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
 from sinklab.results.intervals import Interval
 from sinklab.studies.causes.found import (
     Causes,
@@ -18,31 +18,31 @@ from sinklab.studies.causes.found import (
     Massive,
     Refused,
     Spread,
-    ThreeMetrics,
 )  # fmt: skip
 
 __all__ = ["show"]
 
 LABELS: dict[str, tuple[str, str]] = {
-    "semantic": ("S", "silencing it costs loss, and so does its output on another text"),
+    "text-dependent": ("T", "silencing it costs loss, and so does its output on another text"),
     "constant": ("C", "silencing it costs loss, its output on another text costs nothing"),
     "dormant": ("D", "all attention on the sink costs nothing, hiding the sink costs loss: the head rests there"),
-    "broadcast": ("B", "all attention on the sink costs nothing, zeroing the sink's value costs loss"),
+    "bias": ("B", "all attention on the sink costs nothing, its value is missed, and its mean over texts does as well"),
+    "broadcast": ("M", "all attention on the sink costs nothing, and its value is missed: a message, for which no mean does"),
     "unneeded": ("U", "neither silencing it nor removing its sink costs loss"),
-    "switch": ("W", "semantic on some domains or at some positions, dormant on the others"),
-    "broadcast-switch": ("V", "semantic on some domains; on others it rests, and the sink's value is used"),
-    "mixed": ("M", "its labels differ by domain in another way"),
+    "switch": ("W", "text-dependent on some domains, at rest on the others"),
+    "active": ("A", "silencing it costs loss; whether a constant would do is not shown"),
+    "needs-sink": ("N", "hiding its sink costs loss; what the head does beside is not shown"),
+    "mixed": ("X", "its labels differ by domain in another way"),
     "undecided": ("·", "none of these is shown at the error rate asked for"),
+    "not-run": ("?", "not measured within the budget; the screen's estimate is no verdict"),
 }
 """Label to the letter in the map and its meaning."""
 EDITS = {
-    "redirect": "all to sink", "hide": "sink hidden", "zero_value": "its value 0", "zero": "output 0", "resample": "other text",
+    "redirect": "all to sink", "hide": "sink hidden", "zero_value": "its value 0", "mean_sink": "its mean", "zero": "output 0",
+    "resample": "other text",
 }  # fmt: skip
 """Edits of a head, as tables head them."""
-CONTRASTS = {
-    **EDITS, "hide - zero_value": "share on other keys, less on none", "rotated": "random outputs",
-    "redirect control - redirect": "all to another key, less the sink",
-}  # fmt: skip
+CONTRASTS = {**EDITS, "hide - zero_value": "share on other keys, less on none"}
 """Contrasts of the table with intervals; summary.json has all, with p-values."""
 SHOWN = 40
 """Heads in a figure; of a larger model the ones that are decided and hurt most."""
@@ -61,7 +61,8 @@ def show(found: Causes) -> Iterator[Block]:
         {(head.layer, head.head): (LABELS[head.label][0], head.label, _words(head)) for head in found.heads},
         [(label, letter, found.counts[label], words) for label, (letter, words) in LABELS.items() if found.counts.get(label)],
     )
-    order = sorted(found.heads, key=lambda head: (head.label == "undecided", -_size(head)))
+    run = [head for head in found.heads if head.label != "not-run"]
+    order = sorted(run, key=lambda head: (head.label == "undecided", -_size(head)))
     for domain in found.domains:
         yield from _domain(found, domain, sorted(order[:SHOWN], key=lambda head: (head.layer, head.head)))
     reasons = [
@@ -71,6 +72,7 @@ def show(found: Causes) -> Iterator[Block]:
     ]
     if reasons:
         yield Grid(["undecided", "on", "nearest", "not shown", "texts that would decide"], reasons, text=4, limit=STRONG)
+    yield from _screen(found)
     yield from (Say(note, small=True) for note in found.notes)
     for name, (title, blocks) in EXPERIMENTS.items():
         if (experiment := getattr(found, name)) is not None:
@@ -84,15 +86,24 @@ def _facts(found: Causes) -> Iterator[Sequence[str]]:
         yield "need it", f"{names(needing)}: their share of the sink costs more on other keys than on none"
     for domain, count in found.mirrored.items():
         if count:
-            semantic = sum(head.domains[domain] == "semantic" for head in found.heads)
-            yield "mirrored", f"{count} on {domain}, every silencing of which lowers the loss; {semantic} semantic there"
+            dependent = sum(head.domains[domain] == "text-dependent" for head in found.heads)
+            yield "mirrored", f"{count} on {domain}, every silencing of which lowers the loss; {dependent} text-dependent there"
+    if found.budget is not None:
+        left = found.counts.get("not-run", 0)
+        yield (
+            "budget",
+            f"{found.budget:g} s: {len(found.heads) - left} of {len(found.heads)} heads measured, most informative first",
+        )
+    if (key := found.of_a_key) is not None:
+        sinking = f"all of them sink at {key.all_sink} of {key.keys}, some at {key.some_sink}, none at {key.none_sinks}"
+        yield "one key", f"{key.heads} heads share a key and value: {sinking}"
     more = "" if found.texts_needed is None else f"; {found.texts_needed:,} of a domain would decide half of the undecided"
     yield "texts", f"{found.texts:,} of {names(found.domains)}{more}"
     minimal, costs = found.minimal_effect_from, found.minimal_effect_from.worth.get(found.minimal_effect_from.domain or "", {})
     why = "as asked for" if minimal.by == "given" else "all attention is not shown to be worth more"
     if costs:
         worth = interval(min(costs.values(), key=lambda cost: cost.mean), 2, "")
-        why = f"of {worth} that all attention is worth, a twentieth of the share of one of {minimal.heads} heads"
+        why = f"of {worth} that all attention is worth, a twentieth of the share of one of {minimal.heads} {minimal.of}"
     yield "nothing is", f"a change below {minimal.value:g} {found.unit}: {why}"
     yield "errors", f"at most {100 * found.level:g} % of the labels are expected to be false (Benjamini and Hochberg 1995)"
 
@@ -106,7 +117,7 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
     heads = [
         [
             _name(head), head.domains[domain], head.needs_sink.get(domain), head.sink_weights.get(domain),
-            *(interval({"mean": head.effects[name][domain].mean}, places) for name in edits),
+            *(_mean(head, name, domain, places) for name in edits),
         ]
         for head in shown
     ]  # fmt: skip
@@ -117,19 +128,21 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
             [
                 _name(group), group.domains[domain], group.needs_sink.get(domain),
                 names([f"{count} {label}" for label, count in group.alone.items()]),
-                interval({"mean": group.effects["zero"][domain].mean}, places),
-                interval(group.beyond_alone["zero"][domain], places),
+                *(_mean(group, name, domain, places) for name in edits),
+                interval(group.beyond_alone.get("zero", {}).get(domain), places),
             ]
             for group in found.groups
+            if group.label != "not-run"
         ]  # fmt: skip
-        yield Grid(["at once", "label", "needs sink", "alone", EDITS["zero"], "beyond the sum of each alone"], groups, text=4)
+        headings = ["at once", "label", "needs sink", "alone", *(EDITS[name] for name in edits), "output 0, beyond the sum"]
+        yield Grid(headings, groups, text=4)
     marks = [
         (
             f"{_name(head)} {head.domains[domain]}",
             [
                 Mark(EDITS[name], effect.mean, effect.low, effect.high)
                 for name in edits
-                for effect in [head.effects[name][domain]]
+                if (effect := head.effects.get(name, {}).get(domain)) is not None
             ],
         )
         for head in shown
@@ -141,28 +154,31 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
             *(interval(entry.effects.get(name, {}).get(domain), places) for name in used),
         ]
         for entry in (*found.heads, *found.groups)
+        if entry.label != "not-run"
     ]  # fmt: skip
     title = f"Every head on {domain}, with the length of its sink's value and 95 % intervals over texts"
     yield Grid(["head", "label", "|value|", *(CONTRASTS[name] for name in used)], every, title, folded=True, text=2)
 
 
-def _three_metrics(found: ThreeMetrics) -> Iterator[Block]:
-    many, used = len(found.heads) > SHOWN, list(found.meanings)
-    items = found.layers if many else found.heads
-    most = {name: max((abs(item[name] or 0.0) for item in items.values()), default=0.0) for name in used}
-    rows = [[name, *(_bar(item[column], most[column]) for column in used)] for name, item in items.items()]
-    yield Grid(["layer" if many else "head", *used], rows, limit=STRONG)
-    yield from (Say(f"{name}: {meaning}", small=True) for name, meaning in found.meanings.items())
-    pairs = [
-        [pair.first, pair.second, interval({"mean": pair.rho, "low": pair.low, "high": pair.high}, 2), pair.reading]
-        for pair in found.correlations
-        if pair.over == "heads"
+def _screen(found: Causes) -> Iterator[Block]:
+    """What the screen expects of heads that were not measured, and how its estimates compare on those that were."""
+    if found.screened is None:
+        return
+    checks = [
+        [EDITS.get(name, name), check.heads, number(check.rank), number(check.error), number(check.size)]
+        for name, check in found.screened.items()
+        if check.heads
     ]
-    yield Grid(["over heads", "and", "rank correlation", "reading"], pairs, text=2)
-    quiet = [("quiet", f"{names(found.quiet)}: their sink there, and no loss without it")] if found.quiet else []
-    needy = [("needy", f"{names(found.needy)}: no sink there, and a loss where it is hidden")] if found.needy else []
-    if quiet or needy:
-        yield Facts([*quiet, *needy])
+    yield Grid(["screen", "heads with both", "rank correlation", "error", "effect"], checks, "The screen beside exact effects")
+    left = sorted((head for head in found.heads if head.label == "not-run"), key=lambda head: -_expected(head))
+    rows = [[_name(head), *(number(head.estimates.get(name)) for name in found.screened)] for head in left]
+    if rows:
+        title = "Not measured: what the screen expects, which is no verdict"
+        yield Grid(["head", *(EDITS.get(name, name) for name in found.screened)], rows, title, limit=STRONG, folded=True)
+
+
+def _expected(head: ExaminedHead) -> float:
+    return max(map(abs, head.estimates.values()), default=0.0)
 
 
 def _location(found: Location) -> Iterator[Block]:
@@ -195,10 +211,6 @@ def _key_bias(found: KeyBias) -> Iterator[Block]:
         if name in found.losses
     ]
     yield Grid(["in all heads at once", f"loss, {found.unit}", "is"], rows)
-    fields = [name for name in found.heads[0].__dataclass_fields__ if name not in ("head", "module")]
-    scores = [[one.head, *(getattr(one, name) for name in fields)] for one in found.heads]
-    title = "How every head scores the sink, and other keys"
-    yield Grid(["head", *(name.replace("_", " ") for name in fields)], scores, title, folded=True)
 
 
 def _massive(found: Massive) -> Iterator[Block]:
@@ -242,7 +254,6 @@ def _spread(found: Spread) -> Iterator[Block]:
 
 
 EXPERIMENTS: dict[str, tuple[str, Callable[[Any], Iterator[Block]]]] = {
-    "read_outs": ("Three things that are not the same", _three_metrics),
     "location": ("Where the sink goes", _location),
     "key_bias": ("Is what stands at the sink used?", _key_bias),
     "massive": ("Massive activations", _massive),
@@ -258,12 +269,13 @@ def _verdict(loss: Interval, least: float) -> str:
     return "harm" if loss.high <= -least else "missed" if loss.low >= least else "open"
 
 
-def _bar(value: float | None, most: float) -> Bar | None:
-    return None if value is None else Bar(value, abs(value) / (most or 1.0), "rest" if value < 0 else "unit")
-
-
 def _size(head: ExaminedHead) -> float:
     return max((abs(effect.mean) for name in EDITS for effect in head.effects.get(name, {}).values()), default=0.0)
+
+
+def _mean(entry: Labelled, name: str, domain: str, places: int) -> object:
+    effect = entry.effects.get(name, {}).get(domain)
+    return None if effect is None else interval({"mean": effect.mean}, places)
 
 
 def _name(entry: Labelled) -> str:

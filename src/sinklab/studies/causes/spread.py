@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.host_arguments import lean_arguments
-from sinklab.attention.intervention import Place
+from sinklab.attention.intervention import NEAR, Place
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -49,7 +49,8 @@ def spread(
 
     Sinks keep tokens from mixing too much (Barbero et al. 2025, arXiv 2504.02732): without one the change should spread
     farther. Hiding a key also takes the model off its ground, so one random other key of each text, hidden in the same way,
-    stands beside it; and what hiding costs is reported.
+    stands beside it; and what hiding costs is reported. Queries near a hidden key still see it, so that no other token becomes
+    the sink.
 
     Args:
         samples: two texts or more, with ``input_ids`` ``(samples, seq_len)``.
@@ -67,10 +68,11 @@ def spread(
     tokens = _whole_texts(samples, sinks.length)
     generator = torch.Generator().manual_seed(seed)
     other = experiment.random_places(samples, place, sinks, generator, share=4)
+    spare = 0 if isinstance(place, str) else min(NEAR, tokens.shape[1] // 4)
     edits: dict[str, experiment.Edits] = {
         "sink": experiment.no_edits,
-        "no sink": experiment.of_all(HideKey(place=place)),
-        "control": experiment.of_all(HideKey(place=other)),
+        "no sink": experiment.of_all(HideKey(place=place, spare=spare)),
+        "control": experiment.of_all(HideKey(place=other, spare=spare)),
     }
     seq_len = tokens.shape[1]
     where = _replaced_positions(samples, place, replaced, generator)

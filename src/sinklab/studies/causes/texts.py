@@ -15,14 +15,16 @@ from sinklab.corpora.records import Records
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
 from sinklab.models.loading import LoadedModel
 from sinklab.models.positions import learned_positions, require_positions, trained_length
-from sinklab.studies.causes.effects import TEXTS
 from sinklab.studies.causes.readout import MaskedToken, NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 
-__all__ = ["Texts", "texts_of", "texts_of_budget"]
+__all__ = ["Texts", "default_texts", "texts_of"]
 
-LENGTH = 256
-"""Tokens of a text, if the model was trained on as many."""
+TEXTS, LENGTH = 64, 256
+"""Texts of a domain and their tokens, if the model was trained on as many. That something costs is shown by a few dozen; that
+it costs nothing by some 250 at the least (:mod:`~sinklab.studies.causes.evidence`), and by more where effects vary."""
+LARGE, OF_LARGE = 5e7, (20, 64)
+"""Parameters from which on a model is read fewer and shorter texts: an edit of a head costs it as much as a forward."""
 
 FROM_PYTHON = (
     "from Python, find_causes(model, samples=..., readout=...) takes any inputs and what is to be read off the outputs"
@@ -43,17 +45,16 @@ class Texts:
         return self.record[0].get("texts", len(self.samples))
 
 
-def texts_of_budget(
+def default_texts(
     loaded: LoadedModel,
     domains: Sequence[str | Corpus],
-    budget: str,
     *,
     texts: int | None = None,
     seq_len: int | None = None,
     seed: int,
     bos: bool,
 ) -> Texts:
-    """Texts of every domain, by default as many and as long as the budget, and the model's training or positions, say.
+    """Texts of every domain, by default as many and as long as the size of the model, its training and its positions, say.
 
     A domain is called what its corpus is on tables and pages: by its registered name, or by the name of its file.
 
@@ -65,9 +66,11 @@ def texts_of_budget(
     if len(set(names)) < len(names):  # files of one name in two folders
         names = [domain if isinstance(domain, str) else domain.name for domain in domains]
     most = learned_positions(loaded.model) or trained_length(loaded.model) or LENGTH
+    large = sum(parameter.numel() for parameter in loaded.model.parameters()) > LARGE
+    number, length = OF_LARGE if large else (TEXTS, LENGTH)
     return texts_of(
-        loaded, list(zip(names, corpora, strict=True)), texts=TEXTS[budget] if texts is None else texts,
-        seq_len=min(LENGTH, most) if seq_len is None else seq_len, seed=seed, bos=bos,
+        loaded, list(zip(names, corpora, strict=True)), texts=number if texts is None else texts,
+        seq_len=min(length, most) if seq_len is None else seq_len, seed=seed, bos=bos,
     )  # fmt: skip
 
 

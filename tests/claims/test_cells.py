@@ -7,11 +7,10 @@ import re
 import pytest
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab_claims.contract.claim import BASELINE, Times, Variant, bases_at, folder_names
 from sinklab_claims.contract.scales import base_config
-from sinklab_claims.reproduce import cells as store_of_cells
-from sinklab_claims.reproduce.cells import configure, make_cells, open_store, resolved_changes
+from sinklab_claims.reproduce import store as store_of_cells
+from sinklab_claims.reproduce.store import make_cells, open_store, resolved_changes
 
 
 def test_equal_settings_are_one_run_whatever_they_are_called() -> None:
@@ -28,16 +27,6 @@ def test_what_changes_nothing_is_the_baseline() -> None:
     assert resolved_changes(base_config("tiny"), same) == {}
     assert cells["learned", 1].name == cells[BASELINE, 1].name
     assert cells[BASELINE, 0].name != cells[BASELINE, 1].name
-
-
-def test_seeds_are_those_of_weights_and_data() -> None:
-    cell = make_cells([Variant(BASELINE)], "tiny", [7])[BASELINE, 7]
-    assert (cell.config.training.seed, cell.config.data.seed) == (7, 7)
-
-
-def test_a_factor_keeps_whole_numbers_whole() -> None:
-    config = configure(backcopy_tiny(), Variant("short", {"training.steps": Times(0.251), "optimizer.learning_rate": Times(3)}))
-    assert (config.training.steps, config.optimizer.learning_rate) == (151, pytest.approx(0.03))
 
 
 def test_changes_may_follow_the_scale() -> None:
@@ -65,11 +54,6 @@ def test_a_scale_has_the_bases_of_a_claim_or_what_it_has() -> None:
     assert folder_names("small") == ("small", "small-bos", "small-no-bos")
     assert folder_names("60m") == ("60m",)
     assert folder_names("checkpoint") == ("checkpoint",)
-
-
-def test_an_operation_is_replaced_whole() -> None:
-    config = configure(backcopy_tiny(), Variant("sigmoid", {"model.operation": {"name": "sigmoid", "normalize": True}}))
-    assert config.model.operation == {"name": "sigmoid", "normalize": True}
 
 
 def test_starting_after_another_variant() -> None:

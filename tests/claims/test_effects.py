@@ -8,7 +8,7 @@ import pytest
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import claims
-from sinklab_claims.contract.effect import Difference, Effect, Extreme, Least, Ratio, Rise, Slope, Trend, Value
+from sinklab_claims.contract.effect import Difference, Effect, Extreme, Ratio, Rise, Slope, Trend, Value
 
 NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x": 2.0}, "e": {"x": 2.0}}
 
@@ -34,7 +34,6 @@ NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x
         (Slope("x", ("a", "b"), at=(1.0, 4.0)), 1.0),
         # Over -1, 0 and 1: (1.0 · -1 + 3.0 · 0 + 2.0 · 1) / 2.
         (Slope("x", ("a", "b", "c"), at=(0.5, 1.0, 2.0)), 0.5),
-        (Least(("y", "x"), "a"), 1.0),
         (Extreme("x", ("a", "b", "c")), 3.0),
         (Extreme("x", ("a", "b", "c"), largest=False), 1.0),
     ],
@@ -43,44 +42,9 @@ def test_known_values(effect: Effect, expected: float) -> None:
     assert effect(NUMBERS) == pytest.approx(expected, abs=1e-15)
 
 
-@pytest.mark.parametrize(
-    "effect",
-    [
-        Value("z", "a"),
-        Value("x", "nobody"),
-        Difference("x", "a", "nobody"),
-        Ratio("x", "a", "lost"),
-        Ratio("x", "a", "zero"),
-        Trend("x", ("a", "b", "lost")),
-        Rise("x", ("a", "lost")),
-        Slope("x", ("a", "lost"), at=(1.0, 2.0)),
-        Extreme("x", ("a", "lost")),
-        Least(("x", "y"), "b"),
-    ],
-)
+@pytest.mark.parametrize("effect", [Value("z", "a"), Value("x", "nobody"), Ratio("x", "a", "lost"), Ratio("x", "a", "zero")])
 def test_without_a_number_there_is_no_effect(effect: Effect) -> None:
     assert effect({**NUMBERS, "lost": {"x": math.nan}, "zero": {"x": 0.0}}) is None
-
-
-@pytest.mark.parametrize(
-    "effect",
-    [Value("x", "a"), Difference("x", "a", "b"), Difference("y", "a", "b", other="x"), Ratio("y", "a", "b", other="x")]
-    + [kind("x", ("a", "b", "c")) for kind in (Trend, Rise, Extreme)]
-    + [Slope("x", ("a", "b"), at=(1.0, 2.0)), Least(("x", "y"), "a")],
-)
-def test_needs_names_exactly_what_is_read(effect: Effect) -> None:
-    assert effect(NUMBERS) is not None
-    for label, metric in effect.needs():
-        without = {
-            name: {key: value for key, value in values.items() if (name, key) != (label, metric)}
-            for name, values in NUMBERS.items()
-        }
-        assert effect(without) is None
-    only = {
-        name: {key: value for key, value in values.items() if (name, key) in effect.needs()} for name, values in NUMBERS.items()
-    }
-    assert effect(only) == effect(NUMBERS)
-    assert all(metric in effect.words or label in effect.words for label, metric in effect.needs())
 
 
 def test_orders_that_are_none_are_refused() -> None:
@@ -99,14 +63,6 @@ def test_the_interval_of_a_share_is_for_what_is_declared_as_one():
     assert "arcsine" in share.estimate(values).method
     assert signed.estimate(values).method == signed.estimate([-0.01, *values]).method == "Student's t"
     assert share.estimate([0.9, 1 + 1e-7, 0.95]).method == share.estimate([0.9, 1.0, 0.95]).method  # rounding
-
-
-def test_a_weight_is_a_share_under_softmax_alone():
-    weights = [0.2, 0.8, 0.99]
-    assert Value("bos_weight", "relu").estimate(weights).interval[1] > 1.0
-    share = Value("bos_weight", "softmax", (0.0, 1.0)).estimate(weights)
-    assert share.interval[1] <= 1.0
-    assert share.middle == Value("bos_weight", "softmax").estimate(weights).middle
 
 
 def test_a_slope_of_outcomes_is_no_count():

@@ -98,17 +98,6 @@ def test_which_tensors_lie_on_grids(random_model):
     assert any("o_proj" in name for name in seen)
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [{"name": "sigma_reparam"}, {"name": "gated"}, {"name": "sink_token"}],
-    ids=lambda o: o["name"],
-)
-def test_operations_with_parameters(random_model, operation):
-    trained = random_model(operation=operation)
-    before, after = quantization_gap(trained, weight_bits=16, activation_bits=16)
-    assert after == pytest.approx(before, abs=1e-3)
-
-
 def test_refusals(random_model):
     trained = random_model()
     model, rows = trained.loaded.model, trained.data.held_out[:2]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.studies.reproduce.made_results import numbers_of
+from tests.claims.made_results import numbers_of
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.metric import Metric
@@ -18,8 +16,8 @@ from sinklab.results.version import __version__
 from sinklab_claims.contract.claim import Claim, Part, Variant
 from sinklab_claims.contract.effect import Difference, Value
 from sinklab_claims.reproduce import on_trainings, store
-from sinklab_claims.reproduce.on_trainings import plan_runs, reproduce
-from sinklab_claims.reproduce.store import Measurement, Reading, run_missing, version_of
+from sinklab_claims.reproduce.on_trainings import reproduce
+from sinklab_claims.reproduce.store import measurement, reading, version_of
 from sinklab_claims.verdict.records import read_results
 
 CALLS: list[int] = []
@@ -56,10 +54,10 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Claim]:
     monkeypatch.setattr(store, "claim_called", lambda name: known[name])
     monkeypatch.setattr(on_trainings, "claim_called", lambda name: known[name])
 
-    def here(readings: Any, measurements: Any, **_: Any) -> dict[str, str]:
-        for measurement in measurements:
-            if measurement.cached() is None:
-                measurement.take()
+    def here(tasks: Any, **_: Any) -> dict[str, str]:
+        for task in tasks:
+            if task.cached() is None:
+                task.take()
         return {}
 
     monkeypatch.setattr(store, "run_missing", here)
@@ -86,13 +84,6 @@ def test_a_claim_is_measured_judged_and_written_down(claims: dict[str, Claim], t
     assert set(table["probe"]) == {"claim"}
 
 
-def test_what_is_there_is_kept_and_seeds_may_be_added(claims: dict[str, Claim], tmp_path: Path) -> None:
-    reproduce(["made_up"], seeds=[0, 1], out=tmp_path, progress=False)
-    (found,) = reproduce(["made_up"], seeds=[0, 1, 2, 3], out=tmp_path, progress=False)
-    assert CALLS == [0, 1, 2, 3]
-    assert len(found.summary["parts"][0]["by_seed"]) == 4
-
-
 def test_a_result_is_not_replaced_by_one_of_fewer_seeds(claims: dict[str, Claim], tmp_path: Path) -> None:
     reproduce(["made_up"], seeds=[0, 1, 2, 3], out=tmp_path, progress=False)
     before = read_run(tmp_path / "tiny" / "made_up")
@@ -110,8 +101,8 @@ def test_an_interruption_says_where_what_was_measured_is_kept(claims: dict[str, 
     measured, some = store.run_missing, [0]
     kept = f"what was trained and measured is kept in {tmp_path}: the same command goes on from there"
 
-    def stops(readings: Any, measurements: Any, **options: Any) -> dict[str, str]:
-        measured(readings, measurements[: some[0]], **options)
+    def stops(tasks: Any, **options: Any) -> dict[str, str]:
+        measured(tasks[: some[0]], **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(store, "run_missing", stops)
@@ -152,7 +143,7 @@ def test_what_another_version_has_measured_is_measured_again(claims: dict[str, C
     (path,) = (tmp_path / "measured" / "tiny").iterdir()
     kept = json.loads(path.read_text())
     path.write_text(json.dumps({**kept, "sources": "0.0.1"}))
-    assert Measurement(tmp_path / "measured" / "tiny", "made_up", 0, "tiny").cached() is None
+    assert measurement(tmp_path, "made_up", 0, "tiny").cached() is None
     reproduce(["made_up"], seeds=[0], out=tmp_path, progress=False)
     assert CALLS == [0, 0]
     assert json.loads(path.read_text())["sources"] == kept["sources"]
@@ -210,35 +201,4 @@ def test_only_finished_models_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "cell"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"status": "stopped"}))
-    readings = [Reading(folder, "sinks"), Reading(tmp_path / "runs" / "nobody", "sinks")]
-    assert run_missing(readings, logs=tmp_path / "logs", cache=tmp_path / "cache", jobs=1, progress=False) == {}
-    assert not (folder / "read_outs").exists()
-
-
-CHEAP = {
-    **{"training.steps": 4, "schedule.warmup_steps": 2, "data.max_tokens": 20_000, "data.held_out_rows": 8},
-    **{"watch.every": 4, "watch.samples": 4, "training.log_every": 2, "training.evaluate_every": 4, "training.batch_size": 2},
-}
-
-
-@pytest.mark.slow
-def test_trainings_can_be_handed_to_torchrun(claims: dict[str, Claim], tmp_path: Path) -> None:
-    variants = (Variant("tuned", {**CHEAP, "training.steps": 6}, after="cheap"), Variant("cheap", CHEAP))
-    part = Part("it has a loss", Value("held_out_loss", "tuned"), more_than=0.0)
-    claims["trained"] = made_up(variants=variants, measure=None, parts=(part,))
-    arguments: dict[str, Any] = {"scale": "tiny", "seeds": [0], "out": tmp_path, "progress": False}
-    commands = plan_runs(["trained"], **arguments, cache=tmp_path / "cache")
-    assert ["steps=6" in command for command in commands] == [False, True]
-    for command in commands:
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command.split()[1:]]
-        done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-        assert done.returncode == 0, done.stderr
-    assert plan_runs(["trained"], **arguments, cache=tmp_path / "cache") == []
-    (found,) = reproduce(["trained"], **arguments, cache=tmp_path / "cache")
-    assert found.summary["errors"] == []
-    assert found.summary["reason"] == "'it has a loss': 1 seed; a verdict needs 3"
-    assert numbers_of(found.table)[0]["tuned"]["steps"] == 6
-    record = read_run(tmp_path / "tiny" / "trained")
-    assert record["conditions"]["tuned"]["after"] == "cheap"
-    run = read_run(tmp_path / "runs" / "tiny" / record["conditions"]["cheap"]["cells"]["0"])
-    assert run["resolved"]["processes"] == 2
+    assert reading(folder, "sinks") is reading(tmp_path / "runs" / "nobody", "sinks") is None
