@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 NEAR = 8
-"""Queries behind a hidden key that keep it, where it is hidden from all heads: else the next token becomes the sink."""
+"""Queries behind a key that still see it, where it is hidden from all heads: else the next token becomes the sink."""
 
 Heads: TypeAlias = Mapping[int | str, Sequence[int]]
 """Heads of some attention modules: the running number of a self-attention module, or a qualified name, to head numbers."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.intervention import KeyIntervention, keys_at
+from sinklab.attention.intervention import NEAR, KeyIntervention, keys_at
 from sinklab.attention.visibility import Visibility
 from sinklab.errors import ConfigurationError
 from sinklab.registry import interventions
@@ -30,7 +30,8 @@ class HideKey(KeyIntervention):
 
     Args:
         place: positions in the document, a row of them for each sample, or ``"null"`` for the null score.
-        spare: queries fewer than so many positions away from a hidden key still see it; 8 for edits of all heads.
+        spare: queries fewer than so many positions away from a hidden key still see it;
+            :data:`~sinklab.attention.intervention.NEAR` for edits of all heads.
 
     Raises:
         ConfigurationError: ``spare`` below 0, or above 0 for the null score.
@@ -41,7 +42,9 @@ class HideKey(KeyIntervention):
 
     def __post_init__(self) -> None:
         if self.spare < 0 or (self.spare and isinstance(self.place, str)):
-            raise ConfigurationError(f"hide_key: spare {self.spare} must be 0 or more, and 0 for the null score: it is nowhere")
+            raise ConfigurationError(
+                f"hide_key: spare {self.spare} must be 0 or more, such as {NEAR}; the null score is nowhere"
+            )
 
     def edit_call(self, call: AttentionCall) -> AttentionCall:
         if self.is_null(call, "null score to hide; give positions"):
