@@ -306,8 +306,8 @@ def test_losses_under_a_policy_are_those_of_the_published_rule_token_by_token(na
     tokens = torch.tensor([loaded.encoder.encode(PROSE)[:40]])
     slow = cross_entropies(slow_logits(loaded.model, tokens, 2, 13)[:, :-1], tokens[:, 1:])
     fast = losses(loaded.model, tokens, {"name": "sink_window", "num_sinks": 2, "window": 13}, chunk=11)
-    # Rounding of float32 over some tens of layers, whose largest hidden state is some 1e4 times the others.
-    torch.testing.assert_close(fast, slow, atol=2e-3, rtol=0)
+    # Rounding of float32, 6e-8 of logits of some tens, over 18 or 30 layers; seen were 1e-5 and 4e-5.
+    torch.testing.assert_close(fast, slow, atol=2e-4, rtol=0)
     # A window without the first tokens is another thing altogether.
     assert (losses(loaded.model, tokens, "window:window=15") - slow).abs().max() > 0.5
 

@@ -25,8 +25,8 @@ class HideKey(KeyIntervention):
     the need for a sink (as in Xiao et al. 2023, arXiv 2309.17453, when a window drops the first tokens). To take away what
     they *carry* and hand their weight to nothing give ``zero_value``.
 
-    A first token hidden from *all* heads is replaced: the second, which then sees itself alone, becomes the sink, and nothing is
-    missed (SmolLM2-135M: loss 3.67 against 3.66). With ``spare`` the tokens that could take its place still see it.
+    A first token hidden from *all* heads is replaced: the second, which then sees itself alone, becomes the sink, and nothing
+    is missed (SmolLM2-135M: loss 3.67 against 3.66). With ``spare`` the tokens that could take its place still see it.
 
     Args:
         place: positions in the document, a row of them for each sample, or ``"null"`` for the null score.
