@@ -160,21 +160,10 @@ def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
             yield "", f"{number(inside)} of {number(first.value)} in channel {first.channel}"
     if origin.not_split:
         yield "not split", origin.not_split
-    lost, kept, unknown = heads_that_lose(origin)
-    if lost and kept:
-        how = " (weight on it, units silenced)"
-        for label, heads in (("lose it", lost), ("keep it", kept), ("open", unknown)):
-            if heads:
-                yield label, f"{names(list(map(_change, heads)))}{how}"
-                how = ""
 
 
 def _head(head: HeadWeight) -> str:
     return f"{head.layer}.{head.head}"
-
-
-def _change(head: HeadWeight) -> str:
-    return f"{_head(head)} {number(head.weight, 2)} to {number(head.edited['units zero'], 2)}"
 
 
 def _bars(origin: Origin) -> Iterator[list[Cell]]:

@@ -279,7 +279,7 @@ def measure_growth(model: PreTrainedModel, structure: Structure, samples: Sample
             front = norms.positions.shape[1] - batch.tokens.shape[1]
             ids.append(nn.functional.pad(batch.tokens.cpu(), (front, 0), value=-1).masked_fill(norms.positions < 0, -1))
         parts.append(norms)
-        if norms.entering and sum(map(_bytes, norms.entering)) * len(samples) > MEMORY * len(batch):
+        if sum(hidden.nbytes for hidden in norms.entering) * len(samples) > MEMORY * len(batch):
             keeps, parts[0].entering = False, []
     stages, blocks = (
         torch.cat([torch.stack(part.stages, 1) for part in parts]),
@@ -288,10 +288,6 @@ def measure_growth(model: PreTrainedModel, structure: Structure, samples: Sample
     entering = [torch.cat(states) for states in zip(*(part.entering for part in parts), strict=True)] if keeps else []
     growth = Growth(stages, blocks, torch.cat([part.positions for part in parts]), torch.cat(ids) if ids else None, entering)
     return growth if _runs_from_inside(model, structure, samples, growth) else dataclasses.replace(growth, entering=())
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _runs_from_inside(model: PreTrainedModel, structure: Structure, samples: Samples, growth: Growth) -> bool:
