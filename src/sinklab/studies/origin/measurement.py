@@ -329,7 +329,7 @@ def _edits_of_units(setting: OriginSetting, at: Tensor, sublayer: Sublayer, writ
     for mode, what in MODES.items():
         new = [new_values(mode, values, at, setting.others) for values in clean]
         yield Edit(mode, "units", what, stage=sublayer.stage, columns=columns[0], values=new[0])
-        if drawn and mode != "constant":  # random units are edited in the other ways
+        if drawn and mode == "zero":  # random units that do nothing when silenced do nothing at a mean
             own, mine = rows % len(drawn), torch.stack(columns[1:])
             values = torch.stack(new[1:])[own, rows]
             yield Edit(mode, "controls", what, stage=sublayer.stage, columns=mine[own], values=values)

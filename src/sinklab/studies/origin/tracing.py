@@ -330,7 +330,7 @@ class Birth:
 def births_of(growth: Growth, at: Tensor, others: Tensor) -> list[Birth]:
     """The stages at which the norm at a place grows most against that of other tokens, one for each time that it rises.
 
-    Growth is the step of ``ln max(ratio, 1)``, mean over samples: what lies below the other tokens does not count, so that a
+    Growth is the step of ``max(ratio, 1)``, mean over samples: what lies below the other tokens does not count, so that a
     small embedding that reaches the size of the others has not jumped. A place whose ratio falls to half and doubles again is
     born again. One that never doubles has one entry, whose ``jumps`` may be false.
 
@@ -340,8 +340,9 @@ def births_of(growth: Growth, at: Tensor, others: Tensor) -> list[Birth]:
     own = growth.means(at)
     ratios = own / growth.means(others)
     known = ~ratios.isnan().any(1)
-    logs = ratios[known].clamp_min(1.0).log().mean(0)
-    steps, means = torch.diff(logs, prepend=logs.new_zeros(1)), ratios[known].mean(0)
+    clamped, means = ratios[known].clamp_min(1.0), ratios[known].mean(0)
+    logs = clamped.log().mean(0)
+    steps = torch.diff(clamped.mean(0), prepend=logs.new_ones(1))
     falls = torch.diff(own[known].mean(0).log(), prepend=logs.new_zeros(1))
     rises = _rises(logs.tolist())
     rises = rises if len(rises) > 1 else [(0, len(logs) - 1)]
