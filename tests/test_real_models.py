@@ -16,11 +16,12 @@ from tests.streaming.decoders import slow_logits
 from transformers import AutoModelForCausalLM, ViTForImageClassification
 
 from sinklab import attend, audit, find_causes, show
+from sinklab.attention.intervention import NEAR
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import read_samples
 from sinklab.corpora.samples import Samples
 from sinklab.corpora.text_file import TextFile
-from sinklab.interventions.hide_key import NEAR, HideKey
+from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.drawing import default_corpus, draw_samples
@@ -308,8 +309,8 @@ def test_losses_under_a_policy_are_those_of_the_published_rule_token_by_token(na
     tokens = torch.tensor([loaded.encoder.encode(PROSE)[:40]])
     slow = cross_entropies(slow_logits(loaded.model, tokens, 2, 13)[:, :-1], tokens[:, 1:])
     fast = losses(loaded.model, tokens, {"name": "sink_window", "num_sinks": 2, "window": 13}, chunk=11)
-    # Rounding of float32 over some tens of layers, whose largest hidden state is some 1e4 times the others.
-    torch.testing.assert_close(fast, slow, atol=2e-3, rtol=0)
+    # Rounding of float32, 6e-8 of logits of some tens, over 18 or 30 layers; seen were 1e-5 and 4e-5.
+    torch.testing.assert_close(fast, slow, atol=2e-4, rtol=0)
     # A window without the first tokens is another thing altogether.
     assert (losses(loaded.model, tokens, "window:window=15") - slow).abs().max() > 0.5
 
@@ -352,7 +353,7 @@ def test_an_audit_of_a_language_model_agrees_with_plain_code():
 
 def test_what_bos_is_worth_is_a_headline():
     summary = audit(str(real("gemma3-270m")), quick=True, samples=4, corpus="python_manual").summary
-    heads = r"The sink is position 0, “<bos>”: 6\d of 72 heads"
+    heads = r"The sink is position 0, “<bos>”: [5-7]\d of 72 heads"
     assert re.fullmatch(rf"{heads} .*\. Without BOS the loss is \d\.\d nats higher\.", summary["finding"])
     assert summary["front_worth"]["gain"] > 1.0
 

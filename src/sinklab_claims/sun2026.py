@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from sinklab.attention.call import LayerOutput
-from sinklab.attention.intervention import Intervention
+from sinklab.attention.intervention import NEAR, Intervention
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.interventions.clamp_activation import ClampActivation
-from sinklab.interventions.hide_key import NEAR, HideKey
+from sinklab.interventions.hide_key import HideKey
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.registry import claims, read_outs
 from sinklab.results.table import unpacked

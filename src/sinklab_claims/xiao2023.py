@@ -10,12 +10,12 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys, weights_on_own_keys
-from sinklab.attention.intervention import Intervention
+from sinklab.attention.intervention import NEAR, Intervention
 from sinklab.attention.probe import Watcher, filled
 from sinklab.attention.session import attend
 from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
-from sinklab.interventions.hide_key import NEAR, HideKey
+from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims, read_outs

@@ -77,12 +77,6 @@ def test_a_key_stays_hidden_when_decoding_with_a_cache(entry: Entry) -> None:
     assert error < 1e-4
 
 
-WITHOUT_POSITION_IDS = ("t5", "umt5", "bart", "mbart", "marian", "pegasus")
-"""Families that take no position ids at all."""
-OWN_POSITIONS = ("roberta",)
-"""Those that count them in a way of their own."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", MEASURED, ids=lambda entry: entry.id)
 def test_every_intervention_changes_something_or_says_why_it_cannot(entry: Entry) -> None:
@@ -95,8 +89,6 @@ def test_every_intervention_changes_something_or_says_why_it_cannot(entry: Entry
         possible = True
         if issubclass(cls, InputIntervention):
             possible = "input_ids" in batch
-        if name == "move_apart":
-            possible = possible and entry.id not in (*WITHOUT_POSITION_IDS, *OWN_POSITIONS)
         if possible:
             with attend(model, interventions=edits):
                 edited = forward(model, batch)

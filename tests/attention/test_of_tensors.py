@@ -137,7 +137,7 @@ def test_memory_is_linear(length):
 
 BAD = {
     "no tensor": (lambda q, k: ([1], k), {}, r"`q` is list; expected a floating-point tensor \(batch, heads"),
-    "three axes": (lambda q, k: (q, k[0]), {}, r"`k` is torch\.float64 \(2, 70, 16\); expected a floating-point tensor \(batch"),
+    "three axes": (lambda q, k: (q, k[0]), {}, r"`k` is torch\.float64 \(2, 70, 16\); expected a floating-point tensor"),
     "nothing": (lambda q, k: (q[:, :, :0], k), {}, r"`q` is torch\.float64 \(2, 4, 0, 16\); expected .* each at least 1"),
     "integers": (lambda q, k: (q, k.long()), {}, r"`k` is torch\.int64 .*; expected a floating-point tensor"),
     "dtypes": (lambda q, k: (q, k.float()), {}, r"has dtype torch\.float64 and `k` torch\.float32; .*k\.to\(dtype=q\.dtype\)"),

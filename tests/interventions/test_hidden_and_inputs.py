@@ -12,9 +12,7 @@ from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelErr
 from sinklab.interventions.clamp_activation import ClampActivation
 from sinklab.interventions.delete_bos import DeleteBos
 from sinklab.interventions.insert_bos import InsertBos
-from sinklab.interventions.move_apart import MoveApart
 from sinklab.interventions.random_prefix import RandomPrefix
-from sinklab.interventions.repeat_token import RepeatToken
 from sinklab.interventions.replace_token import ReplaceToken
 from sinklab.interventions.set_activation import SetActivation
 from sinklab.testing import tiny_models
@@ -44,9 +42,6 @@ def run(model, *interventions, **inputs):
         (DeleteBos(), [[12, 13, 14, 15], [22, 23, 24, 25]], [-1, 0, 1, 2, 3]),
         (ReplaceToken(place=(0, 4), token=9), [[9, 12, 13, 14, 9], [9, 22, 23, 24, 9]], [0, 1, 2, 3, 4]),
         (ReplaceToken(place=torch.tensor([[1], [2]]), token=9), [[11, 9, 13, 14, 15], [21, 22, 9, 24, 25]], [0, 1, 2, 3, 4]),
-        (RepeatToken(token=9, start=1, count=2), [[11, 9, 9, 14, 15], [21, 9, 9, 24, 25]], [0, 1, 2, 3, 4]),
-        (RepeatToken(token=9, start=1), [[11, 9, 9, 9, 9], [21, 9, 9, 9, 9]], [0, 1, 2, 3, 4]),
-        (MoveApart(gap=5), IDS.tolist(), [0, 1, 2, 3, 4]),
     ],
     ids=lambda value: value.name if hasattr(value, "name") else "",
 )
@@ -54,7 +49,7 @@ def test_tokens(intervention, rows, kept):
     assert intervention.edit_inputs({"input_ids": IDS})["input_ids"].tolist() == rows
     assert intervention.kept(5).tolist() == kept
     for row, old in zip(rows, IDS.tolist(), strict=True):
-        if not isinstance(intervention, ReplaceToken | RepeatToken):
+        if not isinstance(intervention, ReplaceToken):
             assert all(new == -1 or row[new] == token for new, token in zip(kept, old, strict=True))
 
 
@@ -76,8 +71,6 @@ def test_a_random_prefix_is_the_same_for_all_rows_and_for_one_seed():
     [
         (InsertBos(token=1), [11, 12, 1, 13, 14, 15], [0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 2, 3]),
         (DeleteBos(count=2), [11, 12, 15], [0, 0, 1], [0, 0, 0]),
-        (RepeatToken(token=9), [11, 12, 9, 9, 9], [0, 0, 1, 1, 1], [0, 0, 0, 1, 2]),
-        (MoveApart(place=1, gap=4), [11, 12, 13, 14, 15], [0, 0, 1, 1, 1], [0, 0, 0, 1, 6]),
     ],
     ids=lambda value: value.name if hasattr(value, "name") else "",
 )
@@ -95,42 +88,6 @@ def test_types_of_tokens_follow():
     types = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
     edited = InsertBos(token=1).edit_inputs({"input_ids": IDS, "token_type_ids": types})
     assert edited["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]]
-
-
-def test_a_gap_is_no_new_document(llama):
-    """Without a mask transformers would read the gap as the border of packed documents and hide the sink."""
-    positions = torch.tensor([[0, 6, 7, 8, 9]]).expand(2, 5)
-    with torch.no_grad():
-        expected = llama(input_ids=IDS, position_ids=positions, attention_mask=torch.ones_like(IDS), use_cache=False).logits
-        packed = llama(input_ids=IDS, position_ids=positions, use_cache=False).logits
-    found = run(llama, MoveApart(gap=5), input_ids=IDS, use_cache=False)
-    assert torch.equal(found, expected)
-    assert not torch.allclose(found, packed)
-
-
-def test_a_gap_is_refused_where_documents_are_packed(llama):
-    """The mask that keeps the gap from being a border would also take away the border that is there."""
-    packed = torch.tensor([[0, 1, 2, 0, 1]])
-    with pytest.raises(ConfigurationError, match="move_apart: position_ids start anew inside a row, which packs several docu"):
-        run(llama, MoveApart(gap=5), input_ids=IDS, position_ids=packed.expand(2, 5), use_cache=False)
-    with pytest.raises(ConfigurationError, match="position_ids start anew"):
-        MoveApart(gap=5).edit_inputs({"input_ids": IDS[:, :3], "position_ids": torch.zeros(1, 3).long()})  # one token each
-    # Positions that do not start anew are moved, also with a gap of their own; so are those beside a mask.
-    moved = MoveApart(gap=5).edit_inputs({"input_ids": IDS, "position_ids": torch.tensor([[3, 4, 8, 9, 10]])})
-    assert moved["position_ids"].tolist() == [[3, 9, 13, 14, 15]] * 2
-    given = {"input_ids": IDS[:1], "position_ids": packed, "attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}
-    assert MoveApart(gap=5).edit_inputs(given)["position_ids"].tolist() == [[0, 6, 7, 0, 1]]
-
-
-def test_moving_everything_alike_changes_nothing_under_relative_positions(llama):
-    """Behind position 0 all distances stay; so a model that does not see position 0 computes the same."""
-    from sinklab.interventions.hide_key import HideKey
-
-    near = run(llama, HideKey(), input_ids=IDS)
-    far = run(llama, HideKey(), MoveApart(gap=7), input_ids=IDS)
-    # Angles are float32, of size up to 12, so scores of size 10 move by 12 · 6e-8 · 10 and logits by a few times that.
-    assert (near - far)[:, 1:].abs().max() < 1e-4
-    assert (near - run(llama, MoveApart(gap=7), input_ids=IDS))[:, 1:].abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("intervention", [InsertBos(token=1), DeleteBos(), RandomPrefix(vocab_size=9)])
@@ -160,10 +117,6 @@ def test_generate(llama):
         inserted = llama.generate(IDS, use_cache=False, **settings)
     by_hand = torch.cat([torch.ones(2, 1, dtype=torch.int64), IDS], dim=1)
     assert torch.equal(inserted[:, 5:], llama.generate(by_hand, **settings)[:, 6:])
-    with attend(llama, interventions=[MoveApart(gap=3)]):
-        moved = llama.generate(IDS, **settings)
-    with attend(llama, interventions=[MoveApart(gap=3)]):
-        assert torch.equal(llama.generate(IDS, use_cache=False, **settings), moved)
 
 
 @pytest.mark.parametrize("call", [lambda model: model.forward, lambda model: model.model, lambda model: model.model.forward])
@@ -212,21 +165,8 @@ def test_encoder_and_decoder_have_tokens_of_their_own():
     found = states(InsertBos(token=1, tokens="decoder_input_ids"), **inputs)
     assert found.encoder_last_hidden_state.shape[1] == 5
     assert found.last_hidden_state.shape[1] == 5
-    with pytest.raises(UnsupportedModelError, match="T5Model takes no position_ids, which an intervention on its inputs needs"):
-        states(MoveApart(), **inputs)
     with pytest.raises(UnsupportedModelError, match="T5Model was called without input_ids"):
         states(InsertBos(token=1), encoder_outputs=(torch.zeros(2, 5, 32),), decoder_input_ids=IDS)
-
-
-def test_positions_that_a_model_counts_in_its_own_way():
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    model = transformers.RobertaModel(transformers.RobertaConfig(vocab_size=40, **shape)).eval()
-    with (
-        pytest.raises(UnsupportedModelError, match=r"counts positions in a way of its own \(not from 0\)"),
-        torch.no_grad(),
-        attend(model, interventions=[MoveApart()]),
-    ):
-        model(input_ids=IDS)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +176,6 @@ def test_positions_that_a_model_counts_in_its_own_way():
         (lambda: DeleteBos(count=-1), "count must be 0 or more, got -1"),
         (lambda: RandomPrefix(vocab_size=0), "vocab_size must be positive"),
         (lambda: ReplaceToken(place="null", token=1), "'null' is no token; give positions"),
-        (lambda: RepeatToken(token=1, start=-1), "start and count must be 0 or more, got -1 and None"),
-        (lambda: MoveApart(gap=-1), "place and gap must be 0 or more, got 0 and -1"),
         (lambda: SetActivation(channels=(1,), mode="none"), "mode must be zero, mean or value, got 'none'"),
         (lambda: SetActivation(channels=(1, 2), value=(1.0, 2.0, 3.0)), r"2 channels need one value.*shape \(3,\)"),
         (lambda: SetActivation(channels=(1,), value=5.0), "value 5.0 is given, and mode zero takes none; give mode='value'"),

@@ -210,11 +210,14 @@ def test_a_model_that_would_be_another_one(made, error, says, tmp_path):
         load_model(write(tmp_path / "other.gguf", **made))
 
 
-def test_without_the_package(file, monkeypatch):
+def test_without_the_package(file, tmp_path, monkeypatch):
+    repository = Repository(monkeypatch, tmp_path, {"a.gguf": file.read_bytes()})
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name))
-    with pytest.raises(ConfigurationError, match=r"package gguf, which is not installed: pip install 'sinklab\[gguf\]'"):
-        load_model(file)
+    for name in (file, "org/model/a.gguf"):
+        with pytest.raises(ConfigurationError, match=r"package gguf, which is not installed: pip install 'sinklab\[gguf\]'"):
+            load_model(name)
+    assert repository.fetched == []
 
 
 def test_a_command_refuses_a_broken_file_before_it_imports_torch(file):

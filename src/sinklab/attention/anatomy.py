@@ -1,4 +1,4 @@
-"""Anatomy of a model: what others put round it, its attention modules, the kinds of its layers, and the maps behind its heads."""
+"""Anatomy of a model: what others put round it, attention modules, kinds of layers, and the maps behind its heads."""
 
 from __future__ import annotations
 

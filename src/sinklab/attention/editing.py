@@ -323,13 +323,6 @@ class Editing:
                 f"{type(model).__name__} takes no {unknown[0]}, which an intervention on its inputs needs "
                 f"({', '.join(edit.name for edit in self.of_inputs)})"
             )
-        if "position_ids" in set(inputs) - before and any(
-            hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()
-        ):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} counts positions in a way of its own (not from 0); give position_ids, so that an "
-                "intervention can change them"
-            )
         return inputs
 
 

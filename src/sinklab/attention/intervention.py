@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 __all__ = [
+    "NEAR",
     "HeadIntervention",
     "Heads",
     "HiddenIntervention",
@@ -44,6 +45,9 @@ __all__ = [
     "overrides",
     "tokens_at",
 ]
+
+NEAR = 8
+"""Queries behind a key that still see it, where it is hidden from all heads: else the next token becomes the sink."""
 
 Heads: TypeAlias = Mapping[int | str, Sequence[int]]
 """Heads of some attention modules: the running number of a self-attention module, or a qualified name, to head numbers."""

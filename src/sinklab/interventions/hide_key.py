@@ -8,15 +8,12 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall
-from sinklab.attention.intervention import KeyIntervention, keys_at
+from sinklab.attention.intervention import NEAR, KeyIntervention, keys_at
 from sinklab.attention.visibility import Visibility
 from sinklab.errors import ConfigurationError
 from sinklab.registry import interventions
 
-__all__ = ["NEAR", "HideKey"]
-
-NEAR = 8
-"""Queries behind a hidden key that keep it, where it is hidden from all heads: else the next token becomes the sink."""
+__all__ = ["HideKey"]
 
 
 @interventions.register("hide_key")
@@ -28,12 +25,13 @@ class HideKey(KeyIntervention):
     the need for a sink (as in Xiao et al. 2023, arXiv 2309.17453, when a window drops the first tokens). To take away what
     they *carry* and hand their weight to nothing give ``zero_value``.
 
-    A first token hidden from *all* heads is replaced: the second, which then sees itself alone, becomes the sink, and nothing is
-    missed (SmolLM2-135M: loss 3.67 against 3.66). With ``spare`` the tokens that could take its place still see it.
+    A first token hidden from *all* heads is replaced: the second, which then sees itself alone, becomes the sink, and nothing
+    is missed (SmolLM2-135M: loss 3.67 against 3.66). With ``spare`` the tokens that could take its place still see it.
 
     Args:
         place: positions in the document, a row of them for each sample, or ``"null"`` for the null score.
-        spare: queries fewer than so many positions away from a hidden key still see it; :data:`NEAR` for edits of all heads.
+        spare: queries fewer than so many positions away from a hidden key still see it;
+            :data:`~sinklab.attention.intervention.NEAR` for edits of all heads.
 
     Raises:
         ConfigurationError: ``spare`` below 0, or above 0 for the null score.
@@ -44,7 +42,9 @@ class HideKey(KeyIntervention):
 
     def __post_init__(self) -> None:
         if self.spare < 0 or (self.spare and isinstance(self.place, str)):
-            raise ConfigurationError(f"hide_key: spare {self.spare} must be 0 or more, and 0 for the null score: it is nowhere")
+            raise ConfigurationError(
+                f"hide_key: spare {self.spare} must be 0 or more, such as {NEAR}; the null score is nowhere"
+            )
 
     def edit_call(self, call: AttentionCall) -> AttentionCall:
         if self.is_null(call, "null score to hide; give positions"):

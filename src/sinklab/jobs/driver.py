@@ -234,7 +234,7 @@ def _with_dtype(cell: Cell, dtype: str) -> Cell:
 
 
 def _in_one_dtype(cells: Mapping[str, Cell], out: Path) -> tuple[dict[str, Cell], str | None]:
-    """Cells that leave their dtype to the machine with the one that the sweep was planned with, else the one of this machine."""
+    """Cells that leave their dtype to the machine with that of the planned sweep, else with that of this machine."""
     left_open = [cell for cell in cells.values() if cell.config.training.dtype == "auto"]
     dtype = read_run(out, PLAN).get("dtype") if (out / PLAN).is_file() else None
     if left_open and dtype is None:

@@ -29,7 +29,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
-from sinklab.models.gguf_file import Gguf, in_repository, local_gguf
+from sinklab.models.gguf_file import Gguf, in_repository, local_gguf, require_package
 from sinklab.results.file import read_object
 
 __all__ = [
@@ -141,6 +141,7 @@ def locate(name: str, revision: str | None, trust_remote_code: bool) -> Located:
 
 def _located_gguf(repository: str, file: str, revision: str | None) -> Located:
     """One file of a hub repository."""
+    require_package(f"{repository}/{file}")  # before gigabytes are fetched
     snapshot = _fetched(repository, revision, [file], ignored=[])
     if not (snapshot / file).exists():
         there = f"; it holds {', '.join(packed)}" if (packed := _ggufs(repository, snapshot)) else ""
@@ -380,7 +381,8 @@ def read_gguf_config(gguf: Gguf, name: str) -> PreTrainedConfig:
         if gguf.rows:  # transformers counts the tokens, of which a file may have fewer, or none
             config.vocab_size = gguf.rows
         return config
-    except (ValueError, KeyError, NotImplementedError, IndexError) as error:
+    except Exception as error:
+        # Metadata that no model has makes the reader, and config classes, fail in every way that Python has.
         raise UnsupportedModelError(
             f"{name}: transformers {transformers.__version__} cannot read this GGUF file: {first_line(error)}"
         ) from error

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 
-__all__ = ["Gguf", "in_repository", "local_gguf", "parsed_once", "read_gguf", "unpacked"]
+__all__ = ["Gguf", "in_repository", "local_gguf", "parsed_once", "read_gguf", "require_package", "unpacked"]
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
@@ -93,6 +93,16 @@ def in_repository(name: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
+def require_package(name: str | Path) -> None:
+    """Refuse a file while nothing is there that can unpack it.
+
+    Raises:
+        ConfigurationError: the package ``gguf`` is not installed.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigurationError(f"{name} needs the package gguf, which is not installed: pip install 'sinklab[gguf]'")
+
+
 def read_gguf(path: Path) -> Gguf:
     """The header of a file, after checking that all of its tensors are there and of types that can be unpacked.
 
@@ -101,8 +111,7 @@ def read_gguf(path: Path) -> Gguf:
         InputError: no GGUF file, a truncated one, or one of several parts.
         UnsupportedModelError: an architecture, or a type of tensors, that nobody reads.
     """
-    if importlib.util.find_spec("gguf") is None:
-        raise ConfigurationError(f"{path} needs the package gguf, which is not installed: pip install 'sinklab[gguf]'")
+    require_package(path)
     from gguf.constants import MODEL_ARCH_NAMES, LlamaFileType
 
     try:

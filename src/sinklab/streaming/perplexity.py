@@ -21,7 +21,7 @@ from sinklab.results.progress import DONE
 from sinklab.results.requirements import require_function
 from sinklab.streaming.reader import open_reader
 
-__all__ = ["Decoding", "Estimate", "decoding", "estimate", "losses", "unit_means"]
+__all__ = ["CHUNK", "Decoding", "Estimate", "decoding", "estimate", "losses", "unit_means"]
 
 CHUNK = 64
 """Tokens of a row that are read at once."""

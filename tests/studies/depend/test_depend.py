@@ -125,7 +125,7 @@ class TestFolder:
         done, out = line
         text = " ".join(done.stdout.split())
         assert "passkey, 3 items passkey depends on the sink tokens: undecided. " in text
-        for name in ("0+70", "4+66", "full", "0+1", "context that helps", str(out / "report.html")):
+        for name in ("0+70", "4+66", "full", "0+1", str(out / "report.html")):
             assert name in done.stdout
         assert done.stderr == ""
 

@@ -9,7 +9,7 @@ import pytest
 import scipy.special
 
 from sinklab.results.intervals import function_over_items, mean_over_items, means_over_items
-from sinklab.studies.depend.measurement import _score, effective_length, judge, measure_dependence, useful_context
+from sinklab.studies.depend.measurement import _score, effective_length, judge, measure_dependence
 
 RULES = {"minimal_effect": 0.05, "chance": 0.1, "scale": 1.0}
 
@@ -197,11 +197,6 @@ class TestLengths:
     def test_nothing_above_chance_has_no_length(self):
         curves = {"full": [(20, spread(0.1)), (80, spread(0.12, width=0.3))]}
         assert effective_length(curves, chance=0.1) == {"full": None}
-
-    def test_context_is_of_use_while_it_helps(self):
-        helps = [(8, spread(-3.0)), (16, spread(-2.5)), (32, spread(-2.2)), (64, spread(-2.199)), (128, spread(-1.0))]
-        assert useful_context(helps) == 32
-        assert useful_context([(8, spread(-3.0)), (16, spread(-4.0))]) == 8
 
 
 @pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0.0, 0.75), (0.5, 0.0, 1.0), (1.0, 0.25, 1.0)])

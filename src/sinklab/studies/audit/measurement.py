@@ -285,9 +285,10 @@ class _Measuring:
         run_probes(self.loaded.model, few, finders, batch_size=self.batch_size, progress=self.progress, stage="the sink")
         seen = {finder.part: finder.sinks(decode=decoder(self.loaded)) for finder in finders if finder.windowed()[1]}
         for part, sinks in seen.items():
+            where = "no sink"
             if sinks.main is not None:
-                whose, heads = f"{part}: " if part else "", f"{sinks.main.sinking or 0:,} of {len(sinks.heads):,} heads"
-                say(f"{whose}sink at {sinks.main.describe()}, {heads}, on the first {counted(len(few), 'sample')}")
+                where = f"sink at {sinks.main.describe()}, {sinks.main.sinking or 0:,} of {len(sinks.heads):,} heads,"
+            say(f"{f'{part}: ' if part else ''}{where} on the first {counted(len(few), 'sample')}")
         # Two parts would have rows of one probe, which nobody could tell apart.
         return self.measure(source, bos, drawn, names, seen if list(seen) == [""] else {})
 

@@ -14,11 +14,11 @@ from typing_extensions import TypeVar
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.host_arguments import lean_arguments
-from sinklab.attention.intervention import HeadIntervention, keys_at, tokens_at
+from sinklab.attention.intervention import NEAR, HeadIntervention, keys_at, tokens_at
 from sinklab.attention.operation import repeat_groups
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.interventions.hide_key import NEAR, HideKey
+from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.zero_head import ZeroHead

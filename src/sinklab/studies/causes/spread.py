@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.host_arguments import lean_arguments
-from sinklab.attention.intervention import Place
+from sinklab.attention.intervention import NEAR, Place
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.interventions.hide_key import NEAR, HideKey
+from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks

@@ -40,8 +40,8 @@ class PolicyScore:
     Attributes:
         score: mean over the items that count; ``None`` of a policy that was not run.
         difference: from the window without sinks, paired by items; ``None`` of that window itself.
-        effective_length: tokens of the task's axis up to which it answers, or up to which context helps; 0 where it never does;
-            ``None`` where nothing is above chance, or the task has no axis.
+        effective_length: distance in tokens up to which it answers; 0 where it never does, ``None`` where nothing is above
+            chance or the task has no distances.
         all_documents: mean over all documents, those that do not fill the cache included.
         refused: why it was not run.
     """

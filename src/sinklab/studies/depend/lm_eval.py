@@ -308,6 +308,7 @@ class PolicyLM(TemplateLM):
         totals, greedy, done = [0.0] * len(texts), [True] * len(texts), 0
         for group in _groups(parts, common):
             rows, column = self.beginnings.begin(reader, group) if self.beginnings else ([group], 0)
+            done += column * len(rows)
             for tokens, scores in _read_tree(reader, rows, column):
                 done += tokens
                 self.progress(min(done, total), total)

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -38,14 +37,10 @@ __all__ = [
     "outcome",
     "require_windows",
     "text_warnings",
-    "useful_context",
     "window_warning",
 ]
 
 Verdict = Literal["yes", "no", "undecided"]
-
-MINIMAL_GAIN = 0.01
-"""Mean paired gain, in the unit of the score, from which a longer context is of use."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,20 +183,6 @@ def effective_length(curves: Mapping[str, Curve], *, chance: float) -> dict[str,
     return lengths
 
 
-def useful_context(curve: Curve) -> int:
-    """The longest context that was of use: each one up to it raised the score over the one before.
-
-    A longer context is of use if the paired gain is :data:`MINIMAL_GAIN` or more on average and its 95 % interval is above 0.
-    """
-    highest = curve[0][0]
-    for (_, before), (context, after) in pairwise(curve):
-        gain = mean_over_items(after - before)
-        if gain.mean < MINIMAL_GAIN or gain.low <= 0.0:
-            break
-        highest = context
-    return highest
-
-
 def _mean(interval: Interval) -> float:
     return interval.mean
 
@@ -264,9 +245,7 @@ def outcome(prepared: Prepared, scored: Scored, contenders: Contenders, level: f
     axis = None if task is None else task.axis
     curves = {} if axis is None else {name: _curve(prepared, scores) for name, scores in scored.scores.items()}
     lengths: dict[str, int | None] = {}
-    if axis == "context":
-        lengths = {name: useful_context(curve) for name, curve in curves.items()}
-    elif axis == "distance":
+    if axis == "distance":
         assert chance is not None, "what is found at a distance has a chance"
         lengths = effective_length(curves, chance=chance)
     shown = [

@@ -19,16 +19,8 @@ TITLE = (
 )
 """Heading of the page, and what was done."""
 
-AXES = {
-    "distance": ("found back to", "tokens from the fact to the end of the answer"),
-    "context": ("context that helps", "tokens of text before the answer"),
-}
-"""By the task's axis, the heading of the effective length and the name of the axis."""
-
-CONTEXTS = (
-    "context that helps: the longest up to which each one that was tried raised the score over the one before it, by 0.01 or "
-    "more on average and with an interval above 0"
-)
+AXES = {"distance": "tokens from the fact to the end of the answer", "context": "tokens of text before the answer"}
+"""What stands along the axis of a task."""
 
 
 def show(summary: Mapping[str, Any]) -> Iterator[Block]:
@@ -50,24 +42,22 @@ def _task(outcome: Outcome) -> Iterator[Block]:
     yield Say(f"{outcome.reason[:1].upper()}{outcome.reason[1:]}.")
     if outcome.verdict == "no":  # of means, which hide what few items have
         yield Say(rare_cost(outcome.items, "item"), small=True)
-    heading, axis = AXES.get(outcome.axis or "", ("", ""))
     headings = ["policy", f"{outcome.metric.replace('_', ' ')}, {outcome.unit}", f"less {outcome.without}"]
-    rows = [[row.policy, *_scores(row), *([_length(outcome, row)] if heading else [])] for row in outcome.policies]
-    yield Grid([*headings, *([heading] if heading else [])], rows)
+    found_back = ["found back to"] if outcome.axis == "distance" else []
+    rows = [[row.policy, *_scores(row), *([_length(row)] if found_back else [])] for row in outcome.policies]
+    yield Grid([*headings, *found_back], rows)
     for row in outcome.policies:
         if row.refused:
             yield Say(f"{row.policy} was not run: {row.refused}", small=True)
     _, index = _index(outcome)
     yield Say(f"index of dependence: {index}")
-    if outcome.axis == "context":
-        yield Say(CONTEXTS, small=True)
     if outcome.axis is not None:
         places = sorted({point.at for curve in outcome.curves.values() for point in curve})
         lines = {
             name: [next((point.mean for point in curve if point.at == place), None) for place in places]
             for name, curve in outcome.curves.items()
         }
-        yield Curves(f"{outcome.task} by policy", lines, places, axis, outcome.unit, mark=outcome.window)
+        yield Curves(f"{outcome.task} by policy", lines, places, AXES[outcome.axis], outcome.unit, mark=outcome.window)
 
 
 def _scores(row: PolicyScore) -> tuple[str, str]:
@@ -82,14 +72,7 @@ def _index(outcome: Outcome) -> tuple[str, str]:
     return outcome.task, interval(found, places=3) if isinstance(found, Interval) else found.refused
 
 
-def _length(outcome: Outcome, row: PolicyScore) -> str:
-    """Effective length; of contexts also what the shortest and the longest one of those tried leave open."""
+def _length(row: PolicyScore) -> str:
     if row.score is None:
         return ""
-    length = row.effective_length
-    if length is None:
-        return "at chance"
-    text, tried = counted(length, "token"), [point.at for point in outcome.curves[row.policy]]
-    if outcome.axis == "context" and len(tried) > 1:
-        return f"none past {text}" if length == tried[0] else f"{text} or more" if length == tried[-1] else text
-    return text
+    return "at chance" if row.effective_length is None else counted(row.effective_length, "token")

@@ -22,11 +22,10 @@ from sinklab.studies.origin.tracing import OriginSetting, PlaceWeights, largest_
 
 __all__ = ["MODES", "Edit", "Measured", "Mode", "clean_losses", "new_values", "read_columns", "run_edits"]
 
-Mode = Literal["zero", "mean", "resampled", "constant"]
+Mode = Literal["zero", "mean", "constant"]
 MODES: dict[Mode, str] = {
     "zero": "activation 0 at every position",
     "mean": "at the place the mean over all other positions of all samples",
-    "resampled": "at the place the value at another position, drawn at random, of another sample",
     "constant": "at the place the mean over the other samples at the place itself",
 }
 """What is done with the activation of a unit."""
@@ -227,7 +226,7 @@ def read_columns(setting: OriginSetting, sublayer: Sublayer, columns: Tensor) ->
     return torch.cat(tap.read)
 
 
-def new_values(mode: Mode, clean: Tensor, at: Tensor, others: Tensor, generator: torch.Generator) -> Tensor:
+def new_values(mode: Mode, clean: Tensor, at: Tensor, others: Tensor) -> Tensor:
     """What the activations become, ``(samples, length, columns)``; NaN where they stay as they are.
 
     Args:
@@ -236,19 +235,9 @@ def new_values(mode: Mode, clean: Tensor, at: Tensor, others: Tensor, generator:
     """
     if mode == "zero":
         return torch.zeros_like(clean)
-    new = torch.full_like(clean, float("nan"))
+    here, new = at[..., None], torch.full_like(clean, float("nan"))
     if mode == "mean":
-        new[at] = clean[others].mean(0)
-    elif mode == "resampled":
-        owners = torch.nonzero(others)[:, 0]
-        chosen = []
-        for row in torch.nonzero(at)[:, 0].tolist():
-            foreign = torch.nonzero(owners != row)[:, 0]
-            chosen.append(int(foreign[int(torch.randint(len(foreign), (), generator=generator))]))
-        new[at] = clean[others][torch.tensor(chosen)]
-    else:
-        sums = (clean * at[..., None]).sum(1)
-        counts = at.sum(1)[:, None].to(clean)
-        rest = (sums.sum(0) - sums) / (counts.sum(0) - counts).clamp_min(1)
-        new = torch.where(at[..., None], rest[:, None], new)
-    return new
+        return torch.where(here, clean[others].mean(0), new)
+    sums, counts = (clean * here).sum(1), at.sum(1)[:, None].to(clean)
+    rest = (sums.sum(0) - sums) / (counts.sum(0) - counts).clamp_min(1)
+    return torch.where(here, rest[:, None], new)

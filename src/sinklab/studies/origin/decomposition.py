@@ -54,10 +54,6 @@ class Writer:
         self.units = heads or columns
         self.size = columns // self.units
 
-    def name(self, unit: int) -> str:
-        """The unit in words: ``neuron 233``."""
-        return f"{self.kind} {unit}"
-
     def along(self, activations: Tensor, vectors: Tensor) -> Tensor:
         """Products, ``(tokens, units)``, of writes at activations ``(tokens, columns)`` with ``(tokens or 1, width)``."""
         products = activations * (vectors.to(activations.dtype) @ self.directions.to(activations.dtype).T)
@@ -174,7 +170,7 @@ def decompose(setting: OriginSetting, sublayer: Sublayer, writer: Writer | None,
     for unit in [] if why else along.argsort(descending=True)[:MOST].tolist():
         columns = writer.columns([unit])
         own = (given[:, columns] @ directions[columns] * factor).mean(0)
-        parts.append(Unit(unit, writer.name(unit), float(along[unit]), float(own.norm()), float(own[order[0]])))
+        parts.append(Unit(unit, f"{writer.kind} {unit}", float(along[unit]), float(own.norm()), float(own[order[0]])))
         if sum(part.along for part in parts) >= COVERED * norm:
             break
     return Decomposition(norm, channels, parts, norm if why else rest, error, why)

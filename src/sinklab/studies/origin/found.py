@@ -156,11 +156,9 @@ class Origin:
     not_split: str
     channels: list[Channel]
     unit_kind: str | None
-    num_units: int | None
     units: list[Unit]
     weight: float | None
     uniform: float | None
-    weight_by_block: list[float | None]
     spike: float
     spiked: bool
     edits: list[Edited]

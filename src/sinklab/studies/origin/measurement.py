@@ -118,7 +118,7 @@ def locate_origins(
     ]
     notes = [
         *_notes(sinks, followed, spikes, structure),
-        *(_numbering(origins[0]) if origins else []),
+        *(_numbering(structure) if origins else []),
         *rare,
         *partly,
         *filter(None, [guess_warning(model, mean_loss), *length_warnings(model, samples, None)]),
@@ -194,10 +194,11 @@ def _notes(sinks: Sinks, followed: Sequence[Sink], spikes: Sequence[Sink], struc
         )
 
 
-def _numbering(origin: Origin) -> list[str]:
+def _numbering(structure: Structure) -> list[str]:
     """How heads are numbered where not every block has attention; blocks are numbered among all."""
-    attending = [block for block, weight in enumerate(origin.weight_by_block) if weight is not None]
-    return list(filter(None, [head_numbering(attending, len(origin.weight_by_block), "block")]))
+    blocks = structure.blocks
+    attending = [block.number for block in blocks if not block.split or any(one.attention for one in block.sublayers)]
+    return list(filter(None, [head_numbering(attending, len(blocks), "block")]))
 
 
 def _origins(setting: OriginSetting, place: Place, births: Sequence[Birth]) -> tuple[list[Origin], list[Row], Tensor]:
@@ -272,11 +273,9 @@ def _birth(
         not_split="" if split is None else split.why,
         channels=[] if split is None else split.channels,
         unit_kind=None if writer is None else writer.kind,
-        num_units=None if writer is None else writer.units,
         units=[] if split is None else split.parts,
         weight=_known(mean_over(clean.weights, own).nanmean()),
         uniform=_known(mean_over(clean.uniform, own).nanmean()),
-        weight_by_block=_by_block(setting, clean),
         spike=float(clean.spikes[:, spike_block].mean()),
         spiked=birth.jumps and 2 * int(clean.spiked[:, spike_block].sum()) >= len(clean.spiked),
         edits=list(_outcomes(clean, own, slice(spike_block, blocks.stop), edits, measured)),
@@ -328,21 +327,12 @@ def _edits_of_units(setting: OriginSetting, at: Tensor, sublayer: Sublayer, writ
     columns = [writer.columns(group) for group in (units, *drawn)]
     clean = read_columns(setting, sublayer, torch.cat(columns)).split([len(own) for own in columns], dim=2)
     for mode, what in MODES.items():
-        new = [new_values(mode, values, at, setting.others, generator) for values in clean]
+        new = [new_values(mode, values, at, setting.others) for values in clean]
         yield Edit(mode, "units", what, stage=sublayer.stage, columns=columns[0], values=new[0])
-        if drawn and mode != "constant":  # random units are edited in the other ways
+        if drawn and mode == "zero":  # random units that do nothing when silenced do nothing at a mean
             own, mine = rows % len(drawn), torch.stack(columns[1:])
             values = torch.stack(new[1:])[own, rows]
             yield Edit(mode, "controls", what, stage=sublayer.stage, columns=mine[own], values=values)
-
-
-def _by_block(setting: OriginSetting, clean: Measured) -> list[float | None]:
-    """Mean weight that the heads of each block give the place; ``None`` for a block without any."""
-    inside: dict[int, list[Tensor]] = {block.number: [] for block in setting.structure.blocks}
-    for label, values in clean.weights.items():
-        inside.setdefault(setting.block_of(label), []).append(values)
-    of_blocks = (inside[block.number] for block in setting.structure.blocks)
-    return [_known(torch.cat(values, 1).nanmean()) if values else None for values in of_blocks]
 
 
 def _outcomes(

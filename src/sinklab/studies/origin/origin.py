@@ -51,9 +51,9 @@ def find_origin(
     """Find where each sink is born, what writes it, and what disappears without it: attention, spike, loss.
 
     Covers every sink, and every position whose norm stands out although no head has a sink there. Reports each block and
-    sublayer in which its norm jumps (or from which its key's scores come), what writes it away again, the channels that carry
-    it, the neurons or heads that write them and how much of it, and which heads look at it. The units are then silenced, set
-    to the mean of other positions and resampled, compared with as many random units of the same layer.
+    sublayer in which its norm jumps, what writes it away again, the channels that carry it, the neurons or heads that write
+    them and how much of it, and which heads look at it. The units are then silenced, set
+    to the mean of other positions, compared with as many random units of the same layer.
     docs/explain.md#where-a-sink-is-born has the definitions and their limits.
 
     embedded:softmax takes some 2 seconds of one core, a model of 135 million parameters a minute.

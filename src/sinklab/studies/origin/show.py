@@ -61,9 +61,8 @@ def _place(births: Sequence[Origin]) -> Iterator[Block]:
     if len(births) > 1:
         yield Say(story(births))
         cells, legend = dict[tuple[int, int], tuple[str, str, str]](), list[tuple[str, str, int, str]]()
-        for letter, kind, one in zip("ABCDEFGH", ("dormant", "broadcast", "switch", "constant") * 2, births, strict=False):
-            own = [head for head in one.heads if head.own]
-            words = f"rests on block {one.block}"
+        for letter, one in zip("ABCDEFGH", births, strict=False):
+            own, kind, words = [head for head in one.heads if head.own], f"birth-{one.birth}", f"rests on block {one.block}"
             cells |= {(head.layer, head.head): (letter, kind, f"{_head(head)} {words}") for head in own}
             legend.append((kind, letter, len(own), words))
         yield HeadMap("Which birth a head rests on", cells, legend)
@@ -160,21 +159,10 @@ def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
             yield "", f"{number(inside)} of {number(first.value)} in channel {first.channel}"
     if origin.not_split:
         yield "not split", origin.not_split
-    lost, kept, unknown = heads_that_lose(origin)
-    if lost and kept:
-        how = " (weight on it, units silenced)"
-        for label, heads in (("lose it", lost), ("keep it", kept), ("open", unknown)):
-            if heads:
-                yield label, f"{names(list(map(_change, heads)))}{how}"
-                how = ""
 
 
 def _head(head: HeadWeight) -> str:
     return f"{head.layer}.{head.head}"
-
-
-def _change(head: HeadWeight) -> str:
-    return f"{_head(head)} {number(head.weight, 2)} to {number(head.edited['units zero'], 2)}"
 
 
 def _bars(origin: Origin) -> Iterator[list[Cell]]:

@@ -279,7 +279,7 @@ def measure_growth(model: PreTrainedModel, structure: Structure, samples: Sample
             front = norms.positions.shape[1] - batch.tokens.shape[1]
             ids.append(nn.functional.pad(batch.tokens.cpu(), (front, 0), value=-1).masked_fill(norms.positions < 0, -1))
         parts.append(norms)
-        if norms.entering and sum(map(_bytes, norms.entering)) * len(samples) > MEMORY * len(batch):
+        if sum(hidden.nbytes for hidden in norms.entering) * len(samples) > MEMORY * len(batch):
             keeps, parts[0].entering = False, []
     stages, blocks = (
         torch.cat([torch.stack(part.stages, 1) for part in parts]),
@@ -288,10 +288,6 @@ def measure_growth(model: PreTrainedModel, structure: Structure, samples: Sample
     entering = [torch.cat(states) for states in zip(*(part.entering for part in parts), strict=True)] if keeps else []
     growth = Growth(stages, blocks, torch.cat([part.positions for part in parts]), torch.cat(ids) if ids else None, entering)
     return growth if _runs_from_inside(model, structure, samples, growth) else dataclasses.replace(growth, entering=())
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _runs_from_inside(model: PreTrainedModel, structure: Structure, samples: Samples, growth: Growth) -> bool:
@@ -334,7 +330,7 @@ class Birth:
 def births_of(growth: Growth, at: Tensor, others: Tensor) -> list[Birth]:
     """The stages at which the norm at a place grows most against that of other tokens, one for each time that it rises.
 
-    Growth is the step of ``ln max(ratio, 1)``, mean over samples: what lies below the other tokens does not count, so that a
+    Growth is the step of ``max(ratio, 1)``, mean over samples: what lies below the other tokens does not count, so that a
     small embedding that reaches the size of the others has not jumped. A place whose ratio falls to half and doubles again is
     born again. One that never doubles has one entry, whose ``jumps`` may be false.
 
@@ -344,8 +340,9 @@ def births_of(growth: Growth, at: Tensor, others: Tensor) -> list[Birth]:
     own = growth.means(at)
     ratios = own / growth.means(others)
     known = ~ratios.isnan().any(1)
-    logs = ratios[known].clamp_min(1.0).log().mean(0)
-    steps, means = torch.diff(logs, prepend=logs.new_zeros(1)), ratios[known].mean(0)
+    clamped, means = ratios[known].clamp_min(1.0), ratios[known].mean(0)
+    logs = clamped.log().mean(0)
+    steps = torch.diff(clamped.mean(0), prepend=logs.new_ones(1))
     falls = torch.diff(own[known].mean(0).log(), prepend=logs.new_zeros(1))
     rises = _rises(logs.tolist())
     rises = rises if len(rises) > 1 else [(0, len(logs) - 1)]

@@ -179,12 +179,18 @@ class _Examination:
         self.loaded, self.calibration, self.samples = loaded, calibration, samples
         self.request, self.progress = request, progress
         self.twin = Twin(loaded.model, residual=request.residual, integer=request.integer)
+        self.variants = [
+            (scheme, per_token)
+            for scheme in request.schemes
+            for per_token in ((False, True) if scheme.activations != WHOLE_BITS else (False,))
+        ]
 
     def run(self, loss_of: str, corpus: str, bos: int) -> tuple[Found, list[Row]]:
         request, twin, loaded = self.request, self.twin, self.loaded
         first = request.schemes[0]
         # What each stage costs beside the others: of the later ones, where there is a gap.
-        plan(self.progress, {CALIBRATING: 2, SCHEMES: 2 + 2 * len(request.schemes), BLOCKS: 6, SITES: 6, CURES: 4})
+        blocks_in_passes = 0.2 * len({site.block for site in twin.linear})
+        plan(self.progress, {CALIBRATING: 1.5, SCHEMES: 2 + len(request.schemes), BLOCKS: blocks_in_passes, SITES: 5, CURES: 5})
         self.progress(CALIBRATING, 0, 3)
         ranges = twin.ranges(self.calibration)
         left = twin.keep(ranges)
@@ -194,8 +200,7 @@ class _Examination:
         self.progress(CALIBRATING, 2, 3)
         check = self._check(ranges)
         self.progress(CALIBRATING, 3, 3)
-        self.progress(SCHEMES, 0, 1)
-        clean = twin.losses(self.samples, None)
+        clean = twin.losses(self.samples, None, functools.partial(self._progressed, 0))
         if not bool(clean.isfinite().any(dim=1).all()) or bool(clean.isinf().any()):
             raise MeasurementError(f"{loaded.name}: the loss is not finite without any quantisation, so a gap means nothing")
         self.clean_means = _means(clean)
@@ -279,22 +284,21 @@ class _Examination:
 
     def _schemes(self, ranges: Mapping[str, Range]) -> tuple[list[Treatment], list[Tensor], list[SchemeFound]]:
         """Treatments, losses and what is found of each scheme, which is said as soon as it is there."""
-        bases = [
-            Treatment(scheme=scheme, ranges=ranges, per_token=per_token)
-            for scheme in self.request.schemes
-            for per_token in ((False, True) if scheme.activations != WHOLE_BITS else (False,))
-        ]
+        bases = [Treatment(scheme=scheme, ranges=ranges, per_token=per_token) for scheme, per_token in self.variants]
         losses, found = list[Tensor](), list[SchemeFound]()
-        for base in bases:
-            self.progress(SCHEMES, len(found), len(bases))
-            losses.append(self.twin.losses(self.samples, base))
+        for number, base in enumerate(bases, 1):
+            losses.append(self.twin.losses(self.samples, base, functools.partial(self._progressed, number)))
             found.append(self._scheme(base, losses[-1]))
             if self.progress is not silent:
                 one = found[-1]
                 gap = interval(Interval(one.gap, one.low, one.high), places=3)
                 say(f"{one.name}: {gap} nats over {self.clean_means.mean():.3f}, {one.verdict}")
-        self.progress(SCHEMES, len(bases), len(bases))
         return bases, losses, found
+
+    def _progressed(self, number: int, done: int) -> None:
+        """So many samples are done of one more than ``number`` passes for the schemes."""
+        count = len(self.samples)
+        self.progress(SCHEMES, number * count + done, (1 + len(self.variants)) * count)
 
     def _scheme(self, base: Treatment, losses: Tensor) -> SchemeFound:
         scheme, gaps = base.scheme, _means(losses) - self.clean_means

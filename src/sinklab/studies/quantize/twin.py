@@ -37,6 +37,9 @@ WHOLE_BITS = 16
 
 BITS = (*range(2, 9), WHOLE_BITS)
 
+LOGITS = 2**26
+"""Numbers that the logits of a batch have at most, 256 MiB."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
@@ -355,13 +358,29 @@ class Twin:
             torch.tensor(numbers, device=self.model.device) if numbers else None for numbers in (treatment.positions, channels)
         )
 
-    def losses(self, samples: Samples, treatment: Treatment | None) -> Tensor:
-        """Losses under a treatment, float32 ``(samples, positions)``, NaN where none is taken."""
+    def losses(
+        self, samples: Samples, treatment: Treatment | None, progress: Callable[[int], None] = lambda done: None
+    ) -> Tensor:
+        """Losses under a treatment, float32 ``(samples, positions)``, NaN where none is taken.
+
+        Args:
+            progress: called with the samples that are done.
+        """
         self.apply(treatment)
+        losses: list[Tensor] = []
         try:
-            return sample_losses(self.model, samples)
+            for batch in self._batches(samples):
+                losses.append(sample_losses(self.model, batch))
+                progress(sum(map(len, losses)))
+            return torch.cat(losses)
         finally:
             self.apply(None)
+
+    def _batches(self, samples: Samples) -> list[Samples]:
+        """So many samples at a time as their logits leave room for."""
+        positions = samples.positions or UNKNOWN_POSITIONS
+        classes = getattr(self.model.config.get_text_config(), "vocab_size", 1)
+        return list(samples.batches(max(1, min(TOKENS_PER_BATCH, LOGITS // classes) // positions)))
 
     @torch.inference_mode()
     def losses_of(
@@ -374,9 +393,7 @@ class Twin:
         """
         order = {name: number for number, name in enumerate(self._blocks)}
         first = [min(order[site.block] for key, site in self.sites.items() if key in (one.sites or ())) for one in treatments]
-        size = max(1, TOKENS_PER_BATCH // (samples.positions or UNKNOWN_POSITIONS))
-        losses, done = [], 0
-        batches = list(samples.batches(size))
+        losses, done, batches = [], 0, self._batches(samples)
         for batch in batches:
             with replaying(self._blocks) as replay:
                 clean = sample_losses(self.model, batch)
@@ -467,7 +484,7 @@ class Replay:
     def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
         self.trusted, self._given, self._from = True, dict[int, object](), -1
         for number, block in enumerate(blocks.values()):
-            block.forward = functools.partial(self._forward, number, block.forward)  # type: ignore[method-assign]
+            block.forward = functools.partial(self._forward, number, block.forward)
 
     def begin(self, number: int) -> None:
         """From now on the blocks before this one are not run."""
