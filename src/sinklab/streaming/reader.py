@@ -223,6 +223,8 @@ class CacheReader(Reader):
         cache, (rows, length) = self.cache, ids.shape
         planned = isinstance(cache, PolicyCache)
         if planned:
+            for layer in cache.layers:
+                layer.release()  # of another number of rows
             cache.table.step = cache.table.plan(length, None)
             cache.table.note(ids, rows)
         for number, layer in enumerate(held):

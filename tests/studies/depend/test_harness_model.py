@@ -192,7 +192,7 @@ def test_what_texts_share_is_read_once_and_scores_are_those_of_each_text_alone(s
     for beginning in beginnings:
         for length in (0, 5, 20):
             context = [*beginning, *(generator.randrange(2, 250) for _ in range(length))]
-            choices = [[generator.randrange(2, 250) for _ in range(size)] for size in (1, 3, 10)]
+            choices = [[generator.randrange(2, 250) for _ in range(size)] for size in (1, 3, 10, 10)]  # several to the end
             texts += [(context, choice) for choice in (*choices, [*choices[1], 5])]
     texts += [([7], [8, 9]), (beginnings[0][:12], [9]), texts[0]]
     lm, read, counted = PolicyLM(small, policy, batch_size=1), CacheReader.read, []

@@ -277,10 +277,8 @@ def run_task(
             evaluation = stored.record
         else:
             try:
-                evaluation = _evaluate(
-                    loaded, prepared, policy, bos, beginnings,
-                    lambda done, total, number=number: progress(number + done / total),
-                )  # fmt: skip
+                inside = functools.partial(_partly, progress, number)
+                evaluation = _evaluate(loaded, prepared, policy, bos, beginnings, inside)
             except (ConfigurationError, UnsupportedModelError) as error:
                 if name in needed:
                     raise
@@ -291,6 +289,10 @@ def run_task(
         scored.scores[name] = np.array(evaluation["scores"])
         scored.bos[name] = evaluation["bos"]
     return scored
+
+
+def _partly(progress: Callable[[float], None], number: int, done: int, total: int) -> None:
+    progress(number + done / total)
 
 
 def _evaluate(

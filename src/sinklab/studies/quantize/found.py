@@ -190,7 +190,8 @@ def rows(found: Found, channels: Mapping[str, WorstChannel], scored: int) -> Ite
         name = f"{scheme.scheme}{' per token' if scheme.per_token else ''}"
         yield {"probe": PROBE, "metric": LOSS, "value": scheme.loss, "count": scored, "intervention": name}
         yield from _interval(GAP, scheme.gap, scheme.low, scheme.high, intervention=name, count=count)
-    for one in (*found.blocks, *found.sites):
+    alone: list[BlockFound | SiteFound] = [*found.blocks, *found.sites]
+    for one in alone:
         module = one.block if isinstance(one, BlockFound) else one.site
         at: Coordinates = {"intervention": examined, "module": module, "count": one.texts}
         if one.layer is not None:

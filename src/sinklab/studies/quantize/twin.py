@@ -484,7 +484,7 @@ class Replay:
     def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
         self.trusted, self._given, self._from = True, dict[int, object](), -1
         for number, block in enumerate(blocks.values()):
-            block.forward = functools.partial(self._forward, number, block.forward)  # type: ignore[method-assign]
+            block.forward = functools.partial(self._forward, number, block.forward)
 
     def begin(self, number: int) -> None:
         """From now on the blocks before this one are not run."""
