@@ -64,7 +64,7 @@ def find_causes(
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
         domains: Names from 'sinklab list corpora' or text files; each is a domain.
-        texts: Texts of each domain; more decide more heads. By default 64, and 20 for a model of more than 50 million
+        texts: Texts of each domain; more decide more heads. By default 64, and 18 for a model of more than 50 million
             parameters; to show that an edit costs nothing takes 250 or more.
         seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less, and 64 for such a model.
         budget: Time after which no further head is begun, such as 90s, 10m or 1.5h; by default all heads are measured.

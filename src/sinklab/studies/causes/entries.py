@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from torch import nn
+from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import Interval, means_over_items
@@ -23,6 +24,8 @@ from sinklab.studies.causes.screen import Screened
 __all__ = ["chosen_heads", "examined_groups", "examined_heads", "found_sink"]
 
 PROBE = "causes"
+SINKS, OTHERS = ", sinks", ", others"
+"""How the names of the groups of a layer end."""
 DIVERGENCE = Metric(
     "divergence", "nats", "Mean over texts of the divergence of the predictions under the intervention from the model's."
 )
@@ -75,7 +78,7 @@ def kinds_of_layers(heads: Sequence[Head], sinks: Sinks, threshold: float, known
     kinds: dict[tuple[str, str], list[Head]] = {}
     for head in heads:
         sinking = sinks.main is not None and weights[head] >= threshold
-        name = f"layer {head.layer}" + (", sinks" if sinking else ", others") * (sinks.main is not None)
+        name = f"layer {head.layer}" + (SINKS if sinking else OTHERS) * (sinks.main is not None)
         kinds.setdefault((head.module, name), []).append(head)
     there = {frozenset(group.members) for group in known}
     return [
@@ -159,8 +162,7 @@ def screen_check(estimates: Screened | None, effects: Effects) -> dict[str, Scre
 
 def of_a_key(model: nn.Module, sinks: Sinks, threshold: float) -> SharedKeys | None:
     """Of models with grouped queries, in how many key–value heads all heads sink, some, and none."""
-    config = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = model.config.get_text_config() if isinstance(model, PreTrainedModel) else None
     keys, heads = getattr(config, "num_key_value_heads", None), getattr(config, "num_attention_heads", None)
     if sinks.main is None or not isinstance(keys, int) or not isinstance(heads, int) or not 0 < keys < heads or heads % keys:
         return None

@@ -120,7 +120,10 @@ def examine(
             progress=progress,
         )  # fmt: skip
         groups.sort(key=lambda group: -max(map(estimates.sizes, group.members)))
-        tasks_of_groups = [([group], measured.names) for group in groups]
+        tasks_of_groups = [
+            ([group], [name for name in measured.names if name not in OF_SINKS or not group.called.endswith(entries.OTHERS)])
+            for group in groups
+        ]
         of_groups = measured.measured("groups", tasks_of_groups, groups, began + budget / 2) if groups else None
         sections, section_rows = _experiments(model, texts, sinks, request, least, progress)
         tasks = _tasks(heads, estimates, of_groups, measured.names, level=level, minimal_effect=least)
@@ -215,6 +218,8 @@ def _tasks(
     return [task for task in (*first, *second) if task[1]]
 
 
+OF_SINKS = ("hide", "zero_value", "mean_sink")
+"""Edits that say something of heads that sink; the others of a layer go without."""
 TOGETHER = (("zero", "resample", "redirect"), ("hide", "zero_value"))
 """Edits on which the same labels rest: of no use one without the other."""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
+from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
 from sinklab.results.intervals import Interval
 from sinklab.studies.causes.found import (
     Causes,
@@ -164,14 +164,14 @@ def _screen(found: Causes) -> Iterator[Block]:
     """What the screen expects of heads that were not measured, and how its estimates compare on those that were."""
     if found.screened is None:
         return
-    checks = [
+    checks: list[list[Cell]] = [
         [EDITS.get(name, name), check.heads, number(check.rank), number(check.error), number(check.size)]
         for name, check in found.screened.items()
         if check.heads
     ]
     yield Grid(["screen", "heads with both", "rank correlation", "error", "effect"], checks, "The screen beside exact effects")
     left = sorted((head for head in found.heads if head.label == "not-run"), key=lambda head: -_expected(head))
-    rows = [[_name(head), *(number(head.estimates.get(name)) for name in found.screened)] for head in left]
+    rows: list[list[Cell]] = [[_name(head), *(number(head.estimates.get(name)) for name in found.screened)] for head in left]
     if rows:
         title = "Not measured: what the screen expects, which is no verdict"
         yield Grid(["head", *(EDITS.get(name, name) for name in found.screened)], rows, title, limit=STRONG, folded=True)
@@ -273,7 +273,7 @@ def _size(head: ExaminedHead) -> float:
     return max((abs(effect.mean) for name in EDITS for effect in head.effects.get(name, {}).values()), default=0.0)
 
 
-def _mean(entry: Labelled, name: str, domain: str, places: int) -> object:
+def _mean(entry: Labelled, name: str, domain: str, places: int) -> Cell:
     effect = entry.effects.get(name, {}).get(domain)
     return None if effect is None else interval({"mean": effect.mean}, places)
 

@@ -23,7 +23,7 @@ __all__ = ["Texts", "default_texts", "texts_of"]
 TEXTS, LENGTH = 64, 256
 """Texts of a domain and their tokens, if the model was trained on as many. That something costs is shown by a few dozen; that
 it costs nothing by some 250 at the least (:mod:`~sinklab.studies.causes.evidence`), and by more where effects vary."""
-LARGE, OF_LARGE = 5e7, (20, 64)
+LARGE, OF_LARGE = 5e7, (18, 64)
 """Parameters from which on a model is read fewer and shorter texts: an edit of a head costs it as much as a forward."""
 
 FROM_PYTHON = (

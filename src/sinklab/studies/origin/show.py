@@ -61,9 +61,8 @@ def _place(births: Sequence[Origin]) -> Iterator[Block]:
     if len(births) > 1:
         yield Say(story(births))
         cells, legend = dict[tuple[int, int], tuple[str, str, str]](), list[tuple[str, str, int, str]]()
-        for letter, kind, one in zip("ABCDEFGH", ("dormant", "broadcast", "switch", "constant") * 2, births, strict=False):
-            own = [head for head in one.heads if head.own]
-            words = f"rests on block {one.block}"
+        for letter, one in zip("ABCDEFGH", births, strict=False):
+            own, kind, words = [head for head in one.heads if head.own], f"birth-{one.birth}", f"rests on block {one.block}"
             cells |= {(head.layer, head.head): (letter, kind, f"{_head(head)} {words}") for head in own}
             legend.append((kind, letter, len(own), words))
         yield HeadMap("Which birth a head rests on", cells, legend)
