@@ -111,7 +111,8 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     expected = {
         "audit_a_model": r"loss 5\.\d+ nats per token\n(.*\n)+report: audited/report\.html",
-        "find_causes": r"1\.1 (text-dependent|active|undecided), weight on the sink 0\.\d\d\n(.*\n)+5\.0 text-dependent(.*\n)+.*'undecided': 4, 'not-run': 0}",
+        "find_causes": r"1\.1 (text-dependent|active|undecided), weight on the sink 0\.\d\d\n(.*\n)+"
+        r"5\.0 text-dependent(.*\n)+.*'undecided': 4, 'not-run': 0}",
         "measure_any_transformer": r"Session\(LlamaForCausalLM, 2 modules seen, 2 calls.*\n(.*\n)+Session\(ViTModel, 2 modules",
         "watch_a_trainer": r"softmax\n(.*\n)?loss .*'step 60: 2\.\d+'\]\nsink_loss_gap .*'step 60: 0\.[2-9]\d'\]\n"
         r"gated\n(.*\n)+sink_loss_gap .*'step 60: -?0\.0\d'\]\nloaded again: gated",

@@ -189,8 +189,8 @@ def test_the_sink_of_a_language_model_is_born_twice():
     layers = [{head.layer for head in one.heads if head.own} for one in found.origins]
     assert layers[0] == set(range(3, 10))
     assert set(range(12, 28)) <= layers[1] <= set(range(12, 30))
-    # Means of 16 texts of 64 tokens: block 11 writes 23,738, by the first token; silenced +1.68; the channel at its mean 0.00, at
-    # zero +10.35; block 2 writes 587, without it +0.87.
+    # Means of 16 texts of 64 tokens: block 11 writes 23,738, by the first token; silenced +1.68; the channel at its mean 0.00,
+    # at zero +10.35; block 2 writes 587, without it +0.87.
     assert 20_000 < second.norm < 30_000
     assert 400 < first.norm < 700
     assert second.edit("units", "zero").loss.mean > 0.8
@@ -289,7 +289,7 @@ def test_a_vision_transformer_has_its_sink_at_the_corner_patches(tmp_path):
 
 
 def test_a_sink_hidden_from_all_heads_does_not_form_again_at_the_next_token():
-    """Hidden everywhere, nothing is missed: token 1 takes the part. A value of 0 is missed, and the first token stays as it is."""
+    """Hidden everywhere, nothing is missed: token 1 takes the part. A value of 0 is missed, and the first token stays."""
     loaded = load_model(str(real("smollm2-135m")), dtype="float32")
     rows = resolve_corpus("python_source").sample(loaded.encoder, seq_len=96, samples=2, seed=0, bos=False)
     losses, second = [], []
@@ -359,7 +359,7 @@ def test_what_bos_is_worth_is_a_headline():
 
 
 def test_a_head_of_a_language_model_whose_hidden_sink_costs_two_nats_is_not_undecided():
-    """All on the sink, its value at 0 and its mean cost nothing that is seen: known is that it needs its sink, and so it says."""
+    """All on the sink, its value at 0 and its mean cost nothing that is seen: it needs its sink, and says so."""
     settings = {"heads": "18.8", "texts": 8, "seq_len": 48, "bos": "none", "minimal_effect": 0.01, "experiments": False}
     (head,) = find_causes(str(real("smollm2-135m")), domains=["python_manual"], **settings).summary["heads"]
     costs = {name: of["python_manual"]["mean"] for name, of in head["effects"].items()}

@@ -33,7 +33,7 @@ TESTS = (
             "kinds",
             "positions_far",
             "refusals",
-            "crop",
+            "rollback",
             "step",
         )
     ),

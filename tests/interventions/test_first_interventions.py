@@ -119,7 +119,7 @@ def test_errors(tokens):
 
 
 def role_sink():
-    """A rotary model whose sink is a role: the token that sees itself alone stands out, and block 1 rests on what stands out."""
+    """A rotary model whose sink is a role: the token that sees itself alone stands out, and block 1 rests on it."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=16, intermediate_size=8, num_hidden_layers=2, num_attention_heads=1, head_dim=16, vocab_size=8,

@@ -143,7 +143,7 @@ def test_models_of_one_name_are_told_apart(folders: list[Path]) -> None:
 
 def test_one_is_not_a_comparison(folders: list[Path]) -> None:
     with pytest.raises(ConfigurationError, match="needs two or more output directories of audits; got 1"):
-        Comparison(folders[:1]).table
+        _ = Comparison(folders[:1]).table
 
 
 def test_page(folders: list[Path], tmp_path: Path) -> None:

@@ -217,6 +217,8 @@ def test_padding_behind_a_token_ends_a_row():
 
 def test_states_refuse_to_go_back():
     model = built("Qwen3_5")
+    with pytest.raises(ConfigurationError, match="takes tokens back, and layers of linear attention of Qwen3_5ForCausalLM"):
+        small(model, rollback=2)
     cache = small(model)
     read(model, text(12), cache)
     with pytest.raises(ConfigurationError, match="tokens cannot be taken back: layers of linear attention"):
@@ -270,8 +272,14 @@ def test_narrow_layers_before_the_cache_is_full():
         small(build_decoder("mistral", "eager", sliding_window=OWN))  # narrow layers alone
 
 
-def test_narrow_layers_that_cannot_go_back_keep_the_others_from_it():
+def test_narrow_layers_with_an_assistant_and_taken_back():
+    """Tokens that a crop brings back into a window are there again in both kinds of layers, or it is refused in both."""
     model, tokens = mixed(), text(LENGTH, rows=1)
+    expected = one_by_one(model, tokens, small(model))
+    cache = small(model, rollback=3)
+    read(model, torch.cat((tokens[:, :30], tokens[:, :3]), dim=1), cache)
+    cache.crop(-3)
+    assert gap(one_by_one(model, tokens[:, 30:], cache), expected[:, 30:]) < TOLERANCE
     wide = SinkCache(model, num_sinks=SINKS, window=30)
     read(model, tokens[:, :20], wide)
     before = wide.table.seen.clone(), wide.table.narrow.seen.clone()

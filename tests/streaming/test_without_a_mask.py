@@ -94,17 +94,19 @@ def test_streams_and_generates(flash):
 @torch.no_grad()
 def test_what_needs_a_mask_is_refused(flash):
     model, tokens = build_decoder("llama"), text(9)
-    caches = small(model), PolicyCache(Pinned(pinned=(0, 7), window=WINDOW), model)
+    caches = small(model), small(model, rollback=2), PolicyCache(Pinned(pinned=(0, 7), window=WINDOW), model)
     model.config._attn_implementation = "flash_attention_2"
     mask = torch.ones(2, 9)
     mask[0, :3] = 0
     with pytest.raises(UnsupportedModelError, match="takes no 4-D mask, which a padded batch needs"):
         model(input_ids=tokens, attention_mask=mask, past_key_values=caches[0], use_cache=True)
+    with pytest.raises(UnsupportedModelError, match="takes no 4-D mask, which `rollback` needs"):
+        read(model, tokens, caches[1])
     with pytest.raises(UnsupportedModelError, match=r"which policy \{0, 7\}\+9 needs while it holds no token in some slots"):
-        read(model, tokens, caches[1], pieces=[3, 1, 5])  # the slot of token 7 is empty
-    assert caches[1].get_seq_length() == 3
+        read(model, tokens, caches[2], pieces=[3, 1, 5])  # the slot of token 7 is empty
+    assert caches[2].get_seq_length() == 3
     model.config._attn_implementation = "eager"  # and it goes on as if the tokens had not been given
-    rest, whole = read(model, tokens[:, 3:], caches[1]), read(model, tokens, PolicyCache(caches[1].policy, model))
+    rest, whole = read(model, tokens[:, 3:], caches[2]), read(model, tokens, PolicyCache(caches[2].policy, model))
     torch.testing.assert_close(rest, whole[:, 3:])
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UnsupportedModelError, match="takes no 4-D mask, which policy 'blocks' needs"):

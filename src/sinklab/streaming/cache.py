@@ -74,13 +74,15 @@ class PolicyCache(Cache, Planner):
             frequencies change with the position or come from a table.
         quantized: ``"int8"`` or ``"int4"``: keep keys and values that are neither pinned nor among the newest as integers; see
             :class:`~sinklab.streaming.quantized.QuantizedLayer`.
+        rollback: hold so many tokens beyond the policy's window, which no query sees, so that :meth:`crop` can take back as
+            many of the newest: at least the candidates of a step of assisted decoding.
 
     Raises:
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients, rows of
             several documents.
         UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; also models without a layer of
-            attention, encoder-decoders, sliding windows smaller than what the policy holds, and what needs a mask where the
-            attention function takes none.
+            attention, encoder-decoders, sliding windows smaller than what the policy holds, a rollback where keys are in the
+            order of the text, and what needs a mask where the attention function takes none.
 
     Attributes:
         layers: one for each layer of the model; empty until there is one.
@@ -99,6 +101,7 @@ class PolicyCache(Cache, Planner):
         chunk: int = 128,
         rebase_at: int | None = None,
         quantized: str | None = None,
+        rollback: int = 0,
     ) -> None:
         if not isinstance(policy, SlotPolicy):
             raise ConfigurationError(
@@ -106,10 +109,16 @@ class PolicyCache(Cache, Planner):
                 "open_reader(model, policy) takes any policy, or its name"
             )
         require_whole("chunk", chunk, 1)
+        require_whole("`rollback`", rollback, 0, ": so many tokens can be taken back at once")
+        if rollback and quantized is not None:
+            raise ConfigurationError(
+                f"`rollback` takes tokens back, and what `quantized` {quantized!r} has rounded with them stays rounded; leave "
+                "one of them out"
+            )
         if quantized is not None:
             require_integers(policy)
         super().__init__(layers=[])
-        self.policy = policy
+        self.policy, self.rollback = policy, rollback
         self.chunk, self.rebase_at, self.quantized, self._bits = chunk, rebase_at, quantized, read_bits(quantized)
         self.static = False
         self._table: Table | None = None
@@ -173,12 +182,13 @@ class PolicyCache(Cache, Planner):
     def _fit(self, model: PreTrainedModel) -> None:
         """Make layers and the table for a model."""
         self._front, self._prefix = tokens_in_front(model), tokens_of_prefix(model)
-        policy = hosted(self.policy, front=self._front, prefix=self._prefix)
+        policy = hosted(self.policy, front=self._front, prefix=self._prefix, rollback=self.rollback)
         if has_ordered_bias(model):
             require_ordered(policy, model)
-            if self.quantized:
+            if self.quantized or self.rollback:
+                setting = "quantized" if self.quantized else "rollback"
                 raise ConfigurationError(
-                    f"`quantized` is for keys in slots; {type(model).__name__} needs them in the order of the text"
+                    f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
                 )
             ordered = OrderedTable(policy, input_device(model), model)
             self.layers = [OrderedLayer(ordered) for _ in range(model.config.get_text_config().num_hidden_layers)]
@@ -196,8 +206,15 @@ class PolicyCache(Cache, Planner):
         """The table of a model's layers of attention, of the kind that its other layers and its windows ask for."""
         device = input_device(model)
         if (narrow := narrow_window(model, self.policy)) is not None:
-            return WindowedTable(policy, narrow, device, model)
-        return (RecurrentTable if has_states(model) else SlotTable)(policy, device, model)
+            return WindowedTable(policy, hosted(narrow, rollback=self.rollback), device, model)
+        if not has_states(model):
+            return SlotTable(policy, device, model)
+        if self.rollback:
+            raise ConfigurationError(
+                f"`rollback` takes tokens back, and layers of linear attention of {type(model).__name__} have taken them into "
+                "their state"
+            )
+        return RecurrentTable(policy, device, model)
 
     # --- one forward ---------------------------------------------------------------------------------------------------------
 
@@ -295,7 +312,7 @@ class PolicyCache(Cache, Planner):
             more = "a sliding window narrower than what the policy holds" if isinstance(table, WindowedTable) else ""
             more = more or ("a prefix" if self._prefix else "")
             if table.policy.holds_more:
-                more = more or f"policy {self.policy.name!r}"
+                more = more or ("`rollback`" if self.rollback else f"policy {self.policy.name!r}")
             if "flex" in attention or (table.maskless and more):
                 raise no_mask(attention, f"{more or 'a bounded cache'} needs")
         held = self.batch_size
@@ -549,6 +566,7 @@ class SinkCache(PolicyCache):
         chunk: int = 128,
         rebase_at: int | None = None,
         quantized: str | None = None,
+        rollback: int = 0,
     ) -> None:
         if sinks is not None and num_sinks is not None:
             raise ConfigurationError("`num_sinks` and `sinks` both say which tokens stay; give one of them")
@@ -558,4 +576,4 @@ class SinkCache(PolicyCache):
             if sinks is None
             else Pinned.of(sinks, window=window, positions=positions)
         )
-        super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at, quantized=quantized)
+        super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at, quantized=quantized, rollback=rollback)

@@ -254,18 +254,23 @@ class HostedPolicy(SlotPolicy):
     """What a cache does under ``rule`` in a model that has more tokens than the text, or sees some of them both ways.
 
     Tokens are counted with the learned ones in front of the text: those are the first, and stay. The first ``prefix`` tokens of
-    the text see each other both ways, as in training.
+    the text see each other both ways, as in training. Beyond what the rule lets a query see, the last ``rollback`` tokens
+    that have left its window are held, and seen by nobody: they are needed again when as many of the newest are taken back.
 
     Attributes:
         rule: the policy of the text, whose first token is its 0.
+        room: the same with a window that is wider by ``rollback``: who has which slot.
         front: learned tokens in front of the text.
         prefix: tokens of the text that see each other both ways.
+        rollback: how many tokens are held besides.
     """
 
     name: ClassVar[str] = "hosted"
     rule: SlotPolicy
+    room: SlotPolicy
     front: int = 0
     prefix: int = 0
+    rollback: int = 0
 
     @property
     def pinned(self) -> tuple[int, ...]:
@@ -273,19 +278,19 @@ class HostedPolicy(SlotPolicy):
 
     @property
     def num_slots(self) -> int:
-        return self.front + self.rule.num_slots
+        return self.front + self.room.num_slots
 
     @property
     def reach(self) -> int:
-        return self.front + self.rule.reach
+        return self.front + self.room.reach
 
     @property
     def holds_more(self) -> bool:
-        return self.rule.holds_more
+        return self.rollback > 0 or self.rule.holds_more
 
     def slots(self, tokens: Tensor) -> Tensor:
         behind = tokens - self.front
-        return tokens.where(behind < 0, self.rule.slots(behind.clamp(min=0)) + self.front)
+        return tokens.where(behind < 0, self.room.slots(behind.clamp(min=0)) + self.front)
 
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         queries, keys = query_positions - self.front, key_positions - self.front
@@ -301,20 +306,28 @@ class HostedPolicy(SlotPolicy):
         return self.rule.describe()
 
 
-def hosted(policy: SlotPolicy, *, front: int = 0, prefix: int = 0) -> SlotPolicy:
+def hosted(policy: SlotPolicy, *, front: int = 0, prefix: int = 0, rollback: int = 0) -> SlotPolicy:
     """The policy as a model with these follows it; the policy itself where there are none.
 
     Raises:
-        ConfigurationError: a prefix that the policy cannot hold as a whole.
+        ConfigurationError: ``rollback`` for a policy without a window, or a prefix that the policy cannot hold as a whole.
     """
-    if not (front or prefix):
+    if not (front or prefix or rollback):
         return policy
+    room = policy
+    if rollback:
+        if not hasattr(policy, "window"):
+            raise ConfigurationError(
+                f"`rollback` keeps tokens that have left the window, and policy {policy.name!r} has none; use sink_window, "
+                "pinned or window"
+            )
+        room = _changed(policy, window=policy.window + rollback)
     if prefix >= policy.num_slots:
         raise ConfigurationError(
             f"the first {prefix} tokens see each other both ways, and policy {policy.describe()} holds {policy.num_slots} with "
             f"the newest: they would not be there at once. Choose sizes that add up to {prefix} or more"
         )
-    return HostedPolicy(rule=policy, front=front, prefix=prefix, positions=policy.positions)
+    return HostedPolicy(rule=policy, room=room, front=front, prefix=prefix, rollback=rollback, positions=policy.positions)
 
 
 def _changed(policy: Any, **changes: Any) -> Any:

@@ -28,7 +28,7 @@ __all__ = ["SavedState", "load_state", "read_state", "require_slots", "save_stat
 
 Json: TypeAlias = dict[str, Any]
 
-_FORMAT = 2
+_FORMAT, _WITH_ROLLBACK = 2, 3
 """Of the file; higher where an older reader would misread it."""
 
 _WRITTEN = {"shifted": "turned"}
@@ -99,13 +99,14 @@ def save_state(
         buffers["ids"] = table.ids
     buffers |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
     record = {
-        "format": _FORMAT,
+        "format": _WITH_ROLLBACK if cache.rollback else _FORMAT,
         "sinklab": __version__,
         "model": {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)},
         "policy": policies.settings(cache.policy),
         "chunk": cache.chunk,
         "rebase_at": cache.rebase_at,
         "quantized": cache.quantized,
+        **({"rollback": cache.rollback} if cache.rollback else {}),
         "books": {_WRITTEN.get(name, name): count for name, count in table.counts().items()},
         "notes": notes or {},
     }
@@ -132,16 +133,16 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
     """As :func:`load_state`, with whatever was saved beside the cache."""
     path = Path(path)
     record, tensors, digest = _read(path)
-    if record.get("format") != _FORMAT:
+    if record.get("format") not in (_FORMAT, _WITH_ROLLBACK):
         raise InputError(
             f"{path} has format {record.get('format')} of sinklab {record.get('sinklab', '?')}; sinklab "
-            f"{__version__} reads format {_FORMAT}. Read the text again with this version"
+            f"{__version__} reads formats {_FORMAT} and {_WITH_ROLLBACK}. Read the text again with this version"
         )
     if digest is not None and digest != _digest(json.dumps(record), tensors):
         raise InputError(f"{path} is damaged: its SHA-256 is not that of what was written; read the text again")
     try:
         _require_same(path, record["model"], model)
-        names = ("chunk", "rebase_at", "quantized")
+        names = ("chunk", "rebase_at", "quantized", "rollback")
         settings = {name: record[name] for name in names if record.get(name) is not None}
         policy = policies.make(record["policy"])
         cache = PolicyCache(policy, model, **settings)

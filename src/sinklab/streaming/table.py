@@ -329,7 +329,8 @@ class Table(abc.ABC):
             if there < needed:
                 raise ConfigurationError(
                     f"cannot go back to {keep} tokens: {needed - there} of the {needed} that the policy held then have been "
-                    "evicted since. Save the state before, and load it"
+                    "evicted since. Save the state before, and load it; or make the cache with a `rollback` of as many tokens "
+                    "as are taken back at once, with an assistant up to `num_assistant_tokens` of generate()"
                 )
         self.index = torch.where(stays, self.index, -1)
         self.seen.fill_(keep)
