@@ -435,6 +435,7 @@ class Beginnings:
             type(cache.table) is SlotTable
             and all(type(layer) is SlotLayer for layer in cache.layers)
             and isinstance(policy, SlotPolicy)
+            and not policy.pinned  # whose keys are attended to apart
             and policy.num_slots > self.length
             and bool((policy.visible(tokens[:, None], tokens) == (tokens[:, None] >= tokens)).all())
         )
