@@ -122,7 +122,10 @@ def test_a_budget_is_spent_on_the_most_informative_heads_and_what_is_left_is_sai
     options = {**QUICK, "budget": 1e-6, "experiments": False}  # spent before the first group: of each stage one piece is done
     found = find_causes(str(checkpoint), **options, out=tmp_path / "out").summary
     order = [edited[0] for edited, _ in calls if "+" not in edited[0]]
-    sizes = {f"{head['layer']}.{head['head']}": max(map(abs, head["estimates"].values())) for head in found["heads"]}
+    sizes = {
+        f"{head['layer']}.{head['head']}": max(map(abs, head["estimates"].values())) / (2 - head["layer"])
+        for head in found["heads"]
+    }
     assert order == sorted(sizes, key=sizes.get, reverse=True)[: len(order)]
     left = [head for head in found["heads"] if head["label"] == "not-run"]
     assert found["counts"]["not-run"] == len(left) == 4 - len(order)

@@ -119,7 +119,7 @@ def examine(
             model, few, texts.readout, make_variants(model, sinks, few, batch_size=size), heads, batch_size=at_once,
             progress=progress,
         )  # fmt: skip
-        groups.sort(key=lambda group: -max(map(estimates.sizes, group.members)))
+        groups.sort(key=lambda group: -max(map(estimates.worth, group.members)))
         tasks_of_groups = [
             ([group], [name for name in measured.names if name not in OF_SINKS or not group.called.endswith(entries.OTHERS)])
             for group in groups
@@ -200,8 +200,8 @@ def _tasks(
     level: float,
     minimal_effect: float,
 ) -> list[Task[Head]]:
-    """What is measured of heads, most informative first: the edits that are shown to cost something on the head's group, by the
-    largest effect that the screen expects; then the other edits (a closed test: a member is asked behind its group)."""
+    """What is measured of heads: the edits that are shown to cost something on the head's group, then the others (a closed
+    test: a member is asked behind its group); both by what the screen expects for the layers that it takes."""
     costing: dict[Head, set[str]] = {}
     for number in range(len(of_groups.domain_names) if of_groups is not None else 0):
         assert of_groups is not None
@@ -212,7 +212,7 @@ def _tasks(
                 shown |= set(claims) & set(names) if shown & set(claims) else set()
             for head in group.members if group.called.startswith("layer ") else ():
                 costing[head] = costing.get(head, set()) | shown
-    order = sorted(heads, key=lambda head: -estimates.sizes(head))
+    order = sorted(heads, key=lambda head: -estimates.worth(head))
     first = [([head], [name for name in names if name in costing.get(head, names)]) for head in order]
     second = [([head], [name for name in names if name not in costing.get(head, names)]) for head in order]
     return [task for task in (*first, *second) if task[1]]

@@ -53,10 +53,12 @@ class Screened:
             for index, head in enumerate(self.heads)
         }
 
-    def sizes(self, head: Head) -> float:
-        """The largest mean change by any edit of a head; infinity where none is known, so that it is measured."""
+    def worth(self, head: Head) -> float:
+        """The largest mean change by any edit of a head, over the layers that an exact run of it takes; infinity where none is
+        known, so that it is measured."""
         means = np.abs(self.loss[:, self.heads.index(head)].mean(1))
-        return float(means.max()) if np.isfinite(means).all() else float("inf")
+        behind = max(one.layer for one in self.heads) - head.layer + 1
+        return float(means.max()) / behind if np.isfinite(means).all() else float("inf")
 
 
 @torch.no_grad()
