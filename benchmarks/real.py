@@ -105,8 +105,9 @@ def run(line: list[str], facts: Path) -> int:
             tokens += inputs[0].numel()
 
     hook = register_module_forward_pre_hook(count)
+    sys.argv = ["sinklab", *line]
     try:
-        sinklab(line)
+        sinklab()
     except SystemExit as end:
         if end.code:
             return int(end.code)

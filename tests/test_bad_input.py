@@ -188,7 +188,7 @@ class TestOutputDirectory:
             raise OSError(28, "No space left on device", str(path))
 
         monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
-        line = refused(run(*AUDIT, checkpoint, "--out", tmp_path / "out"), tmp_path / "out")
+        line = refused(run(*AUDIT, checkpoint, "--quiet", "--out", tmp_path / "out"), tmp_path / "out")
         assert "no space left on the disk" in line
 
     def test_what_a_library_says_of_a_full_disk_names_the_place(self, checkpoint, tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ class TestOutputDirectory:
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
         monkeypatch.setattr("safetensors.numpy.save_file", full)
-        line = refused(run("audit", checkpoint, *QUICK, "--out", tmp_path / "out"), tmp_path / "out")
+        line = refused(run("audit", checkpoint, *QUICK, "--quiet", "--out", tmp_path / "out"), tmp_path / "out")
         assert line == f"error: no space left on the disk ({tmp_path / 'out'}); free some, or write elsewhere with --out\n"
 
     def test_a_limit_on_files_leaves_nothing_behind(self, tmp_path):
