@@ -61,7 +61,7 @@ MAP_TILES = 64
 GUESSED_FROM = 8
 """Samples on which the sink is looked for before all others are shown to the probes that are about it."""
 
-LEAST_OTHERS, SHARE_OF_OTHERS = 10, 4
+LEAST_OTHERS, SHARE_OF_OTHERS = 5, 4
 """Samples of a condition besides the main one: at least, and one in so many of the main one."""
 
 
