@@ -42,7 +42,7 @@ Included: Any = dataclasses.make_dataclass(
 BY_DEFAULT: Options = Included()
 ON_BY_DEFAULT = [name for name, wanted in vars(BY_DEFAULT).items() if wanted]
 
-QUICK_SAMPLES = 20
+QUICK_SAMPLES, QUICK_OTHERS = 20, 5
 
 
 @command
@@ -90,15 +90,25 @@ def audit(
     from sinklab.studies.audit.show import show
 
     included = dict(vars(include))
+    fewer: dict[str, Any] = {}
     if quick:
         samples, included = min(samples, QUICK_SAMPLES), included | dict.fromkeys(ON_BY_DEFAULT, False)
+        fewer = {"least_others": QUICK_OTHERS}
     settings: dict[str, Any] = {"seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos}
     with Run("audit", **vars(output), settings=settings) as run:
         named_corpus = None if corpus == AUTO else resolve_corpus(corpus)
         loaded = reading_part(loading.open(model))
         text = named_corpus or default_corpus(loaded)
         audit = measure_audit(
-            loaded, text, **settings, batch_size=batch_size, include=included, run_id=run.id, progress=run.progress, say=say
+            loaded,
+            text,
+            **settings,
+            **fewer,
+            batch_size=batch_size,
+            include=included,
+            run_id=run.id,
+            progress=run.progress,
+            say=say,
         )
         return run.finish(
             summary=audit.summary,

@@ -61,8 +61,8 @@ MAP_TILES = 64
 GUESSED_FROM = 8
 """Samples on which the sink is looked for before all others are shown to the probes that are about it."""
 
-LEAST_OTHERS, SHARE_OF_OTHERS = 5, 4
-"""Samples of a condition besides the main one: at least, and one in so many of the main one."""
+LEAST_OTHERS, SHARE_OF_OTHERS = 10, 4
+"""Samples of a condition besides the main one: at least, unless little is asked for, and one in so many of the main one."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,6 +102,7 @@ def measure_audit(
     bos: str,
     batch_size: int | None,
     include: Mapping[str, bool],
+    least_others: int = LEAST_OTHERS,
     run_id: str,
     progress: Progress,
     say: Callable[[str], None],
@@ -112,6 +113,7 @@ def measure_audit(
 
     Args:
         include: name of a section (:func:`~sinklab.results.sections.sections`) to whether it was asked for.
+        least_others: samples of every condition besides the main one, at least.
         say: is given the sink in a sentence as soon as it is known.
     """
     main_bos = uses_bos(loaded.encoder, bos)
@@ -121,7 +123,7 @@ def measure_audit(
     first, *others = _plan(text, kind_of(loaded.model), main_bos, loaded.encoder.bos_token_id is not None)
     drawn = measuring.draw(*first, samples)
     chosen = {name: section for name, section in sections().items() if include.get(name, section.default)}
-    fewer = min(samples, max(LEAST_OTHERS, samples // SHARE_OF_OTHERS))
+    fewer = min(samples, max(least_others, samples // SHARE_OF_OTHERS))
     costs = {measuring.stage(*first): float(len(drawn)), **{measuring.stage(*other): float(fewer) for other in others}}
     plan(progress, costs | {name: len(drawn) * section.cost for name, section in chosen.items() if section.cost})
     identity = check_identity(loaded.model, drawn)
