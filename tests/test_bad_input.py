@@ -249,8 +249,9 @@ def test_in_a_real_process_the_libraries_keep_quiet_too(own_checkpoint, tmp_path
     command = [sys.executable, "-m", "sinklab", "audit", str(own_checkpoint), *QUICK, "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert "lacks 9 of the tensors of SinkLM" in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line != "loading: at work"]  # which takes over two seconds at times
+    assert len(lines) == 1
+    assert "lacks 9 of the tensors of SinkLM" in lines[0]
 
 
 class TestGuard:

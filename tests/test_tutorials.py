@@ -75,6 +75,6 @@ def test_a_bar_is_drawn_while_a_cell_runs():
             return super().process_message(message, cell, number)
 
     Client(notebook, timeout=120).execute()
-    assert any("reading &lt;b&gt;" in html and 'value="4" max="4"' in html for html in drawn)
+    assert any("reading &lt;b&gt;" in html and 'value="1.000"' in html for html in drawn)
     assert any("training" in html and "sink rate 31 %" in html for html in drawn)
     assert [output["data"]["text/html"] for output in notebook.cells[0].outputs] == ["", ""]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import types
 from pathlib import Path
@@ -27,7 +28,7 @@ from sinklab.sinks.short_rows import few_queries_warning, short_documents_warnin
 from sinklab.training import checkpoints
 from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
 from sinklab.training.callback import PROBES, READOUT, SinkCallback
-from sinklab.training.checkpoints import step_of
+from sinklab.training.checkpoints import saved_steps, step_of
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.initial import build_model, load_weights, weights_folder
@@ -102,12 +103,28 @@ def earlier_run(out: Path, config: PretrainingConfig, init_from: Path | None) ->
     if earlier.get("kind") != "pretrain":
         raise InputError(f"{out} holds no run of pretrain but of {earlier.get('kind')!r}; choose another `out`")
     require_same_config(earlier, config, out)
+    _require_same_sharding(earlier, config, out)
     begun = (earlier.get("init_from") or {}).get("path")
     if init_from is not None and begun != str(weights_folder(init_from)):
         raise ConfigurationError(
             f"{out} was started from {begun or 'its seed'}, not from {init_from}; resume it without `init_from`"
         )
     return earlier
+
+
+def _require_same_sharding(earlier: dict[str, Any], config: PretrainingConfig, out: Path) -> None:
+    """Refuse checkpoints of sharded weights for others and the other way round: their optimiser's state has another form."""
+
+    def sharded(parallel: str, processes: int) -> bool:
+        return parallel == "fsdp" and processes > 1
+
+    before = earlier["config"]["training"]["parallel"], earlier["resolved"]["processes"]
+    now = config.training.parallel, int(os.environ.get("WORLD_SIZE", "1"))
+    if sharded(*before) != sharded(*now) and saved_steps(out / "checkpoints"):
+        raise ConfigurationError(
+            f"the checkpoints in {out} are of training.parallel {before[0]} with {before[1]} processes, and cannot be gone on "
+            f"with under {now[0]} with {now[1]}; start from its weights with `init_from`"
+        )
 
 
 def require_same_text(earlier: dict[str, Any] | None, data: PreparedData, out: Path) -> None:
