@@ -50,14 +50,11 @@ class Evidence:
     Attributes:
         values: float64 ``(heads, texts)``; NaN where a head was not measured, and its p-value is 1 where it never was.
         above: whether the claim is that it costs more than the bound, or that it costs less.
-        looks: how often a head's texts may have been looked at before more were taken: p-values of costs are multiplied by it;
-            those of a bet hold however often.
     """
 
     values: np.ndarray
     bound: float
     above: bool = True
-    looks: int = 1
 
     @functools.cached_property
     def p(self) -> np.ndarray:
@@ -86,7 +83,7 @@ class Evidence:
             less = shortfall(values.shape[1], count, chance)
             if self.above:
                 mean, spread = values.mean(1), values.std(1, ddof=1)
-                found[rows] = np.minimum(1.0, self.looks * _p_above(mean - less * spread, spread, count, self.bound))
+                found[rows] = _p_above(mean - less * spread, spread, count, self.bound)
                 continue
             gains = _gains(values, self.bound)
             with np.errstate(invalid="ignore"):  # a stake that lost all it had stays there
@@ -139,9 +136,7 @@ def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float) ->
         changes["hide - zero_value"] = changes["hide"] - changes["zero_value"]
     contrasts: dict[str, Evidence] = {}
     for name, values in changes.items():
-        counts = (~np.isnan(values)).sum(1)
-        looks = 1 + (len(np.unique(counts[counts > 0])) > 1)
-        contrasts[name] = Evidence(values, minimal_effect, looks=looks)
+        contrasts[name] = Evidence(values, minimal_effect)
         contrasts[f"{name} costs nothing"] = Evidence(values, minimal_effect, above=False)
     return contrasts
 
