@@ -222,7 +222,7 @@ class TestEnds:
         """As with ``| head``: no traceback, no complaint, status 0."""
         import subprocess
 
-        command = f"{sys.executable} -m sinklab stream {checkpoint} --prompt def --endless"
+        command = f"{sys.executable} -m sinklab stream {checkpoint} --prompt def --endless --quiet"
         program = f"{command} | head -c 20 | wc -c; echo ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=120)
         assert done.stdout.split() == ["20", "0"]
