@@ -75,10 +75,10 @@ def show(found: Folding) -> Iterator[Block]:
     for note in found.notes:
         yield Say(note, small=True)
     yield Say(
-        f"Constants from {found.calibration} texts of {found.seq_len} tokens; judged on {found.samples} others, change of the "
-        "loss with 95 % interval over texts. Score linear: in the query before rotation. R²: of the scores of the sinks. Weight: "
-        "on the sinks, over the queries that see them; error: mean distance of the weight on nothing from it. Spread: root mean "
-        "square distance of single texts' values from the constant one, as a share of its norm.", small=True,
+        f"Constants from {found.calibration} texts of {found.seq_len} tokens, judged on {found.samples} others: change of the "
+        "loss with 95 % interval over texts. Score linear: in the query before rotation. R²: of the scores of the sinks. "
+        "Weight: on the sinks, over the queries that see them; error: mean distance of the weight on nothing from it. Spread: "
+        "root mean square distance of single texts' values from the constant one, as a share of its norm.", small=True,
     )  # fmt: skip
 
 
