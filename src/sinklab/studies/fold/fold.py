@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
+    SEQ_LEN,
     Bos,
     CorpusOfModel,
     Doc,
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
     from sinklab.models.loading import LoadedModel
 
-__all__ = ["Folded", "fold_sinks"]
+__all__ = ["FoldResult", "fold_sinks"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Folded(Result):
+class FoldResult(Result):
     """A result with the model that was made.
 
     Attributes:
@@ -55,7 +56,7 @@ def fold_sinks(
     bos: Bos = "auto",
     loading: Loading = Loading(),
     output: Output = Output(),
-) -> Folded:
+) -> FoldResult:
     """Make the sinks of a trained model explicit: constants in the place of the tokens on which its heads rest.
 
     Every head that rests on a token at a fixed position is given a score for nothing, linear in its query before rotation, and
@@ -85,6 +86,7 @@ def fold_sinks(
     from sinklab.attention.maps import token_text
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
+    from sinklab.corpora.samples import Samples as Shown
     from sinklab.models.attach import save_model
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
     from sinklab.results.record import to_json
@@ -122,8 +124,11 @@ def fold_sinks(
             judged = draw_samples(loaded, other, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         run.progress("looking for sinks", 0, 1)
         tokenizer = loaded.tokenizer
+        starts = calibration
+        if calibration.kind == "text":  # where sinks are, and where they are born, shows in the first tokens
+            starts = Shown({name: tensor[:, :SEQ_LEN] for name, tensor in calibration.arguments.items()})
         sinks = find_sinks(
-            loaded.model, calibration.on(loaded.device, loaded.dtype), threshold=threshold, names=calibration.names,
+            loaded.model, starts.on(loaded.device, loaded.dtype), threshold=threshold, names=calibration.names,
             together=calibration.together, corpus=text.label, bos=int(with_bos),
             decode=None if tokenizer is None else lambda token: token_text(tokenizer, token),
         )  # fmt: skip
@@ -133,7 +138,7 @@ def fold_sinks(
             from sinklab.studies.origin.measurement import locate_origins
 
             origins, _ = locate_origins(
-                loaded.model, calibration.take(slice(0, 4)), sinks, controls=1, seed=seed, progress=run.progress
+                loaded.model, starts.take(slice(0, 4)), sinks, controls=1, seed=seed, progress=run.progress
             )  # fmt: skip
         folded, found = fold(loaded.model, calibration, judged, sinks, margin=margin, origins=origins, progress=run.progress)
         made = dataclasses.replace(loaded, model=folded, operation="folded_sink" if found.positions else loaded.operation)
@@ -156,4 +161,4 @@ def fold_sinks(
             corpus=corpus_record(text),
             token_sha256=drawn.sha256,
         )
-        return Folded(**{field.name: getattr(result, field.name) for field in dataclasses.fields(Result)}, loaded=made)
+        return FoldResult(**{field.name: getattr(result, field.name) for field in dataclasses.fields(Result)}, loaded=made)
