@@ -23,6 +23,7 @@ FOLDERS = {
     "cache": ["nowhere"],
     "causes": ["nowhere"],
     "origin": ["nowhere"],
+    "fold": ["nowhere"],
     "quantize": ["nowhere"],
     "depend": ["nowhere"],
     "trigger": ["--seeds", "0"],

@@ -180,3 +180,19 @@ def test_attached_as_it_starts_it_finds_where_keys_are_made(tokens):
     state.shape = dataclasses.replace(head_shapes(FAMILIES["llama"](), None)["model.layers.1.self_attn"])
     with pytest.raises(UnsupportedModelError, match="without saying where keys are made"):
         model(tokens)
+
+
+def test_a_part_that_was_replaced_is_followed(tokens):
+    model, *_ = folded("llama")
+    with torch.no_grad():
+        expected = model(tokens).logits
+        for layer in model.model.layers:
+            for name in ("q_proj", "k_proj"):
+                setattr(layer.self_attn, name, torch.nn.Sequential(getattr(layer.self_attn, name)))
+        torch.testing.assert_close(model(tokens).logits, expected)
+        plain = copy.deepcopy(model)
+        for layer in plain.model.layers:
+            fresh = torch.nn.Linear(32, 16, bias=False)
+            fresh.load_state_dict(layer.self_attn.k_proj[0].state_dict())
+            layer.self_attn.k_proj = fresh
+        torch.testing.assert_close(plain(tokens).logits, expected)

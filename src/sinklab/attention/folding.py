@@ -41,11 +41,12 @@ class Source:
     def __str__(self) -> str:
         return f"{self.module}:{self.layout}:{self.start}:{self.step}"
 
-    @classmethod
-    def of(cls, written: str) -> Source:
+    @staticmethod
+    @functools.cache
+    def of(written: str) -> Source:
         """From what :meth:`__str__` gives."""
         module, layout, start, step = written.split(":")
-        return cls(module, layout, int(start), int(step))
+        return Source(module, layout, int(start), int(step))
 
     def read(self, output: Tensor, heads: int, size: int) -> Tensor:
         """A view ``(batch, heads, tokens, size)`` of the output."""
@@ -92,18 +93,24 @@ def find_source(received: Tensor, outputs: dict[str, Tensor]) -> str | None:
 
 def watch(module: nn.Module, state: OperationState) -> None:
     """Let an attention module mark the keys of its sinks and keep its queries; hooks go with copies, and pickle."""
-    shape = state.shape
-    if shape.folded == ():
-        return
-    module.register_forward_pre_hook(functools.partial(_begin, state), with_kwargs=True)
-    for written, hook in ((shape.queries_from, _keep_queries), (shape.keys_from, _mark_keys)):
-        if written:
-            source = Source.of(written)
-            module.get_submodule(source.module).register_forward_hook(functools.partial(hook, state, source))
+    if state.shape.folded != ():
+        module.register_forward_pre_hook(functools.partial(_begin, state), with_kwargs=True)
+
+
+def _follow_parts(state: OperationState, module: nn.Module) -> None:
+    """Hook the parts that make queries and keys, again where one was replaced (by a quantised one, by an adapter's)."""
+    for written, hook in ((state.shape.queries_from, _keep_queries), (state.shape.keys_from, _mark_keys)):
+        source = Source.of(written)
+        part = module.get_submodule(source.module)
+        if state.parts.get(hook.__name__) is not part:
+            part.register_forward_hook(functools.partial(hook, state, source))
+            state.parts[hook.__name__] = part
 
 
 def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Note which of the tokens that enter are sinks, ``(batch, tokens)``; nothing where the text began before."""
+    if state.shape.keys_from:
+        _follow_parts(state, module)
     hidden = args[0] if args else kwargs["hidden_states"]
     given = (*args, *kwargs.values())
     mask = next((one for one in given if isinstance(one, Tensor) and one.ndim == 4 and one.dtype == torch.bool), None)

@@ -69,8 +69,8 @@ def fold_sinks(
         samples: Texts for the constants, and as many others to judge them by.
         margin: Nats by which the loss may change; layers that cost more are left as they are.
         silence: Also set the neurons to zero that make the token stand out, where that costs no more than the margin.
-        out: Directory for the folded model, which sinklab.load_model reads, with report.html, summary.json, table.parquet and
-            run.json; none by default.
+        out: Directory for the folded model, which sinklab.load_model reads, with constants.safetensors, report.html,
+            summary.json, table.parquet and run.json; none by default.
 
     In Python:
         ``result.loaded`` is the folded model; a model of transformers that was given is changed in place.
@@ -83,6 +83,8 @@ def fold_sinks(
         sinklab fold ORG/MODEL --corpus notes.txt --held-out letters.txt --silence --out build/folded
         sinklab fold ./my-checkpoint --seq-len 512 --samples 32 --json
     """
+    from safetensors.torch import save_file
+
     from sinklab.attention.maps import token_text
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
@@ -93,7 +95,7 @@ def fold_sinks(
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
     from sinklab.studies.fold.found import fold_rows
-    from sinklab.studies.fold.measurement import fold, require_foldable
+    from sinklab.studies.fold.measurement import constants_of, fold, require_foldable
     from sinklab.studies.fold.show import blocks, write_page
     from sinklab.studies.measure.probing import require_length, require_one_place, uses_bos
 
@@ -148,6 +150,7 @@ def fold_sinks(
         def files(folder: Path) -> None:
             if found.positions:
                 save_model(folded, folder, tokenizer)
+                save_file(constants_of(folded), folder / "constants.safetensors")
 
         result = run.finish(
             summary={**facts, **constants, "sinks": sinks.to_dict(), **to_json(found)},

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from sinklab.attention.operation import ATTRIBUTE, HeadShape
+from sinklab.attention.operation import ATTRIBUTE, HeadShape, OperationState
 from sinklab.corpora.samples import Samples
 from sinklab.errors import InputError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, attach_folded, head_shapes, recorded_heads
@@ -28,7 +29,7 @@ from sinklab.studies.fold.found import FoldedHead, Folding, Form, Silenced
 from sinklab.studies.measure.probing import forward_arguments, sample_losses, tokens_at_once
 from sinklab.studies.origin.found import Origins
 
-__all__ = ["fold", "foldable_positions", "require_foldable"]
+__all__ = ["constants_of", "fold", "foldable_positions", "require_foldable"]
 
 RESTS = 10.0
 """Percent of texts in which a head must sink to rest there: as in the count of sinking heads."""
@@ -170,6 +171,17 @@ def fold(
     return model, found
 
 
+def constants_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The constants of a folded model by ``<attention module>.<parameter>``, of the layers that are folded."""
+    states = {name: getattr(module, ATTRIBUTE, None) for name, module in on_seam_modules(model).items()}
+    return {
+        f"{name}.{key}": value.detach().contiguous()
+        for name, state in states.items()
+        if isinstance(state, OperationState) and state.shape.folded != ()
+        for key, value in state.named_parameters()
+    }
+
+
 def _choose(
     shapes: Mapping[str, HeadShape], residuals: Mapping[str, Residuals], resting: set[tuple[str, int]]
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
@@ -282,10 +294,10 @@ def _silence(
     """Set the neurons that write a sink to zero, birth by birth, and keep what costs no more than the margin."""
     silenced = []
     for origin in origins.origins:
-        if origin.unit_kind != "neuron" or not origin.module:
+        if origin.unit_kind != "neuron" or not origin.module or not origin.positions:
             continue
         units = [unit.unit for unit in origin.units]
-        maps = _maps_of(model.get_submodule(origin.module), units)
+        maps = _maps_of(model.get_submodule(origin.module))
         saved = [tensor.detach().clone() for tensor, _ in maps]
         with torch.no_grad():
             for tensor, dim in maps:
@@ -303,18 +315,16 @@ def _silence(
     return silenced
 
 
-def _maps_of(mlp: nn.Module, units: Sequence[int]) -> list[tuple[Tensor, int]]:
-    """Weights of a feed-forward module with an axis of neurons: what makes them (rows, biases), what they write (columns)."""
-    linears = [part for part in mlp.modules() if isinstance(part, nn.Linear)] or [mlp]
-    down = min(linears, key=lambda part: part.weight.shape[0])  # type: ignore[operator, union-attr]
-    neurons = down.weight.shape[1]
-    assert isinstance(down.weight, Tensor)
-    found: list[tuple[Tensor, int]] = [(down.weight.data, 1)]
-    for part in linears:
-        if part is not down and isinstance(part.weight, Tensor) and part.weight.shape[0] == neurons:
-            found.append((part.weight.data, 0))
-            if isinstance(part.bias, Tensor):
-                found.append((part.bias.data, 0))
+def _maps_of(block: nn.Module) -> list[tuple[Tensor, int]]:
+    """Parameters of the feed-forward sublayer of a block with an axis of neurons, and which axis that is: what the neurons write,
+    and what makes them. The map with the most inputs is the one that writes."""
+    maps = [part for part in block.modules() if isinstance(part, (nn.Linear, Conv1D))]
+    weights = [part.weight.data if isinstance(part, nn.Linear) else part.weight.data.T for part in maps]
+    written = max(weights, key=lambda weight: weight.shape[1])
+    found = [(written, 1)]
+    for part, weight in zip(maps, weights, strict=True):
+        if weight.shape == written.T.shape:
+            found += [(weight, 0), *([] if part.bias is None else [(part.bias.data, 0)])]
     return found
 
 
