@@ -29,12 +29,6 @@ def test_what_changes_nothing_is_the_baseline() -> None:
     assert cells[BASELINE, 0].name != cells[BASELINE, 1].name
 
 
-def test_changes_may_follow_the_scale() -> None:
-    quarter = Variant("window", lambda base: {"model.window": base.model.max_position_embeddings // 4})
-    assert make_cells([quarter], "tiny", [0])["window", 0].config.model.window == 16
-    assert make_cells([quarter], "60m", [0])["window", 0].config.model.window == 512
-
-
 def test_a_base_without_bos_has_a_random_token_in_its_place() -> None:
     (plain,), (other,) = (make_cells([Variant(BASELINE)], "tiny", [0], base).values() for base in ("bos", "no-bos"))
     assert plain.name == make_cells([Variant(BASELINE)], "tiny", [0])[BASELINE, 0].name

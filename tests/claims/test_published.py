@@ -136,10 +136,3 @@ def test_a_published_number_is_the_effect_of_a_part(name):
     assert set(published_effects()[name]) <= set(parts), f"bring published.json to the words of {name}"
     for effect, published in published_effects()[name].items() if name in PUBLISHED else ():
         assert published == pytest.approx(parts[effect].effect(PUBLISHED[name]), rel=6e-4, abs=1e-9)  # four digits
-
-
-def test_numbers_that_every_reader_knows():
-    found = published_effects()
-    assert found["sink_moves_to_bias"]["sink_rate_star of key bias"] == 73.34
-    assert found["sigmoid_has_no_sink"]["sink_rate of sigmoid"] == 0.44
-    assert found["window_fails_sinks_restore"]["window_0 of baseline less window_4 of baseline"] == 6.862

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pandas as pd
 import pytest
 
 from sinklab.errors import InputError
-from sinklab.report.curves import draw_runs, measured_apart, without_maps, write_plot
+from sinklab.report.curves import draw_runs, measured_apart, write_plot
 from sinklab.report.training_runs import RunCurves, read_curves
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.studies.plot.plot import plot
@@ -93,25 +92,6 @@ def test_runs_that_were_measured_in_different_ways_are_said_to_be(tmp_path):
     assert measured_apart(runs[:1]) == ""
 
 
-@pytest.mark.parametrize(
-    ("part", "name", "values", "words"),
-    [
-        ("watch", "bos", (None, False), "watch.bos (null, false)"),
-        ("data", "bos", ("rows", "none"), "data.bos (rows, none)"),
-        ("data", "vocab_size", (512, 1024), "data.vocab_size (512, 1024)"),
-        ("data", "packing", ("stream", "isolated"), "data.packing (stream, isolated)"),
-        ("model", "max_position_embeddings", (64, 128), "model.max_position_embeddings (64, 128)"),
-    ],
-)
-def test_runs_on_other_rows_or_tokens_are_said_to_be(tmp_path, part, name, values, words):
-    """A loss per token of another vocabulary, and a rate at position 0 of rows with BOS and without, on one axis."""
-    folders = [make_run(tmp_path / letter) for letter in "ab"]
-    for folder, value in zip(folders, values, strict=True):
-        write_json({"config": {"data": {"corpus": "text.txt"}, **{part: {name: value}}}}, folder / "run.json")
-    runs = [read_curves(folder) for folder in folders]
-    assert measured_apart(runs).startswith(f"These runs differ in {words}: ")
-
-
 def test_a_late_key_that_few_queries_see_is_no_sink(tmp_path):
     folder = make_run(tmp_path / "run", sink=1)
     table = read_curves(folder).table
@@ -140,26 +120,6 @@ def test_a_sweep_stands_for_its_runs(tmp_path):
     text = (tmp_path / "curves.svg").read_text()
     assert "<!-- one (softmax), position 2 -->" in text
     assert "<!-- two (softmax), position 2 -->" in text
-
-
-def test_cells_of_a_sweep_are_called_by_the_settings_that_differ(tmp_path):
-    cells = []
-    for rate in (0.001, 1e9):
-        for seed in (0, 1):
-            name = f"learning_rate={rate},heads=2,seed={seed}-a918b74b"
-            settings = {"optimizer.learning_rate": rate, "model.num_attention_heads": 2}
-            cells.append({"name": name, "settings": settings, "seed": seed})
-            make_run(tmp_path / name)
-    write_json({"cells": cells}, tmp_path / "sweep.json")
-    figure = draw_runs([read_curves(tmp_path / cell["name"]) for cell in cells])
-    names = [f"learning_rate={rate}, seed={seed}" for rate in ("0.001", "1e+09") for seed in (0, 1)]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"{name}, position 2" for name in names]
-    figure.canvas.draw()
-    # Nothing stands on something else: no title reaches the next, and the legend lies above the axes.
-    for row in range(4):
-        titles = [axes.title.get_window_extent() for axes in figure.axes[3 + 5 * row : 6 + 5 * row]]  # and two bars
-        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(titles))
-    assert figure.legends[0].get_window_extent().y0 >= max(axes.title.get_window_extent().y1 for axes in figure.axes[:3])
 
 
 def make_sweep(folder: Path, rates, seeds) -> list[Path]:
@@ -254,22 +214,6 @@ def test_no_two_lines_look_alike(tmp_path):
     many = cells_like(one, range(29), (0,))
     with pytest.raises(InputError, match=r"29 lines would look alike: one picture has 28 looks; give the folders of the runs"):
         draw_runs(many)
-
-
-def test_more_runs_than_colours_and_maps(tmp_path):
-    runs = [read_curves(make_run(tmp_path / f"r{number}")) for number in range(9)]
-    figure = draw_runs(runs)
-    looks = [(line.get_color(), line.get_linestyle()) for line in figure.axes[1].lines]
-    assert len(set(looks)) == len(looks) == 9
-    said = "Without maps of layers, heads and positions: r8 (softmax) (only the first 8 are drawn)."
-    assert figure.get_supxlabel() == without_maps(runs) == said
-    notes = []
-    write_plot([tmp_path / "r0"], tmp_path / "one.svg", note=notes.append)
-    assert not notes
-    runs[1] = dataclasses.replace(runs[1], table=runs[1].table[runs[1].table["head"].isna()])
-    assert without_maps(runs) == (
-        "Without maps of layers, heads and positions: r1 (softmax) (no sink rate of single heads was measured)."
-    )
 
 
 def test_errors(tmp_path):

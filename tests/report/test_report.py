@@ -6,8 +6,6 @@ import base64
 import html
 import json
 import re
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import pytest
 from synthetic import HOSTILE, TableMaker, a_part, a_place, write_audit
 
 from sinklab.errors import InputError, ResultError
-from sinklab.report.page import environment, facts_of
 from sinklab.results.blocks import percent
 from sinklab.results.html import framed
 from sinklab.results.record import to_json
@@ -63,9 +60,6 @@ class TestPage:
             assert name in text
         assert len(re.findall(r'<div class="card">', text)) == 8
         assert text.count('class="chip"') == min(12, found.sink_heads)
-
-    def test_same_input_same_bytes(self, audit_folder: Path) -> None:
-        assert write_report(audit_folder).read_bytes() == write_report(audit_folder).read_bytes()
 
     def test_needs_nothing_from_outside(self, audit_folder: Path) -> None:
         text = write_report(audit_folder).read_text(encoding="utf-8")
@@ -143,32 +137,6 @@ class TestNumbers:
             "first position": [100.0],
             "mean of the rest": [2.0],
         }
-
-    def test_figures_number_layers_of_an_encoder_decoder_as_its_maps_do(self, tmp_path: Path) -> None:
-        parts = {"parts": [a_part(part) for part in ("encoder", "decoder", "cross-attention")]}
-        folder = write_audit(tmp_path / "a", layers=2, summary=parts)
-        table = TableMaker(corpus="python_source", bos=1)
-        layers = {"encoder": (0, 1), "decoder": (2, 3), "cross-attention": (0, 1)}
-        for value, (part, layer) in enumerate((part, layer) for part, own in layers.items() for layer in own):
-            at = {"layer": layer, "module": f"{part}.{layer}", "part": part}
-            table.add("entropy", "entropy", "nats", value, head=0, **at)
-            if part != "cross-attention":  # a block, of both kinds of attention
-                table.add("massive_activation", "max_to_median", "ratio", 10.0 + value, **at | {"module": f"block.{layer}"})
-        block = {"layer": -1, "module": "input", "part": "encoder"}
-        table.add("massive_activation", "max_to_median", "ratio", 5.0, **block)
-        table.write(folder / "table.parquet")
-        audit = read_audit(folder)
-        assert [row.label for row in audit.numbers.grid] == ["enc 0", "enc 1", "dec 0", "dec 1", "cross 0", "cross 1"]
-        figures = {str(figure["title"]): figure for figure in layer_figures([(view.part, view) for view in audit.views])}
-        entropy, massive = figures["Entropy of attention, all keys"], figures["Massive activations"]
-        assert entropy["labels"] == ["0", "1"]
-        assert {series["name"]: series["y"] for series in entropy["series"]} == {
-            "encoder": [0.0, 1.0], "decoder": [2.0, 3.0], "cross-attention": [4.0, 5.0],
-        }  # fmt: skip
-        assert massive["labels"] == ["in", "0", "1"]
-        assert [series["y"] for series in massive["series"]] == [[5.0, 10.0, 11.0], [None, 12.0, 13.0]]
-        (activation,) = (entry for entry in headline(audit) if entry[0] == "Largest activation")
-        assert activation[2].endswith("layer dec 1")
 
     def test_other_conditions_and_interventions_stay_apart(self, tmp_path: Path) -> None:
         folder = write_audit(tmp_path / "a", layers=2)
@@ -273,50 +241,6 @@ class TestSize:
         # 4,096 tokens in 64 tiles of 64; pooled once more, tiles are twice as wide.
         assert maps["tile"] * maps["rows"] == 4096
         assert len(framed(frame_report(folder)).encode()) < FRAME_BUDGET == 2 * 1024 * 1024
-
-
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-
-
-CHECK = """
-import sys
-import sinklab.studies.audit.page, sinklab.studies.audit.compare
-heavy = sorted({"torch", "transformers"} & set(sys.modules))
-assert not heavy, heavy
-"""
-
-
-def test_reports_need_neither_torch_nor_transformers() -> None:
-    done = run_python(CHECK)
-    assert done.returncode == 0, done.stderr
-
-
-def test_facts_are_words_and_no_python() -> None:
-    sites = [{"module": "layers.0", "layer": 0, "kind": "self"}, {"module": "layers.1", "layer": 1, "kind": "self"}]
-    model = {"name": "gpt2", "revision": None, "config": {"sizes": [1, 2]}, "attention_modules": sites, "off_seam_modules": []}
-    assert facts_of({"run_id": "r", "model": model, "checks": {"passed": 3}}) == [
-        ("Run", [("run_id", "r")]),
-        (
-            "Model",
-            [
-                ("name", "gpt2"),
-                ("revision", "–"),
-                ("config.sizes", "1, 2"),
-                ("attention_modules", "layers.0 (layer 0, kind self), layers.1 (layer 1, kind self)"),
-                ("off_seam_modules", ""),
-            ],
-        ),
-    ]
-
-
-def test_what_one_types_is_code_and_a_token_with_backticks_is_not() -> None:
-    shown = (
-        environment()
-        .from_string("{{ words | commands }}")
-        .render(words="“```” and <b>“`”</b>: `sinklab causes` or `--seq-len`")
-    )
-    assert shown == "“```” and &lt;b&gt;“`”&lt;/b&gt;: <code>sinklab causes</code> or <code>--seq-len</code>"
 
 
 @pytest.mark.parametrize("attending", [(1, 3), (0, 1)])

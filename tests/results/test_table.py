@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from sinklab.errors import InputError, ResultError
-from sinklab.results import table as table_module
 from sinklab.results.table import COLUMNS, append, make_table, read_run, read_table, write_json, write_table, write_text
 
 ROW = {"probe": "p", "metric": "m", "version": 1, "value": 0.5, "count": 4, "unit": "weight"}
@@ -137,8 +136,3 @@ def test_what_cannot_be_read_says_so(tmp_path):
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "table.parquet")
     with pytest.raises(ResultError, match="does not follow the schema; its columns: a"):
         read_table(tmp_path / "table.parquet")
-
-
-def test_every_column_says_what_it_is():
-    assert all(meaning for _, meaning in COLUMNS.values())
-    assert table_module.__all__ == sorted(table_module.__all__, key=lambda name: (not name.isupper(), name))

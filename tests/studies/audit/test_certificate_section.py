@@ -7,12 +7,10 @@ import json
 import pytest
 import torch
 from tests.architectures.zoo import MEASURED, build
-from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
 
 from sinklab import audit
 from sinklab.attention.session import attend
-from sinklab.cli.app import app
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.samples import Samples
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -201,12 +199,6 @@ def test_a_null_is_the_sink_where_it_plays_it():
     assert section["sink"] == "the null (learned sink logit, key bias)"
 
 
-def test_threads_are_given_back():
-    before = torch.get_num_threads()
-    section_of(make_sinklm(), random_tokens())
-    assert torch.get_num_threads() == before
-
-
 def test_what_cannot_be_certified_says_why():
     section, table, also = section_of(make_sinklm(), random_tokens(), sink=30)
     assert section == {
@@ -215,24 +207,3 @@ def test_what_cannot_be_certified_says_why():
     assert len(table) == len(also) == 0
     section, _, _ = section_of(heads_that_add(), random_tokens())
     assert "layers.0.self_attn: no output projection of the heads was found" in section["refused"]
-
-
-class TestCommand:
-    QUICK = ("--corpus", "random_tokens", "--samples", "2", "--seq-len", "8", "--no-cache")
-
-    def run(self, *arguments):
-        return CliRunner().invoke(app, ["audit", *map(str, arguments)])
-
-    def test_says_so_where_it_cannot_be_had(self, tokenizer, tmp_path):
-        heads_that_add().save_pretrained(tmp_path / "model")
-        tokenizer.save_pretrained(tmp_path / "model")
-        done = self.run(tmp_path / "model", *self.QUICK, "--certificate", "--out", tmp_path / "out")
-        assert done.exit_code == 0, done.output
-        page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-        for place in (done.stdout, page):
-            assert "layers.0.self_attn: no output projection of the heads was found" in place
-
-    def test_takes_no_value(self, checkpoint, tmp_path):
-        done = self.run(checkpoint, *self.QUICK, "--certificate=always", "--out", tmp_path / "out")
-        assert done.exit_code != 0
-        assert not (tmp_path / "out").exists()

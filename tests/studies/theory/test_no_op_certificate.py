@@ -15,7 +15,6 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import operations
 from sinklab.results.table import make_table
-from sinklab.studies.theory.hull_certificate import certify_hulls
 from sinklab.studies.theory.no_op_certificate import NoOpCertificate, certify
 from sinklab.testing import check_probe
 
@@ -64,42 +63,6 @@ def test_measured_heads_lie_within_their_certificate(make):
             assert (upper - lower <= 2e-6 * bounds.scale)[counted].all()
 
 
-@torch.no_grad()
-def test_against_values_and_projections_taken_from_the_module():
-    model, batch = sinklm(), tokens(batch=1, length=6)
-    entered = {}
-    attention = model.layers[1].self_attn
-    attention.register_forward_pre_hook(lambda _m, args, kwargs: entered.update(x=args[0]), with_kwargs=True)
-    layer = certify(model, batch, tolerance=1e-6).found[1]
-    values = attention.v_proj(entered["x"])[0].double()
-    for head in range(4):
-        of_group = values[:, 8 * (head // 2) : 8 * (head // 2) + 8]  # four query heads share two of values
-        written = of_group @ attention.o_proj.weight[:, 8 * head : 8 * head + 8].double().T
-        for query in range(1, 6):
-            vectors = written[: query + 1]
-            alone = certify_hulls((vectors @ vectors.T)[None], torch.ones(1, 1, query + 1).bool(), 0, tolerance=1e-6)
-            for name in ("with_upper", "without_upper", "scale", "sink_norm"):
-                ours, theirs = getattr(layer.certificate, name)[0, head, query].item(), getattr(alone, name).item()
-                assert ours == pytest.approx(theirs, abs=2e-6 * alone.scale.item()), (head, query, name)
-
-
-@torch.no_grad()
-def test_measured_weight_and_norm_are_the_models_own():
-    model, batch = sinklm(attn_implementation="eager"), tokens(batch=1)
-    model.set_attn_implementation("eager")
-    weights = model(batch, output_attentions=True).attentions
-    written = {}
-    for index, block in enumerate(model.layers):
-        block.self_attn.o_proj.register_forward_pre_hook(lambda m, args, i=index: written.update({i: (m.weight, args[0])}))
-    for index, layer in enumerate(certify(model, batch).found):
-        torch.testing.assert_close(layer.sink_weight, weights[index][..., 0].double(), rtol=0, atol=FLOAT32)
-        weight, merged = written[index]
-        for head in range(4):
-            columns = slice(8 * head, 8 * head + 8)
-            norms = (merged[..., columns] @ weight[:, columns].T).norm(dim=-1)
-            torch.testing.assert_close(layer.output_norm[:, head].float(), norms, rtol=1e-4, atol=FLOAT32)
-
-
 def test_values_that_are_equal_but_for_the_sink():
     # All tokens but the first are one token without positions: one value u, and a sink value s. The certificate is a segment.
     model = sinklm(position={"name": "no_position"}, num_hidden_layers=1)
@@ -109,22 +72,6 @@ def test_values_that_are_equal_but_for_the_sink():
     last, first = bounds.without_upper[0, :, -1], bounds.without_upper[0, :, 1]
     torch.testing.assert_close(last, first, rtol=1e-5, atol=1e-7)
     assert (bounds.with_upper <= torch.minimum(last[:, None], bounds.sink_norm[0]) + 1e-6)[0][bounds.counted[0]].all()
-
-
-def test_another_sink_position_and_padding_on_the_left():
-    model, batch = llama(), tokens(batch=1, length=7)
-    plain = certify(model, batch, sink_position=2).found
-    padded = torch.cat((torch.zeros(1, 3, dtype=torch.long), batch), dim=1)
-    mask = torch.cat((torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 7, dtype=torch.long)), dim=1)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    moved = certify(model, {"input_ids": padded, "attention_mask": mask, "position_ids": positions}, sink_position=2).found
-    for one, two in zip(plain, moved, strict=True):
-        # Queries in front of position 2 do not see it.
-        assert one.certificate.counted[0, 0].tolist() == [False] * 2 + [True] * 5
-        assert two.certificate.counted[0, 0].tolist() == [False] * 5 + [True] * 5
-        for name in ("with_upper", "without_lower", "scale"):
-            ours, theirs = getattr(one.certificate, name)[..., 2:], getattr(two.certificate, name)[..., 5:]
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=3e-4 * one.certificate.scale[..., 2:].max().item())
 
 
 def test_padding_may_be_anything():
@@ -161,35 +108,6 @@ def test_padding_may_be_anything():
     for name in ("with_upper", "without_lower", "scale"):
         assert torch.equal(getattr(clean.certificate, name)[counted], getattr(padded.certificate, name)[counted])
     assert torch.equal(clean.output_norm[counted], padded.output_norm[counted])
-
-
-def test_a_bias_of_the_operation_is_written_whatever_the_weights_are():
-    model, batch = sinklm("value_bias"), tokens(batch=1, length=6)
-    ((_, parameter),) = model.layers[0].self_attn.operation_state.named_parameters()
-    with torch.no_grad():
-        parameter.zero_()
-    plain = certify(model, batch).found[0]
-    with torch.no_grad():
-        parameter.fill_(50.0)
-    moved = certify(model, batch).found[0]
-    counted = plain.certificate.counted
-    # Far from 0 every combination has about the norm of the bias: neither hull holds 0, and outputs lie in between.
-    assert (moved.certificate.with_lower > plain.certificate.scale)[counted].all()
-    assert (moved.output_norm >= moved.certificate.with_lower - 1e-3)[counted].all()
-    assert (moved.output_norm <= moved.certificate.scale + 1e-3)[counted].all()
-
-
-def test_the_null_as_the_sink():
-    model = sinklm("sink_logit")
-    probe = certify(model, tokens(), sink_position="null", delta="measured", tolerance=1e-6)
-    for layer in probe.found:
-        bounds = layer.certificate
-        assert bounds.counted.all()  # also the first query has a key and the null
-        # The null writes nothing: with it silence is possible.
-        assert (bounds.with_upper <= 1e-6 * bounds.scale).all()
-        assert (bounds.sink_norm == 0).all()
-        assert (bounds.needed_lower <= layer.sink_weight + 1e-3).all()
-        assert (layer.sink_weight > 0).all()
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "mimo_v2_flash", "gpt2", "gemma2", "deepseek_v3", "t5", "bert"])

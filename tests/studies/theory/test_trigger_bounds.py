@@ -41,21 +41,6 @@ def random_head(seed, *, size=1.0, value=None):
 # --- the bound ---
 
 
-@given(st.integers(0, 2**31), st.floats(0.01, 10))
-@settings(max_examples=40, deadline=None)
-def test_identity_map_counts_the_mass_off_bos(seed, size):
-    head = random_head(seed, size=size, value=torch.eye(WIDTH, dtype=torch.float64))
-    outputs, weights = head(batch_of(32).inputs)
-    on_bos = weights[:, 0, :, 0]
-    torch.testing.assert_close(outputs[..., 1] + outputs[..., -1], 1 - on_bos, rtol=0, atol=ROUNDING)
-    # A coordinate that only BOS has is of no concern to the bound.
-    errors = outputs[..., [1, -1]].abs().amax(-1)
-    assert all(
-        weight >= least_bos_weight(error) - ROUNDING
-        for weight, error in zip(on_bos.flatten().tolist(), errors.flatten().tolist(), strict=True)
-    )
-
-
 @given(st.integers(0, 2**31), st.floats(0.01, 3))
 @settings(max_examples=40, deadline=None)
 def test_bound_of_any_invertible_map(seed, size):

@@ -73,27 +73,6 @@ def test_a_lab_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
     assert [path.name[:14] for path in (out / "store").glob("*.safetensors")] == ["softmax-seed0-"]
 
 
-def test_resume_takes_nothing_that_is_not_its_own(tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "notes.txt").write_text("mine")
-
-    def resumed(*seeds):
-        return trigger(operation="relu", seeds=seeds, cap=1, samples=8, out=out, resume=True)
-
-    with pytest.raises(InputError, match=r"holds no store/settings\.json, so there is no run to go on with"):
-        resumed(0)
-    (out / "notes.txt").unlink()
-    resumed(0, 1)
-    first, second = (next((out / "store").glob(f"relu-seed{seed}-*")) for seed in (0, 1))
-    second.write_bytes(first.read_bytes())
-    with pytest.raises(InputError, match=r'relu-seed1-.*cannot be used for settings .*"seed": 1}: it is of settings'):
-        resumed(0, 1)
-    second.write_bytes(b"cut off")
-    with pytest.raises(InputError, match=r"relu-seed1-.*cannot be used"):
-        resumed(0, 1)
-
-
 def test_a_result_is_not_replaced_by_a_smaller_one(tmp_path):
     out = tmp_path / "out"
     fields = {"cap": 1, "samples": 8, "out": out}
