@@ -22,7 +22,6 @@ from sinklab_claims.gu2024_pretraining import ExcessOfOldest, excess_weights
 from sinklab_claims.numbers.attention import carried
 from sinklab_claims.verdict.rule import judge
 
-
 # --- the laws of repeated tokens ----------------------------------------------------------------------------------------------
 
 
