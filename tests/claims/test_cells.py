@@ -7,8 +7,7 @@ import re
 import pytest
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab_claims.contract.claim import BASELINE, Times, Variant, bases_at, folder_names
-from sinklab_claims.contract.scales import base_config
+from sinklab_claims.contract.claim import BASELINE, Times, Variant, base_config, bases_at, folder_names
 from sinklab_claims.reproduce import store as store_of_cells
 from sinklab_claims.reproduce.store import make_cells, open_store, resolved_changes
 

@@ -19,7 +19,7 @@ from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import operations as registered
 from sinklab.results.progress import duration
 from sinklab.results.table import read_run, read_table
-from sinklab_claims.contract import scales
+from sinklab_claims.contract import claim as contract
 from sinklab_claims.contract.claim import BASELINE, SCALES, Variant
 from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.pathways import runs
@@ -299,7 +299,7 @@ def short(monkeypatch):
             "data": config.data.model_copy(update={"max_tokens": 10_000, "held_out_rows": 16}),
         }
     )
-    for module in (store, scales):
+    for module in (store, contract):
         monkeypatch.setattr(module, "base_config", lambda scale, base=None: config)
 
     def train(plan, names, **options):

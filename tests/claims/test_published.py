@@ -11,7 +11,7 @@ import math
 import pytest
 
 from sinklab.registry import claims
-from sinklab_claims.contract.scales import base_config
+from sinklab_claims.contract.claim import base_config
 from sinklab_claims.reproduce.store import claim_called, configure, resolved_changes
 from sinklab_claims.verdict.records import PLAIN, published_effects
 from sinklab_claims.verdict.rule import judge

@@ -18,8 +18,7 @@ from sinklab.report.heads import Received, Shown, head_view
 from sinklab.report.maps import Maps
 from sinklab.results.table import read_table, write_table
 from sinklab.studies.audit.compare import Comparison
-from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import PAGE_BUDGET, write_report
+from sinklab.studies.audit.page import PAGE_BUDGET, read_audit, write_report
 
 CHROMIUM = os.environ.get("SINKLAB_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 

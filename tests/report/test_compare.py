@@ -8,10 +8,10 @@ import pytest
 from synthetic import HOSTILE, a_condition, write_audit
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.results.table import read_run
 from sinklab.studies.audit.compare import Comparison
-from sinklab.studies.audit.folder import read_audit
+from sinklab.studies.audit.page import read_audit
 
 
 @pytest.fixture(scope="module")

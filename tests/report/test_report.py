@@ -15,7 +15,7 @@ import pytest
 from synthetic import HOSTILE, TableMaker, a_part, a_place, write_audit
 
 from sinklab.errors import InputError, ResultError
-from sinklab.report.pack import (
+from sinklab.report.maps import (
     MAX_BINS,
     MapPlan,
     bins_of,
@@ -27,9 +27,8 @@ from sinklab.report.pack import (
 )
 from sinklab.results.blocks import percent
 from sinklab.results.html import framed
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.results.table import write_table
-from sinklab.studies.audit.folder import read_audit
 from sinklab.studies.audit.page import (
     FRAME_BUDGET,
     PAGE_BUDGET,
@@ -37,6 +36,7 @@ from sinklab.studies.audit.page import (
     headline,
     layer_figures,
     layer_table,
+    read_audit,
     write_report,
 )
 

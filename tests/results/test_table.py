@@ -18,7 +18,9 @@ from sinklab.cli.catalogue import every_metric
 from sinklab.errors import ConfigurationError, ContractError, InputError, ResultError
 from sinklab.registry import KINDS
 from sinklab.report.runs import finding_of
-from sinklab.results import requirements
+from sinklab.results import environment
+from sinklab.results.blocks import counted, front_names, head_numbering
+from sinklab.results.environment import machine_memory, require_memory
 from sinklab.results.metric import (
     FRACTION,
     LOSS,
@@ -31,8 +33,6 @@ from sinklab.results.metric import (
     extremes_of,
     metrics_of,
 )
-from sinklab.results.naming import counted, front_names, head_numbering
-from sinklab.results.requirements import machine_memory, require_memory
 from sinklab.results.table import COLUMNS, append, make_table, read_run, read_table, write_json, write_table, write_text
 from sinklab.sinks import Sinks
 
@@ -263,7 +263,7 @@ def test_one_step_and_one_sample():
 
 
 def test_what_there_is_passes_and_one_byte_more_does_not(monkeypatch):
-    monkeypatch.setattr(requirements, "machine_memory", lambda: 8_000_000_000)
+    monkeypatch.setattr(environment, "machine_memory", lambda: 8_000_000_000)
     require_memory(8_000_000_000, "`keys` 5")
     with pytest.raises(ConfigurationError, match=r"`keys` 5: at least 8 GB .* there is 8 GB in all"):
         require_memory(8_000_000_001, "`keys` 5")
@@ -274,7 +274,7 @@ def test_limits_of_the_container_count(monkeypatch, tmp_path):
     for name, text in (("none", "max\n"), ("small", "900\n")):
         (tmp_path / name).write_text(text)
     places = (str(tmp_path / "gone"), str(tmp_path / "none"), str(tmp_path / "small"))
-    monkeypatch.setattr(requirements, "_CGROUP_LIMITS", places)
+    monkeypatch.setattr(environment, "_CGROUP_LIMITS", places)
     assert machine_memory() == 900
 
 

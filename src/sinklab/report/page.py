@@ -15,9 +15,8 @@ import jinja2
 from markupsafe import Markup
 
 from sinklab.errors import InputError
-from sinklab.results.blocks import Block, number, percent
+from sinklab.results.blocks import Block, display_token, number, percent
 from sinklab.results.html import html, with_code
-from sinklab.results.naming import display_token
 from sinklab.results.table import read_run, write_text
 
 __all__ = [

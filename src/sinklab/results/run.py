@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.blocks import Block, Facts
+from sinklab.results.blocks import Block, Facts, counted
 from sinklab.results.file import clear_partial
 from sinklab.results.folder import (
     FolderLock,
@@ -34,7 +34,6 @@ from sinklab.results.folder import (
     require_no_less,
     set_aside,
 )
-from sinklab.results.naming import counted
 from sinklab.results.progress import Progress, notebook_bars, silent
 
 if TYPE_CHECKING:

@@ -35,9 +35,9 @@ from typing import (
 from typing_extensions import Doc
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.environment import require_function, require_path, require_whole
 from sinklab.results.folder import default_out
 from sinklab.results.progress import DONE_OF_STAGE
-from sinklab.results.requirements import require_function, require_path, require_whole
 from sinklab.results.run import Progress
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from sinklab.jobs.estimate import SEEDS, estimate_mean
 from sinklab.results.blocks import Block, Facts, Grid, Say, interval
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Difference, Value
 from sinklab_claims.verdict.rule import MOST_LOST, judge_part

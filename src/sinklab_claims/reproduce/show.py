@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, Mark, Marks, Say, number
-from sinklab.results.naming import counted
+from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, Mark, Marks, Say, counted, number
 from sinklab_claims.contract.claim import ROWS
 from sinklab_claims.verdict.records import (
     ClaimFound,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sinklab.errors import InputError, ResultError
-from sinklab.results.record import from_json, to_json
+from sinklab.results.sections import from_json, to_json
 from sinklab.results.table import read_run
 from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, folder_names, is_natural
 

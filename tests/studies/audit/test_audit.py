@@ -20,9 +20,8 @@ from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes
 from sinklab.results.table import COLUMNS, read_table
-from sinklab.studies.audit.folder import read_audit
 from sinklab.studies.audit.found import SinksFound, finding, is_of_few, layers_words, place_and_token
-from sinklab.studies.audit.page import head_data
+from sinklab.studies.audit.page import head_data, read_audit
 from sinklab.studies.measure.probing import check_identity, run_probes
 
 SMALL = {"corpus": "random_tokens", "seq_len": 8, "samples": 2, "cache": False}

@@ -13,7 +13,7 @@ from tests.test_real_models import real
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sinklab import audit, measure
-from sinklab.cli.pages import compare
+from sinklab.cli.catalogue import compare
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
@@ -22,8 +22,7 @@ from sinklab.models.losses import IGNORED
 from sinklab.models.positions import short_target_warning
 from sinklab.sinks import find_sinks
 from sinklab.studies.audit.compare import Comparison
-from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import head_data
+from sinklab.studies.audit.page import head_data, read_audit
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]

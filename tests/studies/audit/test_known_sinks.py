@@ -20,16 +20,13 @@ from sinklab.corpora.samples import Samples
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.results.blocks import number
-from sinklab.results.record import from_json
 from sinklab.results.run import silent
-from sinklab.results.sections import Context
+from sinklab.results.sections import Context, from_json
 from sinklab.results.table import read_table
 from sinklab.sinks import Sinks
-from sinklab.studies.theory.certified_heads import DELTA, QUERIES, certified
-from sinklab.studies.theory.certified_heads import SAMPLES as CERTIFIED
-from sinklab.studies.theory.found import Certificate
-from sinklab.studies.theory.no_op_certificate import NoOpCertificate
-from sinklab.studies.theory.show import show
+from sinklab.studies.theory.found import Certificate, show
+from sinklab.studies.theory.no_op_certificate import DELTA, QUERIES, NoOpCertificate, certified
+from sinklab.studies.theory.no_op_certificate import SAMPLES as CERTIFIED
 
 SEQ_LEN, SAMPLES = 24, 12
 LOUD = 13

@@ -31,8 +31,7 @@ from sinklab import audit, find_origin, measure
 from sinklab.errors import ConfigurationError, ResultError
 from sinklab.models.loading import wrap_model
 from sinklab.report.maps import picture_data
-from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import layer_figures
+from sinklab.studies.audit.page import layer_figures, read_audit
 from sinklab.studies.quantize.quantize import quantize
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

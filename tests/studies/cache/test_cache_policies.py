@@ -17,18 +17,26 @@ from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies as policy_registry
 from sinklab.results.blocks import interval
-from sinklab.results.record import from_json
+from sinklab.results.sections import from_json
 from sinklab.results.table import COLUMNS, read_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.cache.cache import compare_policies
 from sinklab.studies.cache.comparison import _curve, _Measured, _recomputed, _scored, compared
-from sinklab.studies.cache.found import Comparison, Difference, QuantizedEntry, Size, quantized_rows
+from sinklab.studies.cache.found import (
+    Comparison,
+    Difference,
+    QuantizedEntry,
+    Size,
+    must_stay_whole,
+    quantized_rows,
+    show,
+    show_quantized,
+)
 from sinklab.studies.cache.plan import checked_budgets, checked_names, long_texts, plan_policies, scored_from, sinks_of_texts
 from sinklab.studies.cache.recommendation import recommend
 from sinklab.studies.cache.rounding import _largest, quantized_caches
-from sinklab.studies.cache.show import must_stay_whole, show, show_quantized
 from sinklab.studies.export.chosen import plan_of
 
 

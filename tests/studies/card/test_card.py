@@ -14,7 +14,7 @@ from sinklab.cli.app import app
 from sinklab.results.blocks import plain
 from sinklab.results.run import Run
 from sinklab.results.table import make_table, read_run, write_json
-from sinklab.studies.card.reproduction import command_of, public_name, public_spec
+from sinklab.studies.card.card import command_of, public_name, public_spec
 from sinklab.studies.origin.origin import find_origin
 from sinklab.studies.quantize.quantize import quantize
 

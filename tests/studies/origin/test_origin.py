@@ -17,13 +17,12 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.losses import IGNORED, guess_warning, hide_tokens
 from sinklab.results.blocks import HeadMap
 from sinklab.results.intervals import Interval
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments, sample_losses
-from sinklab.studies.origin.ablation import Edit, new_values, run_edits
-from sinklab.studies.origin.decomposition import decompose, writer_of
+from sinklab.studies.origin.ablation import Edit, decompose, new_values, run_edits, writer_of
+from sinklab.studies.origin.found import SECTION, finding, grade, heads_that_lose
 from sinklab.studies.origin.measurement import _kept, _share, locate_origins
-from sinklab.studies.origin.show import SECTION, finding, grade, heads_that_lose
 from sinklab.studies.origin.structure import find_structure
 from sinklab.studies.origin.tracing import OriginSetting, _rises, largest_over_median, measure_growth
 

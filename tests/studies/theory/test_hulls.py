@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from sinklab.errors import InputError, MeasurementError
-from sinklab.studies.theory import nearest_point
-from sinklab.studies.theory.hull_certificate import certify_hulls
-from sinklab.studies.theory.nearest_point import nearest_to_origin
-from sinklab.studies.theory.trigger_task import trigger_batch
+from sinklab.studies.theory import hull_certificate
+from sinklab.studies.theory.hull_certificate import certify_hulls, nearest_to_origin
+from sinklab.studies.theory.trigger_bounds import trigger_batch
 
 
 def solve(vectors, tolerance=1e-6, **options):
@@ -146,7 +145,7 @@ def test_blocks_do_not_matter(monkeypatch):
     vectors = torch.randn(3, 12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
     members = torch.ones(12, 12, dtype=torch.bool).tril().repeat(3, 1, 1)
     whole = nearest_to_origin(vectors @ vectors.mT, members)
-    monkeypatch.setattr(nearest_point, "_BLOCK_NUMBERS", 700)
+    monkeypatch.setattr(hull_certificate, "_BLOCK_NUMBERS", 700)
     torch.testing.assert_close(nearest_to_origin(vectors @ vectors.mT, members).upper, whole.upper, rtol=0, atol=1e-3)
 
 

@@ -13,14 +13,17 @@ from scipy.optimize import minimize
 
 from sinklab.errors import InputError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.studies.theory.entropy_bound import (
+from sinklab.studies.theory.laws import (
+    alibi_weights,
     entropy_bound,
     head_entropy_bound,
     head_score_norm,
     least_entropy_scores,
+    relative_weights,
+    rotary_bounds,
     row_entropy,
+    uniform_weights,
 )
-from sinklab.studies.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
 
 # Entropies of float64 softmaxes of up to 64 terms, each with an error of some 1e-16 times its logarithm (at most ~100).
 ROUNDING = 1e-12

@@ -17,8 +17,8 @@ from sinklab.studies.theory.trigger_bounds import (
     least_bos_weight,
     relu_solution,
     softmax_solution,
+    trigger_batch,
 )
-from sinklab.studies.theory.trigger_task import trigger_batch
 
 
 def draw(batch=64, length=7, width=6, seed=0, **options):

@@ -16,14 +16,12 @@ from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.registry import operations, positions
 from sinklab.studies.theory.retrieval_task import BOS, least_bos_weight, relu_solution, softmax_solution
-from sinklab.studies.theory.trigger_bounds import TriggerHeads
-from sinklab.studies.theory.trigger_task import trigger_batch
+from sinklab.studies.theory.trigger_bounds import TriggerHeads, trigger_batch
 from sinklab.studies.trigger import lab
 from sinklab.studies.trigger.evaluation import evaluate
-from sinklab.studies.trigger.expressible import divisor_quotient, full_rows, obstacle
 from sinklab.studies.trigger.lab import as_released, label_of
 from sinklab.studies.trigger.model import TriggerModel
-from sinklab.studies.trigger.problem import TriggerProblem, train
+from sinklab.studies.trigger.problem import TriggerProblem, divisor_quotient, full_rows, obstacle, train
 from sinklab.studies.trigger.retrieval import RetrievalProblem, evaluate_retrieval
 from sinklab.studies.trigger.trigger import trigger
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sinklab.results.blocks import names, number, percent
+from sinklab.results.blocks import counted, names, number, percent, quote
 from sinklab.results.intervals import MOST
-from sinklab.results.naming import counted, quote
 
 __all__ = [
     "LEAST_SHARE_OF_HEADS",

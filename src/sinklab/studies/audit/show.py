@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sinklab.results.blocks import Bar, Block, Facts, Grid, Heading, Say, number, percent
+from sinklab.results.blocks import Bar, Block, Facts, Grid, Heading, Say, counted, number, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL
-from sinklab.results.naming import counted
-from sinklab.results.record import from_json
-from sinklab.results.sections import sections
+from sinklab.results.sections import from_json, sections
 from sinklab.studies.audit.found import (
     LEAST_SHARE_OF_HEADS,
     MANY_HEADS,

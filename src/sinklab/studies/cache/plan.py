@@ -21,7 +21,7 @@ from sinklab.policies.base import Policy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
 from sinklab.registry import policies as policy_registry
-from sinklab.results.requirements import require_memory
+from sinklab.results.environment import require_memory
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.streaming.limits import most_slots
 from sinklab.studies.cache.found import LeftOut

@@ -24,8 +24,8 @@ from sinklab.errors import ConfigurationError, InputError, MeasurementError, Unk
 from sinklab.models.loading import LoadedModel, opened
 from sinklab.models.losses import IGNORED, cross_entropies, is_two_sided
 from sinklab.registry import probes as probe_registry
+from sinklab.results.environment import in_units, require_memory
 from sinklab.results.metric import metrics_of
-from sinklab.results.requirements import in_units, require_memory
 from sinklab.results.run import Progress, silent
 from sinklab.studies.arguments import SEQ_LEN
 
