@@ -18,8 +18,6 @@ from sinklab_claims.contract.effect import Numbers, Value
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.variants import Fields, of_paper, only_about
 
-__all__ = ["measure", "of_checkpoint"]
-
 gu = of_paper("gu2024", "Gu et al. 2024 (arXiv 2410.10781)")
 
 METRICS = (

@@ -43,8 +43,6 @@ from sinklab_claims.variants import (
     without_bos_in_front,
 )
 
-__all__ = ["SameOrder", "rates"]
-
 PAPER = "Gu et al. 2024 (arXiv 2410.10781)"
 gu = of_paper("gu2024", PAPER)
 

@@ -15,8 +15,6 @@ from sinklab_claims.contract.claim import Part, Scale
 from sinklab_claims.contract.effect import Extreme, Numbers, Trend, Value
 from sinklab_claims.variants import Fields, of_paper
 
-__all__ = ["of_relu", "trained_numbers"]
-
 ran_milo = of_paper("ranmilo2026", "Ran-Milo 2026 (arXiv 2603.11487)")
 
 METRICS = (

@@ -20,8 +20,6 @@ from sinklab_claims.contract.trained import TrainedModel, gives
 from sinklab_claims.numbers.losses import curve_of
 from sinklab_claims.variants import UNCHANGED, Fields, of_paper
 
-__all__ = ["LENGTHS", "NORMS", "course", "of_rows_of_scores", "trained_rows"]
-
 zhai = of_paper("zhai2023", "Zhai et al. 2023 (arXiv 2303.06296)")
 
 # --- the bound ----------------------------------------------------------------------------------------------------------------

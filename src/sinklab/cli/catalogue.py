@@ -30,8 +30,6 @@ from sinklab.results.metric import Metric, metrics_of
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import OverwriteFile, command
 
-__all__ = ["Description", "Parameter", "catalogue", "compare", "describe", "every_metric", "list_", "report", "show"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:

@@ -15,8 +15,6 @@ from typing import Any
 from sinklab.errors import ContractError
 from sinklab.registry import entry_points
 
-__all__ = ["COMMANDS", "Command", "find_commands"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Command:

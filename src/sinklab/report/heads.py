@@ -18,8 +18,6 @@ from sinklab.results.blocks import front_names, number, quote
 from sinklab.results.html import framed
 from sinklab.results.intervals import just_above
 
-__all__ = ["BUDGET", "HeadView", "Received", "Shown", "Sink", "head_view"]
-
 BUDGET = 512 * 1024
 """Bytes that a page in its frame stays below, whatever the model and the length."""
 

@@ -18,27 +18,6 @@ from safetensors import SafetensorError, safe_open
 
 from sinklab.errors import ResultError
 
-__all__ = [
-    "HEAD_NUMBERS",
-    "PICTURES_FILE",
-    "MapPlan",
-    "Maps",
-    "PackedMaps",
-    "add_maps",
-    "bins_of",
-    "data_address",
-    "pack_bytes",
-    "pack_maps",
-    "pack_unsigned",
-    "picture_data",
-    "pool_positions",
-    "pool_tiles",
-    "read_maps",
-    "round_list",
-    "round_matrix",
-    "rounded",
-]
-
 MAX_BINS = 256
 """Most positions that a curve shows one by one or in groups."""
 

@@ -9,35 +9,6 @@ from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TypeAlias
 
-__all__ = [
-    "Bar",
-    "Block",
-    "Cell",
-    "Curves",
-    "Facts",
-    "Grid",
-    "HeadMap",
-    "Heading",
-    "Mark",
-    "Marks",
-    "Say",
-    "cell_text",
-    "counted",
-    "display_token",
-    "front_name",
-    "front_names",
-    "front_warning",
-    "head_numbering",
-    "interval",
-    "markdown",
-    "names",
-    "number",
-    "percent",
-    "plain",
-    "quote",
-    "size",
-]
-
 
 def counted(number: int, noun: str) -> str:
     """``1 text``, ``2,000 texts``: of a noun whose plural has an s."""

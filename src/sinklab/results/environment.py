@@ -16,21 +16,6 @@ from typing import Any, NotRequired, Protocol, TypedDict
 from sinklab.errors import ConfigurationError
 from sinklab.results.version import __version__
 
-__all__ = [
-    "BYTES_OF_NUMBER",
-    "Environment",
-    "Placed",
-    "environment",
-    "in_units",
-    "installed",
-    "machine_memory",
-    "require_function",
-    "require_memory",
-    "require_number",
-    "require_path",
-    "require_whole",
-]
-
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow")
 
 

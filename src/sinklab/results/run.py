@@ -36,14 +36,14 @@ from sinklab.results.folder import (
 )
 from sinklab.results.progress import Progress, notebook_bars, silent
 
+__all__ = ["SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
+
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
     from sinklab.results.environment import Placed
     from sinklab.results.store import Store
-
-__all__ = ["SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
 
 STORE = "store"
 """Folder of what a run has computed so far, inside its output directory."""

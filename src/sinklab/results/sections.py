@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from sinklab.errors import ResultError
 from sinklab.results.blocks import Block, Say
 
-__all__ = ["Context", "Section", "from_json", "sections", "to_json"]
-
 T = TypeVar("T")
 
 

@@ -55,51 +55,6 @@ if TYPE_CHECKING:
 else:
     _Model = _Corpus = _MaxMemory = _Seeds = _Operations = str
 
-__all__ = [
-    "SEQ_LEN",
-    "WHOLE",
-    "Anyway",
-    "AsJson",
-    "BatchSize",
-    "Bos",
-    "CorpusOfModel",
-    "CorpusSource",
-    "Device",
-    "DeviceMap",
-    "Dtype",
-    "FreshSamples",
-    "InMemory",
-    "Jobs",
-    "Loading",
-    "MaxMemory",
-    "ModelSource",
-    "OffloadFolder",
-    "Operations",
-    "Options",
-    "Out",
-    "Output",
-    "Overwrite",
-    "OverwriteFile",
-    "Progress",
-    "Quiet",
-    "Resume",
-    "Retries",
-    "Revision",
-    "Samples",
-    "Seed",
-    "Seeds",
-    "SeqLen",
-    "StepCap",
-    "StepSamples",
-    "Threshold",
-    "Tolerance",
-    "TrustRemoteCode",
-    "WrittenTo",
-    "annotations_of",
-    "command",
-    "parse_seeds",
-]
-
 WHOLE = "whole"
 """In the annotation of a list: the command line does not split its parts at commas."""
 

@@ -21,37 +21,6 @@ from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.effect import Effect, Numbers
 
-__all__ = [
-    "BASELINE",
-    "BASES",
-    "CHECKPOINT",
-    "CONFIGS",
-    "COSTS",
-    "RECORDED",
-    "ROWS",
-    "SCALES",
-    "SECONDS_OF_A_TRAINING",
-    "SECONDS_ON_A_GPU",
-    "Base",
-    "Changes",
-    "Claim",
-    "Cost",
-    "Measure",
-    "OfCheckpoint",
-    "OnCheckpoint",
-    "Part",
-    "ReadOut",
-    "Scale",
-    "Times",
-    "Variant",
-    "base_called",
-    "base_config",
-    "bases_at",
-    "folder_name",
-    "folder_names",
-    "is_natural",
-]
-
 
 def _without_bos(base: PretrainingConfig) -> PretrainingConfig:
     """Learned positions and a random token at the first of them in training: the position says all and the token nothing."""

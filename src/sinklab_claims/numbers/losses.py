@@ -1,4 +1,4 @@
-"""Losses of a trained model with its window, its first tokens and its course of training; numbers of the training's own table."""
+"""Losses of a trained model under its window and with its first tokens, and the course of its training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from sinklab.training.trainer import stack
 from sinklab_claims.contract.trained import MeasuredModel, TrainedModel, gives
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.numbers.quantized import quantized
-
-__all__ = ["calibration_batches", "curve_of", "int8", "quantization_gap", "training", "window"]
 
 TOKENS, LEAST_ROWS = 16_384, 32
 """Tokens of held-out text behind a mean loss, and rows of it at least."""

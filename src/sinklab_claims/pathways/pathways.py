@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from sinklab_claims.pathways.runs import Design
 
-__all__ = ["design_of", "own_base", "pathways"]
-
 SEEDS_OF_TINY, SEEDS = "0..7", "0..2"
 """By default."""
 

@@ -29,8 +29,6 @@ from sinklab_claims.pathways.judging import REFERENCE
 from sinklab_claims.reproduce import store as work
 from sinklab_claims.reproduce.store import make_cells
 
-__all__ = ["DEFAULT", "SELECTION_SEEDS", "Design", "foreseen", "matched_widths", "pathways_of", "train_and_read"]
-
 PUBLISHED: Mapping[str, Callable[[int], Mapping[str, object]]] = {
     # Bondarenko et al. 2023 (arXiv 2306.12929): that of BERT-base at 128 tokens; a quarter open at the start, as for OPT.
     "clipped_softmax": lambda context: {"gamma": -3.2 / context},

@@ -49,8 +49,6 @@ from sinklab_claims.verdict.rule import Conclusion, judge
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["about", "foreseen", "kept_of", "reproduce", "table_of", "written"]
-
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 
 SECONDS_OF_A_MEASUREMENT: Mapping[Cost, float] = {"seconds": 10.0, "minutes": 35.0, "hours": 900.0}

@@ -19,8 +19,6 @@ from sinklab_claims.verdict.records import (
     published_effects,
 )
 
-__all__ = ["show_claim", "show_claims", "show_results", "write_claims_page"]
-
 RULE = (
     "A part is reproduced if the 95 % interval of its effect over seeds lies in the claimed region, not reproduced if it lies "
     "outside, else inconclusive."

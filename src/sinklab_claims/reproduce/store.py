@@ -54,18 +54,6 @@ from sinklab_claims.contract.claim import (
 from sinklab_claims.contract.trained import Checkpoint, TrainedModel
 from sinklab_claims.reproduce.claims import claim_called
 
-__all__ = [
-    "Task",
-    "keeping",
-    "make_cells",
-    "measurement",
-    "name_of",
-    "read_numbers",
-    "reading",
-    "resolved_changes",
-    "train_and_read",
-]
-
 NAME_LENGTH = 80
 """Characters of a cell's name before its hash."""
 

@@ -1,4 +1,4 @@
-"""Audits of models whose sink is known: at a position, at a delimiter, in a null score, forced by a certificate, nowhere; all words are about it."""
+"""Audits of models whose sink is known: at a position, at a delimiter, in a null score, forced by a certificate, nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The no-op certificate of every kind of head is that of the right vectors, computed anew from the module's own weights by a solver that shares no code with ours; measured heads lie within it."""
+"""The no-op certificate of every kind of head is that of the right vectors, by another solver; measured heads lie within it."""
 
 from __future__ import annotations
 

@@ -22,8 +22,6 @@ from sinklab.results.intervals import just_above
 from sinklab.studies.audit.found import bos_words, condition_name, loss_unit
 from sinklab.studies.audit.page import DEFINITIONS, LOOKS, Audit, View, head_rates, layer_figures, look_of, read_audit
 
-__all__ = ["Comparison"]
-
 _PERCENT = " (%)"
 """Rows whose name ends so are percentages."""
 

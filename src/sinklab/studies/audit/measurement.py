@@ -51,8 +51,6 @@ from sinklab.studies.measure.probing import (
     uses_bos,
 )
 
-__all__ = ["Audited", "measure_audit", "write_arrays"]
-
 MAP_SAMPLES = 3
 MAP_TILES = 64
 

@@ -33,24 +33,6 @@ from sinklab.results.table import read_run
 from sinklab.studies.audit.found import AuditFound, Place, SinksFound, condition_name, loss_unit, place_and_token, samples_of
 from sinklab.studies.audit.show import conditions_grid, remarks, section_blocks, sinks_grid
 
-__all__ = [
-    "DEFINITIONS",
-    "FRAME_BUDGET",
-    "LOOKS",
-    "PAGE_BUDGET",
-    "Audit",
-    "View",
-    "frame_report",
-    "head_rates",
-    "headline",
-    "layer_figures",
-    "layer_table",
-    "look_of",
-    "read_audit",
-    "render_report",
-    "write_report",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class View:

@@ -25,8 +25,6 @@ from sinklab.studies.audit.found import (
     samples_of,
 )
 
-__all__ = ["conditions_grid", "facts", "remarks", "section_blocks", "show", "sinks_grid"]
-
 LISTED = 5
 """Places that a terminal lists besides the strongest; summary.json has more, the table all."""
 

@@ -37,8 +37,6 @@ from sinklab.studies.audit.found import (
     worth_words,
 )
 
-__all__ = ["Measured", "summarize"]
-
 SUMMARY_VERSION = 1
 
 LONGEST_FINDING = 160

@@ -2,8 +2,6 @@
 
 from sinklab.results.sections import Section
 
-__all__ = ["SECTION"]
-
 SECTION = Section(
     name="cache",
     title="Which cache policy",

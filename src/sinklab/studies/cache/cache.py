@@ -10,8 +10,6 @@ from typing import Annotated
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import Bos, CorpusSource, Loading, ModelSource, Output, Seed, command
 
-__all__ = ["compare_policies"]
-
 
 @command("cache")
 def compare_policies(

@@ -44,8 +44,6 @@ from sinklab.studies.cache.plan import (
 )
 from sinklab.studies.cache.recommendation import recommend
 
-__all__ = ["compared", "policies_section", "require_next_token"]
-
 SUMMARY_VERSION = 1
 BUCKETS = 24
 """Points of the curve of loss against position."""

@@ -13,22 +13,6 @@ from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.studies.cache import SECTION
 from sinklab.studies.export.base import INTEGER_MARGIN, ExportEntry, show_exports
 
-__all__ = [
-    "Comparison",
-    "Difference",
-    "LeftOut",
-    "PolicyEntry",
-    "QuantizedEntry",
-    "Size",
-    "must_stay_whole",
-    "policy_rows",
-    "quantized_rows",
-    "recommended",
-    "show",
-    "show_quantized",
-    "write_page",
-]
-
 LOSS_BY_POSITION = Metric(
     "loss_by_position", "nats", "Mean next-token loss over the texts of the tokens predicted from here on, up to the next row."
 )

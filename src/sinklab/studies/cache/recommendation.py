@@ -13,8 +13,6 @@ from sinklab.results.blocks import counted, interval
 from sinklab.results.intervals import rare_cost
 from sinklab.streaming.perplexity import Estimate, estimate
 
-__all__ = ["SINK_MARGIN", "WINDOW_MARGIN", "Recommendation", "recommend"]
-
 SINK_MARGIN = 0.02
 """Nats per token (2 % of the perplexity) below which a difference between numbers of sinks does not count."""
 

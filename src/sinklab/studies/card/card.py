@@ -20,8 +20,6 @@ from sinklab.results.run import Listing
 from sinklab.results.sections import sections
 from sinklab.studies.arguments import command
 
-__all__ = ["Card", "card", "card_of", "command_of", "probe_settings", "public_name", "public_spec"]
-
 if TYPE_CHECKING:
     from sinklab.report.runs import FinishedRun
 

@@ -18,24 +18,6 @@ from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies
 from sinklab.results.blocks import Block, Facts, Heading, Say
 
-__all__ = [
-    "INTEGER_MARGIN",
-    "PAST_TRAINING",
-    "Answer",
-    "Engine",
-    "ExportEntry",
-    "ExportPart",
-    "ExportPlan",
-    "HowExported",
-    "IntegerChoice",
-    "approximated",
-    "engines",
-    "exported",
-    "expressed",
-    "not_expressible",
-    "show_exports",
-]
-
 HowExported = Literal["expressed", "approximated", "not expressible"]
 IntegerChoice = Literal["auto", "none", "int8", "int4"]
 """Integers of a cache, as they are asked for: those that were measured to cost little, or none, or these."""

@@ -16,17 +16,6 @@ from sinklab.streaming.limits import require_integers
 from sinklab.studies.cache.found import Comparison, PolicyEntry, QuantizedEntry
 from sinklab.studies.export.base import INTEGER_MARGIN, Engine, ExportEntry, ExportPlan, IntegerChoice, engines, exported
 
-__all__ = [
-    "FOLDER",
-    "advised_exports",
-    "checked_engines",
-    "comparison_of",
-    "exports_of",
-    "plan_of",
-    "require_advice",
-    "write_exports",
-]
-
 FOLDER = "export"
 """Folder of the files inside that of a run."""
 

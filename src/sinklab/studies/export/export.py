@@ -10,8 +10,6 @@ from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
 from sinklab.studies.export.base import IntegerChoice
 
-__all__ = ["export"]
-
 
 @command
 def export(

@@ -31,8 +31,6 @@ from sinklab.studies.measure.probing import make_probe, make_probes
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TIER", "MeasuredWeights", "from_weights"]
-
 TIER = "from given weights"
 """Column ``tier`` of the table."""
 

@@ -1,4 +1,4 @@
-"""A write as a sum over the units of its writer (neurons or heads), checked; units silenced, set to a mean or swapped, and what goes with them."""
+"""Writes as sums over the units of their writers, checked; and units that are silenced, set to a mean or swapped."""
 
 from __future__ import annotations
 
@@ -18,21 +18,6 @@ from sinklab.studies.measure.probing import scored_pairs
 from sinklab.studies.origin.found import Channel, Unit
 from sinklab.studies.origin.structure import Sublayer, Tap
 from sinklab.studies.origin.tracing import OriginSetting, PlaceWeights, largest_over_median
-
-__all__ = [
-    "MODES",
-    "Decomposition",
-    "Edit",
-    "Measured",
-    "Mode",
-    "Writer",
-    "clean_losses",
-    "decompose",
-    "new_values",
-    "read_columns",
-    "run_edits",
-    "writer_of",
-]
 
 COVERED, MOST = 0.9, 8
 """Units are named until they write this share of the whole, and no more than so many."""

@@ -27,23 +27,6 @@ from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.studies.origin import SECTION
 
-__all__ = [
-    "Channel",
-    "Death",
-    "Edited",
-    "HeadWeight",
-    "Norms",
-    "Origin",
-    "Origins",
-    "Unit",
-    "finding",
-    "grade",
-    "origin_rows",
-    "show",
-    "story",
-    "write_page",
-]
-
 NORM_RATIO = Metric(
     "place_norm_ratio",
     "ratio",

@@ -51,8 +51,6 @@ from sinklab.studies.origin.tracing import (
     spike_places,
 )
 
-__all__ = ["ROWS_AT_ONCE", "locate_origins", "origin_section", "require_settings"]
-
 PLACES = 8
 """Sinks that are followed at most, the strongest first."""
 

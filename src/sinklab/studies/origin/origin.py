@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from sinklab.corpora.samples import Samples as Shown
     from sinklab.sinks import Sinks
 
-__all__ = ["find_origin"]
-
 
 @command("origin")
 def find_origin(

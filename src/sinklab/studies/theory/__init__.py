@@ -2,8 +2,6 @@
 
 from sinklab.results.sections import Section
 
-__all__ = ["SECTION"]
-
 SECTION = Section(
     name="certificate",
     title="Whether the sink is forced",

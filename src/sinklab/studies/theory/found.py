@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from sinklab.results.blocks import Block, Grid, Say
 
-__all__ = ["LEAST_QUERIES", "LEAST_SHARE_OF_QUERIES", "Certificate", "CertifiedHead", "finding", "show"]
-
 LEAST_QUERIES, LEAST_SHARE_OF_QUERIES = 8, 0.5
 """At how many queries the need of a head must be known for a verdict, and at what share of them: half, as a sink must be seen
 by half of the queries to count; of fewer than eight a mean says little."""

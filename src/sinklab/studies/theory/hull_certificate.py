@@ -16,8 +16,6 @@ from torch import Tensor
 
 from sinklab.errors import InputError, MeasurementError
 
-__all__ = ["Certificate", "NearestPoint", "certify_hulls", "nearest_to_origin", "needed_sink_weight"]
-
 _STEPS = 8
 """Pairwise steps between corrections."""
 _CORRECTIONS = 64

@@ -1,4 +1,4 @@
-"""Laws of a row of softmax attention: its least entropy under a norm of its scores (Zhai et al. 2023), and its weights where one token is repeated (Gu et al. 2024)."""
+"""Laws of a row of softmax attention: its least entropy (Zhai et al. 2023), and one token repeated (Gu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,6 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import InputError
-
-__all__ = [
-    "alibi_weights",
-    "entropy_bound",
-    "head_entropy_bound",
-    "head_score_norm",
-    "least_entropy_scores",
-    "relative_weights",
-    "rotary_bounds",
-    "row_entropy",
-    "uniform_weights",
-]
 
 
 def entropy_bound(sigma: Tensor | float, length: Tensor | int) -> Tensor:

@@ -26,8 +26,6 @@ from sinklab.studies.theory.found import LEAST_QUERIES, LEAST_SHARE_OF_QUERIES, 
 from sinklab.studies.theory.hull_certificate import Certificate as HullBounds
 from sinklab.studies.theory.hull_certificate import certify_hulls
 
-__all__ = ["LayerCertificate", "NoOpCertificate", "certified", "certify"]
-
 
 @dataclasses.dataclass(frozen=True)
 class LayerCertificate:

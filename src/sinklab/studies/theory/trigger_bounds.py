@@ -23,22 +23,6 @@ from torch import Tensor
 
 from sinklab.errors import ConfigurationError, InputError
 
-__all__ = [
-    "BIAS",
-    "BOS",
-    "TRIGGER",
-    "Counter",
-    "Target",
-    "TriggerBatch",
-    "TriggerHeads",
-    "cancelling_solution",
-    "counter_of",
-    "least_bos_weight",
-    "relu_solution",
-    "softmax_solution",
-    "trigger_batch",
-]
-
 BOS, TRIGGER, BIAS = 0, 1, -1
 """Coordinates that mark the first token, the trigger, and content tokens."""
 

@@ -26,8 +26,6 @@ from sinklab.studies.trigger.model import TriggerModel
 from sinklab.studies.trigger.problem import Outcome, ToyProblem, Training, TriggerProblem, obstacle, train
 from sinklab.studies.trigger.retrieval import RetrievalNumbers, RetrievalProblem, evaluate_retrieval, retrieval_obstacle
 
-__all__ = ["as_released", "label_of", "operations_of", "require_none_twice", "run_lab", "show"]
-
 AS_RELEASED: dict[str, dict[str, object]] = {"relu": {"uncounted": 1}}
 """Settings that the released models of the task have and the operation by itself has not: ReLU divides by ``max(i - 1, 1)``."""
 

@@ -29,20 +29,6 @@ from sinklab.studies.theory.trigger_bounds import (
 )
 from sinklab.studies.trigger.model import INITIAL_STD, Shape, TriggerModel
 
-__all__ = [
-    "Outcome",
-    "Start",
-    "ToyProblem",
-    "Training",
-    "TriggerProblem",
-    "construction",
-    "divisor_quotient",
-    "full_rows",
-    "linear_in_values",
-    "obstacle",
-    "train",
-]
-
 TRIALS = 64
 ROUNDING = 1e-9
 """Of float64 weights; what is compared is computed in a few steps."""

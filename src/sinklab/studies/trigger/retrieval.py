@@ -16,8 +16,6 @@ from sinklab.studies.trigger.evaluation import EVALUATION_SEED, MAX_ERROR
 from sinklab.studies.trigger.model import TriggerModel
 from sinklab.studies.trigger.problem import ToyProblem, divisor_quotient, linear_in_values
 
-__all__ = ["RetrievalNumbers", "RetrievalProblem", "evaluate_retrieval", "retrieval_obstacle"]
-
 METRICS = (
     Metric("before_bos_mean", "weight", "Mean weight on BOS of content tokens before the trigger."),
     Metric("before_bos_min", "weight", "Least single weight on BOS of content tokens before the trigger.", over_seeds="min"),
