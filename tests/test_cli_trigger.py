@@ -98,8 +98,6 @@ RETRIEVAL = ["--task", "retrieval"]
         (["--operation", "sofmax"], "no operation is called 'sofmax'. Did you mean 'softmax'?"),
         (["--operation", "relu:counted=1"], "operation 'relu' has no setting 'counted'"),
         (["--operation", ","], "0 operations, 3 seeds and 1,000 samples"),
-        (["--start", "construction", "--heads", "2"], "constructions are known for one layer with one head"),
-        (["--start", "construction", "--operation", "gated"], "constructions are known for softmax, and for relu"),
         (["--resume"], "--resume is about an output directory; give one with --out"),
         (["--operation", "sigmoid"], "operation 'sigmoid' cannot do the task: each weight depends on its own score"),
         (["--no-bos", "--operation", "softmax"], "without BOS there is no token that could carry nothing"),
