@@ -61,10 +61,7 @@ def test_another_operation_drops_the_settings_of_the_former():
         ("optimizer.betas=[0.9,1.0]", r"optimizer\.betas\.1 = 1\.0: input should be less than 1"),
         ("training.seed=-1", r"training\.seed = -1: input should be greater than or equal to 0"),
         ("training.seed=4294967296", r"training\.seed = 4294967296: input should be less than 4294967296"),
-        (
-            "training.snapshots=[0,3000]",
-            r"training\.snapshots has step 3000, and the run has steps 0 to 2000",
-        ),
+        ("training.snapshots=[0,3000]", r"training\.snapshots has step 3000, and the run has steps 0 to 2000"),
         ("training.micro_batch_size=3", r"batch_size 8 must be a multiple of micro_batch_size 3"),
     ],
 )

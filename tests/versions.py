@@ -27,16 +27,7 @@ MIDDLE = "5.23.0"
 
 TESTS = (
     *(f"tests/streaming/test_{name}.py" for name in ("cache", "families", "ordered", "padding")),
-    *(
-        f"tests/streaming/test_{name}.py"
-        for name in (
-            "kinds",
-            "positions_far",
-            "refusals",
-            "rollback",
-            "step",
-        )
-    ),
+    *(f"tests/streaming/test_{name}.py" for name in ("kinds", "positions_far", "refusals", "rollback", "step")),
     *("tests/models", "tests/attention/test_ranks.py", "tests/training", "tests/jobs/test_sweep.py"),
 )
 SEAM = tuple(f"tests/architectures/test_{name}.py" for name in ("identity", "weights", "isolation"))

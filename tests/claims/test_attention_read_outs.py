@@ -58,25 +58,6 @@ def test_those_models_differ_in_what_is_asked(random_model):
     assert found[0]["sink_rate_star"] == found[5]["sink_rate_star"] == 0
 
 
-def test_a_model_with_a_certain_sink(random_model):
-    """All keys but the first are 0 and every query is along it: one sink, whatever the text."""
-    trained = random_model(num_hidden_layers=1, position={"name": "learned"}, num_key_value_heads=4)
-    model = trained.loaded.model
-    with torch.no_grad():
-        model.embed_tokens.weight.zero_()
-        model.position.table.copy_(torch.ones(64, 32))
-        model.position.table[0] = -1.0
-        attention = model.layers[0].self_attn
-        attention.q_proj.weight.fill_(1 / 32)  # normed inputs are +1 and -1: queries of +1 but at position 0
-        attention.k_proj.weight.fill_(-1 / 32)  # and keys of -1 but +1 at position 0
-    found = sinks(trained)
-    # Scores are ±4: a query at t >= 1 gives the first key 1 / (1 + t e^-8), the first query all of its weight.
-    weights = [1.0] + [1 / (1 + t * torch.tensor(-8.0).exp().item()) for t in range(1, 64)]
-    assert found["sink_rate"] == found["sink_rate_max"] == 100
-    assert found["sink_rate_1"] == found["sink_rate_2"] == 0
-    assert found["first_attention"] == pytest.approx(sum(weights) / 64, abs=1e-6)
-
-
 @pytest.mark.parametrize("shape", [{}, {"operation": {"name": "sink_token"}}], **OF)
 def test_norms_are_those_of_the_tensors(random_model, shape):
     trained = random_model(**shape)
@@ -196,15 +177,3 @@ def test_made_up_rows(trained, monkeypatch):
     assert set(random_no_bos.unique().tolist()) == text  # 6,400 draws of some 27
     assert set(repeated_no_bos.unique().tolist()) <= text
     assert [found[f"sink_rate_{name}"] for name in ("random_no_bos", "random", "repeated_no_bos", "repeated")] == [1, 2, 3, 4]
-
-
-def test_without_bos_in_training_both_are_one(random_model):
-    trained = random_model()
-    vars(trained)["config"] = trained.config.model_copy(
-        update={"data": trained.config.data.model_copy(update={"bos": "none", "fixed_position": 1, "fixed_token": 7})}
-    )
-    found = inputs(trained)
-    assert found["sink_rate_random"] == found["sink_rate_random_no_bos"]
-    assert found["first_attention_repeated"] == found["first_attention_repeated_no_bos"]
-    # The fixed token breaks the repetition, and with it the uniform rows.
-    assert found["first_attention_repeated"] != pytest.approx(sum(1 / t for t in range(1, 65)) / 64, abs=1e-3)

@@ -119,38 +119,6 @@ def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> Non
     assert "These audits differ in threshold and seq_len: their rates are not comparable as they stand." in text
 
 
-def test_pictures_have_conditions_and_positions_of_their_own(folders: list[Path], tmp_path: Path) -> None:
-    """A model with registers has more positions than one without, and nobody can audit both at one length."""
-    summary = {
-        "kind": "image",
-        "bos_name": "",
-        "conditions": [
-            to_json(a_condition(corpus, 0, rate))
-            for corpus, rate in (("photographs", 3.5), ("noise", 14.0), ("constant", 34.0))
-        ],
-    }
-    config = read_run(folders[0])["config"]
-    audits = [
-        write_audit(
-            tmp_path / f"{length}",
-            model=f"{length}",
-            layers=2,
-            summary=summary | {"seq_len": length},
-            run={"config": {**config, **changes}},
-        )
-        for length, changes in ((17, {"seq_len": 17}), (21, {"seq_len": 21}), (1021, {"seq_len": 1021, "threshold": 0.5}))
-    ]
-    table = Comparison(audits[:2]).table
-    assert not [row for row in table.index if "random tokens" in row or "repeated" in row]
-    assert table["17"]["sink rate at position 0, noise (%)"] == 14.0
-    assert table["21"]["sink rate at position 0, one grey (%)"] == 34.0
-    assert "17 and 21 positions" in Comparison(audits[:2]).warning
-    assert "threshold" not in Comparison(audits[:2]).warning
-    said = Comparison(audits).warning
-    assert "17, 21 and 1,021 positions" in said
-    assert "differ in threshold" in said
-
-
 def test_a_bos_that_one_tokenizer_added_and_the_other_did_not_is_a_difference(folders: list[Path], tmp_path: Path) -> None:
     """Both were asked for what the tokenizer does: what it did is what compares."""
     config = read_run(folders[0])["config"] | {"bos": "auto"}

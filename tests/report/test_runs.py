@@ -323,21 +323,6 @@ def test_cells_without_numbers_are_named_and_the_others_drawn(tmp_path, capsys):
         plot([cells[0]], out=tmp_path / "other.svg")
 
 
-def test_sweeps_of_one_grid_are_told_apart_by_their_folders(tmp_path):
-    folders = [tmp_path / "softmax/lr", tmp_path / "sigmoid/lr"]
-    cells = [cell for folder in folders for cell in make_sweep(folder, (0.001, 0.004), (0,))]
-    figure = draw_runs([read_curves(cell) for cell in cells])
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == [
-        f"{name}/lr: learning_rate={rate}, position 2" for name in ("softmax", "sigmoid") for rate in ("0.001", "0.004")
-    ]
-    runs = [make_run(tmp_path / f"{name}/run") for name in "ab"]
-    figure = draw_runs([read_curves(run) for run in runs])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"{n}/run (softmax), position 2" for n in "ab"]
-    write_plot([runs[0], runs[0]], tmp_path / "once.svg")
-    assert (tmp_path / "once.svg").read_text().count("<!-- run (softmax), position 2 -->") == 1
-
-
 def cells_like(run: RunCurves, rates, seeds) -> list[RunCurves]:
     """Cells of a sweep with the numbers of one."""
     return [

