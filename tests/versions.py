@@ -1,6 +1,6 @@
 """Run commands and tests on other versions of the libraries: ``python -m tests.versions [--make | RELEASE …]``.
 
-``--make`` runs nothing and makes the environment of the oldest transformers, which ``tests/test_versions.py`` uses.
+``--make`` runs nothing and makes the environment of the oldest transformers, which ``tests/test_wheel.py`` uses.
 
 A release of transformers, or ``oldest``: the lower bound of every dependency in pyproject.toml but torch, which PyPI has with
 gigabytes of CUDA only. Each gets a thin environment in ``build/versions``: its own packages, and everything else from the
