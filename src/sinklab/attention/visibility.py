@@ -65,7 +65,7 @@ class Visibility(abc.ABC):
         return None
 
     def unfolded(self) -> Visibility:
-        """The rule without what hides folded sinks: to whom a weight of nothing is given all the same, for means over queries."""
+        """The rule without what hides folded sinks, for means over queries: these give a weight of nothing all the same."""
         return self
 
     def __and__(self, other: Visibility) -> Visibility:

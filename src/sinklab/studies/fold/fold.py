@@ -91,13 +91,14 @@ def fold_sinks(
     from sinklab.corpora.samples import Samples as Shown
     from sinklab.models.attach import save_model
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
-    from sinklab.results.record import to_json
+    from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
     from sinklab.studies.fold.found import fold_rows
     from sinklab.studies.fold.measurement import constants_of, fold, require_foldable
     from sinklab.studies.fold.show import blocks, write_page
     from sinklab.studies.measure.probing import require_length, require_one_place, uses_bos
+    from sinklab.studies.origin.measurement import birth_neurons
 
     settings = {
         "held_out": None if held_out == AUTO else str(held_out), "seq_len": seq_len, "samples": samples, "margin": margin,
@@ -135,14 +136,8 @@ def fold_sinks(
             decode=None if tokenizer is None else lambda token: token_text(tokenizer, token),
         )  # fmt: skip
         run.progress("looking for sinks", 1, 1)
-        origins = None
-        if silence and sinks.sinks:
-            from sinklab.studies.origin.measurement import locate_origins
-
-            origins, _ = locate_origins(
-                loaded.model, starts.take(slice(0, 4)), sinks, controls=1, seed=seed, progress=run.progress
-            )  # fmt: skip
-        folded, found = fold(loaded.model, calibration, judged, sinks, margin=margin, origins=origins, progress=run.progress)
+        neurons = birth_neurons(loaded.model, starts.take(slice(0, 4)), sinks) if silence else []
+        folded, found = fold(loaded.model, calibration, judged, sinks, margin=margin, neurons=neurons, progress=run.progress)
         made = dataclasses.replace(loaded, model=folded, operation="folded_sink" if found.positions else loaded.operation)
         facts = {"model": loaded.name, "revision": loaded.revision, "operation": made.operation}
         constants = {"corpus": (other or text).label, "bos": int(with_bos)}
